@@ -1,0 +1,156 @@
+/*
+ * Preloaded into a `criu swrk FD` helper. Before CRIU reads its first request, takes one message of ours from the
+ * same socket: a list of orders, each about one descriptor that came along by SCM_RIGHTS. So a helper that was
+ * started long ago can be given, at the moment of use, what CRIU only accepts as its own: namespaces to stand in,
+ * a cgroup, mounts, and descriptors for the restored processes to inherit.
+ *
+ * Wire format (host byte order): "KIPSHIM1", u32 count, count times { u32 order, u32 argument }.
+ * One byte answers: 0, or 1 + the index of the order that failed followed by its errno (u32, u32).
+ * Crash: a helper that fails exits; the daemon sees the socket close and takes another.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define MAX_ORDERS 4096
+#define FDS_PER_MESSAGE 250
+
+#ifndef SYS_move_mount
+#define SYS_move_mount 429
+#endif
+#ifndef MOVE_MOUNT_F_EMPTY_PATH
+#define MOVE_MOUNT_F_EMPTY_PATH 0x4
+#endif
+
+enum order { ORDER_DUP = 0, ORDER_SETNS = 1, ORDER_CGROUP = 2, ORDER_MOUNT = 3 };
+
+struct one {
+	uint32_t order, argument;
+};
+
+static ssize_t (*real_recv)(int, void *, size_t, int);
+static int prepared;
+
+static const char *stage(void)
+{
+	const char *s = getenv("KIP_STAGE");
+	return s ? s : "/run/kip/stage";
+}
+
+/* A mount namespace of the helper's own, with a tmpfs of ours as /run so that CRIU finds its feature cache there. */
+__attribute__((constructor)) static void start(void)
+{
+	char path[4096];
+
+	real_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
+	if (!getenv("KIP_STAGE"))
+		return;
+	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+		_exit(90);
+	strcpy(path, stage());
+	strcat(path, "/run");
+	if (mount(path, "/run", NULL, MS_BIND, NULL))
+		_exit(91);
+	/* Children of CRIU's must not load us. */
+	unsetenv("LD_PRELOAD");
+	prctl(PR_SET_NAME, "criu-helper", 0, 0, 0);
+}
+
+static int apply(struct one *o, int fd)
+{
+	char path[4096];
+
+	switch (o->order) {
+	case ORDER_DUP:
+		return dup2(fd, (int)o->argument) < 0 ? -1 : 0;
+	case ORDER_SETNS:
+		return setns(fd, (int)o->argument);
+	case ORDER_CGROUP:
+		return write(fd, "0", 1) == 1 ? 0 : -1;
+	case ORDER_MOUNT:
+		strcpy(path, stage());
+		strcat(path, o->argument == 0 ? "/root" : "/usr");
+		return (int)syscall(SYS_move_mount, fd, "", -1, path, MOVE_MOUNT_F_EMPTY_PATH);
+	}
+	errno = EINVAL;
+	return -1;
+}
+
+/* Reads one message with its descriptors; returns how many came. */
+static int take(int sk, void *buf, size_t size, ssize_t *len, int *fds)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(int) * FDS_PER_MESSAGE)];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = { buf, size };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *c;
+	int n = 0;
+
+	do
+		*len = recvmsg(sk, &m, MSG_CMSG_CLOEXEC);
+	while (*len < 0 && errno == EINTR);
+	if (*len <= 0 || (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+		return -1;
+	for (c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
+			int got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+			memcpy(fds + n, CMSG_DATA(c), sizeof(int) * got);
+			n += got;
+		}
+	return n;
+}
+
+static void prepare(int sk)
+{
+	static char buf[16 + FDS_PER_MESSAGE * sizeof(struct one)];
+	static int fds[FDS_PER_MESSAGE];
+	uint32_t answer[2] = { 0, 0 };
+	uint32_t more = 1, base = 0;
+
+	while (more) {
+		ssize_t len;
+		int n = take(sk, buf, sizeof(buf), &len, fds);
+		uint32_t count, i;
+		struct one *orders = (struct one *)(buf + 16);
+
+		if (n < 0 || len < 16 || memcmp(buf, "KIPSHIM1", 8))
+			_exit(92);
+		memcpy(&count, buf + 8, 4);
+		memcpy(&more, buf + 12, 4);
+		if (count != (uint32_t)n || len != (ssize_t)(16 + count * sizeof(struct one)))
+			_exit(93);
+		for (i = 0; i < count; i++) {
+			if (!answer[0] && apply(&orders[i], fds[i])) {
+				answer[0] = base + i + 1;
+				answer[1] = (uint32_t)errno;
+			}
+			close(fds[i]);
+		}
+		base += count;
+	}
+	if (send(sk, answer, sizeof(answer), MSG_NOSIGNAL) != sizeof(answer) || answer[0])
+		_exit(94);
+}
+
+ssize_t recv(int sk, void *buf, size_t len, int flags)
+{
+	if (!prepared) {
+		prepared = 1;
+		if (getenv("KIP_STAGE"))
+			prepare(sk);
+	}
+	return real_recv(sk, buf, len, flags);
+}

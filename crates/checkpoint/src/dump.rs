@@ -1,0 +1,121 @@
+//! Takes a snapshot of a process tree with a helper.
+//!
+//! The tree stands still from CRIU's freeze to the end of `settle`, the caller's step: there the images are complete
+//! and every task is in a ptrace stop. If `settle` says yes CRIU kills the tree, if no (or if anything failed) the tree
+//! runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
+
+use crate::helper::{Helper, HelperError, Order};
+use crate::image::{Image, ImageError};
+use crate::rpc::{Kind, Opts, Request};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+/// CRIU's network_lock value for "leave the network alone".
+pub(crate) const LOCK_SKIP: i32 = 3;
+/// Name of CRIU's log in the images' directory.
+pub const DUMP_LOG: &str = "dump.log";
+
+/// What to dump.
+#[derive(Debug)]
+pub struct DumpRequest<'a> {
+    /// Host pid of the tree's root, pid 1 of its pid namespace.
+    pub pid: u32,
+    /// Existing empty directory for the images.
+    pub images: &'a Path,
+    /// Namespaces that are held elsewhere and not to be dumped, with their CLONE_NEW* types.
+    pub namespaces: &'a [(i32, BorrowedFd<'a>)],
+    /// Mount points inside that come from outside, with the key the restore names them by.
+    pub external_mounts: &'a [(String, String)],
+    /// Largest deleted file kept in the images, bytes.
+    pub ghost_limit: u32,
+}
+
+/// A finished dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dumped {
+    /// The tree stood still this long, microseconds, as CRIU measured it.
+    pub frozen_us: u64,
+}
+
+/// The dump failed or was called off; the tree runs on.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    /// The helper.
+    #[error(transparent)]
+    Helper(#[from] HelperError),
+    /// CRIU said no.
+    #[error("CRIU cannot take a snapshot: {}", causes.join("; "))]
+    Refused {
+        /// Its error messages, the first is the nearest to the cause.
+        causes: Vec<String>,
+    },
+    /// The caller's step said no.
+    #[error("the snapshot was called off")]
+    CalledOff,
+    /// CRIU's statistics cannot be read.
+    #[error("CRIU left no statistics")]
+    Stats(#[source] ImageError),
+}
+
+/// Dumps; `settle` is called once, with every task stopped and the images complete.
+pub fn dump(helper: Helper, request: &DumpRequest<'_>, settle: &mut dyn FnMut() -> bool) -> Result<Dumped, DumpError> {
+    let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)).collect();
+    helper.prepare(&orders)?;
+    let opts = Opts {
+        images_dir_fd: -1,
+        images_dir: Some(request.images.to_string_lossy().into_owned()),
+        pid: Some(request.pid as i32),
+        tcp_established: Some(true),
+        tcp_skip_in_flight: Some(true),
+        file_locks: Some(true),
+        link_remap: Some(true),
+        ghost_limit: Some(request.ghost_limit),
+        manage_cgroups_mode: Some(0),
+        network_lock: Some(LOCK_SKIP),
+        notify_scripts: Some(true),
+        log_level: Some(log_level()),
+        log_file: Some(DUMP_LOG.to_owned()),
+        external: request.external_mounts.iter().map(|(at, key)| format!("mnt[{at}]:{key}")).collect(),
+        ..Opts::default()
+    };
+    let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
+    let mut settled = None;
+    let response = helper.call(&call, &mut |stage, _| match stage {
+        "post-dump" => *settled.insert(settle()),
+        _ => true,
+    })?;
+    match (response.success, settled) {
+        (true, _) => {}
+        (false, Some(false)) => return Err(DumpError::CalledOff),
+        (false, _) => {
+            return Err(DumpError::Refused { causes: causes(&request.images.join(DUMP_LOG), response.cr_errmsg) });
+        }
+    }
+    let stats = Image::read(&request.images.join("stats-dump")).map_err(DumpError::Stats)?;
+    let frozen_us = stats.entries.first().and_then(|e| e.message(1).ok().flatten()).map_or(0, |d| d.number(2));
+    Ok(Dumped { frozen_us })
+}
+
+/// 2 is warnings and errors; 4 everything, in debug builds of the crate's own tests only.
+pub(crate) fn log_level() -> i32 {
+    2
+}
+
+/// The error messages of a CRIU log, without their source positions, in order.
+pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
+    let text = std::fs::read(log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+    let mut found: Vec<String> = text
+        .lines()
+        .filter_map(|line| {
+            let at = line.find("Error (")?;
+            let rest = &line[at..];
+            Some(rest.split_once("): ")?.1.trim().to_owned())
+        })
+        .filter(|m| !m.contains("FAILED"))
+        .collect();
+    found.dedup();
+    if found.is_empty() {
+        found.push(message.unwrap_or_else(|| "no reason was logged".to_owned()));
+    }
+    found
+}

@@ -1,0 +1,207 @@
+//! One pre-started `criu swrk` process: CRIU loaded and waiting, good for one request.
+//!
+//! A helper runs in a mount namespace of its own (the shim sees to that) and is told, at the moment of use, which
+//! descriptors to keep, which namespaces to stand in, which cgroup to join and what to mount: see shim/shim.c.
+//! Never decides anything. Crash: a dead helper is a closed socket and an error; whatever it was restoring dies
+//! with an error too or is killed by CRIU, and what it was dumping runs on.
+
+use crate::locate::CriuCommand;
+use crate::rpc::{Kind, Request, Response};
+use prost::Message as _;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Largest answer of CRIU's, bytes.
+const MAX_ANSWER: usize = 64 * 1024;
+/// Orders in one message: one descriptor each.
+const ORDERS_PER_MESSAGE: usize = 250;
+
+/// The shared object that is preloaded into helpers.
+pub const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
+
+/// What a helper does with a descriptor before it reads the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Keep it under this number.
+    Dup(i32),
+    /// Enter this namespace, setns(2); the argument is its CLONE_NEW* type.
+    SetNs(i32),
+    /// Join the cgroup whose `tasks` or `cgroup.procs` file it is.
+    Cgroup,
+    /// Attach this detached mount as the root to restore onto.
+    MountRoot,
+    /// Attach this detached mount as the tree's /usr.
+    MountUsr,
+}
+
+impl Order {
+    fn encode(self) -> [u32; 2] {
+        match self {
+            Order::Dup(n) => [0, n as u32],
+            Order::SetNs(kind) => [1, kind as u32],
+            Order::Cgroup => [2, 0],
+            Order::MountRoot => [3, 0],
+            Order::MountUsr => [3, 1],
+        }
+    }
+}
+
+/// A helper could not be started or did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    /// exec failed.
+    #[error("cannot start {program}")]
+    Spawn {
+        /// CRIU's program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is gone.
+    #[error("the CRIU helper died")]
+    Died(#[source] io::Error),
+    /// An order could not be carried out.
+    #[error("the CRIU helper could not carry out {order:?}")]
+    Order {
+        /// Which.
+        order: Order,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// Its answer is not one.
+    #[error("the CRIU helper's answer cannot be read")]
+    Answer(#[source] prost::DecodeError),
+}
+
+/// How helpers are started.
+#[derive(Debug, Clone)]
+pub struct HelperConfig {
+    /// CRIU.
+    pub criu: CriuCommand,
+    /// The shim on disk.
+    pub shim: PathBuf,
+    /// Directory with `run`, `root` and `usr`, on a tmpfs.
+    pub stage: PathBuf,
+}
+
+impl HelperConfig {
+    /// Where the helper mounts the tree's root.
+    pub fn root(&self) -> PathBuf {
+        self.stage.join("root")
+    }
+    /// Where the helper mounts the tree's /usr.
+    pub fn usr(&self) -> PathBuf {
+        self.stage.join("usr")
+    }
+}
+
+/// A waiting helper.
+#[derive(Debug)]
+pub struct Helper {
+    socket: OwnedFd,
+    child: Child,
+}
+
+impl Helper {
+    /// Starts one; it is ready a few milliseconds later, and a request sent before is simply waited for.
+    pub fn spawn(config: &HelperConfig) -> Result<Helper, HelperError> {
+        let failed = |source| HelperError::Spawn { program: config.criu.program.clone(), source };
+        let (ours, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(failed)?;
+        let mut command = Command::new(&config.criu.program);
+        command.args(&config.criu.args).args(["swrk", "0"]);
+        command.env_clear().envs(config.criu.env.iter().map(|(k, v)| (k, v)));
+        command
+            .env("LD_PRELOAD", &config.shim)
+            .env("KIP_STAGE", &config.stage)
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+        command.current_dir("/");
+        let child = command.spawn().map_err(failed)?;
+        Ok(Helper { socket: ours, child })
+    }
+
+    /// Host pid of the helper.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives it descriptors and what to do with each, in order.
+    pub fn prepare(&self, orders: &[(Order, BorrowedFd<'_>)]) -> Result<(), HelperError> {
+        let mut chunks = orders.chunks(ORDERS_PER_MESSAGE).peekable();
+        if chunks.peek().is_none() {
+            self.send_orders(&[], false)?;
+        }
+        while let Some(chunk) = chunks.next() {
+            self.send_orders(chunk, chunks.peek().is_some())?;
+        }
+        let (answer, _) = kip_sys::fdpass::recv(self.socket.as_fd(), 64).map_err(HelperError::Died)?;
+        let word = |at: usize| answer.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
+        match (word(0), word(4)) {
+            (Some(0), _) => Ok(()),
+            (Some(n), Some(errno)) => Err(HelperError::Order {
+                order: orders[(n as usize - 1).min(orders.len() - 1)].0,
+                source: io::Error::from_raw_os_error(errno as i32),
+            }),
+            _ => Err(HelperError::Died(io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+
+    fn send_orders(&self, chunk: &[(Order, BorrowedFd<'_>)], more: bool) -> Result<(), HelperError> {
+        let mut bytes = b"KIPSHIM1".to_vec();
+        bytes.extend_from_slice(&(chunk.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&u32::from(more).to_le_bytes());
+        for (order, _) in chunk {
+            for word in order.encode() {
+                bytes.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+        let fds: Vec<BorrowedFd<'_>> = chunk.iter().map(|(_, fd)| *fd).collect();
+        kip_sys::fdpass::send(self.socket.as_fd(), &bytes, &fds).map_err(HelperError::Died)
+    }
+
+    /// Sends the request and answers each stage that CRIU reports with what `stage` says, until the final answer.
+    pub fn call(
+        &self,
+        request: &Request,
+        stage: &mut dyn FnMut(&str, Option<i32>) -> bool,
+    ) -> Result<Response, HelperError> {
+        self.send(request)?;
+        loop {
+            let (bytes, _) = kip_sys::fdpass::recv(self.socket.as_fd(), MAX_ANSWER).map_err(HelperError::Died)?;
+            let response = Response::decode(bytes.as_slice()).map_err(HelperError::Answer)?;
+            if response.kind != Kind::Notify as i32 {
+                return Ok(response);
+            }
+            let notify = response.notify.unwrap_or_default();
+            let success = stage(notify.script.as_deref().unwrap_or(""), notify.pid);
+            self.send(&Request { kind: Kind::Notify as i32, opts: None, notify_success: Some(success) })?;
+        }
+    }
+
+    fn send(&self, request: &Request) -> Result<(), HelperError> {
+        kip_sys::fdpass::send(self.socket.as_fd(), &request.encode_to_vec(), &[]).map_err(HelperError::Died)
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // A helper that is still waiting ends when its socket closes; one that hangs is killed. Both are reaped here.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Makes the stage directory: a tmpfs mount point must already be there (the daemon's own mount namespace has it).
+pub fn prepare_stage(stage: &Path) -> io::Result<()> {
+    for name in ["run", "root", "usr"] {
+        std::fs::create_dir_all(stage.join(name))?;
+    }
+    Ok(())
+}

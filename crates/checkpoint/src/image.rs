@@ -1,0 +1,102 @@
+//! CRIU image files: two magic numbers, then entries, each a length and a protobuf message.
+//!
+//! Owns reading and writing whole files. An edited file replaces the old one by rename, so that a crash leaves
+//! one or the other. Source: CRIU's documentation, "Images".
+
+use crate::wire::{Malformed, Message};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Common magic of every image but the inventory.
+const COMMON_MAGIC: u32 = 0x5456_4319;
+
+/// An image file's contents.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// The file.
+    pub path: PathBuf,
+    head: Vec<u8>,
+    /// Its entries.
+    pub entries: Vec<Message>,
+}
+
+/// An image file could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file system's word.
+    #[error("image {path}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It is not what CRIU writes.
+    #[error("image {path} is damaged")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// Where.
+        #[source]
+        source: Malformed,
+    },
+}
+
+impl Image {
+    /// Reads a file of nothing but entries.
+    pub fn read(path: &Path) -> Result<Image, ImageError> {
+        let bytes = fs::read(path).map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
+        Self::parse(path, &bytes).map_err(|source| ImageError::Damaged { path: path.to_owned(), source })
+    }
+
+    fn parse(path: &Path, bytes: &[u8]) -> Result<Image, Malformed> {
+        let word = |at: usize| -> Result<u32, Malformed> {
+            let four = bytes.get(at..at + 4).ok_or(Malformed { at })?;
+            Ok(u32::from_le_bytes(four.try_into().expect("4 bytes")))
+        };
+        let mut at = if word(0)? == COMMON_MAGIC { 8 } else { 4 };
+        let head = bytes.get(..at).ok_or(Malformed { at })?.to_vec();
+        let mut entries = Vec::new();
+        while at < bytes.len() {
+            let len = word(at)? as usize;
+            at += 4;
+            let entry = bytes.get(at..at + len).ok_or(Malformed { at })?;
+            entries.push(Message::decode(entry).map_err(|e| Malformed { at: at + e.at })?);
+            at += len;
+        }
+        Ok(Image { path: path.to_owned(), head, entries })
+    }
+
+    /// Writes it in place of the old file (temporary file and rename; no fsync, the caller syncs the directory's files).
+    pub fn write(&self) -> Result<(), ImageError> {
+        let mut out = self.head.clone();
+        for entry in &self.entries {
+            let bytes = entry.encode();
+            out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+            out.extend_from_slice(&bytes);
+        }
+        let temporary = self.path.with_extension("img.new");
+        fs::write(&temporary, out)
+            .and_then(|()| fs::rename(&temporary, &self.path))
+            .map_err(|source| ImageError::Io { path: self.path.clone(), source })
+    }
+}
+
+/// The images of a directory whose name is `PREFIX-NUMBER.img`, with that number.
+pub fn numbered(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, ImageError> {
+    let at = |source| ImageError::Io { path: dir.to_owned(), source };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).map_err(at)? {
+        let entry = entry.map_err(at)?;
+        let name = entry.file_name();
+        let number =
+            name.to_str().and_then(|n| n.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix(".img")?.parse().ok());
+        if let Some(number) = number {
+            found.push((number, entry.path()));
+        }
+    }
+    found.sort();
+    Ok(found)
+}

@@ -1,0 +1,103 @@
+//! Brings a process tree back from its images with a helper.
+//!
+//! `before_resume` is the caller's last step: every task is back, stopped at its first instruction. There, memory is
+//! patched and descriptors that the tree has taken over are let go. Whatever fails before it kills what was restored
+//! and leaves images and held descriptors as they were.
+
+use crate::dump::{LOCK_SKIP, causes, log_level};
+use crate::helper::{Helper, HelperConfig, HelperError, Order};
+use crate::rpc::{InheritFd, Kind, Opts, Request};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+/// Name of CRIU's log in the images' directory.
+pub const RESTORE_LOG: &str = "restore.log";
+/// Inherited descriptors get numbers from here on in the helper.
+const FIRST_INHERITED: i32 = 64;
+
+/// What to restore.
+#[derive(Debug)]
+pub struct RestoreRequest<'a> {
+    /// The images.
+    pub images: &'a Path,
+    /// Held namespaces to stand in, with their CLONE_NEW* types.
+    pub namespaces: &'a [(i32, BorrowedFd<'a>)],
+    /// `tasks` or `cgroup.procs` files to join.
+    pub cgroups: &'a [BorrowedFd<'a>],
+    /// Detached mount of the root.
+    pub root: BorrowedFd<'a>,
+    /// Detached mount of /usr.
+    pub usr: BorrowedFd<'a>,
+    /// Mounts from outside, key and path in the helper. `usr` is added by this function under the key `usr`.
+    pub external_mounts: &'a [(String, String)],
+    /// Descriptors for the restored processes to take over, by CRIU's key, for example `socket:[7]`.
+    pub inherit: &'a [(String, BorrowedFd<'a>)],
+}
+
+/// The restore failed; nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The helper.
+    #[error(transparent)]
+    Helper(#[from] HelperError),
+    /// CRIU said no.
+    #[error("CRIU cannot restore the snapshot: {}", causes.join("; "))]
+    Refused {
+        /// Its error messages.
+        causes: Vec<String>,
+    },
+}
+
+/// Restores; returns the host pid of the tree's root.
+pub fn restore(
+    helper: Helper,
+    config: &HelperConfig,
+    request: &RestoreRequest<'_>,
+    before_resume: &mut dyn FnMut(u32),
+) -> Result<u32, RestoreError> {
+    let mut orders: Vec<(Order, BorrowedFd<'_>)> = request.cgroups.iter().map(|fd| (Order::Cgroup, *fd)).collect();
+    orders.push((Order::MountRoot, request.root));
+    orders.push((Order::MountUsr, request.usr));
+    let mut inherit_fd = Vec::new();
+    for (n, (key, fd)) in (FIRST_INHERITED..).zip(request.inherit) {
+        orders.push((Order::Dup(n), *fd));
+        inherit_fd.push(InheritFd { key: key.clone(), fd: n });
+    }
+    orders.extend(request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)));
+    helper.prepare(&orders)?;
+    let mut external: Vec<String> =
+        request.external_mounts.iter().map(|(key, path)| format!("mnt[{key}]:{path}")).collect();
+    external.push(format!("mnt[usr]:{}", config.usr().display()));
+    let opts = Opts {
+        images_dir_fd: -1,
+        images_dir: Some(request.images.to_string_lossy().into_owned()),
+        root: Some(config.root().to_string_lossy().into_owned()),
+        tcp_established: Some(true),
+        file_locks: Some(true),
+        link_remap: Some(true),
+        manage_cgroups_mode: Some(0),
+        network_lock: Some(LOCK_SKIP),
+        notify_scripts: Some(true),
+        skip_file_rwx_check: Some(true),
+        log_level: Some(log_level()),
+        log_file: Some(RESTORE_LOG.to_owned()),
+        inherit_fd,
+        external,
+        ..Opts::default()
+    };
+    let call = Request { kind: Kind::Restore as i32, opts: Some(opts), notify_success: None };
+    let mut root_pid = None;
+    let mut resumed = false;
+    let response = helper.call(&call, &mut |stage, pid| {
+        root_pid = pid.filter(|p| *p > 0).or(root_pid);
+        if stage == "pre-resume" && !resumed {
+            resumed = true;
+            before_resume(root_pid.unwrap_or(0) as u32);
+        }
+        true
+    })?;
+    if !response.success {
+        return Err(RestoreError::Refused { causes: causes(&request.images.join(RESTORE_LOG), response.cr_errmsg) });
+    }
+    Ok(response.restore.map_or(0, |r| r.pid) as u32)
+}

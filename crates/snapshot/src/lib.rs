@@ -1,0 +1,276 @@
+//! Snapshots on local disk: a directory per generation that is either complete, read back and sealed, or nothing.
+//!
+//! Owns the manifest and the checks. Knows nothing of processes: what the sleeping program needs besides files is an
+//! opaque part of the manifest ([`Manifest::body`]). A generation without a manifest does not exist; the manifest is
+//! written last, by rename, after every other file was synced and read back. Crash: at worst a directory without a
+//! manifest, which [`sweep`] removes.
+//!
+//! ```text
+//! gen-7.new/  --seal-->  gen-7.new/manifest.json  --rename-->  gen-7/
+//! ```
+#![forbid(unsafe_code)]
+
+use kip_types::Generation;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Version of the manifest's layout.
+pub const FORMAT: u32 = 1;
+/// The manifest's file name.
+pub const MANIFEST: &str = "manifest.json";
+/// Files that CRIU writes about a restore; they are not part of a generation.
+const NOT_PART: [&str; 3] = ["restore.log", "stats-restore", MANIFEST];
+
+/// One file of a generation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// File name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// CRC-32 (ISO-HDLC) of the contents: finds damage, not malice.
+    pub crc: u32,
+}
+
+/// What a generation consists of.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Manifest<B> {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Its number.
+    pub generation: Generation,
+    /// The engine that must read it, for example `criu 4.2.1`.
+    pub engine: String,
+    /// `uname -r` of the machine that made it.
+    pub kernel: String,
+    /// Its files.
+    pub parts: Vec<Part>,
+    /// What the owner of the processes needs to bring them back.
+    pub body: B,
+}
+
+/// A generation cannot be made, read or trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file system's word.
+    #[error("snapshot file {path}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is not what was recorded.
+    #[error("snapshot file {path} is damaged: its {what} is not the recorded one")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// `size` or `checksum`.
+        what: &'static str,
+    },
+    /// The manifest cannot be read.
+    #[error("snapshot manifest {path} cannot be read")]
+    Manifest {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// It was made by a newer Kip.
+    #[error("snapshot {path} has format {found}, this Kip reads up to {FORMAT}: upgrade Kip")]
+    Newer {
+        /// Which.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + '_ {
+    move |source| SnapshotError::Io { path: path.to_owned(), source }
+}
+
+/// The directory of a generation.
+pub fn path_of(dir: &Path, generation: Generation) -> PathBuf {
+    dir.join(format!("gen-{generation}"))
+}
+
+/// Makes the empty directory a generation grows in; removes what an earlier try left there.
+pub fn begin(dir: &Path, generation: Generation) -> Result<PathBuf, SnapshotError> {
+    let path = dir.join(format!("gen-{generation}.new"));
+    match fs::remove_dir_all(&path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(&path)(e)),
+        _ => {}
+    }
+    fs::create_dir(&path).map_err(io_at(&path))?;
+    Ok(path)
+}
+
+/// Syncs every file of `growing`, reads each back, writes the manifest and gives the directory its final name.
+/// Returns the final path and the bytes of all parts.
+pub fn seal<B: Serialize>(
+    growing: &Path,
+    generation: Generation,
+    engine: &str,
+    body: B,
+) -> Result<(PathBuf, u64), SnapshotError> {
+    let names = part_names(growing)?;
+    let parts = names.iter().map(|name| sync_and_read(growing, name)).collect::<Result<Vec<_>, _>>()?;
+    let bytes = parts.iter().map(|p| p.size).sum();
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    let manifest = Manifest { format: FORMAT, generation, engine: engine.to_owned(), kernel, parts, body };
+    let path = growing.join(MANIFEST);
+    let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
+    File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| f.sync_all())).map_err(io_at(&path))?;
+    let last = growing.with_extension("");
+    fs::rename(growing, &last).map_err(io_at(&last))?;
+    for dir in [last.as_path(), last.parent().unwrap_or(Path::new("/"))] {
+        File::open(dir).and_then(|d| d.sync_all()).map_err(io_at(dir))?;
+    }
+    Ok((last, bytes))
+}
+
+fn part_names(dir: &Path) -> Result<Vec<String>, SnapshotError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(io_at(dir))? {
+        let name = entry.map_err(io_at(dir))?.file_name().to_string_lossy().into_owned();
+        if !NOT_PART.contains(&name.as_str()) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn sync_and_read(dir: &Path, name: &str) -> Result<Part, SnapshotError> {
+    let path = dir.join(name);
+    File::open(&path).and_then(|f| f.sync_all()).map_err(io_at(&path))?;
+    let (size, crc) = checksum(&path)?;
+    Ok(Part { name: name.to_owned(), size, crc })
+}
+
+fn checksum(path: &Path) -> Result<(u64, u32), SnapshotError> {
+    let mut file = File::open(path).map_err(io_at(path))?;
+    let mut hasher = crc32fast::Hasher::new();
+    let mut buffer = vec![0u8; 256 * 1024];
+    let mut size = 0;
+    loop {
+        let n = file.read(&mut buffer).map_err(io_at(path))?;
+        if n == 0 {
+            return Ok((size, hasher.finalize()));
+        }
+        size += n as u64;
+        hasher.update(&buffer[..n]);
+    }
+}
+
+/// Reads the manifest of a generation; no other file is looked at.
+pub fn open<B: DeserializeOwned>(path: &Path) -> Result<Manifest<B>, SnapshotError> {
+    #[derive(Deserialize)]
+    struct Head {
+        format: u32,
+    }
+    let file = path.join(MANIFEST);
+    let text = fs::read(&file).map_err(io_at(&file))?;
+    let unreadable = |source| SnapshotError::Manifest { path: file.clone(), source };
+    let head: Head = serde_json::from_slice(&text).map_err(unreadable)?;
+    if head.format > FORMAT {
+        return Err(SnapshotError::Newer { path: path.to_owned(), found: head.format });
+    }
+    serde_json::from_slice(&text).map_err(unreadable)
+}
+
+/// Compares every file with the manifest: size, then contents.
+pub fn verify(path: &Path, parts: &[Part]) -> Result<(), SnapshotError> {
+    for part in parts {
+        let file = path.join(&part.name);
+        let size = fs::metadata(&file).map_err(io_at(&file))?.len();
+        if size != part.size {
+            return Err(SnapshotError::Damaged { path: file, what: "size" });
+        }
+        if checksum(&file)?.1 != part.crc {
+            return Err(SnapshotError::Damaged { path: file, what: "checksum" });
+        }
+    }
+    Ok(())
+}
+
+/// Removes unfinished generations, and finished ones but `keep`.
+pub fn sweep(dir: &Path, keep: Option<Generation>) -> Result<(), SnapshotError> {
+    let kept = keep.map(|g| format!("gen-{g}"));
+    for entry in fs::read_dir(dir).map_err(io_at(dir))? {
+        let entry = entry.map_err(io_at(dir))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with("gen-") && Some(&name) != kept.as_ref() {
+            fs::remove_dir_all(entry.path()).map_err(io_at(&entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(dir: &Path) -> (PathBuf, Manifest<String>) {
+        let growing = begin(dir, Generation(3)).unwrap();
+        fs::write(growing.join("pages-1.img"), vec![7u8; 100_000]).unwrap();
+        fs::write(growing.join("core-1.img"), b"core").unwrap();
+        let (path, bytes) = seal(&growing, Generation(3), "criu 4.2.1", "body".to_owned()).unwrap();
+        assert_eq!(bytes, 100_004);
+        let manifest = open(&path).unwrap();
+        (path, manifest)
+    }
+
+    #[test]
+    fn a_sealed_generation_verifies_and_every_flipped_bit_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, manifest) = made(dir.path());
+        assert_eq!(manifest.body, "body");
+        verify(&path, &manifest.parts).unwrap();
+        let file = path.join("pages-1.img");
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[50_000] ^= 1;
+        fs::write(&file, &bytes).unwrap();
+        assert!(matches!(verify(&path, &manifest.parts), Err(SnapshotError::Damaged { what: "checksum", .. })));
+        fs::write(&file, &bytes[1..]).unwrap();
+        assert!(matches!(verify(&path, &manifest.parts), Err(SnapshotError::Damaged { what: "size", .. })));
+        fs::remove_file(&file).unwrap();
+        assert!(matches!(verify(&path, &manifest.parts), Err(SnapshotError::Io { .. })));
+    }
+
+    #[test]
+    fn what_a_restore_leaves_is_not_part_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, manifest) = made(dir.path());
+        fs::write(path.join("restore.log"), b"x").unwrap();
+        verify(&path, &manifest.parts).unwrap();
+        assert_eq!(manifest.parts.len(), 2);
+    }
+
+    #[test]
+    fn unfinished_ones_are_swept_and_the_kept_one_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, _) = made(dir.path());
+        begin(dir.path(), Generation(4)).unwrap();
+        sweep(dir.path(), Some(Generation(3))).unwrap();
+        assert!(path.exists() && !dir.path().join("gen-4.new").exists());
+        sweep(dir.path(), None).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_newer_format_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, _) = made(dir.path());
+        fs::write(path.join(MANIFEST), b"{\"format\": 99}").unwrap();
+        assert!(matches!(open::<String>(&path), Err(SnapshotError::Newer { found: 99, .. })));
+        fs::write(path.join(MANIFEST), b"{").unwrap();
+        assert!(matches!(open::<String>(&path), Err(SnapshotError::Manifest { .. })));
+    }
+}

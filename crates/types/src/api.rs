@@ -1,0 +1,351 @@
+//! Messages of the API: what `kip --json` prints and what travels on the unix socket, as JSON.
+
+use crate::lifecycle::{Generation, Tier};
+use crate::name::{ProcName, Realm};
+use crate::spec::{Protocol, Spec};
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// Why a request was not carried out. `message` is one clear line: what, where, what to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// What kind of refusal, for programs.
+    pub code: Code,
+    /// One line for people.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal of the given kind.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Refusal { code, message: message.into() }
+    }
+}
+
+/// Kinds of refusals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// The request itself is wrong.
+    Invalid,
+    /// There is no such proc.
+    Unknown,
+    /// A name or port is taken.
+    Taken,
+    /// The proc's state does not allow it now.
+    State,
+    /// The proc cannot sleep; the message names what stands in the way.
+    CannotSleep,
+    /// The machine lacks something: memory, disk, a kernel feature.
+    Exhausted,
+    /// Something failed that should not have.
+    Failed,
+}
+
+/// `POST /v1/procs`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct RunRequest {
+    /// What to run.
+    pub spec: Spec,
+    /// Return only when the ports listen.
+    #[serde(default)]
+    pub wait_ready: bool,
+    /// What in `spec` the caller left to the daemon. The hub fills it in; a worker sees nothing left open.
+    #[serde(default)]
+    pub left_open: LeftOpen,
+}
+
+/// Parts of a [`Spec`] that a caller left to the daemon.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LeftOpen {
+    /// `spec.name` is only a stem: `-` and the lowest number that is free are added to it.
+    pub name: bool,
+    /// `spec.timing.idle_ms` is the daemon's default.
+    pub idle: bool,
+    /// `spec.timing.park_after_ms` is the daemon's default.
+    pub park_after: bool,
+}
+
+/// `POST /v1/procs/NAME/stop`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StopRequest {
+    /// From SIGTERM to SIGKILL, milliseconds. 0 kills at once.
+    pub grace_ms: u64,
+}
+
+impl Default for StopRequest {
+    fn default() -> Self {
+        StopRequest { grace_ms: 10_000 }
+    }
+}
+
+/// `DELETE /v1/procs/NAME`, as its query.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RemoveRequest {
+    /// End it first if it is not stopped.
+    pub force: bool,
+}
+
+/// `POST /v1/procs/NAME/sleep`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SleepRequest {
+    /// The tier to go to.
+    pub to: Tier,
+}
+
+/// `GET /v1/procs/NAME/logs`, as its query; answered with one [`LogLine`] per line.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LogsRequest {
+    /// Go on with new lines until the proc is removed.
+    pub follow: bool,
+    /// Begin with this many of the newest lines; none for all that are kept.
+    pub tail: Option<u64>,
+    /// Leave out what was written before, milliseconds since the epoch.
+    pub since_ms: Option<u64>,
+}
+
+/// Which of its two outputs a program wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogStream {
+    /// Descriptor 1.
+    Stdout,
+    /// Descriptor 2.
+    Stderr,
+}
+
+/// One line that a proc wrote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// When Kip read it, milliseconds since the epoch.
+    pub at_ms: u64,
+    /// Where it was written.
+    pub stream: LogStream,
+    /// The line without its end; bytes that are not UTF-8 are replaced.
+    pub text: String,
+}
+
+/// `GET /v1/events`, as its query; answered with one [`Event`] per line.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EventsRequest {
+    /// After those that are kept, go on with new ones.
+    pub follow: bool,
+}
+
+/// What `sleep` and `wake` answer: the proc as it then is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Moved {
+    /// The proc.
+    #[serde(flatten)]
+    pub proc: ProcView,
+    /// It was in that tier before: nothing was done.
+    pub already: bool,
+}
+
+/// What `POST /v1/down` answers. The daemon ends right after.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DownView {
+    /// The procs that were running or asleep and were ended.
+    pub ended: Vec<ProcName>,
+}
+
+/// The last line of an ndjson answer that broke off: why it did.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BrokeOff {
+    /// Why.
+    pub refusal: Refusal,
+}
+
+/// A published port as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortView {
+    /// Transport protocol.
+    pub proto: Protocol,
+    /// Port inside the proc.
+    pub port: u16,
+    /// The address inside, that other procs of the realm may dial as well.
+    pub addr: IpAddr,
+    /// Address on the host, `0.0.0.0` for all.
+    pub host_addr: IpAddr,
+    /// Port on the host.
+    pub host_port: u16,
+}
+
+/// Memory of a proc. Zero for a parked one.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryView {
+    /// Resident set, bytes.
+    pub rss_bytes: u64,
+    /// Proportional set, bytes.
+    pub pss_bytes: u64,
+    /// Kernel memory charged to its cgroup, bytes.
+    pub kernel_bytes: u64,
+    /// Swapped, bytes.
+    pub swap_bytes: u64,
+    /// Pages in the recorded working set.
+    pub working_set_pages: u64,
+}
+
+/// The last sleep.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SleepView {
+    /// Tier it went to.
+    pub to: Tier,
+    /// The processes stood still this long, microseconds.
+    pub frozen_us: u64,
+    /// The whole of it, microseconds.
+    pub total_us: u64,
+    /// Bytes written to disk.
+    pub bytes_written: u64,
+    /// When, milliseconds since the epoch.
+    pub at_ms: u64,
+}
+
+/// One step of a wake.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepView {
+    /// What was done.
+    pub name: String,
+    /// How long it took, microseconds.
+    pub us: u64,
+}
+
+/// The last wake.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WakeView {
+    /// What woke it, for example `tcp 0.0.0.0:80 (connection)`, `timer`, `kip wake`.
+    pub trigger: String,
+    /// Tier it came from.
+    pub from: Tier,
+    /// From the event to the program's first instruction, microseconds.
+    pub total_us: u64,
+    /// The steps, in order.
+    pub steps: Vec<StepView>,
+    /// When, milliseconds since the epoch.
+    pub at_ms: u64,
+}
+
+/// `GET /v1/procs/NAME` and, as a list, `GET /v1/procs`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ProcView {
+    /// Name.
+    pub name: ProcName,
+    /// Tenant.
+    pub realm: Realm,
+    /// The lifecycle's word.
+    pub state: String,
+    /// Where its memory is; null for a stopped proc.
+    pub tier: Option<Tier>,
+    /// The machine it is on.
+    pub worker: String,
+    /// Newest complete generation.
+    pub generation: Generation,
+    /// Published ports.
+    pub ports: Vec<PortView>,
+    /// Host pids, the sandbox's pid 1 first.
+    pub pids: Vec<u32>,
+    /// Memory.
+    pub memory: MemoryView,
+    /// The last sleep.
+    pub last_sleep: Option<SleepView>,
+    /// The last wake.
+    pub last_wake: Option<WakeView>,
+    /// How the program ended, for a stopped proc.
+    pub exit: Option<String>,
+    /// Milliseconds without activity; null unless running.
+    pub idle_ms: Option<u64>,
+    /// The next timer that will wake it, milliseconds from now; null unless parked with one.
+    pub next_timer_ms: Option<u64>,
+    /// What it was asked to be. Environment values are left out of listings.
+    pub spec: Spec,
+}
+
+/// `GET /v1/procs/NAME/why`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct WhyView {
+    /// Name.
+    pub name: ProcName,
+    /// The lifecycle's word.
+    pub state: String,
+    /// What keeps it awake now; empty for a sleeper.
+    pub awake_because: Vec<String>,
+    /// What stood in the way of the last sleep that was refused; empty when none was.
+    pub cannot_sleep: Vec<String>,
+    /// The last wake.
+    pub last_wake: Option<WakeView>,
+}
+
+/// One line of `kip events`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Event {
+    /// When, milliseconds since the epoch.
+    pub at_ms: u64,
+    /// Which proc; null for the daemon itself.
+    pub name: Option<ProcName>,
+    /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`.
+    pub kind: String,
+    /// One line.
+    pub detail: String,
+}
+
+/// One frame of an exec: 1 byte channel, 4 bytes length (big endian), then at most [`FRAME_MAX`] bytes.
+///
+/// Channels: 0 stdin (an empty frame is end of file), 1 stdout, 2 stderr, 3 end: JSON [`ExecEnd`]. An empty frame of
+/// channel 1 or 2 carries nothing; the hub sends one now and then to learn whether its client is still there.
+pub const FRAME_HEADER: usize = 5;
+
+/// Most bytes of payload in one frame.
+pub const FRAME_MAX: usize = 1 << 20;
+
+/// The name of the frame protocol in the `Upgrade` header of an exec.
+pub const EXEC_PROTOCOL: &str = "kip-frames";
+
+/// Channel of the program's standard input.
+pub const CHANNEL_STDIN: u8 = 0;
+/// Channel of the program's standard output.
+pub const CHANNEL_STDOUT: u8 = 1;
+/// Channel of the program's standard error.
+pub const CHANNEL_STDERR: u8 = 2;
+/// Channel of the last frame.
+pub const CHANNEL_END: u8 = 3;
+
+/// `POST /v1/procs/NAME/exec`, answered with 101 and frames both ways.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ExecRequest {
+    /// Program and arguments.
+    pub command: Vec<String>,
+    /// Additional environment.
+    #[serde(default)]
+    pub env: std::collections::BTreeMap<String, String>,
+}
+
+/// The last frame of an exec.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ExecEnd {
+    /// The code `kip exec` exits with: the program's own, or 128 plus the signal.
+    pub code: i32,
+    /// Why it could not be run at all.
+    pub refusal: Option<Refusal>,
+}
+
+/// `GET /v1/info`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Info {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its data directory.
+    pub data: String,
+    /// Its pid.
+    pub pid: u32,
+    /// Name of this worker.
+    pub worker: String,
+    /// The keeper's pid.
+    pub keeper_pid: u32,
+}

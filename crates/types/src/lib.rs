@@ -1,0 +1,15 @@
+//! Words of the system: ids, specs, the proc's lifecycle and the messages of the API.
+//!
+//! Owns every type that crosses a crate's border and the pure lifecycle function [`lifecycle::step`]. Never does
+//! I/O, never reads a clock, never holds a lock.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod lifecycle;
+pub mod name;
+pub mod spec;
+
+pub use api::{Event, ProcView, Refusal, RunRequest};
+pub use lifecycle::{Generation, State, Tier};
+pub use name::{ProcName, Realm};
+pub use spec::{Image, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};

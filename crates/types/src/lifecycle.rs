@@ -1,0 +1,285 @@
+//! The lifecycle of a proc: one enum, one pure function.
+//!
+//! ```text
+//!            start            exec'd
+//! Stopped ----------> Starting ------> Hot <-----------+
+//!    ^                    |             | sleep        | woken
+//!    |   failed, exited   |             v              |
+//!    +<-------------------+          Parking           |
+//!    ^                                  | recorded     |
+//!    | exited                           v      event   |
+//!    +------------- Stopping <------ Parked ------> Waking
+//! ```
+//!
+//! Parking that is refused returns to Hot, waking that fails returns to Parked with the same generation. A crash in
+//! Starting is undone (nothing had been promised), in Parking it is Parked if that generation was recorded and
+//! Hot or Stopped otherwise, in Waking it is Hot if the processes are there and Parked otherwise, in Stopping it is
+//! finished.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Number of a durable image of a proc. Each replaces its parent. 0 is before the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Generation(pub u64);
+
+impl Generation {
+    /// The one that replaces this one.
+    pub fn next(self) -> Generation {
+        Generation(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Where a proc's memory is, DESIGN.md "Words".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Running.
+    Hot,
+    /// Checkpoint on local disk, no process, sockets held.
+    Parked,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::Hot => "hot",
+            Tier::Parked => "parked",
+        })
+    }
+}
+
+/// How the program ended, as waitpid(2) tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exit {
+    /// Called exit with this code.
+    Code(i32),
+    /// Died of this signal.
+    Signal(i32),
+    /// It is gone and nobody saw how (its init was killed from outside).
+    Unknown,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exit::Code(c) => write!(f, "exit code {c}"),
+            Exit::Signal(s) => write!(f, "signal {s}"),
+            Exit::Unknown => f.write_str("unknown"),
+        }
+    }
+}
+
+/// The state of a proc. What is in a variant is all that a restarted daemon needs to finish or undo it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "lowercase")]
+pub enum State {
+    /// The sandbox is being built.
+    Starting,
+    /// Running. `init` is the host pid of the sandbox's pid 1, `init_started` its start time in clock ticks
+    /// since boot (proc(5), stat field 22), which together name a process beyond doubt.
+    Hot {
+        /// Host pid of the sandbox's pid 1.
+        init: u32,
+        /// Its start time, clock ticks since boot.
+        init_started: u64,
+        /// The newest generation, from which this run was woken or 0.
+        generation: Generation,
+    },
+    /// A snapshot is being taken; the processes are there until it is recorded.
+    Parking {
+        /// As in Hot.
+        init: u32,
+        /// As in Hot.
+        init_started: u64,
+        /// The generation being made.
+        generation: Generation,
+    },
+    /// No process; sockets held; the generation is complete, read back and recorded.
+    Parked {
+        /// The generation to wake from.
+        generation: Generation,
+    },
+    /// Being restored from the generation.
+    Waking {
+        /// The generation being restored.
+        generation: Generation,
+    },
+    /// Being ended.
+    Stopping,
+    /// Ended; name, files and logs kept.
+    Stopped {
+        /// How the program ended.
+        exit: Option<Exit>,
+    },
+}
+
+impl State {
+    /// The state's word, as `kip ps` shows it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            State::Starting => "starting",
+            State::Hot { .. } => "running",
+            State::Parking { .. } => "parking",
+            State::Parked { .. } => "parked",
+            State::Waking { .. } => "waking",
+            State::Stopping => "stopping",
+            State::Stopped { .. } => "stopped",
+        }
+    }
+
+    /// The tier the memory is in; none for a proc that has none.
+    pub fn tier(&self) -> Option<Tier> {
+        match self {
+            State::Hot { .. } | State::Parking { .. } => Some(Tier::Hot),
+            State::Parked { .. } | State::Waking { .. } => Some(Tier::Parked),
+            State::Starting | State::Stopping | State::Stopped { .. } => None,
+        }
+    }
+
+    /// The newest complete generation, 0 if there is none.
+    pub fn generation(&self) -> Generation {
+        match self {
+            State::Hot { generation, .. } | State::Parked { generation } | State::Waking { generation } => *generation,
+            State::Parking { generation, .. } => Generation(generation.0.saturating_sub(1)),
+            State::Starting | State::Stopping | State::Stopped { .. } => Generation(0),
+        }
+    }
+}
+
+/// What happened to a proc.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// Start it (again).
+    Start,
+    /// The program has been exec'd.
+    Execed {
+        /// Host pid of pid 1.
+        init: u32,
+        /// Its start time.
+        init_started: u64,
+    },
+    /// Park it.
+    Park,
+    /// The snapshot is complete, read back and recorded.
+    Recorded,
+    /// Parking was refused; the processes run on.
+    ParkRefused,
+    /// A wake event.
+    Wake,
+    /// The processes are back.
+    Woken {
+        /// Host pid of pid 1.
+        init: u32,
+        /// Its start time.
+        init_started: u64,
+    },
+    /// The restore failed; nothing was lost.
+    WakeFailed,
+    /// End it.
+    Stop,
+    /// The program is gone.
+    Exited(Option<Exit>),
+}
+
+/// An input that does not fit the state.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("it is {state}")]
+pub struct Unfit {
+    /// The word of the state that it is in.
+    pub state: &'static str,
+}
+
+/// The next state. Pure: no clock, no I/O. The caller records the result before acting on it.
+pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
+    use Input as I;
+    use State as S;
+    Ok(match (state, input) {
+        (S::Stopped { .. }, I::Start) => S::Starting,
+        (S::Starting, I::Execed { init, init_started }) => S::Hot { init, init_started, generation: Generation(0) },
+        (S::Hot { init, init_started, generation }, I::Park) => {
+            S::Parking { init: *init, init_started: *init_started, generation: generation.next() }
+        }
+        (S::Parking { generation, .. }, I::Recorded) => S::Parked { generation: *generation },
+        (S::Parking { init, init_started, generation }, I::ParkRefused) => {
+            S::Hot { init: *init, init_started: *init_started, generation: Generation(generation.0.saturating_sub(1)) }
+        }
+        (S::Parked { generation }, I::Wake) => S::Waking { generation: *generation },
+        (S::Waking { generation }, I::Woken { init, init_started }) => {
+            S::Hot { init, init_started, generation: *generation }
+        }
+        (S::Waking { generation }, I::WakeFailed) => S::Parked { generation: *generation },
+        (S::Starting | S::Hot { .. } | S::Parked { .. } | S::Stopping, I::Stop) => S::Stopping,
+        (S::Starting | S::Hot { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping, I::Exited(exit)) => {
+            S::Stopped { exit }
+        }
+        (state, _) => return Err(Unfit { state: state.word() }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn inputs() -> impl Strategy<Value = Input> {
+        prop_oneof![
+            Just(Input::Start),
+            Just(Input::Execed { init: 7, init_started: 1 }),
+            Just(Input::Park),
+            Just(Input::Recorded),
+            Just(Input::ParkRefused),
+            Just(Input::Wake),
+            Just(Input::Woken { init: 8, init_started: 2 }),
+            Just(Input::WakeFailed),
+            Just(Input::Stop),
+            Just(Input::Exited(Some(Exit::Code(0)))),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens, the generation a proc can wake from never goes back while it lives, a parked proc has
+        /// one, and only an end (stop, exit) loses it.
+        #[test]
+        fn generations_only_grow(seq in proptest::collection::vec(inputs(), 0..200)) {
+            let mut state = State::Stopped { exit: None };
+            let mut newest = Generation(0);
+            for input in seq {
+                let Ok(next) = step(&state, input.clone()) else { continue };
+                match (&state, &next) {
+                    (_, State::Stopped { .. } | State::Stopping | State::Starting) => newest = Generation(0),
+                    _ => {
+                        prop_assert!(next.generation() >= newest, "{state:?} {input:?} {next:?}");
+                        newest = next.generation();
+                    }
+                }
+                if let State::Parked { generation } = &next {
+                    prop_assert!(generation.0 > 0);
+                }
+                state = next;
+            }
+        }
+
+        /// From any state a stop or an exit leads to Stopped within three inputs.
+        #[test]
+        fn always_can_end(seq in proptest::collection::vec(inputs(), 0..50)) {
+            let mut state = State::Stopped { exit: None };
+            for input in seq {
+                if let Ok(next) = step(&state, input) { state = next }
+            }
+            for input in [Input::ParkRefused, Input::WakeFailed, Input::Stop, Input::Exited(None)] {
+                if let Ok(next) = step(&state, input) { state = next }
+            }
+            let stopped = matches!(state, State::Stopped { .. });
+            prop_assert!(stopped, "{:?}", state);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Names of procs and realms. A name is a file name, a DNS label and part of an nftables comment, so its
+//! alphabet is that of a DNS label.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+
+/// Longest name, in bytes: that of a DNS label (RFC 1035, 2.3.4).
+pub const MAX_NAME: usize = 63;
+
+/// A name was not a lower-case DNS label.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} name {name:?} is not valid: use 1 to {MAX_NAME} of a-z, 0-9 and '-', starting with a letter or digit and not ending with '-'"
+)]
+pub struct BadName {
+    what: &'static str,
+    name: String,
+}
+
+fn check(what: &'static str, name: &str) -> Result<(), BadName> {
+    let bytes = name.as_bytes();
+    let ok = !bytes.is_empty()
+        && bytes.len() <= MAX_NAME
+        && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-')
+        && bytes[0] != b'-'
+        && bytes[bytes.len() - 1] != b'-';
+    if ok { Ok(()) } else { Err(BadName { what, name: name.to_owned() }) }
+}
+
+macro_rules! name_type {
+    ($type:ident, $what:literal, $doc:literal) => {
+        #[doc = $doc]
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $type(String);
+
+        impl $type {
+            /// The name's text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl FromStr for $type {
+            type Err = BadName;
+            fn from_str(s: &str) -> Result<Self, BadName> {
+                check($what, s)?;
+                Ok(Self(s.to_owned()))
+            }
+        }
+        impl TryFrom<String> for $type {
+            type Error = BadName;
+            fn try_from(s: String) -> Result<Self, BadName> {
+                check($what, &s)?;
+                Ok(Self(s))
+            }
+        }
+        impl From<$type> for String {
+            fn from(n: $type) -> String {
+                n.0
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name_type!(ProcName, "proc", "The name of a proc, unique within its realm.");
+name_type!(Realm, "realm", "A tenant: owner of procs, names and quotas.");
+
+impl Default for Realm {
+    fn default() -> Self {
+        Realm("default".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepts_labels_and_refuses_paths() {
+        for good in ["a", "web-1", "0x"] {
+            assert!(good.parse::<ProcName>().is_ok(), "{good}");
+        }
+        for bad in ["", "-a", "a-", "A", "a/b", "..", "a.b", "a b", &"x".repeat(64)] {
+            assert!(bad.parse::<ProcName>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! What a proc's owner asked for. Immutable once the proc exists.
+
+use crate::name::{ProcName, Realm};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Transport protocol of a published port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// TCP, tcp(7).
+    Tcp,
+    /// UDP, udp(7).
+    Udp,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        })
+    }
+}
+
+/// What on a listening port wakes a parked proc.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WakeOn {
+    /// A completed handshake wakes: the server may have to speak first.
+    #[default]
+    Connect,
+    /// Only a connection that brought data wakes; for servers whose clients speak first.
+    Data,
+}
+
+/// One published port, `[HOST:]PORT[/tcp|/udp][,wake=data]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortSpec {
+    /// Transport protocol.
+    pub proto: Protocol,
+    /// Port inside the proc.
+    pub port: u16,
+    /// Port on the host; none asks Kip to choose one.
+    pub host_port: Option<u16>,
+    /// What on this port wakes the proc.
+    #[serde(default)]
+    pub wake_on: WakeOn,
+}
+
+/// A `--port` argument could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "port {0:?} is not valid: write [HOST:]PORT[/tcp|/udp][,wake=connect|data], ports from 1 to 65535, for example 8080:80 or 53/udp"
+)]
+pub struct BadPort(String);
+
+impl FromStr for PortSpec {
+    type Err = BadPort;
+    fn from_str(s: &str) -> Result<Self, BadPort> {
+        let bad = || BadPort(s.to_owned());
+        let number = |t: &str| t.parse::<u16>().ok().filter(|p| *p != 0).ok_or_else(bad);
+        let mut wake_on = WakeOn::Connect;
+        let mut parts = s.split(',');
+        let main = parts.next().ok_or_else(bad)?;
+        for option in parts {
+            wake_on = match option {
+                "wake=connect" => WakeOn::Connect,
+                "wake=data" => WakeOn::Data,
+                _ => return Err(bad()),
+            };
+        }
+        let (ports, proto) = match main.split_once('/') {
+            None | Some((_, "tcp")) => (main.split('/').next().unwrap_or(main), Protocol::Tcp),
+            Some((ports, "udp")) => (ports, Protocol::Udp),
+            Some(_) => return Err(bad()),
+        };
+        let (host_port, port) = match ports.split_once(':') {
+            Some((host, port)) => (Some(number(host)?), number(port)?),
+            None => (None, number(ports)?),
+        };
+        Ok(PortSpec { proto, port, host_port, wake_on })
+    }
+}
+
+/// The filesystem a proc starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Image {
+    /// An allowlist of the host's own files, read-only, under a private writable layer.
+    #[default]
+    Host,
+    /// A tarball (plain, gzip or zstd) that lies over the host base. The path is absolute and on the daemon's machine.
+    Tar(PathBuf),
+}
+
+/// Limits enforced by cgroups. None means unlimited, except `pids`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Memory in bytes.
+    pub memory_bytes: Option<u64>,
+    /// CPUs, 1.0 is one core.
+    pub cpus: Option<f64>,
+    /// Processes and threads.
+    pub pids: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { memory_bytes: None, cpus: None, pids: 4096 }
+    }
+}
+
+/// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Timing {
+    /// Idle this long: leave the hot tier.
+    pub idle_ms: u64,
+    /// After that long more: park.
+    pub park_after_ms: u64,
+    /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
+    pub tick_ms: u64,
+    /// Never sleep by itself; `kip sleep` still works.
+    pub never: bool,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Timing { idle_ms: 10_000, park_after_ms: 60_000, tick_ms: 60_000, never: false }
+    }
+}
+
+/// Everything a proc's owner asked for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The proc's name.
+    pub name: ProcName,
+    /// Its tenant.
+    #[serde(default)]
+    pub realm: Realm,
+    /// Program and arguments; never empty.
+    pub command: Vec<String>,
+    /// Environment on top of PATH, HOME, HOSTNAME.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Working directory inside the proc.
+    #[serde(default)]
+    pub workdir: Option<PathBuf>,
+    /// Filesystem.
+    #[serde(default)]
+    pub image: Image,
+    /// Published ports.
+    #[serde(default)]
+    pub ports: Vec<PortSpec>,
+    /// Cgroup limits.
+    #[serde(default)]
+    pub limits: Limits,
+    /// When it sinks.
+    #[serde(default)]
+    pub timing: Timing,
+    /// Lets setuid and setgid programs inside gain their owner's identity (within the proc's own user namespace).
+    #[serde(default)]
+    pub allow_setuid: bool,
+}
+
+/// A duration could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("duration {0:?} is not valid: write a number with ms, s, m, h or d, for example 500ms or 10s")]
+pub struct BadDuration(String);
+
+/// Reads `500ms`, `10s`, `5m`, `2h`, `1d` or a bare number of seconds; the result is in milliseconds.
+pub fn parse_duration_ms(s: &str) -> Result<u64, BadDuration> {
+    let bad = || BadDuration(s.to_owned());
+    let digits = s.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(s.len());
+    let (number, unit) = s.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let factor = match unit {
+        "ms" => 1.0,
+        "" | "s" => 1e3,
+        "m" => 60e3,
+        "h" => 3600e3,
+        "d" => 86_400e3,
+        _ => return Err(bad()),
+    };
+    let ms = number * factor;
+    if ms.is_finite() && ms < 1e15 { Ok(ms.round() as u64) } else { Err(bad()) }
+}
+
+/// A size could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("size {0:?} is not valid: write a number with K, M or G (powers of 1024), for example 64M")]
+pub struct BadSize(String);
+
+/// Reads `64M`, `1.5G`, `4096`; the result is in bytes.
+pub fn parse_size(s: &str) -> Result<u64, BadSize> {
+    let bad = || BadSize(s.to_owned());
+    let digits = s.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(s.len());
+    let (number, unit) = s.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let factor = match unit.trim_end_matches("iB").trim_end_matches('B') {
+        "" => 1.0,
+        "K" | "k" => 1024.0,
+        "M" | "m" => 1024.0 * 1024.0,
+        "G" | "g" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(bad()),
+    };
+    let bytes = number * factor;
+    if bytes.is_finite() && bytes < 1e18 { Ok(bytes as u64) } else { Err(bad()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_ports() {
+        let p: PortSpec = "8080:80".parse().unwrap();
+        assert_eq!((p.proto, p.host_port, p.port), (Protocol::Tcp, Some(8080), 80));
+        let p: PortSpec = "53/udp".parse().unwrap();
+        assert_eq!((p.proto, p.host_port, p.port), (Protocol::Udp, None, 53));
+        let p: PortSpec = "80/tcp,wake=data".parse().unwrap();
+        assert_eq!((p.proto, p.wake_on), (Protocol::Tcp, WakeOn::Data));
+        for bad in ["", "0", "80/sctp", "a:80", "70000", "80,wake=x", ":80"] {
+            assert!(bad.parse::<PortSpec>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_durations_and_sizes() {
+        assert_eq!(parse_duration_ms("500ms"), Ok(500));
+        assert_eq!(parse_duration_ms("1.5s"), Ok(1500));
+        assert_eq!(parse_duration_ms("2"), Ok(2000));
+        assert!(parse_duration_ms("5 parsecs").is_err());
+        assert!(parse_duration_ms("").is_err());
+        assert_eq!(parse_size("64M"), Ok(64 << 20));
+        assert_eq!(parse_size("1GiB"), Ok(1 << 30));
+        assert!(parse_size("much").is_err());
+    }
+}
