@@ -42,25 +42,20 @@ struct one {
 static ssize_t (*real_recv)(int, void *, size_t, int);
 static int prepared;
 
-static const char *stage(void)
-{
-	const char *s = getenv("KIP_STAGE");
-	return s ? s : "/run/kip/stage";
-}
-
-/* A mount namespace of the helper's own, with a tmpfs of ours as /run so that CRIU finds its feature cache there. */
+/*
+ * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache there, and the
+ * places where the tree's files are attached, which the tree's own root has to be able to reach.
+ */
 __attribute__((constructor)) static void start(void)
 {
-	char path[4096];
+	const char *run = getenv("KIP_RUN");
 
 	real_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
-	if (!getenv("KIP_STAGE"))
+	if (!run)
 		return;
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		_exit(90);
-	strcpy(path, stage());
-	strcat(path, "/run");
-	if (mount(path, "/run", NULL, MS_BIND, NULL))
+	if (mount(run, "/run", NULL, MS_BIND, NULL))
 		_exit(91);
 	/* Children of CRIU's must not load us. */
 	unsetenv("LD_PRELOAD");
@@ -69,8 +64,6 @@ __attribute__((constructor)) static void start(void)
 
 static int apply(struct one *o, int fd)
 {
-	char path[4096];
-
 	switch (o->order) {
 	case ORDER_DUP:
 		return dup2(fd, (int)o->argument) < 0 ? -1 : 0;
@@ -79,9 +72,8 @@ static int apply(struct one *o, int fd)
 	case ORDER_CGROUP:
 		return write(fd, "0", 1) == 1 ? 0 : -1;
 	case ORDER_MOUNT:
-		strcpy(path, stage());
-		strcat(path, o->argument == 0 ? "/root" : "/usr");
-		return (int)syscall(SYS_move_mount, fd, "", -1, path, MOVE_MOUNT_F_EMPTY_PATH);
+		return (int)syscall(SYS_move_mount, fd, "", -1, o->argument == 0 ? "/run/kip/root" : "/run/kip/usr",
+				    MOVE_MOUNT_F_EMPTY_PATH);
 	}
 	errno = EINVAL;
 	return -1;
@@ -149,7 +141,7 @@ ssize_t recv(int sk, void *buf, size_t len, int flags)
 {
 	if (!prepared) {
 		prepared = 1;
-		if (getenv("KIP_STAGE"))
+		if (getenv("KIP_RUN"))
 			prepare(sk);
 	}
 	return real_recv(sk, buf, len, flags);

@@ -5,10 +5,12 @@
 //! runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::helper::{Helper, HelperError, Order};
-use crate::image::{Image, ImageError};
+use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
-use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 
 /// CRIU's network_lock value for "leave the network alone".
 pub(crate) const LOCK_SKIP: i32 = 3;
@@ -52,15 +54,17 @@ pub enum DumpError {
     /// The caller's step said no.
     #[error("the snapshot was called off")]
     CalledOff,
-    /// CRIU's statistics cannot be read.
-    #[error("CRIU left no statistics")]
-    Stats(#[source] ImageError),
+    /// The images' directory cannot be opened.
+    #[error("the directory of the images")]
+    Images(#[source] io::Error),
 }
 
 /// Dumps; `settle` is called once, with every task stopped and the images complete.
 pub fn dump(helper: Helper, request: &DumpRequest<'_>, settle: &mut dyn FnMut() -> bool) -> Result<Dumped, DumpError> {
     let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)).collect();
     helper.prepare(&orders)?;
+    // By descriptor: `settle` may rename it.
+    let directory = File::open(request.images).map_err(DumpError::Images)?;
     let opts = Opts {
         images_dir_fd: -1,
         images_dir: Some(request.images.to_string_lossy().into_owned()),
@@ -91,15 +95,24 @@ pub fn dump(helper: Helper, request: &DumpRequest<'_>, settle: &mut dyn FnMut() 
             return Err(DumpError::Refused { causes: causes(&request.images.join(DUMP_LOG), response.cr_errmsg) });
         }
     }
-    let stats = Image::read(&request.images.join("stats-dump")).map_err(DumpError::Stats)?;
-    let frozen_us = stats.entries.first().and_then(|e| e.message(1).ok().flatten()).map_or(0, |d| d.number(2));
-    Ok(Dumped { frozen_us })
+    Ok(Dumped { frozen_us: frozen_us(&directory) })
+}
+
+/// How long the tree stood still, from CRIU's statistics; 0 if there are none.
+fn frozen_us(directory: &File) -> u64 {
+    let path = PathBuf::from(format!("/proc/self/fd/{}/stats-dump", directory.as_raw_fd()));
+    let stats = Image::read(&path).ok().and_then(|i| i.entries.into_iter().next());
+    stats.and_then(|e| e.message(1).ok().flatten()).map_or(0, |d| d.number(2))
 }
 
 /// 2 is warnings and errors; 4 everything, in debug builds of the crate's own tests only.
 pub(crate) fn log_level() -> i32 {
     2
 }
+
+/// Messages that CRIU calls errors and that are no cause: it cannot raise its own limit here, and what follows a failure.
+const NOT_CAUSES: [&str; 4] =
+    ["FAILED", "Can't setup RLIMIT_NOFILE", "Unable to detach from", "Killing processes because"];
 
 /// The error messages of a CRIU log, without their source positions, in order.
 pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
@@ -111,7 +124,7 @@ pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
             let rest = &line[at..];
             Some(rest.split_once("): ")?.1.trim().to_owned())
         })
-        .filter(|m| !m.contains("FAILED"))
+        .filter(|m| !NOT_CAUSES.iter().any(|n| m.contains(n)))
         .collect();
     found.dedup();
     if found.is_empty() {

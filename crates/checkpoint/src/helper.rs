@@ -84,20 +84,14 @@ pub struct HelperConfig {
     pub criu: CriuCommand,
     /// The shim on disk.
     pub shim: PathBuf,
-    /// Directory with `run`, `root` and `usr`, on a tmpfs.
+    /// The tmpfs that helpers see as /run ([`mount_stage`]).
     pub stage: PathBuf,
 }
 
-impl HelperConfig {
-    /// Where the helper mounts the tree's root.
-    pub fn root(&self) -> PathBuf {
-        self.stage.join("root")
-    }
-    /// Where the helper mounts the tree's /usr.
-    pub fn usr(&self) -> PathBuf {
-        self.stage.join("usr")
-    }
-}
+/// Where a helper attaches the tree's root, in its own mount namespace.
+pub const ROOT: &str = "/run/kip/root";
+/// Where it attaches the tree's /usr.
+pub const USR: &str = "/run/kip/usr";
 
 /// A waiting helper.
 #[derive(Debug)]
@@ -116,7 +110,7 @@ impl Helper {
         command.env_clear().envs(config.criu.env.iter().map(|(k, v)| (k, v)));
         command
             .env("LD_PRELOAD", &config.shim)
-            .env("KIP_STAGE", &config.stage)
+            .env("KIP_RUN", &config.stage)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         command.current_dir("/");
@@ -198,10 +192,14 @@ impl Drop for Helper {
     }
 }
 
-/// Makes the stage directory: a tmpfs mount point must already be there (the daemon's own mount namespace has it).
-pub fn prepare_stage(stage: &Path) -> io::Result<()> {
-    for name in ["run", "root", "usr"] {
-        std::fs::create_dir_all(stage.join(name))?;
+/// Mounts a tmpfs at `stage` and makes there what helpers want of a /run: the mount points [`ROOT`] and [`USR`].
+///
+/// To be called in a mount namespace of the caller's own: the mount goes with it.
+pub fn mount_stage(stage: &Path) -> io::Result<()> {
+    use rustix::mount::{MountFlags, mount};
+    mount("kip-stage", stage, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, c"mode=0755,size=16m")?;
+    for path in [ROOT, USR] {
+        std::fs::create_dir_all(stage.join(path.trim_start_matches("/run/")))?;
     }
     Ok(())
 }

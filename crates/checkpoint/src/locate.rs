@@ -194,7 +194,8 @@ fn probe(path: &Path, origin: Origin) -> Result<CriuCommand, LocateError> {
 type Start = (PathBuf, Vec<OsString>, Vec<(OsString, OsString)>);
 
 /// How to start the CRIU of a private tree: by the tree's own loader, with the tree's libraries and no others, and
-/// with the tree's (absent) plugins in place of the machine's, which belong to another version.
+/// without the machine's plugins, which belong to another version: CRIU insists on a directory of plugins, so it is given
+/// one that has none.
 fn tree(root: &Path) -> Result<Start, LocateError> {
     let not_a_tree = || LocateError::NotATree { path: root.to_owned() };
     let criu = root.join("usr/sbin/criu");
@@ -206,7 +207,7 @@ fn tree(root: &Path) -> Result<Start, LocateError> {
     let lib = libs.into_iter().next().ok_or_else(not_a_tree)?;
     let loader = entries(&lib).find(|file| is_loader(file)).ok_or_else(not_a_tree)?;
     let args = vec!["--inhibit-cache".into(), "--library-path".into(), lib.into_os_string(), criu.into_os_string()];
-    let plugins = root.join("usr/lib/criu");
+    let plugins = root.join("usr/sbin");
     Ok((loader, args, vec![("CRIU_LIBS_DIR".into(), plugins.into_os_string())]))
 }
 
@@ -319,7 +320,7 @@ mod tests {
         let said = String::from_utf8(output.stdout).unwrap();
         let tree = scratch.0.join("tree").display().to_string();
         let expected = format!(
-            "--inhibit-cache --library-path {tree}/usr/lib/some-linux-gnu {tree}/usr/sbin/criu swrk {tree}/usr/lib/criu"
+            "--inhibit-cache --library-path {tree}/usr/lib/some-linux-gnu {tree}/usr/sbin/criu swrk {tree}/usr/sbin"
         );
         assert_eq!(said.lines().nth(1), Some(expected.as_str()));
     }

@@ -1,11 +1,11 @@
 //! Brings a process tree back from its images with a helper.
 //!
-//! `before_resume` is the caller's last step: every task is back, stopped at its first instruction. There, memory is
-//! patched and descriptors that the tree has taken over are let go. Whatever fails before it kills what was restored
-//! and leaves images and held descriptors as they were.
+//! The caller is asked at every [`Stage`]. Whatever fails up to [`Stage::Restored`] kills what was restored and leaves
+//! images and held descriptors as they were; at [`Stage::Resuming`] the caller patches memory and lets go what the tree
+//! has taken over.
 
 use crate::dump::{LOCK_SKIP, causes, log_level};
-use crate::helper::{Helper, HelperConfig, HelperError, Order};
+use crate::helper::{Helper, HelperError, Order, ROOT, USR};
 use crate::rpc::{InheritFd, Kind, Opts, Request};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -48,12 +48,22 @@ pub enum RestoreError {
     },
 }
 
-/// Restores; returns the host pid of the tree's root.
+/// How far a restore is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The root of the tree exists, with this host pid, in its namespaces.
+    Created(u32),
+    /// Every task has its memory and descriptors. The last stage at which the answer counts: false kills the tree.
+    Restored,
+    /// Every task has its registers and stands still at its first instruction; the images are no longer needed.
+    Resuming,
+}
+
+/// Restores; returns the host pid of the tree's root. `stage` is called at every [`Stage`], once each.
 pub fn restore(
     helper: Helper,
-    config: &HelperConfig,
     request: &RestoreRequest<'_>,
-    before_resume: &mut dyn FnMut(u32),
+    stage: &mut dyn FnMut(Stage) -> bool,
 ) -> Result<u32, RestoreError> {
     let mut orders: Vec<(Order, BorrowedFd<'_>)> = request.cgroups.iter().map(|fd| (Order::Cgroup, *fd)).collect();
     orders.push((Order::MountRoot, request.root));
@@ -67,11 +77,11 @@ pub fn restore(
     helper.prepare(&orders)?;
     let mut external: Vec<String> =
         request.external_mounts.iter().map(|(key, path)| format!("mnt[{key}]:{path}")).collect();
-    external.push(format!("mnt[usr]:{}", config.usr().display()));
+    external.push(format!("mnt[usr]:{USR}"));
     let opts = Opts {
         images_dir_fd: -1,
         images_dir: Some(request.images.to_string_lossy().into_owned()),
-        root: Some(config.root().to_string_lossy().into_owned()),
+        root: Some(ROOT.to_owned()),
         tcp_established: Some(true),
         file_locks: Some(true),
         link_remap: Some(true),
@@ -86,15 +96,11 @@ pub fn restore(
         ..Opts::default()
     };
     let call = Request { kind: Kind::Restore as i32, opts: Some(opts), notify_success: None };
-    let mut root_pid = None;
-    let mut resumed = false;
-    let response = helper.call(&call, &mut |stage, pid| {
-        root_pid = pid.filter(|p| *p > 0).or(root_pid);
-        if stage == "pre-resume" && !resumed {
-            resumed = true;
-            before_resume(root_pid.unwrap_or(0) as u32);
-        }
-        true
+    let response = helper.call(&call, &mut |name, pid| match name {
+        "setup-namespaces" => stage(Stage::Created(pid.unwrap_or(0) as u32)),
+        "post-restore" => stage(Stage::Restored),
+        "pre-resume" => stage(Stage::Resuming),
+        _ => true,
     })?;
     if !response.success {
         return Err(RestoreError::Refused { causes: causes(&request.images.join(RESTORE_LOG), response.cr_errmsg) });

@@ -19,8 +19,6 @@ const INETSK: u64 = 4;
 pub struct Socket {
     /// Inode in sockfs, its identity while it lives.
     pub inode: u32,
-    /// SO_REUSEADDR as the program set it; TCP_REPAIR forgets it.
-    pub reuse_address: bool,
 }
 
 /// The key under which the restore inherits the socket.
@@ -40,8 +38,7 @@ pub fn turn_into_files(images: &Path) -> Result<Vec<Socket>, ImageError> {
             continue;
         }
         let Some(socket) = file.message(4).map_err(damaged)? else { continue };
-        let options = socket.message(14).map_err(damaged)?.unwrap_or_default();
-        let found = Socket { inode: socket.number(2) as u32, reuse_address: options.number(7) != 0 };
+        let found = Socket { inode: socket.number(2) as u32 };
         ids.insert(file.number(2));
         *file = as_file(file.number(2), &found, &socket);
         if !sockets.contains(&found) {

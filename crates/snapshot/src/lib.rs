@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 pub const FORMAT: u32 = 1;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
-/// Files that CRIU writes about a restore; they are not part of a generation.
-const NOT_PART: [&str; 3] = ["restore.log", "stats-restore", MANIFEST];
+/// Logs and statistics of CRIU's; they are not part of a generation.
+const NOT_PART: [&str; 5] = ["dump.log", "stats-dump", "restore.log", "stats-restore", MANIFEST];
 
 /// One file of a generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,9 +100,14 @@ pub fn path_of(dir: &Path, generation: Generation) -> PathBuf {
     dir.join(format!("gen-{generation}"))
 }
 
+/// The directory a generation grows in.
+pub fn growing_path(dir: &Path, generation: Generation) -> PathBuf {
+    dir.join(format!("gen-{generation}.new"))
+}
+
 /// Makes the empty directory a generation grows in; removes what an earlier try left there.
 pub fn begin(dir: &Path, generation: Generation) -> Result<PathBuf, SnapshotError> {
-    let path = dir.join(format!("gen-{generation}.new"));
+    let path = growing_path(dir, generation);
     match fs::remove_dir_all(&path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(&path)(e)),
         _ => {}

@@ -1,0 +1,39 @@
+# Every target installs what it misses first (scripts/setup), as root or through sudo, and can be repeated.
+
+CARGO ?= cargo
+# Go and Rust where their own installers put them.
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
+
+.PHONY: build demo test soak bench setup clean help
+
+build: ## build kip, kip-keeper and kip-launch into target/release (the default)
+	@scripts/setup build
+	$(CARGO) build --release --locked
+
+demo: ## the main job in half a minute: a web server parks, a page request brings it back
+	@scripts/setup build run demo
+	$(CARGO) build --release --locked
+	@scripts/demo
+
+test: ## every check and every test; what CI runs
+	@scripts/setup
+	$(CARGO) xtask test
+
+soak: ## the long runs: many cycles, many procs, faults at every step
+	@scripts/setup
+	$(CARGO) xtask test soak
+
+bench: ## park-wake: first replies and throughput, against runc and plain CRIU
+	@scripts/setup
+	$(CARGO) build --release --locked
+	bench/park-wake
+
+setup: ## only install what is missing
+	@scripts/setup
+
+clean: ## remove what was built
+	$(CARGO) clean
+	rm -rf .kip
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

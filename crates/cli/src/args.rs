@@ -1,0 +1,385 @@
+//! The command line, as DESIGN.md has it.
+
+use clap::{Args, Parser, Subcommand};
+use kip_types::api::{LeftOpen, RunRequest};
+use kip_types::lifecycle::Tier;
+use kip_types::name::{MAX_NAME, ProcName, Realm};
+use kip_types::spec::{Image, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Virtual memory for processes: programs that look always on and cost nothing while idle.
+#[derive(Debug, Parser)]
+#[command(name = "kip", version, max_term_width = 110)]
+pub struct Cli {
+    /// Data directory of the daemon
+    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/kip")]
+    pub data: PathBuf,
+    /// Print JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the daemon in the foreground; it prints `ready` and the API's address
+    Up(UpArgs),
+    /// End every proc and the daemon
+    Down,
+    /// Create a proc and start it
+    Run(RunArgs),
+    /// Start a stopped proc again, on its files
+    Start(NameArg),
+    /// List procs
+    Ps,
+    /// Show everything about a proc
+    Inspect(NameArg),
+    /// Show what a proc wrote
+    Logs(LogsArgs),
+    /// Run a program inside a proc; exits with its code
+    Exec(ExecArgs),
+    /// End a proc; its name, files and logs stay
+    Stop(StopArgs),
+    /// Remove a proc with all it has
+    Rm(RmArgs),
+    /// Send a proc to a lower tier
+    Sleep(SleepArgs),
+    /// Wake a proc
+    Wake(NameArg),
+    /// Say why a proc is awake, or what keeps it from sleeping
+    Why(NameArg),
+    /// Show what happened
+    Events(EventsArgs),
+    /// Check what Kip needs of this machine
+    Doctor(DoctorArgs),
+}
+
+/// A proc. Not checked here: a name that no proc can have is an unknown proc, not wrong usage.
+#[derive(Debug, Args)]
+pub struct NameArg {
+    /// Name of the proc
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// CRIU's program, instead of the one found on this machine
+    #[arg(long, value_name = "PATH")]
+    pub criu: Option<PathBuf>,
+    /// Idle this long, a proc leaves the hot tier, unless its owner said otherwise
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub idle: Option<u64>,
+    /// That long after, it is parked, unless its owner said otherwise
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub park_after: Option<u64>,
+    /// Group that may use the API, which makes its members as powerful as root
+    #[arg(long)]
+    pub group: Option<String>,
+    /// Kill the daemon at this recorded step (tests); `list` shows the steps
+    #[arg(long, value_name = "STEP", hide = true)]
+    pub fault_at: Option<String>,
+    /// What to log on stderr, for example debug or warn,kip_worker=debug
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Name of the proc; made from the command's if left out
+    #[arg(long)]
+    pub name: Option<ProcName>,
+    /// Tarball that lies over the host's files
+    #[arg(long, value_name = "FILE")]
+    pub tar: Option<PathBuf>,
+    /// Publish [HOST:]PORT[/udp][,wake=data]; may be repeated
+    #[arg(long = "port", value_name = "PORT")]
+    pub ports: Vec<PortSpec>,
+    /// Most memory, for example 64M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub mem: Option<u64>,
+    /// Most CPU time, 1.0 is one core
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<f64>,
+    /// Most processes and threads
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
+    /// Set an environment variable; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
+    /// Working directory inside the proc
+    #[arg(long, value_name = "DIR")]
+    pub workdir: Option<PathBuf>,
+    /// Idle this long, it leaves the hot tier
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub idle: Option<u64>,
+    /// That long after, it is parked
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub park_after: Option<u64>,
+    /// Timers shorter than this are no activity and do not wake on time
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub tick: Option<u64>,
+    /// Sleep only when told to
+    #[arg(long)]
+    pub never_sleep: bool,
+    /// Let setuid and setgid programs inside change their identity
+    #[arg(long)]
+    pub allow_setuid: bool,
+    /// Return only when its ports listen
+    #[arg(long)]
+    pub wait_ready: bool,
+    /// Program and arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// Name of the proc
+    pub name: String,
+    /// Go on with new lines
+    #[arg(short, long)]
+    pub follow: bool,
+    /// Only the newest lines
+    #[arg(long, value_name = "N")]
+    pub tail: Option<u64>,
+    /// Only what was written within this time
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub since: Option<u64>,
+    /// Begin each line with its time
+    #[arg(long)]
+    pub timestamps: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Name of the proc
+    pub name: String,
+    /// Set an environment variable; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
+    /// Program and arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Name of the proc
+    pub name: String,
+    /// From asking it to end to killing it
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "10s")]
+    pub grace: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// Name of the proc
+    pub name: String,
+    /// End it first if it is not stopped
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SleepArgs {
+    /// Name of the proc
+    pub name: String,
+    /// Tier to go to: parked
+    #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
+    pub to: Tier,
+}
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Go on with new ones
+    #[arg(short, long)]
+    pub follow: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// CRIU's program, instead of the one found on this machine
+    #[arg(long, value_name = "PATH")]
+    pub criu: Option<PathBuf>,
+}
+
+fn parse_env(s: &str) -> Result<(String, String), String> {
+    match s.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
+    match s {
+        "parked" => Ok(Tier::Parked),
+        _ => Err("a proc can be sent to the tier parked".to_owned()),
+    }
+}
+
+impl RunArgs {
+    /// What the API is asked for.
+    pub fn into_request(self) -> anyhow::Result<RunRequest> {
+        let left_open =
+            LeftOpen { name: self.name.is_none(), idle: self.idle.is_none(), park_after: self.park_after.is_none() };
+        let usual = Timing::default();
+        let timing = Timing {
+            idle_ms: self.idle.unwrap_or(usual.idle_ms),
+            park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
+            tick_ms: self.tick.unwrap_or(usual.tick_ms),
+            never: self.never_sleep,
+        };
+        let limits = Limits {
+            memory_bytes: self.mem,
+            cpus: self.cpus,
+            pids: self.pids.unwrap_or_else(|| Limits::default().pids),
+        };
+        let image = match self.tar {
+            // The daemon's working directory is another.
+            Some(file) => Image::Tar(std::path::absolute(file)?),
+            None => Image::Host,
+        };
+        let spec = Spec {
+            name: self.name.unwrap_or_else(|| stem(&self.command)),
+            realm: Realm::default(),
+            command: self.command,
+            env: self.env.into_iter().collect::<BTreeMap<_, _>>(),
+            workdir: self.workdir,
+            image,
+            ports: self.ports,
+            limits,
+            timing,
+            allow_setuid: self.allow_setuid,
+        };
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, left_open })
+    }
+}
+
+/// A name for a command, to which the hub adds a number: its base name in a name's alphabet.
+fn stem(command: &[String]) -> ProcName {
+    /// Leaves room for the number.
+    const LONGEST: usize = MAX_NAME - 20;
+    let program = command.first().map_or("", |word| word.rsplit('/').next().unwrap_or(word));
+    let letters = program.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let text: String = letters.take(LONGEST).collect();
+    text.trim_matches('-').parse().unwrap_or_else(|_| "proc".parse().expect("a valid name"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn run_request(words: &[&str]) -> RunRequest {
+        let words = ["kip", "run"].iter().chain(words);
+        match Cli::try_parse_from(words).unwrap().command {
+            Command::Run(args) => args.into_request().unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_takes_every_flag() {
+        let request = run_request(&[
+            "--name",
+            "web",
+            "--tar",
+            "/x.tar",
+            "--port",
+            "8080:80",
+            "--port",
+            "53/udp",
+            "--mem",
+            "64M",
+            "--cpus",
+            "0.5",
+            "--pids",
+            "7",
+            "--env",
+            "A=b=c",
+            "--env",
+            "E=",
+            "--workdir",
+            "/srv",
+            "--idle",
+            "2s",
+            "--park-after",
+            "500ms",
+            "--tick",
+            "1m",
+            "--never-sleep",
+            "--allow-setuid",
+            "--wait-ready",
+            "--",
+            "sh",
+            "-c",
+            "x",
+            "--json",
+            "--",
+        ]);
+        let spec = &request.spec;
+        assert_eq!(spec.command, ["sh", "-c", "x", "--json", "--"]);
+        assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 53));
+        assert_eq!((spec.env["A"].as_str(), spec.env["E"].as_str()), ("b=c", ""));
+        assert_eq!(spec.timing, Timing { idle_ms: 2000, park_after_ms: 500, tick_ms: 60_000, never: true });
+        assert_eq!(spec.limits, Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7 });
+        assert_eq!(spec.image, Image::Tar("/x.tar".into()));
+        assert!(request.wait_ready && spec.allow_setuid);
+        assert_eq!(request.left_open, LeftOpen::default());
+    }
+
+    #[test]
+    fn what_is_not_said_is_left_to_the_daemon() {
+        let request = run_request(&["--", "/usr/bin/Python3.11", "-m", "http.server"]);
+        assert_eq!(request.spec.name.as_str(), "python3-11");
+        assert_eq!(request.left_open, LeftOpen { name: true, idle: true, park_after: true });
+        assert_eq!(run_request(&["--", "./_"]).spec.name.as_str(), "proc");
+        let long = "x".repeat(100);
+        assert_eq!(run_request(&["--", &long]).spec.name.as_str().len(), MAX_NAME - 20);
+        assert!(run_request(&["--tar", "x.tar", "--", "x"]).spec.image != Image::Tar("x.tar".into()));
+    }
+
+    #[test]
+    fn global_flags_go_anywhere_and_execs_arguments_are_its_own() {
+        let cli = Cli::try_parse_from(["kip", "exec", "web", "--json", "--data", "/d", "--", "ls", "--json"]).unwrap();
+        assert!(cli.json && cli.data.as_os_str() == "/d");
+        let Command::Exec(args) = cli.command else { panic!() };
+        assert_eq!(args.command, ["ls", "--json"]);
+        let cli = Cli::try_parse_from(["kip", "exec", "web", "ls", "--json", "-la"]).unwrap();
+        let Command::Exec(args) = cli.command else { panic!() };
+        assert!(!cli.json);
+        assert_eq!(args.command, ["ls", "--json", "-la"]);
+    }
+
+    #[test]
+    fn usage_is_checked() {
+        for words in [
+            &["run"][..],
+            &["run", "web"],
+            &["run", "--"],
+            &["run", "--port", "70000", "--", "x"],
+            &["run", "--name", "Not_A_Name", "--", "x"],
+            &["run", "--env", "A", "--", "x"],
+            &["run", "--mem", "much", "--", "x"],
+            &["run", "--image", "debian", "--", "x"],
+            &["up", "--store", "s3://x"],
+            &["sleep", "web", "--to", "archived"],
+            &["sleep", "web", "--to", "hot"],
+            &["exec", "web"],
+            &["inspect"],
+            &["logs", "web", "--tail", "-1"],
+            &["dance"],
+            &[],
+        ] {
+            let error = Cli::try_parse_from(["kip"].iter().chain(words)).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{words:?}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The commands that are calls of the daemon.
+
+use crate::args::{Command, LogsArgs};
+use crate::output::{print, print_json};
+use crate::{exec, follow, text, view};
+use anyhow::{Context, bail};
+use kip_client::Client;
+use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
+use kip_types::name::ProcName;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::Serialize;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+
+/// How long the daemon may take to end after it said that it will, seconds.
+const DOWN_WITHIN_S: i64 = 30;
+
+/// Carries out `command`.
+pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Up(_) | Command::Doctor(_) => unreachable!("these are not calls of a daemon"),
+        Command::Down => down(client, json).await?,
+        Command::Run(args) => show(&client.run(&args.into_request()?).await?, json, view::run)?,
+        Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,
+        Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
+        Command::Inspect(args) => show(&client.inspect(&name(&args.name)?).await?, json, view::inspect)?,
+        Command::Stop(args) => show(&client.stop(&name(&args.name)?, args.grace).await?, json, stopped)?,
+        Command::Rm(args) => {
+            let name = name(&args.name)?;
+            client.remove(&name, args.force).await?;
+            show(&Removed { removed: name }, json, |done| format!("{} removed\n", done.removed))?;
+        }
+        Command::Sleep(args) => show(&client.sleep(&name(&args.name)?, args.to).await?, json, view::sleep)?,
+        Command::Wake(args) => show(&client.wake(&name(&args.name)?).await?, json, view::wake)?,
+        Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
+        Command::Logs(args) => logs(client, &args, json).await?,
+        Command::Events(args) => {
+            let feed = client.events(&EventsRequest { follow: args.follow }).await?;
+            follow::show(feed, json, view::event).await?;
+        }
+        Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Serialize)]
+struct Removed {
+    removed: ProcName,
+}
+
+fn show<T: Serialize>(value: &T, json: bool, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+    if json { print_json(value) } else { print(&human(value)) }
+}
+
+fn name(text: &str) -> anyhow::Result<ProcName> {
+    text.parse().with_context(|| format!("there is no proc {text:?}"))
+}
+
+fn stopped(view: &ProcView) -> String {
+    match &view.exit {
+        Some(exit) => format!("{} {} ({exit})\n", view.name, view.state),
+        None => format!("{} {}\n", view.name, view.state),
+    }
+}
+
+async fn logs(client: &Client, args: &LogsArgs, json: bool) -> anyhow::Result<()> {
+    let since_ms = args.since.map(|ms| text::now_ms().saturating_sub(ms));
+    let which = LogsRequest { follow: args.follow, tail: args.tail, since_ms };
+    let feed = client.logs(&name(&args.name)?, &which).await?;
+    let timestamps = args.timestamps;
+    let human = move |line: &kip_types::api::LogLine| match timestamps {
+        true => format!("{} {}\n", text::utc(line.at_ms), line.text),
+        false => format!("{}\n", line.text),
+    };
+    follow::show(feed, json, human).await
+}
+
+/// Returns when the daemon is gone, so that the next one can be started at once.
+async fn down(client: &Client, json: bool) -> anyhow::Result<()> {
+    let daemon = client.daemon_pid().await?;
+    // None where the daemon is not visible from here or not ours to watch: then its word has to do.
+    let watched = daemon.and_then(Pid::from_raw).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    let view = client.down().await?;
+    if let Some(pidfd) = watched {
+        wait_for_end(&pidfd).with_context(|| format!("watching the daemon (pid {})", daemon.unwrap_or(0)))?;
+    }
+    show(&view, json, ended)
+}
+
+fn wait_for_end(pidfd: &OwnedFd) -> anyhow::Result<()> {
+    let patience = Timespec { tv_sec: DOWN_WITHIN_S, tv_nsec: 0 };
+    match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&patience))? {
+        0 => bail!("every proc has ended but the daemon itself has not within {DOWN_WITHIN_S} s"),
+        _ => Ok(()),
+    }
+}
+
+fn ended(view: &DownView) -> String {
+    let names: Vec<_> = view.ended.iter().map(ProcName::as_str).collect();
+    match names.as_slice() {
+        [] => "ended; there were no procs\n".to_owned(),
+        names => format!("ended, and with it {}\n", names.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn down_waits_for_the_daemon_to_be_gone() {
+        // Ends when its stdin does.
+        let mut daemon = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&daemon), PidfdFlags::empty()).unwrap();
+        let waiting = std::thread::spawn(move || wait_for_end(&pidfd));
+        assert!(!waiting.is_finished());
+        drop(daemon.stdin.take());
+        waiting.join().unwrap().unwrap();
+        assert!(daemon.try_wait().unwrap().is_some(), "it had ended when the wait did");
+    }
+
+    #[test]
+    fn down_tells_what_it_ended() {
+        assert_eq!(ended(&DownView::default()), "ended; there were no procs\n");
+        let two = DownView { ended: vec!["a".parse().unwrap(), "b".parse().unwrap()] };
+        assert_eq!(ended(&two), "ended, and with it a, b\n");
+    }
+}

@@ -1,0 +1,184 @@
+//! `kip doctor`: what this machine has and lacks for running procs, what each lack costs, and how to mend it.
+//!
+//! Owns the list of checks and how they are shown. A check looks, or tries the kernel feature itself on a descriptor or
+//! a directory that is gone when it returns; it never changes a setting, and a crash leaves at most an empty
+//! `.kip-doctor.*` directory beside the data. Needs no daemon. Without root some checks can only say so.
+
+mod cgroups;
+mod data;
+mod kernel;
+mod limits;
+mod network;
+mod tools;
+
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// What to look at and how to show it.
+pub struct DoctorOptions {
+    /// The data directory that `kip up` would use; it need not exist.
+    pub data: PathBuf,
+    /// `--criu PATH`.
+    pub criu: Option<PathBuf>,
+    /// JSON in place of a table.
+    pub json: bool,
+}
+
+/// How a check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Procs run, but something is slower, weaker or missing.
+    Warn,
+    /// Procs cannot run or cannot sleep.
+    Fail,
+}
+
+/// One check, done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// How it came out.
+    pub status: Status,
+    /// What is there, one line.
+    pub found: String,
+    /// What the lack costs; none if nothing lacks.
+    pub cost: Option<String>,
+    /// How to mend it; none if nothing lacks.
+    pub mend: Option<String>,
+}
+
+impl Check {
+    fn ok(name: &'static str, found: impl Into<String>) -> Check {
+        Check { name, status: Status::Ok, found: found.into(), cost: None, mend: None }
+    }
+
+    fn warn(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Check {
+        Check { name, status: Status::Warn, found: found.into(), cost: Some(cost.into()), mend: Some(mend.into()) }
+    }
+
+    fn fail(name: &'static str, found: impl Into<String>, cost: impl Into<String>, mend: impl Into<String>) -> Check {
+        Check { status: Status::Fail, ..Check::warn(name, found, cost, mend) }
+    }
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    ok: bool,
+    checks: &'a [Check],
+}
+
+/// Runs every check and prints them. Exit code 1 if one fails; warnings alone are 0.
+pub fn run(options: &DoctorOptions) -> anyhow::Result<ExitCode> {
+    let checks = all(options);
+    let ok = checks.iter().all(|check| check.status != Status::Fail);
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&Report { ok, checks: &checks })?);
+    } else {
+        print!("{}", table(&checks));
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn all(options: &DoctorOptions) -> Vec<Check> {
+    let mut checks = limits::privileges();
+    checks.extend(kernel::checks());
+    checks.extend(tools::checks(options.criu.as_deref()));
+    checks.extend(cgroups::checks());
+    checks.extend(network::checks());
+    checks.extend(limits::checks());
+    checks.extend(data::checks(&options.data));
+    checks
+}
+
+/// Name, result and finding in columns; cost and remedy below what lacks.
+fn table(checks: &[Check]) -> String {
+    let width = checks.iter().map(|check| check.name.len()).max().unwrap_or(0).max("CHECK".len());
+    let mut text = format!("{:<width$}  RESULT  FOUND\n", "CHECK");
+    for check in checks {
+        let result = match check.status {
+            Status::Ok => "ok",
+            Status::Warn => "warn",
+            Status::Fail => "FAIL",
+        };
+        let mut row = |name: &str, result: &str, line: &str| {
+            let _ = writeln!(text, "{}", format!("{name:<width$}  {result:<6}  {line}").trim_end());
+        };
+        row(check.name, result, &check.found);
+        if let Some(cost) = &check.cost {
+            row("", "", &format!("  costs: {cost}"));
+        }
+        if let Some(mend) = &check.mend {
+            row("", "", &format!("  mend:  {mend}"));
+        }
+    }
+    let count = |status| checks.iter().filter(|check| check.status == status).count();
+    let _ = writeln!(text, "{} ok, {} warn, {} fail", count(Status::Ok), count(Status::Warn), count(Status::Fail));
+    text
+}
+
+/// The trimmed text of a file under /proc or /sys; none if it cannot be read.
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// The number in such a file.
+fn read_number(path: &str) -> Option<u64> {
+    read(path)?.parse().ok()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_aligned_and_says_what_to_do_only_where_something_lacks() {
+        let checks = [
+            Check::ok("kernel", "6.18"),
+            Check::warn("forwarding", "eth0 off", "no clients", "sysctl"),
+            Check::fail("nft", "missing", "no ports", "apt"),
+        ];
+        let text = table(&checks);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "CHECK       RESULT  FOUND",
+                "kernel      ok      6.18",
+                "forwarding  warn    eth0 off",
+                "                      costs: no clients",
+                "                      mend:  sysctl",
+                "nft         FAIL    missing",
+                "                      costs: no ports",
+                "                      mend:  apt",
+                "1 ok, 1 warn, 1 fail",
+            ]
+        );
+    }
+
+    #[test]
+    fn every_check_of_this_machine_says_what_a_lack_costs_and_how_to_mend_it() {
+        let options = DoctorOptions { data: std::env::temp_dir().join("kip-doctor-absent"), criu: None, json: false };
+        let checks = all(&options);
+        assert!(checks.len() > 15, "{}", checks.len());
+        for check in &checks {
+            assert!(!check.found.is_empty() && !check.found.contains('\n'), "{check:?}");
+            let lacks = check.status != Status::Ok;
+            assert_eq!((check.cost.is_some(), check.mend.is_some()), (lacks, lacks), "{check:?}");
+        }
+        let mut names: Vec<_> = checks.iter().map(|check| check.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), checks.len(), "a name twice");
+        assert!(!options.data.exists(), "looking must not make the data directory");
+    }
+}

@@ -1,0 +1,146 @@
+//! Who we are and how much we may have: root, capabilities, open files, processes, inotify instances.
+
+use super::{Check, is_root, read, read_number};
+use rustix::process::{Resource, getrlimit};
+
+/// Bits of CapEff (capabilities(7), linux/capability.h), with what lacks without them.
+const NEEDED: [(u32, &str); 12] = [
+    (0, "CHOWN"),
+    (1, "DAC_OVERRIDE"),
+    (3, "FOWNER"),
+    (5, "KILL"),
+    (6, "SETGID"),
+    (7, "SETUID"),
+    (12, "NET_ADMIN"),
+    (18, "SYS_CHROOT"),
+    (19, "SYS_PTRACE"),
+    (21, "SYS_ADMIN"),
+    (27, "MKNOD"),
+    (40, "CHECKPOINT_RESTORE"),
+];
+const SYS_RESOURCE: u32 = 24;
+
+pub(super) fn privileges() -> Vec<Check> {
+    let root = if is_root() {
+        Check::ok("root", "yes")
+    } else {
+        Check::fail("root", "no", "`kip up` cannot make namespaces, mounts and rules", "sudo kip up")
+    };
+    let status = read("/proc/self/status").unwrap_or_default();
+    vec![root, judge_capabilities(effective(&status).unwrap_or(0))]
+}
+
+pub(super) fn checks() -> Vec<Check> {
+    let files = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    let tasks =
+        ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(read_number).into_iter().flatten().min();
+    vec![
+        judge_files(files),
+        judge_tasks(tasks.unwrap_or(u64::MAX)),
+        judge_inotify(read_number("/proc/sys/fs/inotify/max_user_instances")),
+    ]
+}
+
+/// The bits of the line `CapEff:` of /proc/PID/status.
+fn effective(status: &str) -> Option<u64> {
+    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(hex.trim(), 16).ok()
+}
+
+fn judge_capabilities(bits: u64) -> Check {
+    const NAME: &str = "capabilities";
+    let lacking: Vec<&str> = NEEDED.iter().filter(|(bit, _)| bits & (1 << bit) == 0).map(|(_, name)| *name).collect();
+    if !lacking.is_empty() {
+        let found = format!("without {}", lacking.join(", "));
+        return Check::fail(
+            NAME,
+            found,
+            "procs cannot be made or parked",
+            "run as root with these, outside a restricted container",
+        );
+    }
+    if bits & (1 << SYS_RESOURCE) == 0 {
+        let cost = "limits cannot be raised above the hard ones: the number of open files bounds the number of procs";
+        return Check::warn(
+            NAME,
+            "without SYS_RESOURCE",
+            cost,
+            "grant it, or raise the hard limits before starting kip",
+        );
+    }
+    Check::ok(NAME, "all that are needed")
+}
+
+/// A sleeper costs about a dozen descriptors in the daemon and in the keeper: namespaces, pipes, sockets.
+fn judge_files(hard: u64) -> Check {
+    const NAME: &str = "open files";
+    let procs = hard / 12;
+    if procs >= 1000 {
+        return Check::ok(NAME, format!("{}, enough for about {} procs", shown(hard), shown(procs)));
+    }
+    let mend = "ulimit -Hn 65536 before `kip up`; under systemd LimitNOFILE=65536";
+    Check::warn(NAME, hard.to_string(), format!("at most about {procs} procs"), mend)
+}
+
+fn judge_tasks(most: u64) -> Check {
+    const NAME: &str = "processes";
+    if most >= 16_384 {
+        return Check::ok(NAME, format!("{} on this machine", shown(most)));
+    }
+    let mend = "sysctl -w kernel.pid_max=4194304 kernel.threads-max=200000";
+    Check::warn(NAME, format!("{most} on this machine"), "few running procs with threads fit", mend)
+}
+
+fn judge_inotify(instances: Option<u64>) -> Check {
+    const NAME: &str = "inotify";
+    let mend = "sysctl -w fs.inotify.max_user_instances=512";
+    match instances {
+        Some(most) if most >= 128 => {
+            Check::ok(NAME, format!("{most} instances per user id; each proc has its own ids"))
+        }
+        Some(most) => Check::warn(
+            NAME,
+            format!("{most} instances per user id"),
+            "programs that watch many files fail to start",
+            mend,
+        ),
+        None => Check::warn(
+            NAME,
+            "the kernel has none",
+            "programs that watch files fail to start",
+            "a kernel with CONFIG_INOTIFY_USER",
+        ),
+    }
+}
+
+fn shown(number: u64) -> String {
+    if number > 1 << 40 { "unlimited".to_owned() } else { number.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_and_judged() {
+        let status = "Name:\tkip\nCapInh:\t0000000000000000\nCapEff:\t000001fffeffffff\n";
+        let bits = effective(status).unwrap();
+        assert_eq!(judge_capabilities(bits).found, "without SYS_RESOURCE");
+        assert_eq!(judge_capabilities(u64::MAX).status, Status::Ok);
+        let found = judge_capabilities(!(1 << 21)).found;
+        assert_eq!(found, "without SYS_ADMIN");
+        assert_eq!(judge_capabilities(0).status, Status::Fail);
+        assert_eq!(effective("Name:\tkip\n"), None);
+    }
+
+    #[test]
+    fn small_limits_warn() {
+        assert_eq!(judge_files(20_000).found, "20000, enough for about 1666 procs");
+        assert_eq!(judge_files(1024).cost.as_deref(), Some("at most about 85 procs"));
+        assert_eq!(judge_files(u64::MAX).found, "unlimited, enough for about unlimited procs");
+        assert_eq!(judge_tasks(4096).status, Status::Warn);
+        assert_eq!((judge_inotify(Some(128)).status, judge_inotify(Some(16)).status), (Status::Ok, Status::Warn));
+        assert_eq!(judge_inotify(None).status, Status::Warn);
+    }
+}

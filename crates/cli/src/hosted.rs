@@ -1,0 +1,213 @@
+//! The worker behind the hub's interface. Hub and worker do not know each other; this adapter is where they meet.
+
+use anyhow::Context;
+use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
+use kip_types::api::{
+    Code, DownView, Event, EventsRequest, ExecRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView,
+    Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+};
+use kip_types::name::ProcName;
+use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
+use kip_worker::{Config, Worker};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{broadcast, mpsc};
+
+/// Items of a feed that wait for their reader.
+const FEED: usize = 64;
+
+/// The worker of this daemon.
+pub struct Hosted {
+    worker: Arc<Worker>,
+    data: PathBuf,
+}
+
+/// Opens the worker of the data directory that `lock` holds.
+pub async fn open(lock: &DataLock, criu: Option<PathBuf>) -> anyhow::Result<Hosted> {
+    let data = lock.data().to_owned();
+    let config = Config { data: data.clone(), criu, programs: programs()? };
+    let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
+    Ok(Hosted { worker, data })
+}
+
+/// Where `kip-keeper` and `kip-launch` are: beside this program.
+fn programs() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
+    let dir = own.parent().unwrap_or(Path::new("/")).to_owned();
+    for name in ["kip-keeper", "kip-launch"] {
+        anyhow::ensure!(dir.join(name).is_file(), "{name} is not in {}: install Kip's programs together", dir.display());
+    }
+    Ok(dir)
+}
+
+/// Lets go of the worker: procs run on unless the hub went down.
+pub async fn close(hosted: Arc<Hosted>, ending: Ending) -> anyhow::Result<()> {
+    if ending == Ending::Asked {
+        hosted.worker.close().await;
+    }
+    Ok(())
+}
+
+fn line_of(line: logs::LogLine) -> LogLine {
+    let stream = if line.stream == logs::Stream::Stderr { LogStream::Stderr } else { LogStream::Stdout };
+    LogLine { at_ms: line.at_ms, stream, text: String::from_utf8_lossy(&line.text).into_owned() }
+}
+
+fn read_log(dir: &Path, which: &LogsRequest, out: &mpsc::Sender<Result<LogLine, Refusal>>) {
+    let from = match (which.tail, which.since_ms) {
+        (Some(lines), _) => logs::From::Last(lines as usize),
+        (None, Some(ms)) => logs::From::Since(ms),
+        (None, None) => logs::From::Start,
+    };
+    let failed = |e: logs::ReadError| Refusal::new(Code::Failed, e.to_string());
+    let mut reader = match LogReader::open(dir, from) {
+        Ok(reader) => reader,
+        Err(e) => return drop(out.blocking_send(Err(failed(e)))),
+    };
+    loop {
+        let lines = match reader.next_lines() {
+            Ok(lines) => lines,
+            Err(e) => return drop(out.blocking_send(Err(failed(e)))),
+        };
+        if lines.is_empty() {
+            if !which.follow || reader.gone() || out.is_closed() {
+                return;
+            }
+            std::thread::sleep(FOLLOW_POLL);
+        }
+        for line in lines {
+            if which.since_ms.is_some_and(|ms| line.at_ms < ms) {
+                continue;
+            }
+            if out.blocking_send(Ok(line_of(line))).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+async fn carry_exec(mut from: kip_worker::ExecSession, input: mpsc::Receiver<Vec<u8>>, out: mpsc::Sender<ExecOutput>) {
+    let stdin = from.stdin;
+    let feed = async move {
+        let mut input = input;
+        while let Some(bytes) = input.recv().await {
+            if stdin.send(bytes).await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::spawn(feed);
+    while let Some(item) = from.output.recv().await {
+        let item = match item {
+            kip_worker::ExecOutput::Stdout(bytes) => ExecOutput::Stdout(bytes),
+            kip_worker::ExecOutput::Stderr(bytes) => ExecOutput::Stderr(bytes),
+            kip_worker::ExecOutput::End(end) => ExecOutput::End(end),
+        };
+        if out.send(item).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Service for Hosted {
+    async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
+        self.worker.run(request.spec, request.wait_ready).await
+    }
+
+    async fn names(&self) -> Result<Vec<ProcName>, Refusal> {
+        Ok(self.worker.names())
+    }
+
+    async fn list(&self) -> Result<Vec<ProcView>, Refusal> {
+        Ok(self.worker.list().await)
+    }
+
+    async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal> {
+        self.worker.inspect(&name).await
+    }
+
+    async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {
+        self.worker.start(&name).await
+    }
+
+    async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
+        self.worker.stop(&name, Duration::from_millis(how.grace_ms)).await
+    }
+
+    async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
+        self.worker.remove(&name, how.force).await
+    }
+
+    async fn sleep(&self, name: ProcName, how: SleepRequest) -> Result<Moved, Refusal> {
+        if how.to != kip_types::Tier::Parked {
+            return Err(Refusal::new(Code::Invalid, format!("{name} cannot be sent to {}: only to parked", how.to)));
+        }
+        self.worker.park(&name).await.map(|(proc, already)| Moved { proc, already })
+    }
+
+    async fn wake(&self, name: ProcName) -> Result<Moved, Refusal> {
+        self.worker.wake(&name).await.map(|(proc, already)| Moved { proc, already })
+    }
+
+    async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
+        self.worker.why(&name).await
+    }
+
+    async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
+        let dir = self.worker.log_directory(&name)?;
+        let (out, feed) = mpsc::channel(FEED);
+        tokio::task::spawn_blocking(move || read_log(&dir, &which, &out));
+        Ok(feed)
+    }
+
+    async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
+        let (kept, mut live) = self.worker.events();
+        let (out, feed) = mpsc::channel(FEED);
+        tokio::spawn(async move {
+            for event in kept {
+                if out.send(Ok(event)).await.is_err() {
+                    return;
+                }
+            }
+            while which.follow {
+                let next = tokio::select! {
+                    next = live.recv() => next,
+                    () = out.closed() => return,
+                };
+                let sent = match next {
+                    Ok(event) => out.send(Ok(event)).await.is_ok(),
+                    // A reader slower than events come misses some and goes on.
+                    Err(broadcast::error::RecvError::Lagged(_)) => true,
+                    Err(broadcast::error::RecvError::Closed) => false,
+                };
+                if !sent {
+                    return;
+                }
+            }
+        });
+        Ok(feed)
+    }
+
+    async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
+        let session = self.worker.exec(&name, request).await?;
+        let (stdin, input) = mpsc::channel(16);
+        let (out, output) = mpsc::channel(16);
+        tokio::spawn(carry_exec(session, input, out));
+        Ok(ExecSession { stdin, output })
+    }
+
+    async fn info(&self) -> Result<Info, Refusal> {
+        Ok(Info {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            data: self.data.display().to_string(),
+            pid: std::process::id(),
+            worker: self.worker.name().to_owned(),
+            keeper_pid: self.worker.keeper_pid(),
+        })
+    }
+
+    async fn down(&self) -> Result<DownView, Refusal> {
+        Ok(DownView { ended: self.worker.down().await? })
+    }
+}

@@ -1,0 +1,60 @@
+//! The `kip` command.
+//!
+//! Parses, wires and shows; decides nothing. Every command but `up` and `doctor` is a call of the daemon of `--data`. Exit
+//! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod doctor;
+mod exec;
+mod follow;
+mod hosted;
+mod output;
+mod text;
+mod up;
+mod view;
+
+use args::{Cli, Command};
+use clap::Parser;
+use kip_client::Client;
+use output::StdoutGone;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    match dispatch(Cli::parse()) {
+        Ok(code) => code,
+        // Whoever read the output has seen enough.
+        Err(e) if e.is::<StdoutGone>() => ExitCode::SUCCESS,
+        Err(e) => {
+            // There is nobody left to tell when this fails.
+            let _ = writeln!(std::io::stderr(), "kip: {}", text::one_line(&format!("{e:#}")));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+    let data = std::path::absolute(&cli.data)?;
+    let json = cli.json;
+    match cli.command {
+        Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
+        Command::Up(args) => {
+            let lock = up::prepare(&data, &args)?;
+            let runtime = tokio::runtime::Runtime::new()?;
+            let done = runtime.block_on(up::up(lock, args, json));
+            // What still runs is a client that hangs on or a blocking call; the next daemon recovers from either.
+            runtime.shutdown_timeout(Duration::from_secs(2));
+            done
+        }
+        command => {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let done = runtime.block_on(commands::call(&Client::new(data), command, json));
+            // A read of the terminal may be under way that never returns.
+            runtime.shutdown_background();
+            done
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! `kip up`: the daemon of one data directory, in the foreground.
+//!
+//! Order: take the directory, open the worker (which finishes or undoes what a dead daemon left), listen, say `ready`.
+//! SIGTERM, SIGINT and SIGHUP end the daemon only: procs run on and the next `kip up` adopts them. `kip down` ends both.
+//! A crash at any step leaves what the next start recovers from.
+
+use crate::args::UpArgs;
+use crate::hosted;
+use crate::output::{print, print_json};
+use anyhow::{Context, bail};
+use kip_hub::{ApiSocket, DataLock, Ending, Hub, Service};
+use kip_types::spec::Timing;
+use std::future::Future;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// What has to be done while the process has one thread: its own mount namespace, and the fault to inject.
+pub fn prepare(data: &Path, args: &UpArgs) -> anyhow::Result<DataLock> {
+    if let Some(step) = &args.fault_at {
+        if step == "list" {
+            print(&format!("{}\n", kip_worker::fault::STEPS.join("\n")))?;
+            std::process::exit(0);
+        }
+        anyhow::ensure!(kip_worker::fault::arm(step), "--fault-at {step}: there is no such step; `list` shows them");
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("the daemon builds namespaces and cgroups, for which it must be root: use sudo kip up");
+    }
+    let lock = DataLock::take(data, group_of(args)?)?;
+    kip_worker::enter_private_mounts(data)
+        .with_context(|| format!("cannot enter a mount namespace of its own for {}", data.display()))?;
+    Ok(lock)
+}
+
+fn group_of(args: &UpArgs) -> anyhow::Result<Option<u32>> {
+    args.group.as_deref().map(group_id).transpose()
+}
+
+/// Runs the daemon to its end.
+pub async fn up(lock: DataLock, args: UpArgs, json: bool) -> anyhow::Result<ExitCode> {
+    log_to_stderr(&args.log)?;
+    let group = group_of(&args)?;
+    let usual = Timing::default();
+    let defaults = Timing {
+        idle_ms: args.idle.unwrap_or(usual.idle_ms),
+        park_after_ms: args.park_after.unwrap_or(usual.park_after_ms),
+        ..usual
+    };
+    let worker = Arc::new(hosted::open(&lock, args.criu).await?);
+    let mut ends = EndSignals::listen()?;
+    let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
+    hosted::close(worker, ending).await?;
+    tracing::info!(?ending, "daemon ends");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves `service` until `end` or `kip down`. The socket's file is gone when this returns.
+async fn serve<S: Service>(
+    lock: &DataLock,
+    service: Arc<S>,
+    defaults: Timing,
+    group: Option<u32>,
+    json: bool,
+    end: impl Future<Output = ()> + Send,
+) -> anyhow::Result<Ending> {
+    let mut socket = ApiSocket::bind(lock, group)?;
+    let hub = Hub::new(service, defaults);
+    let address = format!("unix:{}", socket.path().display());
+    // The socket listens already: whoever reads this line can connect. A reader that is gone is no reason to end.
+    let said = match json {
+        true => print_json(&serde_json::json!({ "ready": address })),
+        false => print(&format!("ready {address}\n")),
+    };
+    if said.is_err() {
+        tracing::debug!("nobody reads the ready line");
+    }
+    Ok(hub.serve(&mut socket, end).await?)
+}
+
+/// The signals that end the daemon.
+struct EndSignals([Signal; 3]);
+
+impl EndSignals {
+    fn listen() -> anyhow::Result<EndSignals> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(EndSignals([
+            listen(SignalKind::terminate())?,
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::hangup())?,
+        ]))
+    }
+
+    async fn any(&mut self) {
+        let [terminate, interrupt, hangup] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
+fn log_to_stderr(filter: &str) -> anyhow::Result<()> {
+    let filter = tracing_subscriber::EnvFilter::try_new(filter).with_context(|| {
+        format!("--log {filter:?} is not a filter: write for example debug or warn,kip_worker=debug")
+    })?;
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours).init();
+    Ok(())
+}
+
+/// The number of a group that is given by number or by its name in /etc/group, group(5).
+fn group_id(group: &str) -> anyhow::Result<u32> {
+    if let Ok(number) = group.parse() {
+        return Ok(number);
+    }
+    let file = std::fs::read_to_string("/etc/group").context("cannot read /etc/group")?;
+    group_in(&file, group).with_context(|| format!("there is no group {group} in /etc/group: give its number"))
+}
+
+fn group_in(file: &str, group: &str) -> Option<u32> {
+    file.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    })
+}
+
+#[cfg(test)]
+#[path = "../../hub/tests/fake/mod.rs"]
+mod fake;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_found_by_name() {
+        let file = "root:x:0:\ndocker:x:998:alice,bob\nbroken\nbroken2:x:much:\n";
+        assert_eq!(group_in(file, "docker"), Some(998));
+        assert_eq!(group_in(file, "broken"), None);
+        assert_eq!(group_in(file, "broken2"), None);
+        assert_eq!(group_in(file, "doc"), None);
+        assert_eq!(group_id("17").unwrap(), 17);
+    }
+
+    #[tokio::test]
+    async fn serves_until_it_is_asked_to_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = DataLock::take(dir.path(), None).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let service = Arc::new(fake::Fake::default());
+        let client = kip_client::Client::new(dir.path());
+        let end = async { drop(stopped.await) };
+        let asks = async {
+            while client.info().await.is_err() {
+                tokio::task::yield_now().await;
+            }
+            drop(stop);
+        };
+        let (ending, ()) = tokio::join!(serve(&lock, service, Timing::default(), None, true, end), asks);
+        assert_eq!(ending.unwrap(), Ending::Asked);
+        assert!(!client.socket().exists());
+    }
+}

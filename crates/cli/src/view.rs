@@ -1,0 +1,330 @@
+//! The API's views as people read them.
+
+use crate::text::{ago, bytes, micros, millis, one_line, short, table, utc};
+use kip_types::api::{Event, Moved, PortView, ProcView, SleepView, WakeView, WhyView};
+use kip_types::spec::{Image, Spec};
+use std::fmt::Write;
+
+/// Longest command in a table, characters.
+const COMMAND_MAX: usize = 60;
+/// Longest bar of a wake's step, characters.
+const BAR_MAX: u64 = 40;
+
+/// `kip run`: the name and where it is reached.
+pub fn run(view: &ProcView) -> String {
+    if view.ports.is_empty() {
+        return format!("{}\n", view.name);
+    }
+    let row = |port| vec![view.name.to_string(), reached(port)];
+    table(&view.ports.iter().map(row).collect::<Vec<_>>())
+}
+
+/// `tcp 80 -> 0.0.0.0:8080`
+fn reached(port: &PortView) -> String {
+    format!("{} {} -> {}", port.proto, port.port, host_side(port))
+}
+
+fn host_side(port: &PortView) -> String {
+    std::net::SocketAddr::new(port.host_addr, port.host_port).to_string()
+}
+
+/// `kip ps`.
+pub fn ps(views: &[ProcView]) -> String {
+    let head = ["NAME", "STATE", "TIER", "PORTS", "MEMORY", "IDLE", "LAST-WAKE", "COMMAND"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(views.iter().map(|view| {
+        let ports = view.ports.iter().map(|p| format!("{}->{}/{}", p.host_port, p.port, p.proto));
+        vec![
+            view.name.to_string(),
+            one_line(&view.state),
+            view.tier.map_or_else(dash, |tier| tier.to_string()),
+            or_dash(ports.collect::<Vec<_>>().join(",")),
+            if view.pids.is_empty() { dash() } else { bytes(view.memory.pss_bytes) },
+            view.idle_ms.map_or_else(dash, millis),
+            view.last_wake.as_ref().map_or_else(dash, |wake| format!("{}, {}", micros(wake.total_us), ago(wake.at_ms))),
+            short(&command(&view.spec), COMMAND_MAX),
+        ]
+    }));
+    table(&rows)
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+fn or_dash(text: String) -> String {
+    if text.is_empty() { dash() } else { text }
+}
+
+/// The command as a shell would read it.
+fn command(spec: &Spec) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    let quoted = spec.command.iter().map(|word| {
+        if !word.is_empty() && word.chars().all(plain) {
+            word.clone()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
+        }
+    });
+    one_line(&quoted.collect::<Vec<_>>().join(" "))
+}
+
+/// Named values below each other, under titles.
+#[derive(Default)]
+struct Sections(String);
+
+impl Sections {
+    fn add(&mut self, title: &str, rows: Vec<(&str, String)>) {
+        if rows.is_empty() {
+            return;
+        }
+        let gap = if self.0.is_empty() { "" } else { "\n" };
+        let rows: Vec<_> = rows.into_iter().map(|(key, value)| vec![format!("  {key}"), one_line(&value)]).collect();
+        write!(self.0, "{gap}{title}\n{}", table(&rows)).expect("a String takes every write");
+    }
+}
+
+/// `kip inspect`.
+pub fn inspect(view: &ProcView) -> String {
+    let mut text = Sections::default();
+    let mut rows = vec![
+        ("state", view.state.clone()),
+        ("tier", view.tier.map_or_else(dash, |tier| tier.to_string())),
+        ("realm", view.realm.to_string()),
+        ("worker", view.worker.clone()),
+        ("generation", view.generation.to_string()),
+        ("pids", or_dash(view.pids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "))),
+    ];
+    rows.extend(view.exit.iter().map(|exit| ("exit", exit.clone())));
+    rows.extend(view.idle_ms.map(|ms| ("idle", millis(ms))));
+    rows.extend(view.next_timer_ms.map(|ms| ("next timer", format!("in {}", millis(ms)))));
+    text.add(view.name.as_str(), rows);
+    text.add("program", program(&view.spec));
+    let ports = view.ports.iter();
+    text.add("ports", ports.map(|p| ("", format!("{}, inside {}", reached(p), p.addr))).collect());
+    let memory = &view.memory;
+    text.add(
+        "memory",
+        vec![
+            ("resident", bytes(memory.rss_bytes)),
+            ("proportional", bytes(memory.pss_bytes)),
+            ("kernel", bytes(memory.kernel_bytes)),
+            ("swapped", bytes(memory.swap_bytes)),
+            ("working set", format!("{} pages", memory.working_set_pages)),
+        ],
+    );
+    text.add("limits and sleep", limits(&view.spec));
+    text.add("last sleep", view.last_sleep.iter().flat_map(last_sleep).collect());
+    text.add("last wake", view.last_wake.iter().flat_map(last_wake).collect());
+    text.0 + &view.last_wake.as_ref().map(|wake| indent(&steps(wake))).unwrap_or_default()
+}
+
+fn program(spec: &Spec) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("command", command(spec))];
+    rows.extend(spec.workdir.iter().map(|dir| ("directory", dir.display().to_string())));
+    rows.extend(spec.env.iter().map(|(key, value)| ("environment", format!("{key}={value}"))));
+    rows.push(match &spec.image {
+        Image::Host => ("image", "host".to_owned()),
+        Image::Tar(path) => ("image", format!("tarball {}", path.display())),
+    });
+    rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
+    rows
+}
+
+fn limits(spec: &Spec) -> Vec<(&'static str, String)> {
+    let timing = &spec.timing;
+    vec![
+        ("memory", spec.limits.memory_bytes.map_or_else(|| "unlimited".to_owned(), bytes)),
+        ("cpus", spec.limits.cpus.map_or_else(|| "unlimited".to_owned(), |n| n.to_string())),
+        ("processes", spec.limits.pids.to_string()),
+        (
+            "leaves hot",
+            if timing.never { "only when told to".to_owned() } else { format!("idle {}", millis(timing.idle_ms)) },
+        ),
+        ("parked", format!("{} after that", millis(timing.park_after_ms))),
+        ("ticks below", millis(timing.tick_ms)),
+    ]
+}
+
+fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {
+    vec![
+        ("when", format!("{} ({})", utc(sleep.at_ms), ago(sleep.at_ms))),
+        ("to", sleep.to.to_string()),
+        ("stood still", micros(sleep.frozen_us)),
+        ("in all", micros(sleep.total_us)),
+        ("written", bytes(sleep.bytes_written)),
+    ]
+}
+
+fn last_wake(wake: &WakeView) -> Vec<(&'static str, String)> {
+    vec![
+        ("when", format!("{} ({})", utc(wake.at_ms), ago(wake.at_ms))),
+        ("from", wake.from.to_string()),
+        ("by", wake.trigger.clone()),
+        ("in all", micros(wake.total_us)),
+    ]
+}
+
+/// A wake's steps with a bar for each one's share.
+fn steps(wake: &WakeView) -> String {
+    let longest = wake.steps.iter().map(|step| step.us).max().unwrap_or(0).max(1);
+    let times: Vec<String> = wake.steps.iter().map(|step| micros(step.us)).collect();
+    let width = times.iter().map(String::len).max().unwrap_or(0);
+    let rows = wake.steps.iter().zip(times).map(|(step, time)| {
+        let bar = usize::try_from((step.us * BAR_MAX).div_ceil(longest)).expect("at most BAR_MAX");
+        vec![one_line(&step.name), format!("{time:>width$}"), "#".repeat(bar)]
+    });
+    table(&rows.collect::<Vec<_>>())
+}
+
+fn indent(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
+
+/// `kip sleep`.
+pub fn sleep(moved: &Moved) -> String {
+    let name = &moved.proc.name;
+    match &moved.proc.last_sleep {
+        Some(sleep) if !moved.already => format!(
+            "{name} {} in {}, stood still {}, wrote {}\n",
+            sleep.to,
+            micros(sleep.total_us),
+            micros(sleep.frozen_us),
+            bytes(sleep.bytes_written)
+        ),
+        _ => format!("{name} is {}\n", moved.proc.state),
+    }
+}
+
+/// `kip wake`.
+pub fn wake(moved: &Moved) -> String {
+    let name = &moved.proc.name;
+    match &moved.proc.last_wake {
+        Some(wake) if !moved.already => {
+            let (time, trigger) = (micros(wake.total_us), one_line(&wake.trigger));
+            format!("{name} woke from {} in {time} by {trigger}\n{}", wake.from, indent(&steps(wake)))
+        }
+        _ => format!("{name} is {}\n", moved.proc.state),
+    }
+}
+
+/// `kip why`.
+pub fn why(why: &WhyView) -> String {
+    let mut text = format!("{} is {}\n", why.name, why.state);
+    let mut rows = Vec::new();
+    rows.extend(why.awake_because.iter().map(|line| ("awake because", one_line(line))));
+    rows.extend(why.cannot_sleep.iter().map(|line| ("cannot sleep", one_line(line))));
+    rows.extend(why.last_wake.iter().map(|wake| {
+        ("last wake", format!("{}, in {} by {}", ago(wake.at_ms), micros(wake.total_us), one_line(&wake.trigger)))
+    }));
+    let rows: Vec<_> = rows.into_iter().map(|(key, value)| vec![format!("  {key}"), value]).collect();
+    text.push_str(&table(&rows));
+    text
+}
+
+/// One line of `kip events`.
+pub fn event(event: &Event) -> String {
+    let name = event.name.as_ref().map_or("-", |name| name.as_str());
+    let line = format!("{}  {name:<16}  {:<9}  {}", utc(event.at_ms), one_line(&event.kind), one_line(&event.detail));
+    format!("{}\n", line.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::now_ms;
+
+    fn view(json: serde_json::Value) -> ProcView {
+        let mut base = serde_json::json!({
+            "name": "web", "realm": "default", "state": "running", "tier": "hot", "worker": "m1", "generation": 2,
+            "ports": [{"proto": "tcp", "port": 80, "addr": "10.213.0.1", "host_addr": "0.0.0.0", "host_port": 8080}],
+            "pids": [41, 42],
+            "memory": {"rss_bytes": 5 << 20, "pss_bytes": 3 << 20, "kernel_bytes": 0, "swap_bytes": 0, "working_set_pages": 0},
+            "last_sleep": null, "last_wake": null, "exit": null, "idle_ms": 1500, "next_timer_ms": null,
+            "spec": {"name": "web", "command": ["sh", "-c", "echo 'a b'; \u{1b}"]},
+        });
+        base.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
+        serde_json::from_value(base).unwrap()
+    }
+
+    fn wake() -> serde_json::Value {
+        let steps = [("helper", 400), ("restore processes", 6000), ("resume", 1)];
+        let steps = steps.map(|(name, us)| serde_json::json!({ "name": name, "us": us }));
+        serde_json::json!({"trigger": "tcp 0.0.0.0:80 (connection)", "from": "parked", "total_us": 7500, "steps": steps, "at_ms": now_ms() - 180_500})
+    }
+
+    #[test]
+    fn run_names_the_ports() {
+        assert_eq!(run(&view(serde_json::json!({}))), "web  tcp 80 -> 0.0.0.0:8080\n");
+        assert_eq!(run(&view(serde_json::json!({"ports": []}))), "web\n");
+    }
+
+    #[test]
+    fn ps_is_an_aligned_table() {
+        let views = [
+            view(serde_json::json!({"last_wake": wake()})),
+            view(
+                serde_json::json!({"name": "a-parked-one", "state": "parked", "tier": "parked", "pids": [], "idle_ms": null, "ports": []}),
+            ),
+            view(serde_json::json!({"name": "b", "state": "stopped", "tier": null, "pids": [], "idle_ms": null})),
+        ];
+        let text = ps(&views);
+        let expected = "\
+NAME          STATE    TIER    PORTS         MEMORY  IDLE  LAST-WAKE      COMMAND
+web           running  hot     8080->80/tcp  3.0M    1.5s  7.5ms, 3m ago  sh -c 'echo '\\''a b'\\''; '
+a-parked-one  parked   parked  -             -       -     -              sh -c 'echo '\\''a b'\\''; '
+b             stopped  -       8080->80/tcp  -       -     -              sh -c 'echo '\\''a b'\\''; '
+";
+        assert_eq!(text, expected.replace("; '", ";  '"), "{text}");
+        assert_eq!(ps(&[]).lines().count(), 1);
+    }
+
+    #[test]
+    fn a_wakes_steps_have_bars() {
+        let moved = Moved { proc: view(serde_json::json!({"last_wake": wake()})), already: false };
+        let bar = "#".repeat(40);
+        let expected = format!(
+            "web woke from parked in 7.5ms by tcp 0.0.0.0:80 (connection)\n  helper             400us  ###\n  restore processes  6.0ms  {bar}\n  resume               1us  #\n"
+        );
+        assert_eq!(super::wake(&moved), expected);
+        let already = Moved { already: true, ..moved };
+        assert_eq!(super::wake(&already), "web is running\n");
+    }
+
+    #[test]
+    fn inspect_shows_every_section() {
+        let sleep = serde_json::json!({"to": "parked", "frozen_us": 9000, "total_us": 21000, "bytes_written": 3 << 20, "at_ms": 0});
+        let text = inspect(&view(serde_json::json!({"last_wake": wake(), "last_sleep": sleep, "next_timer_ms": 5000})));
+        for line in [
+            "web",
+            "  generation  2",
+            "  pids        41 42",
+            "  next timer  in 5.0s",
+            "ports",
+            "    tcp 80 -> 0.0.0.0:8080, inside 10.213.0.1",
+            "  resident      5.0M",
+            "last sleep",
+            "  stood still  9.0ms",
+            "last wake",
+            "  by      tcp 0.0.0.0:80 (connection)",
+            "  helper             400us  ###",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
+        }
+        assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn why_and_events_are_lines() {
+        let why: WhyView = serde_json::from_value(serde_json::json!({
+            "name": "web", "state": "running", "awake_because": ["a request 2 s ago"],
+            "cannot_sleep": ["descriptor 7 is an io_uring"], "last_wake": null,
+        }))
+        .unwrap();
+        let expected =
+            "web is running\n  awake because  a request 2 s ago\n  cannot sleep   descriptor 7 is an io_uring\n";
+        assert_eq!(super::why(&why), expected);
+        let event = Event { at_ms: 0, name: None, kind: "ready".into(), detail: "pid\n7".into() };
+        assert_eq!(super::event(&event), "1970-01-01T00:00:00.000Z  -                 ready      pid 7\n");
+    }
+}

@@ -1,0 +1,102 @@
+//! The client's side of an exec: frames both ways on the connection that the daemon handed over with 101.
+
+use crate::CallError;
+use crate::connect::{Connection, Sent};
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use kip_types::api::{CHANNEL_END, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT, ExecEnd, FRAME_HEADER, FRAME_MAX};
+use std::io;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+
+/// A program that runs inside a proc. Dropping both halves kills it. They are to be used at the same time: a program that
+/// nobody reads from stops reading.
+#[derive(Debug)]
+pub struct Exec {
+    /// Its standard input.
+    pub input: ExecInput,
+    /// Its outputs and its end.
+    pub output: ExecOutput,
+}
+
+/// Sends bytes to the program.
+#[derive(Debug)]
+pub struct ExecInput(WriteHalf<TokioIo<Upgraded>>);
+
+/// Receives what the program writes.
+#[derive(Debug)]
+pub struct ExecOutput {
+    from: ReadHalf<TokioIo<Upgraded>>,
+    _connection: Connection,
+}
+
+/// What came from the program.
+#[derive(Debug)]
+pub enum Received {
+    /// Bytes of its standard output.
+    Stdout(Vec<u8>),
+    /// Bytes of its standard error.
+    Stderr(Vec<u8>),
+    /// It ended; nothing follows.
+    End(ExecEnd),
+}
+
+pub(crate) async fn open(sent: Sent) -> Result<Exec, CallError> {
+    let Sent { response, connection } = sent;
+    let upgraded = hyper::upgrade::on(response).await.map_err(CallError::lost)?;
+    let (reader, writer) = tokio::io::split(TokioIo::new(upgraded));
+    Ok(Exec { input: ExecInput(writer), output: ExecOutput { from: reader, _connection: connection } })
+}
+
+impl ExecInput {
+    /// Sends `bytes`. An error means that the session is over; what became of it the output tells.
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        for piece in bytes.chunks(FRAME_MAX) {
+            self.frame(piece).await?;
+        }
+        self.0.flush().await
+    }
+
+    /// End of file: the program reads no more. The session goes on.
+    pub async fn end(&mut self) -> io::Result<()> {
+        self.frame(&[]).await?;
+        self.0.flush().await
+    }
+
+    async fn frame(&mut self, payload: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(payload.len()).expect("frames are cut to FRAME_MAX");
+        let mut frame = Vec::with_capacity(FRAME_HEADER + payload.len());
+        frame.push(CHANNEL_STDIN);
+        frame.extend_from_slice(&length.to_be_bytes());
+        frame.extend_from_slice(payload);
+        self.0.write_all(&frame).await
+    }
+}
+
+impl ExecOutput {
+    /// What comes next. Not cancel safe.
+    pub async fn next(&mut self) -> Result<Received, CallError> {
+        loop {
+            let mut header = [0; FRAME_HEADER];
+            self.from.read_exact(&mut header).await.map_err(CallError::Lost)?;
+            let [channel, length @ ..] = header;
+            let length = u32::from_be_bytes(length) as usize;
+            if length > FRAME_MAX {
+                return Err(foreign("a frame is too long"));
+            }
+            let mut payload = vec![0; length];
+            self.from.read_exact(&mut payload).await.map_err(CallError::Lost)?;
+            return match channel {
+                // The daemon looks whether this client is still there.
+                CHANNEL_STDOUT | CHANNEL_STDERR if payload.is_empty() => continue,
+                CHANNEL_STDOUT => Ok(Received::Stdout(payload)),
+                CHANNEL_STDERR => Ok(Received::Stderr(payload)),
+                CHANNEL_END => serde_json::from_slice(&payload).map(Received::End).map_err(CallError::Foreign),
+                _ => Err(foreign("a frame of an unknown channel")),
+            };
+        }
+    }
+}
+
+fn foreign(what: &str) -> CallError {
+    CallError::Foreign(serde::de::Error::custom(what))
+}

@@ -1,0 +1,178 @@
+//! Rust client of a Kip daemon.
+//!
+//! Owns the way over the unix socket: one connection per call, typed requests and answers, and errors whose one line can be
+//! shown to a person. Never retries: a call that changes something is carried out by the daemon even when its client
+//! goes away in the middle, so asking again is the caller's decision.
+#![forbid(unsafe_code)]
+
+mod connect;
+mod error;
+mod exec;
+mod feed;
+
+pub use error::CallError;
+pub use exec::{Exec, ExecInput, ExecOutput, Received};
+pub use feed::Feed;
+
+use connect::{Sent, collect};
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::{Method, Request};
+use kip_types::api::{
+    DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+};
+use kip_types::lifecycle::Tier;
+use kip_types::name::ProcName;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::path::{Path, PathBuf};
+
+/// Path of the API's socket below a data directory.
+pub const SOCKET: &str = "run/api.sock";
+
+/// Talks to the daemon of one data directory.
+#[derive(Debug, Clone)]
+pub struct Client {
+    data: PathBuf,
+}
+
+impl Client {
+    /// For the daemon of `data`. Does not connect yet.
+    pub fn new(data: impl Into<PathBuf>) -> Client {
+        Client { data: data.into() }
+    }
+
+    /// Where the daemon answers.
+    pub fn socket(&self) -> PathBuf {
+        self.data.join(SOCKET)
+    }
+
+    /// The data directory.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// Pid of the daemon as this process sees it; none if it is in a pid namespace that is not visible from here.
+    pub async fn daemon_pid(&self) -> Result<Option<i32>, CallError> {
+        let stream =
+            connect::connect(&self.socket()).await.map_err(|e| CallError::connecting(&self.data, self.socket(), e))?;
+        Ok(stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|pid| *pid > 0))
+    }
+
+    /// Creates a proc.
+    pub async fn run(&self, request: &RunRequest) -> Result<ProcView, CallError> {
+        self.post("/v1/procs", request).await
+    }
+
+    /// All procs, sorted by name.
+    pub async fn list(&self) -> Result<Vec<ProcView>, CallError> {
+        self.get("/v1/procs").await
+    }
+
+    /// One proc.
+    pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, CallError> {
+        self.get(&format!("/v1/procs/{name}")).await
+    }
+
+    /// Starts a stopped proc again.
+    pub async fn start(&self, name: &ProcName) -> Result<ProcView, CallError> {
+        self.post(&format!("/v1/procs/{name}/start"), &Nothing {}).await
+    }
+
+    /// Ends a proc; `grace_ms` from SIGTERM to SIGKILL.
+    pub async fn stop(&self, name: &ProcName, grace_ms: u64) -> Result<ProcView, CallError> {
+        self.post(&format!("/v1/procs/{name}/stop"), &StopRequest { grace_ms }).await
+    }
+
+    /// Removes a proc; with `force` ends it first.
+    pub async fn remove(&self, name: &ProcName, force: bool) -> Result<(), CallError> {
+        let path = with_query(&format!("/v1/procs/{name}"), &RemoveRequest { force });
+        collect(self.send(Method::DELETE, &path, Bytes::new()).await?).await?;
+        Ok(())
+    }
+
+    /// Sends a proc to a lower tier.
+    pub async fn sleep(&self, name: &ProcName, to: Tier) -> Result<Moved, CallError> {
+        self.post(&format!("/v1/procs/{name}/sleep"), &SleepRequest { to }).await
+    }
+
+    /// Wakes a proc.
+    pub async fn wake(&self, name: &ProcName) -> Result<Moved, CallError> {
+        self.post(&format!("/v1/procs/{name}/wake"), &Nothing {}).await
+    }
+
+    /// Why a proc is in the tier that it is in.
+    pub async fn why(&self, name: &ProcName) -> Result<WhyView, CallError> {
+        self.get(&format!("/v1/procs/{name}/why")).await
+    }
+
+    /// What a proc wrote.
+    pub async fn logs(&self, name: &ProcName, which: &LogsRequest) -> Result<Feed<LogLine>, CallError> {
+        let path = with_query(&format!("/v1/procs/{name}/logs"), which);
+        Ok(Feed::new(self.send(Method::GET, &path, Bytes::new()).await?))
+    }
+
+    /// What happened.
+    pub async fn events(&self, which: &EventsRequest) -> Result<Feed<Event>, CallError> {
+        Ok(Feed::new(self.send(Method::GET, &with_query("/v1/events", which), Bytes::new()).await?))
+    }
+
+    /// Runs a program inside a proc.
+    pub async fn exec(&self, name: &ProcName, request: &ExecRequest) -> Result<Exec, CallError> {
+        let request = self
+            .request(Method::POST, &format!("/v1/procs/{name}/exec"))
+            .header("connection", "upgrade")
+            .header("upgrade", EXEC_PROTOCOL)
+            .body(Full::new(json(request)))
+            .expect("a name is a path segment and the rest is constant");
+        exec::open(connect::send(self, request).await?).await
+    }
+
+    /// About the daemon.
+    pub async fn info(&self) -> Result<Info, CallError> {
+        self.get("/v1/info").await
+    }
+
+    /// Ends all procs and the daemon.
+    pub async fn down(&self) -> Result<DownView, CallError> {
+        self.post("/v1/down", &Nothing {}).await
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CallError> {
+        parse(&collect(self.send(Method::GET, path, Bytes::new()).await?).await?)
+    }
+
+    async fn post<T: DeserializeOwned>(&self, path: &str, body: &(impl Serialize + ?Sized)) -> Result<T, CallError> {
+        parse(&collect(self.send(Method::POST, path, json(body)).await?).await?)
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Sent, CallError> {
+        let request = self.request(method, path).body(Full::new(body));
+        connect::send(self, request.expect("a name is a path segment and the rest is constant")).await
+    }
+
+    fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
+        Request::builder().method(method).uri(path).header("host", "kip").header("content-type", "application/json")
+    }
+}
+
+/// The body of a request that has nothing to say.
+#[derive(Serialize)]
+struct Nothing {}
+
+fn json(body: &(impl Serialize + ?Sized)) -> Bytes {
+    serde_json::to_vec(body).expect("the API's types are JSON").into()
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CallError> {
+    serde_json::from_slice(body).map_err(CallError::Foreign)
+}
+
+/// Adds the flat fields of `query` that are not null. They are numbers and booleans, so nothing needs escaping.
+fn with_query(path: &str, query: &impl Serialize) -> String {
+    let fields = serde_json::to_value(query).expect("the API's types are JSON");
+    let fields = fields.as_object().expect("a query is a struct");
+    let given = fields.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| format!("{key}={value}"));
+    format!("{path}?{}", given.collect::<Vec<_>>().join("&"))
+}

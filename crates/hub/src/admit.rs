@@ -1,0 +1,154 @@
+//! The edge: a `run` is checked and completed here, so that what a worker is given makes sense by itself.
+//!
+//! Never asks the machine: whether a name is free, a file exists or a limit suffices is the worker's to find out.
+
+use kip_types::api::{Code, Refusal, RunRequest};
+use kip_types::name::{ProcName, Realm};
+use kip_types::spec::{Image, Spec, Timing};
+use std::collections::BTreeSet;
+
+/// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
+pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
+
+/// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name.
+pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
+    if request.left_open.idle {
+        request.spec.timing.idle_ms = defaults.idle_ms;
+        request.left_open.idle = false;
+    }
+    if request.left_open.park_after {
+        request.spec.timing.park_after_ms = defaults.park_after_ms;
+        request.left_open.park_after = false;
+    }
+    check(&request.spec).map_err(|line| Refusal::new(Code::Invalid, line))
+}
+
+/// The first of `stem-1`, `stem-2`, .. that is not in `taken`.
+pub fn free_name(stem: &ProcName, taken: &[ProcName]) -> Result<ProcName, Refusal> {
+    let taken: BTreeSet<&str> = taken.iter().map(ProcName::as_str).collect();
+    (1u64..)
+        .map(|n| format!("{stem}-{n}"))
+        .find(|name| !taken.contains(name.as_str()))
+        .expect("names in use are finite")
+        .parse()
+        .map_err(|e| Refusal::new(Code::Invalid, format!("no name can be made from {stem:?}: {e}")))
+}
+
+fn check(spec: &Spec) -> Result<(), String> {
+    if spec.realm != Realm::default() {
+        return Err(format!("there is no realm {}: this daemon has only the realm {}", spec.realm, Realm::default()));
+    }
+    check_program(spec)?;
+    check_ports(spec)?;
+    if let Image::Tar(path) = &spec.image {
+        if !path.is_absolute() {
+            return Err(format!("the tarball's path {} is not absolute", path.display()));
+        }
+    }
+    let limits = &spec.limits;
+    if let Some(bytes) = limits.memory_bytes.filter(|b| *b < MEMORY_MIN_BYTES) {
+        return Err(format!("a memory limit of {bytes} bytes is too small: give at least {MEMORY_MIN_BYTES}"));
+    }
+    if let Some(cpus) = limits.cpus.filter(|c| !(c.is_finite() && *c >= 0.01)) {
+        return Err(format!("a limit of {cpus} CPUs is too small: give at least 0.01"));
+    }
+    if limits.pids == 0 {
+        return Err("a limit of 0 processes lets nothing run: give at least 1".to_owned());
+    }
+    Ok(())
+}
+
+fn check_program(spec: &Spec) -> Result<(), String> {
+    match spec.command.first() {
+        None => return Err("no command was given".to_owned()),
+        Some(program) if program.is_empty() => return Err("the command's first word is empty".to_owned()),
+        Some(_) => {}
+    }
+    if spec.command.iter().any(|word| word.contains('\0')) {
+        return Err("the command contains a NUL byte".to_owned());
+    }
+    for (key, value) in &spec.env {
+        if key.is_empty() || key.contains(['=', '\0']) || value.contains('\0') {
+            return Err(format!("the environment variable {key:?} is not valid"));
+        }
+    }
+    match &spec.workdir {
+        Some(dir) if !dir.is_absolute() => Err(format!("the working directory {} is not absolute", dir.display())),
+        _ => Ok(()),
+    }
+}
+
+fn check_ports(spec: &Spec) -> Result<(), String> {
+    let mut inside = BTreeSet::new();
+    let mut outside = BTreeSet::new();
+    for port in &spec.ports {
+        if port.port == 0 || port.host_port == Some(0) {
+            return Err("port 0 cannot be published".to_owned());
+        }
+        if !inside.insert((port.proto, port.port)) {
+            return Err(format!("{} port {} is published twice", port.proto, port.port));
+        }
+        if let Some(host_port) = port.host_port {
+            if !outside.insert((port.proto, host_port)) {
+                return Err(format!("{} host port {host_port} is asked for twice", port.proto));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::api::LeftOpen;
+
+    fn request(json: &str) -> RunRequest {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn refused(json: &str) -> String {
+        let refusal = complete(&mut request(json), &Timing::default()).unwrap_err();
+        assert_eq!(refusal.code, Code::Invalid);
+        refusal.message
+    }
+
+    #[test]
+    fn fills_in_only_what_was_left_open() {
+        let defaults = Timing { idle_ms: 1, park_after_ms: 2, ..Timing::default() };
+        let mut left = request(
+            r#"{"spec":{"name":"a","command":["x"],"timing":{"idle_ms":7,"park_after_ms":8}},"left_open":{"idle":true}}"#,
+        );
+        complete(&mut left, &defaults).unwrap();
+        assert_eq!((left.spec.timing.idle_ms, left.spec.timing.park_after_ms), (1, 8));
+        assert_eq!(left.left_open, LeftOpen::default());
+    }
+
+    #[test]
+    fn refuses_what_cannot_work() {
+        assert!(refused(r#"{"spec":{"name":"a","command":[]}}"#).contains("no command"));
+        assert!(refused(r#"{"spec":{"name":"a","command":[""]}}"#).contains("empty"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x\u0000"]}}"#).contains("NUL"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"realm":"b"}}"#).contains("no realm b"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"workdir":"b"}}"#).contains("not absolute"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"image":{"tar":"b"}}}"#).contains("not absolute"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"env":{"":"b"}}}"#).contains("variable"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"memory_bytes":5}}}"#).contains("too small"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"cpus":0.0}}}"#).contains("too small"));
+        assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"pids":0}}}"#).contains("processes"));
+        let port = r#"{"proto":"tcp","port":80,"host_port":8080}"#;
+        let twice = format!(r#"{{"spec":{{"name":"a","command":["x"],"ports":[{port},{port}]}}}}"#);
+        assert!(refused(&twice).contains("twice"));
+        let other = r#"{"proto":"tcp","port":81,"host_port":8080}"#;
+        let twice = format!(r#"{{"spec":{{"name":"a","command":["x"],"ports":[{port},{other}]}}}}"#);
+        assert!(refused(&twice).contains("host port 8080 is asked for twice"));
+    }
+
+    #[test]
+    fn a_name_gets_the_lowest_free_number() {
+        let name = |s: &str| s.parse::<ProcName>().unwrap();
+        let taken = [name("web-1"), name("web-3"), name("db-2")];
+        assert_eq!(free_name(&name("web"), &taken).unwrap(), name("web-2"));
+        assert_eq!(free_name(&name("db"), &[]).unwrap(), name("db-1"));
+        assert_eq!(free_name(&name(&"x".repeat(63)), &[]).unwrap_err().code, Code::Invalid);
+    }
+}

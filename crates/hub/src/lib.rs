@@ -1,0 +1,25 @@
+//! Control plane: the API of one data directory on a unix socket.
+//!
+//! Owns the [`Service`] interface between hub and worker, the routes, the edge checks of a request ([`admit`]), the
+//! lock that makes a daemon the only one of its data directory ([`DataLock`]) and the socket's file ([`ApiSocket`]).
+//! Never sits in a data path and knows nothing of sandboxes, memory or checkpoints.
+//!
+//! Invariants: an operation that changes something runs in its own task, so that a client which goes away in its middle
+//! leaves nothing half done; every refusal reaches the client as a JSON [`kip_types::Refusal`] with a matching HTTP
+//! status. A crash leaves a socket file that nobody answers on; the next daemon replaces it.
+#![forbid(unsafe_code)]
+
+pub mod admit;
+mod answer;
+mod exec;
+mod feed;
+mod lock;
+mod routes;
+mod server;
+mod service;
+mod socket;
+
+pub use lock::{DataLock, LockError};
+pub use server::{Ending, Hub, ServeError};
+pub use service::{ExecOutput, ExecSession, Feed, Service};
+pub use socket::{ApiSocket, BindError, SOCKET};

@@ -1,0 +1,86 @@
+//! The interface between hub and worker: everything the API can ask of the machine.
+//!
+//! The hub calls what changes something from a task of its own and lets it run to its end even when nobody waits for
+//! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
+
+use kip_types::api::{
+    DownView, Event, EventsRequest, ExecEnd, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, Refusal,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+};
+use kip_types::name::ProcName;
+use std::future::Future;
+use tokio::sync::mpsc;
+
+/// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is dropped when
+/// nobody wants more.
+pub type Feed<T> = mpsc::Receiver<Result<T, Refusal>>;
+
+/// What a program under exec wrote, or how it ended.
+#[derive(Debug)]
+pub enum ExecOutput {
+    /// Bytes of its standard output, never empty.
+    Stdout(Vec<u8>),
+    /// Bytes of its standard error, never empty.
+    Stderr(Vec<u8>),
+    /// It ended; nothing follows.
+    End(ExecEnd),
+}
+
+/// A program that runs inside a proc for a client.
+#[derive(Debug)]
+pub struct ExecSession {
+    /// Bytes for its standard input. Dropped at the client's end of file.
+    pub stdin: mpsc::Sender<Vec<u8>>,
+    /// What it writes. When the hub drops this before [`ExecOutput::End`] came, the client is gone and the program is
+    /// to be killed.
+    pub output: mpsc::Receiver<ExecOutput>,
+}
+
+/// What a worker does for the hub.
+pub trait Service: Send + Sync + 'static {
+    /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its ports listen. Nothing in
+    /// the request is left open any more. A name in use is `Code::Taken`, and so is a port.
+    fn run(&self, request: RunRequest) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// All names in use. Cheap: measures nothing.
+    fn names(&self) -> impl Future<Output = Result<Vec<ProcName>, Refusal>> + Send;
+
+    /// All procs, sorted by name.
+    fn list(&self) -> impl Future<Output = Result<Vec<ProcView>, Refusal>> + Send;
+
+    /// One proc. Does not wake it.
+    fn inspect(&self, name: ProcName) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// Starts a stopped proc again, on its files.
+    fn start(&self, name: ProcName) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// Ends a proc; keeps name, files and logs. One that is stopped already is answered as it is.
+    fn stop(&self, name: ProcName, how: StopRequest) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// Removes a proc with all it has. One that is not stopped is `Code::State` unless forced.
+    fn remove(&self, name: ProcName, how: RemoveRequest) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// Sends a proc to a lower tier and returns when it is there.
+    fn sleep(&self, name: ProcName, how: SleepRequest) -> impl Future<Output = Result<Moved, Refusal>> + Send;
+
+    /// Wakes a proc and returns when it runs.
+    fn wake(&self, name: ProcName) -> impl Future<Output = Result<Moved, Refusal>> + Send;
+
+    /// Why a proc is in the tier that it is in.
+    fn why(&self, name: ProcName) -> impl Future<Output = Result<WhyView, Refusal>> + Send;
+
+    /// What a proc wrote, oldest first. With `follow` it ends when the proc is removed.
+    fn logs(&self, name: ProcName, which: LogsRequest) -> impl Future<Output = Result<Feed<LogLine>, Refusal>> + Send;
+
+    /// What happened, oldest first; those that are kept and, with `follow`, all that come.
+    fn events(&self, which: EventsRequest) -> impl Future<Output = Result<Feed<Event>, Refusal>> + Send;
+
+    /// Runs a program inside a proc, which is woken for it.
+    fn exec(&self, name: ProcName, request: ExecRequest) -> impl Future<Output = Result<ExecSession, Refusal>> + Send;
+
+    /// About this daemon.
+    fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;
+
+    /// Ends all procs, sleeping ones included, and what is kept running for them. After `Ok` the hub ends.
+    fn down(&self) -> impl Future<Output = Result<DownView, Refusal>> + Send;
+}

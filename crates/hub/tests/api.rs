@@ -1,0 +1,232 @@
+//! Hub and client over a real unix socket: every route, what is refused and how, and both ends of a hub's life.
+#![forbid(unsafe_code)]
+
+mod fake;
+
+use fake::{Served, request, serve, until, with_port};
+use kip_client::{CallError, Client};
+use kip_hub::Ending;
+use kip_types::Tier;
+use kip_types::api::*;
+use kip_types::name::ProcName;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use tempfile::TempDir;
+
+async fn start() -> (TempDir, Served, Client) {
+    let dir = tempfile::tempdir().unwrap();
+    let served = serve(dir.path()).await;
+    let client = Client::new(dir.path());
+    (dir, served, client)
+}
+
+fn name(s: &str) -> ProcName {
+    s.parse().unwrap()
+}
+
+fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> Refusal {
+    match result.unwrap_err() {
+        CallError::Refused(refusal) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Status and body of a request written by hand.
+fn by_hand(data: &Path, head: &str, body: &str) -> (u16, String) {
+    let mut stream = UnixStream::connect(data.join(kip_hub::SOCKET)).unwrap();
+    write!(stream, "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len())
+        .unwrap();
+    // A body that is too long is refused before it is read whole.
+    let _ = stream.write_all(body.as_bytes());
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    (head[9..12].parse().unwrap(), body.to_owned())
+}
+
+#[tokio::test]
+async fn a_proc_through_its_life() {
+    let (_dir, served, client) = start().await;
+    let web = name("web");
+    let view = client.run(&with_port(request("web", &["lighttpd", "-D"]), 80, Some(8080))).await.unwrap();
+    assert_eq!((view.name.as_str(), view.ports[0].host_port), ("web", 8080));
+    assert_eq!(client.list().await.unwrap().len(), 1);
+    assert_eq!(client.inspect(&web).await.unwrap().state, "running");
+
+    let slept = client.sleep(&web, Tier::Parked).await.unwrap();
+    assert_eq!((slept.proc.tier, slept.already), (Some(Tier::Parked), false));
+    assert!(client.sleep(&web, Tier::Parked).await.unwrap().already);
+    let woken = client.wake(&web).await.unwrap();
+    assert_eq!(woken.proc.last_wake.unwrap().steps[1].us, 6100);
+    assert_eq!(client.why(&web).await.unwrap().awake_because.len(), 1);
+
+    assert_eq!(refusal(client.remove(&web, false).await).code, Code::State);
+    assert_eq!(refusal(client.start(&web).await).code, Code::State);
+    assert_eq!(client.stop(&web, 1234).await.unwrap().exit.as_deref(), Some("signal 15"));
+    assert!(served.fake.heard.lock().unwrap().contains(&"StopRequest { grace_ms: 1234 }".to_owned()));
+    assert_eq!(client.start(&web).await.unwrap().state, "running");
+    client.remove(&web, true).await.unwrap();
+    assert_eq!(refusal(client.inspect(&web).await).code, Code::Unknown);
+    assert_eq!(client.info().await.unwrap().pid, std::process::id());
+}
+
+#[tokio::test]
+async fn refusals_carry_code_line_and_status() {
+    let (dir, _served, client) = start().await;
+    for (code, status) in [
+        ("invalid", 400),
+        ("unknown", 404),
+        ("taken", 409),
+        ("state", 409),
+        ("cannot-sleep", 422),
+        ("exhausted", 503),
+        ("failed", 500),
+    ] {
+        let refused = refusal(client.inspect(&name(&format!("code-{code}"))).await);
+        assert_eq!(serde_json::to_value(refused.code).unwrap(), code);
+        let path = dir.path().to_owned();
+        let head = format!("GET /v1/procs/code-{code}");
+        let (got, body) = tokio::task::spawn_blocking(move || by_hand(&path, &head, "")).await.unwrap();
+        assert_eq!(got, status, "{code}");
+        assert_eq!(serde_json::from_str::<Refusal>(&body).unwrap(), refused);
+    }
+    let died = refusal(client.start(&name("panic")).await);
+    assert_eq!(died.code, Code::Failed);
+    client.info().await.expect("the hub lives on");
+}
+
+#[tokio::test]
+async fn what_is_not_a_request_is_refused_in_json() {
+    let (dir, _served, _client) = start().await;
+    let huge = format!("{{\"spec\":\"{}\"}}", "x".repeat(9 << 20));
+    for (head, body, status, says) in [
+        ("GET /v1/nothing", "", 404, "/v1/nothing"),
+        ("PUT /v1/procs", "", 405, "PUT"),
+        ("POST /v1/procs", "not json", 400, "expected"),
+        ("POST /v1/procs", "", 400, "missing field `spec`"),
+        ("POST /v1/procs", r#"{"spec":{"name":"../x","command":["x"]}}"#, 400, "not valid"),
+        ("POST /v1/procs", r#"{"spec":{"name":"x","command":[]}}"#, 400, "no command"),
+        ("POST /v1/procs", &huge, 400, "body"),
+        ("POST /v1/procs/web/sleep", r#"{"to":"archived"}"#, 400, "archived"),
+        ("POST /v1/procs/web/stop", r#"{"grace":3}"#, 400, "grace"),
+        ("GET /v1/procs/..%2f..%2fetc", "", 400, "not valid"),
+        ("GET /v1/procs/%ff", "", 400, "path"),
+        ("GET /v1/procs/web/logs?tail=many", "", 400, "query"),
+        ("DELETE /v1/procs/web?forse=true", "", 400, "forse"),
+        ("POST /v1/procs/web/exec", r#"{"command":["x"]}"#, 426, "upgrade"),
+    ] {
+        let (path, head, body) = (dir.path().to_owned(), head.to_owned(), body.to_owned());
+        let asked = head.clone();
+        let (got, answer) = tokio::task::spawn_blocking(move || by_hand(&path, &head, &body)).await.unwrap();
+        assert_eq!(got, status, "{asked}: {answer}");
+        let refused: Refusal = serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{asked}: {answer}"));
+        assert!(refused.message.contains(says), "{asked}: {}", refused.message);
+        assert!(!refused.message.contains('\n'), "{asked}: {}", refused.message);
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_open_is_filled_in() {
+    let (_dir, served, client) = start().await;
+    let mut open = request("web", &["x"]);
+    open.left_open = LeftOpen { name: true, idle: true, park_after: true };
+    let first = client.run(&open).await.unwrap();
+    assert_eq!((first.name.as_str(), first.spec.timing.idle_ms), ("web-1", 111));
+    assert_eq!(first.spec.timing.park_after_ms, 222);
+    assert_eq!(client.run(&open).await.unwrap().name.as_str(), "web-2");
+    client.remove(&name("web-1"), true).await.unwrap();
+    assert_eq!(client.run(&open).await.unwrap().name.as_str(), "web-1");
+
+    let many: Vec<_> = (0..20)
+        .map(|_| {
+            tokio::spawn({
+                let (c, o) = (client.clone(), open.clone());
+                async move { c.run(&o).await }
+            })
+        })
+        .collect();
+    for one in many {
+        one.await.unwrap().unwrap();
+    }
+    assert_eq!(served.fake.procs.lock().unwrap().len(), 22);
+
+    // A taken port is no reason to try other names.
+    client.run(&with_port(request("a", &["x"]), 80, Some(8080))).await.unwrap();
+    let refused = refusal(client.run(&with_port(open, 80, Some(8080))).await);
+    assert_eq!((refused.code, refused.message.as_str()), (Code::Taken, "tcp port 8080 is taken"));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
+    let (_dir, served, client) = start().await;
+    let fake = served.fake.clone();
+    let run = tokio::spawn({
+        let client = client.clone();
+        async move { client.run(&request("slow", &["x"])).await }
+    });
+    until("run begun", || fake.begun.load(Ordering::SeqCst) == 1).await;
+    run.abort();
+    assert!(run.await.unwrap_err().is_cancelled());
+    fake.gate.add_permits(1);
+    until("run done", || fake.procs.lock().unwrap().contains_key(&name("slow"))).await;
+
+    let sleep = tokio::spawn({
+        let client = client.clone();
+        async move { client.sleep(&name("slow"), Tier::Parked).await }
+    });
+    until("sleep begun", || fake.begun.load(Ordering::SeqCst) == 2).await;
+    sleep.abort();
+    assert!(sleep.await.unwrap_err().is_cancelled());
+    fake.gate.add_permits(1);
+    until("asleep", || fake.procs.lock().unwrap()[&name("slow")].state == "parked").await;
+}
+
+#[tokio::test]
+async fn an_ending_hub_finishes_what_was_begun() {
+    let (dir, mut served, client) = start().await;
+    let run = tokio::spawn({
+        let client = client.clone();
+        async move { client.run(&request("slow", &["x"])).await }
+    });
+    until("run begun", || served.fake.begun.load(Ordering::SeqCst) == 1).await;
+    let mut events = client.events(&EventsRequest { follow: true }).await.unwrap();
+    for _ in 0..3 {
+        events.next().await.unwrap().unwrap();
+    }
+    served.stop();
+    assert!(events.next().await.unwrap().is_none(), "a feed ends with the hub");
+    until("the hub takes nobody new", || UnixStream::connect(dir.path().join(kip_hub::SOCKET)).is_err()).await;
+    assert!(!served.ended.is_finished(), "it waits for the run");
+    served.fake.gate.add_permits(1);
+    assert_eq!(run.await.unwrap().unwrap().name.as_str(), "slow");
+    assert_eq!(served.ended.await.unwrap(), Ending::Asked);
+    assert!(!dir.path().join(kip_hub::SOCKET).exists());
+}
+
+#[tokio::test]
+async fn down_answers_and_then_ends_the_hub() {
+    let (_dir, served, client) = start().await;
+    client.run(&request("web", &["x"])).await.unwrap();
+    let mut logs =
+        client.logs(&name("web"), &LogsRequest { follow: true, tail: Some(0), ..Default::default() }).await.unwrap();
+    assert_eq!(logs.next().await.unwrap().unwrap().text, "line 9");
+    assert_eq!(client.down().await.unwrap().ended, [name("web")]);
+    assert_eq!(served.ended.await.unwrap(), Ending::Down);
+    assert!(logs.next().await.unwrap().is_none());
+    let line = client.info().await.unwrap_err().to_string();
+    let data = client.data().display();
+    assert_eq!(line, format!("no daemon answers at {data}/run/api.sock: start one with `kip --data {data} up`"));
+}
+
+#[tokio::test]
+async fn a_new_hub_replaces_the_socket_of_a_killed_one() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(dir.path().join(kip_hub::SOCKET)).unwrap());
+    let client = Client::new(dir.path());
+    assert!(matches!(client.info().await, Err(CallError::NoDaemon { .. })));
+    let _served = serve(dir.path()).await;
+    client.info().await.unwrap();
+}

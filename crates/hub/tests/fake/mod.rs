@@ -1,0 +1,346 @@
+//! A worker in memory, for tests of the API and of the command line. Its procs are only records; what they do depends on
+//! their names and commands:
+//!
+//! * a proc whose name begins with `slow` is changed only when [`Fake::gate`] gives a permit;
+//! * inspecting `code-<code>` is refused with that code;
+//! * `exec` knows the programs `cat`, `count`, `exit N`, `err`, `deaf` and `missing`.
+#![allow(dead_code, reason = "each test binary that includes this uses another part")]
+
+use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service};
+use kip_types::api::*;
+use kip_types::lifecycle::{Generation, Tier};
+use kip_types::name::ProcName;
+use kip_types::spec::{Protocol, Timing};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// The worker.
+pub struct Fake {
+    pub procs: Mutex<BTreeMap<ProcName, ProcView>>,
+    /// Lets changes of slow procs happen.
+    pub gate: Semaphore,
+    /// Changes of slow procs that were begun.
+    pub begun: AtomicUsize,
+    /// Feeds and execs whose receiver is still there.
+    pub open: Arc<AtomicUsize>,
+    /// The last request of each kind that has settings, as Debug text.
+    pub heard: Mutex<Vec<String>>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Fake {
+            procs: Mutex::default(),
+            gate: Semaphore::new(0),
+            begun: AtomicUsize::new(0),
+            open: Arc::default(),
+            heard: Mutex::default(),
+        }
+    }
+}
+
+/// A hub before a [`Fake`], on a socket below `data`.
+pub struct Served {
+    pub fake: Arc<Fake>,
+    stop: Option<oneshot::Sender<()>>,
+    pub ended: JoinHandle<Ending>,
+}
+
+/// Serves a new fake worker.
+pub async fn serve(data: &Path) -> Served {
+    let lock = DataLock::take(data, None).unwrap();
+    let mut socket = ApiSocket::bind(&lock, None).unwrap();
+    let fake = Arc::new(Fake::default());
+    let defaults = Timing { idle_ms: 111, park_after_ms: 222, ..Timing::default() };
+    let hub = Hub::new(fake.clone(), defaults);
+    let (stop, stopped) = oneshot::channel();
+    let ended = tokio::spawn(async move {
+        let ending = hub.serve(&mut socket, async { drop(stopped.await) }).await.unwrap();
+        drop((socket, lock));
+        ending
+    });
+    Served { fake, stop: Some(stop), ended }
+}
+
+impl Served {
+    /// Asks the hub to end.
+    pub fn stop(&mut self) {
+        drop(self.stop.take());
+    }
+}
+
+/// Waits until `condition` holds.
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
+    let waiting = async {
+        while !condition() {
+            tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("never: {what}"));
+}
+
+fn unknown(name: &ProcName) -> Refusal {
+    Refusal::new(Code::Unknown, format!("there is no proc {name}"))
+}
+
+fn view(request: &RunRequest, number: u16) -> ProcView {
+    let ports = request.spec.ports.iter().zip(0u16..).map(|(port, n)| PortView {
+        proto: port.proto,
+        port: port.port,
+        addr: [10, 213, 0, 1].into(),
+        host_addr: [0, 0, 0, 0].into(),
+        host_port: port.host_port.unwrap_or(32768 + 16 * number + n),
+    });
+    ProcView {
+        name: request.spec.name.clone(),
+        realm: request.spec.realm.clone(),
+        state: "running".into(),
+        tier: Some(Tier::Hot),
+        worker: "fake".into(),
+        generation: Generation(0),
+        ports: ports.collect(),
+        pids: vec![4000 + u32::from(number), 5000],
+        memory: MemoryView { rss_bytes: 5 << 20, pss_bytes: 3 << 20, ..MemoryView::default() },
+        last_sleep: None,
+        last_wake: None,
+        exit: None,
+        idle_ms: Some(1500),
+        next_timer_ms: None,
+        spec: request.spec.clone(),
+    }
+}
+
+impl Fake {
+    fn hear(&self, what: impl std::fmt::Debug) {
+        self.heard.lock().unwrap().push(format!("{what:?}"));
+    }
+
+    async fn pass(&self, name: &ProcName) {
+        if name.as_str().starts_with("slow") {
+            self.begun.fetch_add(1, Ordering::SeqCst);
+            self.gate.acquire().await.unwrap().forget();
+        }
+    }
+
+    fn change<T>(&self, name: &ProcName, how: impl FnOnce(&mut ProcView) -> T) -> Result<T, Refusal> {
+        self.procs.lock().unwrap().get_mut(name).map(how).ok_or_else(|| unknown(name))
+    }
+
+    /// Sends `items`; when following, more every few milliseconds until nobody listens.
+    fn feed<T: Send + 'static>(&self, items: Vec<Result<T, Refusal>>, more: Option<fn(u64) -> T>) -> Feed<T> {
+        let (sender, feed) = mpsc::channel(4);
+        let open = self.open.clone();
+        open.fetch_add(1, Ordering::SeqCst);
+        tokio::spawn(async move {
+            for item in items {
+                let _ = sender.send(item).await;
+            }
+            if let Some(more) = more {
+                let _ = sender.send(Ok(more(9))).await;
+                sender.closed().await;
+            }
+            open.fetch_sub(1, Ordering::SeqCst);
+        });
+        feed
+    }
+}
+
+impl Service for Fake {
+    async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
+        self.hear(&request);
+        assert_eq!(request.left_open, LeftOpen::default(), "a worker sees nothing left open");
+        self.pass(&request.spec.name).await;
+        let mut procs = self.procs.lock().unwrap();
+        if procs.contains_key(&request.spec.name) {
+            return Err(Refusal::new(Code::Taken, format!("there is a proc {} already", request.spec.name)));
+        }
+        let taken: Vec<_> = procs.values().flat_map(|p| p.ports.iter().map(|p| (p.proto, p.host_port))).collect();
+        let wanted = request.spec.ports.iter().filter_map(|p| Some((p.proto, p.host_port?)));
+        for (proto, port) in wanted {
+            if taken.contains(&(proto, port)) {
+                return Err(Refusal::new(Code::Taken, format!("{proto} port {port} is taken")));
+            }
+        }
+        let view = view(&request, procs.len() as u16);
+        procs.insert(view.name.clone(), view.clone());
+        Ok(view)
+    }
+
+    async fn names(&self) -> Result<Vec<ProcName>, Refusal> {
+        Ok(self.procs.lock().unwrap().keys().cloned().collect())
+    }
+
+    async fn list(&self) -> Result<Vec<ProcView>, Refusal> {
+        Ok(self.procs.lock().unwrap().values().cloned().collect())
+    }
+
+    async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal> {
+        if let Some(code) = name.as_str().strip_prefix("code-") {
+            let code = serde_json::from_value(code.into()).unwrap();
+            return Err(Refusal::new(code, format!("refused with {code:?}")));
+        }
+        assert!(name.as_str() != "panic", "this test wants it");
+        self.change(&name, |view| view.clone())
+    }
+
+    async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {
+        assert!(name.as_str() != "panic", "this test wants it");
+        self.change(&name, |view| {
+            if view.state != "stopped" {
+                return Err(Refusal::new(Code::State, format!("{name} is {}: it cannot be started", view.state)));
+            }
+            (view.state, view.tier, view.exit) = ("running".into(), Some(Tier::Hot), None);
+            Ok(view.clone())
+        })?
+    }
+
+    async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
+        self.hear(&how);
+        self.change(&name, |view| {
+            (view.state, view.tier, view.exit) = ("stopped".into(), None, Some("signal 15".into()));
+            (view.idle_ms, view.pids) = (None, vec![]);
+            view.clone()
+        })
+    }
+
+    async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
+        let state = self.change(&name, |view| view.state.clone())?;
+        if state != "stopped" && !how.force {
+            return Err(Refusal::new(Code::State, format!("{name} is {state}: stop it first or use --force")));
+        }
+        self.procs.lock().unwrap().remove(&name);
+        Ok(())
+    }
+
+    async fn sleep(&self, name: ProcName, how: SleepRequest) -> Result<Moved, Refusal> {
+        self.pass(&name).await;
+        self.change(&name, |view| {
+            let already = view.tier == Some(how.to);
+            (view.state, view.tier, view.idle_ms) = ("parked".into(), Some(how.to), None);
+            view.generation = view.generation.next();
+            view.memory = MemoryView::default();
+            view.last_sleep =
+                Some(SleepView { to: how.to, frozen_us: 9000, total_us: 21_000, bytes_written: 3 << 20, at_ms: 1000 });
+            Moved { proc: view.clone(), already }
+        })
+    }
+
+    async fn wake(&self, name: ProcName) -> Result<Moved, Refusal> {
+        self.change(&name, |view| {
+            let already = view.tier == Some(Tier::Hot);
+            (view.state, view.tier, view.idle_ms) = ("running".into(), Some(Tier::Hot), Some(0));
+            let step = |name: &str, us| StepView { name: name.into(), us };
+            let steps = vec![step("helper", 400), step("restore", 6100), step("resume", 1000)];
+            let (trigger, from) = ("kip wake".into(), Tier::Parked);
+            view.last_wake = Some(WakeView { trigger, from, total_us: 7500, steps, at_ms: 2000 });
+            Moved { proc: view.clone(), already }
+        })
+    }
+
+    async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
+        self.change(&name, |view| WhyView {
+            name: name.clone(),
+            state: view.state.clone(),
+            awake_because: vec!["a request 2 s ago".into()],
+            cannot_sleep: vec!["descriptor 7 of pid 12 is an io_uring".into()],
+            last_wake: view.last_wake.clone(),
+        })
+    }
+
+    async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {
+        self.hear(&which);
+        self.change(&name, |_| ())?;
+        let line = |n: u64| LogLine { at_ms: n, stream: LogStream::Stdout, text: format!("line {n}") };
+        let mut items: Vec<_> = (0..1000).map(|n| Ok(line(n))).collect();
+        if name.as_str() == "unreadable" {
+            items.push(Err(Refusal::new(Code::Failed, "the log's disk is gone")));
+        }
+        let items = items.split_off(items.len().saturating_sub(which.tail.unwrap_or(u64::MAX) as usize));
+        Ok(self.feed(items, which.follow.then_some(line)))
+    }
+
+    async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
+        let event = |at_ms| Event { at_ms, name: "web".parse().ok(), kind: "parked".into(), detail: "idle".into() };
+        let ready = Event { at_ms: 1_763_760_825_123, name: None, kind: "ready".into(), detail: "pid 7".into() };
+        Ok(self.feed(vec![Ok(ready), Ok(event(1_763_760_826_000))], which.follow.then_some(event)))
+    }
+
+    async fn exec(&self, name: ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
+        self.change(&name, |_| ())?;
+        let (stdin, input) = mpsc::channel(4);
+        let (sender, output) = mpsc::channel(4);
+        let open = self.open.clone();
+        open.fetch_add(1, Ordering::SeqCst);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = program(request, input, &sender) => {}
+                () = sender.closed() => {}
+            }
+            open.fetch_sub(1, Ordering::SeqCst);
+        });
+        Ok(ExecSession { stdin, output })
+    }
+
+    async fn info(&self) -> Result<Info, Refusal> {
+        Ok(Info {
+            version: "0".into(),
+            data: "/fake".into(),
+            pid: std::process::id(),
+            worker: "fake".into(),
+            keeper_pid: 1,
+        })
+    }
+
+    async fn down(&self) -> Result<DownView, Refusal> {
+        let ended = std::mem::take(&mut *self.procs.lock().unwrap());
+        Ok(DownView { ended: ended.into_keys().collect() })
+    }
+}
+
+async fn program(request: ExecRequest, mut input: mpsc::Receiver<Vec<u8>>, sender: &mpsc::Sender<ExecOutput>) {
+    let mut end = ExecEnd { code: 0, refusal: None };
+    match request.command[0].as_str() {
+        "cat" => {
+            while let Some(bytes) = input.recv().await {
+                let _ = sender.send(ExecOutput::Stdout(bytes)).await;
+            }
+        }
+        "count" => {
+            let mut count = 0;
+            while let Some(bytes) = input.recv().await {
+                count += bytes.len();
+            }
+            let _ = sender.send(ExecOutput::Stdout(format!("{count}\n").into())).await;
+        }
+        "zeros" => {
+            // Larger than one frame may be.
+            let _ = sender.send(ExecOutput::Stdout(vec![b'0'; FRAME_MAX * 2 + 7])).await;
+        }
+        "endless" => while sender.send(ExecOutput::Stdout(vec![b'y'; 4096])).await.is_ok() {},
+        "err" => {
+            let env = format!("{:?}\n", request.env);
+            let _ = sender.send(ExecOutput::Stderr(env.into())).await;
+        }
+        "deaf" => std::future::pending().await,
+        "exit" => end.code = request.command[1].parse().unwrap(),
+        missing => end.refusal = Some(Refusal::new(Code::Invalid, format!("{missing} was not found in the proc"))),
+    }
+    let _ = sender.send(ExecOutput::End(end)).await;
+}
+
+/// A request to run `command` under `name`.
+pub fn request(name: &str, command: &[&str]) -> RunRequest {
+    let spec = serde_json::json!({ "spec": { "name": name, "command": command } });
+    serde_json::from_value(spec).unwrap()
+}
+
+/// The same with one TCP port.
+pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> RunRequest {
+    request.spec.ports =
+        vec![kip_types::PortSpec { proto: Protocol::Tcp, port, host_port, wake_on: kip_types::WakeOn::Connect }];
+    request
+}

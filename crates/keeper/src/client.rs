@@ -1,0 +1,494 @@
+//! The daemon's side of the keeper: [`Keeper`], a connection that may be used from any thread. Calls block, for some
+//! tens of microseconds each; in an async task use `spawn_blocking` or `block_in_place` for large ones.
+//!
+//! When the keeper has died every call returns [`KeeperError::Gone`] until [`Keeper::respawn`]; what it held is then
+//! empty and must be put again by who holds the duplicates.
+
+use crate::place::{Place, PlaceError};
+use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
+use kip_sys::fdpass;
+use kip_sys::process::{pidfd_open, wait_for_end};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long one answer may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a keeper may take to be there, which includes a dying predecessor's letting go of the lock.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
+const START_RETRY: Duration = Duration::from_millis(5);
+
+/// Why no keeper could be had.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The run directory.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The program could not be run.
+    #[error("cannot run the keeper {binary}")]
+    Run {
+        /// Which.
+        binary: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The program ran and failed.
+    #[error("the keeper {binary} did not start: {message}")]
+    Failed {
+        /// Which.
+        binary: PathBuf,
+        /// What it said.
+        message: String,
+    },
+    /// It cannot be connected to.
+    #[error("cannot connect to the keeper at {path}")]
+    Connect {
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It does not answer a first ping.
+    #[error("the keeper at {path} does not answer properly")]
+    Ping {
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: KeeperError,
+    },
+    /// It is of another kind.
+    #[error(
+        "the keeper of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: `kip down` with the old version first"
+    )]
+    Protocol {
+        /// Its process id.
+        pid: u32,
+        /// Its protocol.
+        theirs: u32,
+    },
+}
+
+/// Why the keeper did not do it. Nothing was changed, except that after `Gone`, `Stuck` and `Answer` it is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    /// It has died. [`Keeper::respawn`], then put everything again.
+    #[error("the keeper is gone")]
+    Gone {
+        /// How it was noticed.
+        #[source]
+        source: io::Error,
+    },
+    /// It lives but does not answer. The connection was given up; [`Keeper::respawn`] makes a new one.
+    #[error("the keeper did not answer within {} s", ANSWER_TIMEOUT.as_secs())]
+    Stuck,
+    /// It holds as many descriptors as it can.
+    #[error("{0}")]
+    Full(String),
+    /// A name to rename to is in use.
+    #[error("{0}")]
+    Taken(String),
+    /// It did not accept the request.
+    #[error("the keeper refused a request: {0}")]
+    Refused(String),
+    /// It holds nothing of that name.
+    #[error("the keeper holds no {name:?}")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// Not a name.
+    #[error(transparent)]
+    BadName(#[from] BadName),
+    /// A name was put without a descriptor.
+    #[error("nothing to hold under {name:?}")]
+    Nothing {
+        /// The name.
+        name: String,
+    },
+    /// The request could not be sent, the answer not received or not understood, for example because this process has no
+    /// room for more open files. The connection was given up; [`Keeper::respawn`] makes a new one.
+    #[error("cannot talk to the keeper")]
+    Answer {
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Whether a keeper was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// One was running, and may hold things.
+    Running,
+    /// It was started by this call (or by another's at the same time) and was empty then.
+    Started,
+}
+
+#[derive(Debug)]
+struct Connection {
+    /// None after an error that left request and answer out of step.
+    socket: Option<OwnedFd>,
+    pidfd: OwnedFd,
+    pid: u32,
+}
+
+/// A connection to the keeper of a data directory.
+#[derive(Debug)]
+pub struct Keeper {
+    binary: PathBuf,
+    dir: PathBuf,
+    found: Found,
+    connection: Mutex<Connection>,
+}
+
+impl Keeper {
+    /// Connects to the keeper of the data directory; starts the program `binary` when none runs.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn connect_or_spawn(binary: &Path, dir: &Path) -> Result<Keeper, StartError> {
+        let (connection, found) = establish(binary, dir)?;
+        Ok(Keeper { binary: binary.to_owned(), dir: dir.to_owned(), found, connection: Mutex::new(connection) })
+    }
+
+    /// Connects to the keeper of the data directory if one runs.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn connect(binary: &Path, dir: &Path) -> Result<Option<Keeper>, StartError> {
+        let place = Place::open(dir)?;
+        match place.connect(ANSWER_TIMEOUT) {
+            Ok(socket) => {
+                let connection = Mutex::new(greet(&place, socket)?);
+                Ok(Some(Keeper { binary: binary.to_owned(), dir: dir.to_owned(), found: Found::Running, connection }))
+            }
+            Err(e) if nobody(&e) => Ok(None),
+            Err(source) => Err(StartError::Connect { path: place.socket_path(), source }),
+        }
+    }
+
+    /// Whether the keeper ran already when this was made.
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.lock().pid
+    }
+
+    /// A pidfd of the keeper: becomes readable the moment it dies. After [`Keeper::respawn`] ask again.
+    ///
+    /// # Errors
+    /// EMFILE.
+    pub fn watch_fd(&self) -> io::Result<OwnedFd> {
+        self.lock().pidfd.try_clone()
+    }
+
+    /// Connects anew after [`KeeperError::Gone`], and starts another keeper when there is none. With
+    /// [`Found::Started`] it is empty and everything has to be put again.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn respawn(&self) -> Result<Found, StartError> {
+        let mut connection = self.lock();
+        // Close the old one first: a keeper takes a limited number of clients.
+        connection.socket = None;
+        let (new, found) = establish(&self.binary, &self.dir)?;
+        let replaced = new.pid != connection.pid;
+        *connection = new;
+        // Another thread's or process's call may have started it: what counts is whether it is the one we filled.
+        Ok(if replaced { Found::Started } else { found })
+    }
+
+    /// How it is.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn ping(&self) -> Result<Status, KeeperError> {
+        self.lock().ping()
+    }
+
+    /// Holds the descriptors under the name, in place of what was there.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn put(&self, name: &str, fds: &[BorrowedFd<'_>]) -> Result<(), KeeperError> {
+        if fds.is_empty() {
+            return Err(KeeperError::Nothing { name: name.to_owned() });
+        }
+        self.put_many(fds.iter().map(|fd| (name, *fd)))
+    }
+
+    /// Holds all of these, each name in place of what was there, all at once or none; equal names hold several.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn put_many<'a>(
+        &self,
+        entries: impl IntoIterator<Item = (impl AsRef<str>, BorrowedFd<'a>)>,
+    ) -> Result<(), KeeperError> {
+        self.put_clearing(None, entries)
+    }
+
+    /// Holds exactly these under the prefix: what else has it is dropped in the same step.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn replace_prefix<'a>(
+        &self,
+        prefix: &str,
+        entries: impl IntoIterator<Item = (impl AsRef<str>, BorrowedFd<'a>)>,
+    ) -> Result<(), KeeperError> {
+        self.put_clearing(Some(Select::Prefix(prefix.to_owned())), entries)
+    }
+
+    fn put_clearing<'a>(
+        &self,
+        clear: Option<Select>,
+        entries: impl IntoIterator<Item = (impl AsRef<str>, BorrowedFd<'a>)>,
+    ) -> Result<(), KeeperError> {
+        let mut names = Vec::new();
+        let mut fds = Vec::new();
+        for (name, fd) in entries {
+            check_name(name.as_ref())?;
+            names.push(name.as_ref().to_owned());
+            fds.push(fd);
+        }
+        let mut connection = self.lock();
+        let parts = names.len().div_ceil(MAX_PART).max(1);
+        for part in 0..parts {
+            let range = part * MAX_PART..((part + 1) * MAX_PART).min(names.len());
+            let more = part + 1 < parts;
+            let names = names[range.clone()].to_vec();
+            let request = Request::Put { names, more, clear: clear.clone().filter(|_| !more) };
+            connection.done(&request, &fds[range])?;
+        }
+        Ok(())
+    }
+
+    /// Duplicates of what is held under the name, close-on-exec; they stay held.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn get(&self, name: &str) -> Result<Vec<OwnedFd>, KeeperError> {
+        let entries = self.lock().get(Select::Name(name.to_owned()))?;
+        if entries.is_empty() {
+            return Err(KeeperError::Unknown { name: name.to_owned() });
+        }
+        Ok(entries.into_iter().map(|(_, fd)| fd).collect())
+    }
+
+    /// Duplicates of all whose names start with the prefix, as of one moment, in the order of names; none is no error.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn get_prefix(&self, prefix: &str) -> Result<Vec<(String, OwnedFd)>, KeeperError> {
+        self.lock().get(Select::Prefix(prefix.to_owned()))
+    }
+
+    /// Names that start with the prefix, in order, with how many descriptors each holds.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn list(&self, prefix: &str) -> Result<Vec<(String, usize)>, KeeperError> {
+        let mut connection = self.lock();
+        let mut all: Vec<(String, usize)> = Vec::new();
+        loop {
+            let after = all.last().map(|(name, _)| name.clone());
+            match connection.call(&Request::List { prefix: prefix.to_owned(), after }, &[])? {
+                (Answer::Names { names, more }, _) => {
+                    let progress = !names.is_empty();
+                    all.extend(names);
+                    if !(more && progress) {
+                        return Ok(all);
+                    }
+                }
+                (other, _) => return Err(connection.unexpected(other)),
+            }
+        }
+    }
+
+    /// Lets go of the name. Returns whether it was held; the last duplicate anywhere closes the thing itself.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn drop_name(&self, name: &str) -> Result<bool, KeeperError> {
+        let request = Request::Drop { select: Select::Name(name.to_owned()) };
+        Ok(self.lock().done(&request, &[])? > 0)
+    }
+
+    /// Lets go of all names that start with the prefix, at once. Returns how many that were.
+    ///
+    /// # Errors
+    /// [`KeeperError`].
+    pub fn drop_prefix(&self, prefix: &str) -> Result<usize, KeeperError> {
+        self.lock().done(&Request::Drop { select: Select::Prefix(prefix.to_owned()) }, &[])
+    }
+
+    /// Replaces the prefix `from` of all names that have it by `to`, at once. Returns how many that were.
+    ///
+    /// # Errors
+    /// [`KeeperError::Taken`] when one of the new names is in use.
+    pub fn rename_prefix(&self, from: &str, to: &str) -> Result<usize, KeeperError> {
+        self.lock().done(&Request::Rename { from: from.to_owned(), to: to.to_owned() }, &[])
+    }
+
+    /// Makes it let go of everything and end, and waits until it has.
+    ///
+    /// # Errors
+    /// [`KeeperError`]; `Stuck` when it has not ended after 10 s.
+    pub fn quit(&self) -> Result<(), KeeperError> {
+        let mut connection = self.lock();
+        connection.done(&Request::Quit, &[])?;
+        connection.socket = None;
+        match wait_for_end(connection.pidfd.as_fd(), Some(ANSWER_TIMEOUT)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(KeeperError::Stuck),
+            Err(source) => Err(KeeperError::Answer { source }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connection> {
+        // A thread that panicked in the middle of a call leaves a connection that is at worst out of step, which the
+        // next call notices by the kind of the answer.
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Connection {
+    fn call(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), KeeperError> {
+        let Some(socket) = &self.socket else {
+            return Err(KeeperError::Gone { source: io::ErrorKind::NotConnected.into() });
+        };
+        let bytes = serde_json::to_vec(request).expect("requests are plain data");
+        let answered = fdpass::send(socket.as_fd(), &bytes, fds)
+            .and_then(|()| fdpass::recv(socket.as_fd(), MAX_MESSAGE))
+            .and_then(|(bytes, fds)| Ok((serde_json::from_slice::<Answer>(&bytes)?, fds)));
+        match answered {
+            Ok((Answer::Refused { code, message }, _)) => Err(match code {
+                Refusal::Full => KeeperError::Full(message),
+                Refusal::Taken => KeeperError::Taken(message),
+                Refusal::Malformed => KeeperError::Refused(message),
+            }),
+            Ok(answer) => Ok(answer),
+            Err(source) => {
+                self.socket = None;
+                Err(match source.kind() {
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => KeeperError::Gone { source },
+                    io::ErrorKind::UnexpectedEof if source.get_ref().is_none() => KeeperError::Gone { source },
+                    io::ErrorKind::WouldBlock => KeeperError::Stuck,
+                    _ => KeeperError::Answer { source },
+                })
+            }
+        }
+    }
+
+    fn done(&mut self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<usize, KeeperError> {
+        match self.call(request, fds)? {
+            (Answer::Done { count }, _) => Ok(count),
+            (other, _) => Err(self.unexpected(other)),
+        }
+    }
+
+    fn ping(&mut self) -> Result<Status, KeeperError> {
+        match self.call(&Request::Ping, &[])? {
+            (Answer::Status(status), _) => Ok(status),
+            (other, _) => Err(self.unexpected(other)),
+        }
+    }
+
+    fn get(&mut self, select: Select) -> Result<Vec<(String, OwnedFd)>, KeeperError> {
+        let mut all = Vec::new();
+        let mut request = Request::Get { select };
+        loop {
+            match self.call(&request, &[])? {
+                (Answer::Fds { names, more }, fds) if names.len() == fds.len() => {
+                    all.extend(names.into_iter().zip(fds));
+                    if !more {
+                        return Ok(all);
+                    }
+                    request = Request::Next;
+                }
+                (other, _) => return Err(self.unexpected(other)),
+            }
+        }
+    }
+
+    fn unexpected(&mut self, answer: Answer) -> KeeperError {
+        self.socket = None;
+        let source = io::Error::new(io::ErrorKind::InvalidData, format!("an answer of the wrong kind: {answer:?}"));
+        KeeperError::Answer { source }
+    }
+}
+
+/// Whether a connect failed because no keeper listens.
+fn nobody(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+}
+
+fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartError> {
+    let place = Place::open(dir)?;
+    let deadline = Instant::now() + START_TIMEOUT;
+    let mut found = Found::Running;
+    loop {
+        let error = match place.connect(ANSWER_TIMEOUT) {
+            Ok(socket) => match greet(&place, socket) {
+                Ok(connection) => return Ok((connection, found)),
+                // It died between our connecting and its answer.
+                Err(e @ StartError::Ping { source: KeeperError::Gone { .. }, .. }) => e,
+                Err(e) => return Err(e),
+            },
+            Err(source) if nobody(&source) => StartError::Connect { path: place.socket_path(), source },
+            Err(source) => return Err(StartError::Connect { path: place.socket_path(), source }),
+        };
+        if Instant::now() > deadline {
+            return Err(error);
+        }
+        if found == Found::Started {
+            std::thread::sleep(START_RETRY);
+        }
+        spawn(binary, dir)?;
+        found = Found::Started;
+    }
+}
+
+/// Runs the program, which starts the real one and ends when that is ready (or when another holds the lock).
+fn spawn(binary: &Path, dir: &Path) -> Result<(), StartError> {
+    let output = Command::new(binary)
+        .arg(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .map_err(|source| StartError::Run { binary: binary.to_owned(), source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let message = if said.is_empty() { output.status.to_string() } else { said };
+    Err(StartError::Failed { binary: binary.to_owned(), message })
+}
+
+/// Makes a connection of a socket: finds out who is at the other end and that it answers.
+fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
+    let path = place.socket_path();
+    let failed = |source: io::Error| StartError::Connect { path: path.clone(), source };
+    let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|e| failed(e.into()))?;
+    let pid = peer.pid.as_raw_nonzero().get().unsigned_abs();
+    // The pidfd is of the right process: had it died before, and its id gone to another, the ping would fail.
+    let gone = |source| StartError::Ping { path: path.clone(), source: KeeperError::Gone { source } };
+    let pidfd = pidfd_open(pid).map_err(gone)?;
+    let mut connection = Connection { socket: Some(socket), pidfd, pid };
+    let status = connection.ping().map_err(|source| StartError::Ping { path: path.clone(), source })?;
+    if status.protocol != PROTOCOL {
+        return Err(StartError::Protocol { pid, theirs: status.protocol });
+    }
+    Ok(connection)
+}

@@ -1,0 +1,152 @@
+//! The keeper's files: `DIR/run/keeper.sock`, `keeper.lock` (its pid, locked as long as it lives) and `keeper.log`.
+//!
+//! Only who holds the lock may bind, so two keepers never run on one data directory. A crash leaves a socket that refuses
+//! connections and a lock that nobody holds; the next keeper replaces both.
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const SOCKET: &str = "keeper.sock";
+const LOCK: &str = "keeper.lock";
+const LOG: &str = "keeper.log";
+const LOG_MAX_BYTES: u64 = 1 << 20;
+const BACKLOG: i32 = 64;
+
+/// Something in the run directory could not be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {what} {path}")]
+pub struct PlaceError {
+    what: &'static str,
+    path: PathBuf,
+    /// Why.
+    #[source]
+    pub source: io::Error,
+}
+
+/// An open run directory.
+#[derive(Debug)]
+pub struct Place {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+impl Place {
+    /// Opens `dir/run`; makes it (mode 0700) when it is missing.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn open(dir: &Path) -> Result<Place, PlaceError> {
+        let path = dir.join("run");
+        let failed = |what, source| PlaceError { what, path: path.clone(), source };
+        match DirBuilder::new().mode(0o700).create(&path) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed("create", e)),
+            _ => {}
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| failed("open", e.into()))?;
+        Ok(Place { path, directory })
+    }
+
+    /// Where the socket is.
+    pub fn socket_path(&self) -> PathBuf {
+        self.path.join(SOCKET)
+    }
+
+    fn failed(&self, what: &'static str, file: &str, source: io::Error) -> PlaceError {
+        PlaceError { what, path: self.path.join(file), source }
+    }
+
+    /// The socket's address by way of the open directory: unix(7) allows 107 bytes, and data directories may be deep.
+    fn address(&self) -> io::Result<SocketAddrUnix> {
+        Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", self.directory.as_raw_fd()))?)
+    }
+
+    fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
+        Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)?)
+    }
+
+    /// Connects to the keeper. Sending and receiving on the result give up after `timeout`.
+    ///
+    /// # Errors
+    /// `NotFound` or `ConnectionRefused` when no keeper runs.
+    pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
+        use rustix::net::sockopt::{Timeout, set_socket_timeout};
+        let socket = Place::socket(SocketFlags::empty())?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
+        let address = self.address()?;
+        rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &address))?;
+        Ok(socket)
+    }
+
+    /// Takes the keeper's lock, or none when another has it. It is held until the file is closed.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn lock(&self) -> Result<Option<File>, PlaceError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = rustix::fs::openat(&self.directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| self.failed("open", LOCK, e.into()))?;
+        let mut file = File::from(file);
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(e) => return Err(self.failed("lock", LOCK, e.into())),
+            Ok(()) => {}
+        }
+        // The pid is for people; nothing reads it back.
+        let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        written.map_err(|e| self.failed("write", LOCK, e))?;
+        Ok(Some(file))
+    }
+
+    /// The listening socket (mode 0600, nonblocking), in place of whatever a predecessor left. Only for who holds the lock.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn bind(&self) -> Result<OwnedFd, PlaceError> {
+        self.unlink().map_err(|e| self.failed("remove", SOCKET, e))?;
+        let bound = || {
+            let socket = Place::socket(SocketFlags::NONBLOCK)?;
+            let old = rustix::process::umask(Mode::from_raw_mode(0o177));
+            let result = self.address().and_then(|a| Ok(rustix::net::bind(&socket, &a)?));
+            rustix::process::umask(old);
+            result?;
+            rustix::net::listen(&socket, BACKLOG)?;
+            Ok(socket)
+        };
+        bound().map_err(|e| self.failed("listen on", SOCKET, e))
+    }
+
+    /// Removes the socket. Only for who holds the lock.
+    ///
+    /// # Errors
+    /// Those of unlinkat(2); a missing socket is none.
+    pub fn unlink(&self) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.directory, SOCKET, rustix::fs::AtFlags::empty()) {
+            Err(e) if e != rustix::io::Errno::NOENT => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The log, for appending; emptied first when it has grown beyond 1 MiB.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn log(&self) -> Result<File, PlaceError> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let opened = || -> io::Result<File> {
+            let file = File::from(rustix::fs::openat(self.directory.as_fd(), LOG, flags, Mode::RUSR | Mode::WUSR)?);
+            if file.metadata()?.len() > LOG_MAX_BYTES {
+                file.set_len(0)?;
+            }
+            Ok(file)
+        };
+        opened().map_err(|e| self.failed("open", LOG, e))
+    }
+}

@@ -1,0 +1,192 @@
+//! Whether anybody talks to a running proc, told from the counters of its network namespace.
+//!
+//! Only payload counts. A health check that connects and closes moves segments but no data, and must not keep a proc
+//! awake. The kernel has no counter of payload, so it is judged in two ways, and either suffices. (1) It counts segments
+//! sent with new data (`TCPOrigDataSent`), a FIN among them; more of those than connections that ended are data. (2) Bytes
+//! of IP, less what as many packets without data would have taken (RFC 793, RFC 7323: 20 bytes of TCP header and 12
+//! of time stamps; 8 more in a SYN). Peers without time stamps make the second estimate low: from such a one a request
+//! below about 50 bytes that gets no answer at all goes unnoticed.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+/// Sizes of packets without data, bytes.
+const BARE_TCP4: i128 = 20 + 20 + 12;
+const BARE_TCP6: i128 = 40 + 20 + 12;
+const SYN_EXTRA: i128 = 8;
+/// An echo request as ping(8) sends it.
+const PING4: i128 = 84;
+const PING6: i128 = 104;
+/// The longest complaint about a packet: RFC 1812, 4.3.2.3, and RFC 4443, 2.4.
+const COMPLAINT4: i128 = 576;
+const COMPLAINT6: i128 = 1280;
+
+/// The counters at one moment. They belong to the namespace and only grow while it lives.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Activity {
+    data_segments_sent: u64,
+    datagrams: u64,
+    v4_in: Traffic,
+    v6_in: Traffic,
+    v4_out: Traffic,
+    v6_out: Traffic,
+    /// Connections opened, both ways.
+    opened: u64,
+    /// Connections open now.
+    open: u64,
+    /// SYNs that were refused, and other resets.
+    resets: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Traffic {
+    bytes: u64,
+    packets: u64,
+    icmp: u64,
+    udp: u64,
+}
+
+/// The counters could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ActivityError {
+    /// The process is gone, or its /proc is not ours to read.
+    #[error("cannot read {path}", path = path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A counter that every kernel has is missing.
+    #[error("{path} has no counter {name}", path = path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// Which one.
+        name: &'static str,
+    },
+}
+
+impl Activity {
+    /// Reads the counters of the network namespace of a process, given by its pid as we see it.
+    pub fn read(pid: u32) -> Result<Activity, ActivityError> {
+        let snmp = Table::pairs(pid, "snmp")?;
+        let netstat = Table::pairs(pid, "netstat")?;
+        let snmp6 = Table::lines(pid, "snmp6")?;
+        let s4 = |names: &[&'static str]| names.iter().map(|n| snmp.get(n)).sum::<Result<u64, _>>();
+        let s6 = |names: &[&str]| names.iter().map(|n| snmp6.get_or_zero(n)).sum::<u64>();
+        Ok(Activity {
+            data_segments_sent: netstat.get("TcpExt.TCPOrigDataSent")?,
+            datagrams: s4(&["Udp.InDatagrams", "Udp.OutDatagrams"])? + s6(&["Udp6InDatagrams", "Udp6OutDatagrams"]),
+            v4_in: Traffic {
+                bytes: netstat.get("IpExt.InOctets")?,
+                packets: s4(&["Ip.InReceives"])?,
+                icmp: s4(&["Icmp.InMsgs"])?,
+                udp: s4(&["Udp.InDatagrams", "Udp.NoPorts", "Udp.InErrors"])?,
+            },
+            v6_in: Traffic {
+                bytes: s6(&["Ip6InOctets"]),
+                packets: s6(&["Ip6InReceives"]),
+                icmp: s6(&["Icmp6InMsgs"]),
+                udp: s6(&["Udp6InDatagrams", "Udp6NoPorts", "Udp6InErrors"]),
+            },
+            v4_out: Traffic {
+                bytes: netstat.get("IpExt.OutOctets")?,
+                packets: s4(&["Ip.OutRequests"])?,
+                icmp: s4(&["Icmp.OutMsgs"])?,
+                udp: s4(&["Udp.OutDatagrams"])?,
+            },
+            v6_out: Traffic {
+                bytes: s6(&["Ip6OutOctets"]),
+                packets: s6(&["Ip6OutRequests"]),
+                icmp: s6(&["Icmp6OutMsgs"]),
+                udp: s6(&["Udp6OutDatagrams"]),
+            },
+            opened: s4(&["Tcp.PassiveOpens", "Tcp.ActiveOpens"])?,
+            open: s4(&["Tcp.CurrEstab"])?,
+            resets: s4(&["Tcp.OutRsts"])?,
+        })
+    }
+}
+
+/// Whether payload moved between two moments, the earlier one first. Counters that went back are those of another
+/// namespace, which counts as activity.
+pub fn activity_between(a: &Activity, b: &Activity) -> bool {
+    let grown = |b: u64, a: u64| i128::from(b) - i128::from(a);
+    let opened = grown(b.opened, a.opened);
+    let ended = opened - grown(b.open, a.open);
+    if b.datagrams != a.datagrams || grown(b.data_segments_sent, a.data_segments_sent) > ended.max(0) {
+        return true;
+    }
+    let allowed = SYN_EXTRA * (opened + grown(b.resets, a.resets));
+    let ways = [
+        (&a.v4_in, &b.v4_in, BARE_TCP4, PING4),
+        (&a.v6_in, &b.v6_in, BARE_TCP6, PING6),
+        (&a.v4_out, &b.v4_out, BARE_TCP4, COMPLAINT4),
+        (&a.v6_out, &b.v6_out, BARE_TCP6, COMPLAINT6),
+    ];
+    ways.into_iter().any(|(a, b, bare_tcp, bare_icmp)| {
+        let icmp = grown(b.icmp, a.icmp);
+        let tcp = grown(b.packets, a.packets) - icmp - grown(b.udp, a.udp);
+        let bytes = grown(b.bytes, a.bytes);
+        bytes < 0 || bytes - bare_tcp * tcp.max(0) - bare_icmp * icmp > allowed
+    })
+}
+
+struct Table {
+    path: PathBuf,
+    values: HashMap<String, u64>,
+}
+
+impl Table {
+    fn text(pid: u32, file: &str) -> Result<(PathBuf, String), ActivityError> {
+        let path = PathBuf::from(format!("/proc/{pid}/net/{file}"));
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok((path, text)),
+            Err(e) if file == "snmp6" && e.kind() == io::ErrorKind::NotFound => Ok((path, String::new())),
+            Err(source) => Err(ActivityError::Unreadable { path, source }),
+        }
+    }
+
+    /// Pairs of lines, names and then values, both after a prefix.
+    fn pairs(pid: u32, file: &str) -> Result<Table, ActivityError> {
+        let (path, text) = Table::text(pid, file)?;
+        let mut values = HashMap::new();
+        let mut lines = text.lines();
+        while let (Some(names), Some(numbers)) = (lines.next(), lines.next()) {
+            let (Some((prefix, names)), Some((_, numbers))) = (names.split_once(':'), numbers.split_once(':')) else {
+                continue;
+            };
+            for (name, number) in names.split_whitespace().zip(numbers.split_whitespace()) {
+                if let Ok(number) = number.parse() {
+                    values.insert(format!("{prefix}.{name}"), number);
+                }
+            }
+        }
+        Ok(Table { path, values })
+    }
+
+    /// Lines of a name and a value.
+    fn lines(pid: u32, file: &str) -> Result<Table, ActivityError> {
+        let (path, text) = Table::text(pid, file)?;
+        let values = text
+            .lines()
+            .filter_map(|line| {
+                let (name, number) = line.split_once(char::is_whitespace)?;
+                Some((name.to_owned(), number.trim().parse().ok()?))
+            })
+            .collect();
+        Ok(Table { path, values })
+    }
+
+    fn get(&self, name: &'static str) -> Result<u64, ActivityError> {
+        self.values.get(name).copied().ok_or_else(|| ActivityError::Missing { path: self.path.clone(), name })
+    }
+
+    fn get_or_zero(&self, name: &str) -> u64 {
+        self.values.get(name).copied().unwrap_or(0)
+    }
+}

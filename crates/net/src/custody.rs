@@ -1,0 +1,259 @@
+//! Sockets while their program does not exist.
+//!
+//! A parked proc's sockets stay alive as duplicates that we hold. In between they have to bear more than the program
+//! asked for: everybody who comes while it sleeps, and peers that would be forgotten by a network on the way. What is
+//! changed for that, and what the checkpoint itself changes (`SO_REUSEADDR`, TCP repair), is put back to the value at the
+//! end exactly as it was.
+//!
+//! ```text
+//! program frozen --snapshot_options--> dump --hold--> nobody there --release--> program again
+//! ```
+//!
+//! [`SavedOptions`] is all that is needed for the way back and belongs into the proc's durable record. Calls can be
+//! repeated; a crash in the middle leaves sockets that the next [`hold`] or [`release`] brings to the same values.
+//! Listeners keep their receive buffer and keepalive, because a connection inherits those from its listener when it is
+//! made, and would keep ours.
+
+use kip_sys::sock::{self, IntOption};
+use rustix::net::{getpeername, getsockname};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Backlog in custody; the namespace's `somaxconn` is the same.
+pub const BACKLOG: i32 = 4096;
+/// Receive buffer in custody, bytes.
+pub const RECEIVE_BUFFER: i32 = 4 << 20;
+/// Seconds without traffic until a peer is probed: below the 350 s after which some networks forget a connection.
+pub const KEEPALIVE_S: i32 = 120;
+
+const STATE_CLOSED: u8 = 7;
+const STATE_CLOSE_WAIT: u8 = 8;
+const STATE_LAST_ACK: u8 = 9;
+const STATE_LISTEN: u8 = 10;
+const STATE_CLOSING: u8 = 11;
+const LOCKED_RECEIVE_BUFFER: i32 = 2;
+
+/// What a socket is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Kind {
+    /// A TCP listener.
+    Listener {
+        /// Where.
+        local: SocketAddr,
+        /// Its backlog, connections.
+        backlog: u32,
+    },
+    /// A TCP connection, open or half closed.
+    Stream {
+        /// Our side.
+        local: SocketAddr,
+        /// The other.
+        peer: SocketAddr,
+    },
+    /// A UDP socket.
+    Udp {
+        /// Where.
+        local: SocketAddr,
+    },
+    /// Anything else, a TCP socket that is not connected among them. It is held and watched, and nothing is changed.
+    Other,
+}
+
+/// What the program had in front of it when it was frozen. Only what is more than that wakes it: it has been idle with
+/// the rest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Connections to accept, bytes to read or, for UDP, bytes of memory of unread datagrams.
+    pub queued: u32,
+    /// The peer has closed.
+    pub ended: bool,
+    /// There was no room to write.
+    pub full: bool,
+}
+
+/// A socket's options before the dump.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedOptions {
+    /// What it is.
+    #[serde(flatten)]
+    pub kind: Kind,
+    /// What it had to offer.
+    pub seen: Seen,
+    reuse_addr: i32,
+    receive_buffer: i32,
+    buffer_lock: i32,
+    keepalive: i32,
+    keep_idle_s: i32,
+    keep_interval_s: i32,
+    keep_count: i32,
+}
+
+/// A socket in custody.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The duplicate. Every clone must be dropped before the program runs again, or its close would not be one.
+    pub fd: Arc<OwnedFd>,
+    /// How it was.
+    pub saved: SavedOptions,
+}
+
+/// An option could not be read or set.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {doing} of the socket {socket}")]
+pub struct CustodyError {
+    doing: &'static str,
+    socket: String,
+    #[source]
+    source: io::Error,
+}
+
+/// Notes everything that custody or the dump will change. To be called while the program is frozen and before the dump.
+pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError> {
+    let wrong = |doing| move |source| CustodyError { doing, socket: "to be held".to_owned(), source };
+    let kind = kind_of(fd).map_err(wrong("learn the kind"))?;
+    let get = |option| sock::get_int(fd, option).map_err(wrong("read options"));
+    let tcp = |option| if matches!(kind, Kind::Stream { .. }) { get(option) } else { Ok(0) };
+    Ok(SavedOptions {
+        kind,
+        seen: seen(fd, &kind).map_err(wrong("read the queue"))?,
+        reuse_addr: get(IntOption::ReuseAddr)?,
+        receive_buffer: get(IntOption::RcvBuf)?,
+        buffer_lock: get(IntOption::BufLock)?,
+        keepalive: get(IntOption::KeepAlive)?,
+        keep_idle_s: tcp(IntOption::KeepIdle)?,
+        keep_interval_s: tcp(IntOption::KeepInterval)?,
+        keep_count: tcp(IntOption::KeepCount)?,
+    })
+}
+
+/// Makes a socket fit for custody: out of repair without a sound, its address reusable as before, room for those who come.
+pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
+    fit(fd.as_fd(), saved)?;
+    Ok(Held { fd: Arc::new(fd), saved: *saved })
+}
+
+/// Puts every option back. To be called before the program runs again; the duplicate is dropped after that.
+pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
+    let set = Setter { fd, saved };
+    match saved.kind {
+        Kind::Listener { backlog, .. } => set.listen(backlog.min(i32::MAX as u32) as i32)?,
+        Kind::Udp { .. } => set.buffer_back()?,
+        Kind::Stream { .. } => {
+            set.buffer_back()?;
+            set.int("set the keepalive times", IntOption::KeepIdle, saved.keep_idle_s)?;
+            set.int("set the keepalive times", IntOption::KeepInterval, saved.keep_interval_s)?;
+            set.int("set the keepalive times", IntOption::KeepCount, saved.keep_count)?;
+            set.int("set the keepalive", IntOption::KeepAlive, saved.keepalive)?;
+        }
+        Kind::Other => {}
+    }
+    set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
+}
+
+/// What a socket has to offer now.
+pub(crate) fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
+    match kind {
+        Kind::Listener { .. } => Ok(Seen { queued: sock::tcp_info(fd)?.accept_queue, ..Seen::default() }),
+        Kind::Stream { .. } => {
+            let state = sock::tcp_info(fd)?.state;
+            let ended = [STATE_CLOSED, STATE_CLOSE_WAIT, STATE_LAST_ACK, STATE_CLOSING].contains(&state);
+            Ok(Seen { queued: sock::unread_bytes(fd)?, ended, full: !writable(fd)? })
+        }
+        Kind::Udp { .. } => Ok(Seen { queued: sock::receive_memory(fd)?, ..Seen::default() }),
+        Kind::Other => Ok(Seen::default()),
+    }
+}
+
+fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
+    let set = Setter { fd, saved };
+    match saved.kind {
+        Kind::Listener { backlog, .. } => set.listen(BACKLOG.max(backlog.min(i32::MAX as u32) as i32))?,
+        Kind::Udp { .. } => set.buffer_up()?,
+        Kind::Stream { .. } => {
+            sock::leave_tcp_repair(fd).map_err(|source| set.wrong("end the repair", source))?;
+            set.buffer_up()?;
+            set.int("set the keepalive times", IntOption::KeepIdle, KEEPALIVE_S)?;
+            set.int("set the keepalive times", IntOption::KeepInterval, KEEPALIVE_S)?;
+            set.int("set the keepalive", IntOption::KeepAlive, 1)?;
+        }
+        Kind::Other => {}
+    }
+    set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
+}
+
+fn kind_of(fd: BorrowedFd<'_>) -> io::Result<Kind> {
+    let is = |option, value| Ok::<_, io::Error>(sock::get_int(fd, option)? == value);
+    let inet = [2, 10].contains(&sock::get_int(fd, IntOption::Domain)?);
+    let local = || getsockname(fd).ok().and_then(|a| SocketAddr::try_from(a).ok());
+    let peer = || getpeername(fd).ok().flatten().and_then(|a| SocketAddr::try_from(a).ok());
+    if !inet {
+        return Ok(Kind::Other);
+    }
+    if is(IntOption::Protocol, 17)? {
+        return Ok(local().map_or(Kind::Other, |local| Kind::Udp { local }));
+    }
+    if !is(IntOption::Protocol, 6)? {
+        return Ok(Kind::Other);
+    }
+    let info = sock::tcp_info(fd)?;
+    Ok(match (info.state, local(), peer()) {
+        (STATE_LISTEN, Some(local), _) => Kind::Listener { local, backlog: info.backlog },
+        (STATE_CLOSED, ..) => Kind::Other,
+        (_, Some(local), Some(peer)) => Kind::Stream { local, peer },
+        _ => Kind::Other,
+    })
+}
+
+fn writable(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
+    poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(fds[0].revents().contains(PollFlags::OUT))
+}
+
+struct Setter<'a> {
+    fd: BorrowedFd<'a>,
+    saved: &'a SavedOptions,
+}
+
+impl Setter<'_> {
+    fn wrong(&self, doing: &'static str, source: io::Error) -> CustodyError {
+        CustodyError { doing, socket: self.saved.kind.to_string(), source }
+    }
+
+    fn int(&self, doing: &'static str, option: IntOption, value: i32) -> Result<(), CustodyError> {
+        sock::set_int(self.fd, option, value).map_err(|source| self.wrong(doing, source))
+    }
+
+    fn listen(&self, backlog: i32) -> Result<(), CustodyError> {
+        rustix::net::listen(self.fd, backlog).map_err(|e| self.wrong("set the backlog", e.into()))
+    }
+
+    fn buffer_up(&self) -> Result<(), CustodyError> {
+        let bytes = RECEIVE_BUFFER.max(self.saved.receive_buffer);
+        self.int("raise the receive buffer", IntOption::RcvBufForce, bytes / 2)
+    }
+
+    /// Setting the size marks it as chosen by the program, so the mark is set after it.
+    fn buffer_back(&self) -> Result<(), CustodyError> {
+        self.int("restore the receive buffer", IntOption::RcvBufForce, self.saved.receive_buffer / 2)?;
+        let lock = self.saved.buffer_lock & (LOCKED_RECEIVE_BUFFER | 1);
+        self.int("restore the receive buffer", IntOption::BufLock, lock)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Listener { local, .. } => write!(f, "tcp {local}"),
+            Kind::Stream { local, peer } => write!(f, "tcp {local} from {peer}"),
+            Kind::Udp { local } => write!(f, "udp {local}"),
+            Kind::Other => f.write_str("of another kind"),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! How packets find procs: port forwarding, masquerading, and who may talk to whom.
+//!
+//! Owns the table `inet kip_I` and the forwarding switches of the interfaces the outside comes by. The rules are in
+//! [`ruleset`](self); they promise:
+//!
+//! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and ::1 included, from
+//!   every proc by the host's addresses, from procs of its realm by the proc's own address as well.
+//! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
+//!   listens on the host's loopback.
+//! * A proc cannot send from an address that is not its own.
+//!
+//! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted, in one transaction, so
+//! that nothing published is ever unreachable in between. The only thing outside the table are the interfaces' groups,
+//! by which the rules know realms; they are read back, so that a realm keeps its number across restarts.
+
+mod conntrack;
+mod elements;
+mod forwarding;
+mod ruleset;
+
+use crate::addr::{Addresses, Instance, Slot};
+use crate::pool::group_base;
+use crate::rtnl::{How, Request, Rtnl, RtnlError, link_at};
+use conntrack::Flows;
+use elements::{Change, Connection, Element};
+pub use forwarding::ForwardingError;
+use kip_types::{Protocol, Realm};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkAttribute;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A host port that leads to a proc's port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Forward {
+    /// Transport protocol of both.
+    pub proto: Protocol,
+    /// Port on the host.
+    pub host_port: u16,
+    /// Port inside the proc.
+    pub port: u16,
+}
+
+/// A proc as the rules see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Published {
+    /// Which proc.
+    pub slot: Slot,
+    /// Whose: procs of one realm may dial each other's ports directly.
+    pub realm: Realm,
+    /// Its ports. May be empty, but a proc that is not published at all belongs to no realm and can dial no other.
+    pub ports: Vec<Forward>,
+}
+
+/// The rules could not be changed. What was there before is still in force.
+#[derive(Debug, thiserror::Error)]
+pub enum NatError {
+    /// nft(8) could not be run.
+    #[error("cannot run nft: is nftables installed?")]
+    NoNft(#[source] io::Error),
+    /// nft(8) or the kernel refused the rules.
+    #[error("nft refuses the rules of table {table}: {message}")]
+    Rules {
+        /// Which table.
+        table: String,
+        /// What nft printed.
+        message: String,
+    },
+    /// The kernel refused to change elements.
+    #[error("cannot change the published ports in table {table}")]
+    Elements {
+        /// Which table.
+        table: String,
+        /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Two procs want one port.
+    #[error("host port {port}/{proto} already leads to slot {by}")]
+    PortTaken {
+        /// The port.
+        port: u16,
+        /// Its protocol.
+        proto: Protocol,
+        /// Who has it.
+        by: Slot,
+    },
+    /// The proc's link.
+    #[error("realm of slot {slot}")]
+    Realm {
+        /// Which proc.
+        slot: Slot,
+        /// What the kernel refused.
+        #[source]
+        source: RtnlError,
+    },
+    /// The list of links.
+    #[error("links of the instance")]
+    Links(#[source] RtnlError),
+    /// Forwarding.
+    #[error("forwarding cannot be switched")]
+    Forwarding(#[from] ForwardingError),
+}
+
+/// The rules of one instance. Share it by reference or `Arc`; every call is one transaction.
+pub struct Nat {
+    instance: Instance,
+    memory: PathBuf,
+    state: Mutex<State>,
+}
+
+struct State {
+    rtnl: Rtnl,
+    nft: Connection,
+    realms: BTreeMap<Realm, u32>,
+    published: BTreeMap<Slot, Published>,
+}
+
+impl Nat {
+    /// Puts the rules in force, with these procs published, in place of whatever an earlier daemon left, and switches
+    /// forwarding on. `memory` is a file that remembers the machine's forwarding settings, one for all instances;
+    /// `uplinks` are interfaces the outside comes by, in addition to those of the default routes.
+    pub fn open(instance: Instance, memory: &Path, uplinks: &[String], desired: &[Published]) -> Result<Nat, NatError> {
+        let rtnl = Rtnl::open().map_err(NatError::Links)?;
+        let table = instance.table();
+        let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
+        let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new() };
+        let nat = Nat { instance, memory: memory.to_owned(), state: Mutex::new(state) };
+        nat.sync(desired)?;
+        forwarding::enable(instance, memory, uplinks)?;
+        Ok(nat)
+    }
+
+    /// Makes the rules lead to exactly these procs. Links that are missing are passed over.
+    pub fn sync(&self, desired: &[Published]) -> Result<(), NatError> {
+        let mut state = self.lock();
+        let wanted: BTreeMap<_, _> = desired.iter().map(|p| (p.slot, p.clone())).collect();
+        let links = state.rtnl.links(&self.instance.interface_prefix()).map_err(NatError::Links)?;
+        let mut realms = BTreeMap::new();
+        for link in &links {
+            let realm = self.instance.slot_of(&link.name).and_then(|s| wanted.get(&s)).map(|p| &p.realm);
+            if let Some(realm) = realm
+                && is_realm(self.instance, link.group)
+                && !realms.values().any(|g| *g == link.group)
+            {
+                realms.entry(realm.clone()).or_insert(link.group);
+            }
+        }
+        let mut all = Vec::new();
+        for published in wanted.values() {
+            refuse_clashes(wanted.values(), published)?;
+            let group = group_of(self.instance, &mut realms, &published.realm);
+            all.extend(ruleset::elements(self.instance, group, published));
+        }
+        for link in &links {
+            let Some(slot) = self.instance.slot_of(&link.name) else { continue };
+            let group = wanted.get(&slot).map_or(0, |p| realms[&p.realm]);
+            if link.group != group {
+                set_group(&mut state.rtnl, self.instance, slot, group)?;
+            }
+        }
+        self.nft(&ruleset::full(self.instance, &all))?;
+        state.realms = realms;
+        state.published = wanted;
+        Ok(())
+    }
+
+    /// Publishes a proc, in place of what it had published before. Its link must exist ([`crate::NetPool::take`]).
+    pub fn publish(&self, slot: Slot, realm: &Realm, ports: &[Forward]) -> Result<(), NatError> {
+        let mut state = self.lock();
+        let published = Published { slot, realm: realm.clone(), ports: ports.to_vec() };
+        refuse_clashes(state.published.values(), &published)?;
+        let group = group_of(self.instance, &mut state.realms, realm);
+        set_group(&mut state.rtnl, self.instance, slot, group)?;
+        let old = state.elements_of(self.instance, slot);
+        let new = ruleset::elements(self.instance, group, &published);
+        self.replace(&mut state, old, new)?;
+        state.published.insert(slot, published);
+        for forward in ports.iter().filter(|f| f.proto == Protocol::Udp) {
+            forget(Flows::UdpPort(forward.host_port));
+        }
+        Ok(())
+    }
+
+    /// Ends the publication of these procs, and with it the flows that lead to them. Those that are not published are fine.
+    pub fn unpublish(&self, slots: &[Slot]) -> Result<(), NatError> {
+        let mut state = self.lock();
+        let old = slots.iter().flat_map(|s| state.elements_of(self.instance, *s)).collect();
+        self.replace(&mut state, old, Vec::new())?;
+        for slot in slots {
+            if state.published.remove(slot).is_some() {
+                set_group(&mut state.rtnl, self.instance, *slot, 0)?;
+                let addresses = Addresses::of(self.instance, *slot);
+                forget(Flows::To(addresses.v4.into()));
+                forget(Flows::To(addresses.v6.into()));
+            }
+        }
+        let State { realms, published, .. } = &mut *state;
+        realms.retain(|realm, _| published.values().any(|p| p.realm == *realm));
+        Ok(())
+    }
+
+    /// Removes the rules and ends this instance's need of forwarding; the last instance puts the machine's settings back.
+    pub fn remove_all(self) -> Result<(), NatError> {
+        Nat::remove(self.instance, &self.memory)
+    }
+
+    /// The same for an instance whose rules are not open, such as one whose daemon has died. There may be none.
+    pub fn remove(instance: Instance, memory: &Path) -> Result<(), NatError> {
+        run_nft(instance, &ruleset::none(instance))?;
+        forwarding::disable(instance, memory)?;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn nft(&self, text: &str) -> Result<(), NatError> {
+        run_nft(self.instance, text)
+    }
+
+    /// Somebody who flushed the machine's whole rule set took ours with it: then all of it is put back.
+    fn replace(&self, state: &mut State, old: Vec<Element>, new: Vec<Element>) -> Result<(), NatError> {
+        let removed = old.iter().filter(|e| !new.contains(e)).cloned().map(Change::Remove);
+        let added = new.iter().filter(|e| !old.contains(e)).cloned().map(Change::Add);
+        let changes: Vec<_> = removed.chain(added).collect();
+        let table = self.instance.table();
+        match state.nft.apply(&table, &changes) {
+            Ok(()) => Ok(()),
+            Err(e) if e.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
+                tracing::warn!(%table, "the rules were gone; putting them back");
+                let mut all: Vec<_> = state
+                    .published
+                    .keys()
+                    .flat_map(|s| state.elements_of(self.instance, *s))
+                    .filter(|e| !old.contains(e))
+                    .collect();
+                all.extend(new);
+                self.nft(&ruleset::full(self.instance, &all))
+            }
+            Err(source) => Err(NatError::Elements { table, source }),
+        }
+    }
+}
+
+impl State {
+    fn elements_of(&self, instance: Instance, slot: Slot) -> Vec<Element> {
+        match self.published.get(&slot) {
+            Some(p) => ruleset::elements(instance, self.realms[&p.realm], p),
+            None => Vec::new(),
+        }
+    }
+}
+
+/// The rules are right without this; only flows older than them would miss it.
+fn forget(flows: Flows) {
+    if let Err(error) = conntrack::forget(flows) {
+        tracing::warn!(%error, ?flows, "flows of earlier rules are not forgotten; clients may have to wait up to 2 minutes");
+    }
+}
+
+fn run_nft(instance: Instance, text: &str) -> Result<(), NatError> {
+    let mut child = Command::new("nft")
+        .args(["-f", "-"])
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(NatError::NoNft)?;
+    let fed = child.stdin.take().map_or(Ok(()), |mut stdin| stdin.write_all(text.as_bytes()));
+    let output = child.wait_with_output().map_err(NatError::NoNft)?;
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match fed {
+        _ if !output.status.success() => Err(NatError::Rules { table: instance.table(), message }),
+        Err(source) => Err(NatError::NoNft(source)),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn is_realm(instance: Instance, group: u32) -> bool {
+    let base = group_base(instance);
+    (base + 1..base + 0xfff).contains(&group)
+}
+
+/// The group that stands for a realm. There are more numbers than slots, so one is always free.
+fn group_of(instance: Instance, realms: &mut BTreeMap<Realm, u32>, realm: &Realm) -> u32 {
+    if let Some(group) = realms.get(realm) {
+        return *group;
+    }
+    let base = group_base(instance);
+    let group = (base + 1..base + 0xfff)
+        .find(|g| !realms.values().any(|used| used == g))
+        .expect("there are fewer slots, so fewer realms, than groups");
+    realms.insert(realm.clone(), group);
+    group
+}
+
+fn refuse_clashes<'a>(others: impl Iterator<Item = &'a Published>, new: &Published) -> Result<(), NatError> {
+    for other in others.filter(|o| o.slot != new.slot) {
+        for forward in &new.ports {
+            let same = |o: &Forward| (o.proto, o.host_port) == (forward.proto, forward.host_port);
+            if other.ports.iter().any(same) {
+                return Err(NatError::PortTaken { port: forward.host_port, proto: forward.proto, by: other.slot });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn set_group(rtnl: &mut Rtnl, instance: Instance, slot: Slot, group: u32) -> Result<(), NatError> {
+    let name = instance.interface(slot);
+    let mut link = link_at(0);
+    link.attributes.push(LinkAttribute::IfName(name.clone()));
+    link.attributes.push(LinkAttribute::Group(group));
+    let request = Request {
+        doing: format!("set the group of {name}"),
+        message: RouteNetlinkMessage::SetLink(link),
+        how: How::Plain,
+        // Taking a realm away from a link that is gone is done already.
+        tolerate: (group == 0).then_some(Errno::NODEV),
+    };
+    rtnl.batch(vec![request]).map_err(|source| NatError::Realm { slot, source })
+}

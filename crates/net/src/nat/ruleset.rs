@@ -1,0 +1,118 @@
+//! The nftables table of an instance, as text for nft(8). Pure.
+//!
+//! Rules are written once; what changes with procs are elements of sets and maps.
+//!
+//! * `tcp4`, `udp4`, `tcp6`, `udp6`: host port to proc address and port.
+//! * `declared4`, `declared6`: realm (as the group of the incoming interface), proc address, protocol, port that procs of
+//!   that realm may dial directly.
+//! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's address; without
+//!   translating its source as well, the answer would never leave its namespace and so never be translated back.
+
+use super::Published;
+use super::elements::{Element, Set};
+use crate::addr::Instance;
+use std::fmt::Write;
+
+/// Everything, with these procs published, in place of whatever the table held: one transaction.
+pub(super) fn full(instance: Instance, elements: &[Element]) -> String {
+    let mut text = format!("add table inet {t}\ndelete table inet {t}\n", t = instance.table());
+    let _ = writeln!(text, "table inet {} {{", instance.table());
+    for set in Set::ALL {
+        let kind = if set.is_map() { "map" } else { "set" };
+        let _ = write!(text, "  {kind} {} {{ type {};", set.name(), set.types());
+        let mut inside = elements.iter().filter(|e| e.set == set).peekable();
+        if inside.peek().is_some() {
+            let list: Vec<_> = inside.map(|e| e.text()).collect();
+            let _ = write!(text, " elements = {{ {} }};", list.join(", "));
+        }
+        text.push_str(" }\n");
+    }
+    text.push_str(&chains(instance));
+    text.push_str("}\n");
+    text
+}
+
+/// Nothing of the table, whether it is there or not.
+pub(super) fn none(instance: Instance) -> String {
+    format!("add table inet {t}\ndelete table inet {t}\n", t = instance.table())
+}
+
+/// Elements of a published proc.
+pub(super) fn elements(instance: Instance, group: u32, published: &Published) -> Vec<Element> {
+    let addresses = crate::addr::Addresses::of(instance, published.slot);
+    let mut all = Vec::with_capacity(4 * published.ports.len() + 2);
+    for forward in &published.ports {
+        all.push(Element::forward(addresses.v4.into(), *forward));
+        all.push(Element::forward(addresses.v6.into(), *forward));
+        all.push(Element::declared(group, addresses.v4.into(), *forward));
+        all.push(Element::declared(group, addresses.v6.into(), *forward));
+    }
+    if !published.ports.is_empty() {
+        all.push(Element::own(addresses.v4.into()));
+        all.push(Element::own(addresses.v6.into()));
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+fn chains(instance: Instance) -> String {
+    let procs = format!("\"{}*\"", instance.interface_prefix());
+    let (gateway4, gateway6) = (instance.gateway_v4(), instance.gateway_v6());
+    let published = "\
+    fib daddr type != local accept
+    ip6 daddr fe80::/10 accept
+    dnat ip to tcp dport map @tcp4
+    dnat ip to udp dport map @udp4
+    dnat ip6 to tcp dport map @tcp6
+    dnat ip6 to udp dport map @udp6
+";
+    format!(
+        "\
+  # What a proc sends must come from its own address and not go to the host's loopback. This is before any
+  # translation, so answers to the host's own connections from 127.0.0.1 are not meant.
+  chain guard {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname != {procs} accept
+    ip daddr 127.0.0.0/8 drop
+    ip6 daddr ::1 drop
+    fib saddr . iif oif missing counter drop
+  }}
+  chain arriving {{
+    type nat hook prerouting priority dstnat; policy accept;
+{published}  }}
+  chain local {{
+    type nat hook output priority -100; policy accept;
+{published}  }}
+  chain leaving {{
+    type nat hook postrouting priority srcnat; policy accept;
+    oifname {procs} ip saddr 127.0.0.0/8 snat ip to {gateway4}
+    oifname {procs} ip6 saddr ::1 snat ip6 to {gateway6}
+    iifname {procs} oifname {procs} ip saddr . ip daddr @own4 snat ip to {gateway4}
+    iifname {procs} oifname {procs} ip6 saddr . ip6 daddr @own6 snat ip6 to {gateway6}
+    iifname {procs} oifname != {procs} masquerade
+  }}
+  chain forwarded {{
+    type filter hook forward priority filter; policy accept;
+    iifname != {procs} oifname != {procs} accept
+    ct state established,related accept
+    ct state invalid drop
+    ct status dnat accept
+    iifname {procs} oifname != {procs} accept
+    iifname {procs} meta iifgroup . ip daddr . meta l4proto . th dport @declared4 accept
+    iifname {procs} meta iifgroup . ip6 daddr . meta l4proto . th dport @declared6 accept
+    iifname {procs} reject with icmpx admin-prohibited
+    drop
+  }}
+  chain host {{
+    type filter hook input priority filter; policy accept;
+    iifname != {procs} accept
+    ct state established,related accept
+    ct state invalid drop
+    meta l4proto {{ icmp, ipv6-icmp }} accept
+    meta l4proto {{ tcp, udp }} th dport 53 accept
+    drop
+  }}
+"
+    )
+}

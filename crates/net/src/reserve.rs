@@ -1,0 +1,188 @@
+//! Reservation of host ports.
+//!
+//! Packets to a published port are translated before any socket sees them, so nothing would keep a service of the host
+//! from listening on the same port and never hearing of anybody. A socket that is bound (and never listens) takes the
+//! port as far as bind(2) is concerned. The reservation lasts as long as somebody holds the descriptor.
+
+use crate::diag::Diag;
+use kip_types::Protocol;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+/// Ports are chosen from here, below the usual ephemeral range (32768 to 60999), so that outgoing connections do not
+/// take them meanwhile.
+const CHOICE: std::ops::RangeInclusive<u16> = 20_000..=32_767;
+
+/// A port of the host that nobody else can bind.
+#[derive(Debug)]
+pub struct Reservation {
+    /// The bound socket.
+    pub fd: OwnedFd,
+    /// Its port.
+    pub port: u16,
+    /// Its protocol.
+    pub proto: Protocol,
+}
+
+/// A port could not be reserved.
+#[derive(Debug, thiserror::Error)]
+pub enum ReserveError {
+    /// Somebody has it.
+    #[error("port {port}/{proto} is taken by {by}")]
+    Taken {
+        /// The port.
+        port: u16,
+        /// Its protocol.
+        proto: Protocol,
+        /// Who, for example `lighttpd (pid 123)`.
+        by: String,
+    },
+    /// None is left.
+    #[error("no {proto} port from {} to {} is free", CHOICE.start(), CHOICE.end())]
+    NoneLeft {
+        /// The protocol.
+        proto: Protocol,
+    },
+    /// Anything else.
+    #[error("cannot reserve port {port}/{proto}")]
+    Failed {
+        /// The port.
+        port: u16,
+        /// Its protocol.
+        proto: Protocol,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Reserves a port for IPv4 and IPv6 at once, or one of the choice if none is given.
+pub fn reserve(proto: Protocol, port: Option<u16>) -> Result<Reservation, ReserveError> {
+    if let Some(port) = port {
+        return match try_bind(proto, port) {
+            Ok(reservation) => Ok(reservation),
+            Err(Errno::ADDRINUSE) => Err(ReserveError::Taken { port, proto, by: holder(proto, port) }),
+            Err(e) => Err(ReserveError::Failed { port, proto, source: e.into() }),
+        };
+    }
+    let ephemeral = ephemeral_range();
+    let count = CHOICE.end() - CHOICE.start() + 1;
+    // Started anywhere, so that neither old clients of a removed proc nor other instances meet at one port.
+    let start = (RandomState::new().hash_one(std::process::id()) % u64::from(count)) as u16;
+    let candidates = (0..count).map(|i| CHOICE.start() + (start + i) % count);
+    let outside = candidates.clone().filter(|p| !ephemeral.contains(p));
+    for port in outside.chain(candidates.filter(|p| ephemeral.contains(p))) {
+        match try_bind(proto, port) {
+            Ok(reservation) => return Ok(reservation),
+            Err(Errno::ADDRINUSE) => {}
+            Err(e) => return Err(ReserveError::Failed { port, proto, source: e.into() }),
+        }
+    }
+    Err(ReserveError::NoneLeft { proto })
+}
+
+fn try_bind(proto: Protocol, port: u16) -> Result<Reservation, Errno> {
+    let kind = match proto {
+        Protocol::Tcp => SocketType::STREAM,
+        Protocol::Udp => SocketType::DGRAM,
+    };
+    let open = |family| socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let both = || {
+        let fd = open(AddressFamily::INET6)?;
+        sockopt::set_ipv6_v6only(&fd, false)?;
+        bind(&fd, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+        Ok(fd)
+    };
+    let fd = match both() {
+        // A machine without IPv6.
+        Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
+            let fd = open(AddressFamily::INET)?;
+            bind(&fd, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?;
+            fd
+        }
+        other => other?,
+    };
+    let port = SocketAddr::try_from(getsockname(&fd)?).map_or(port, |a| a.port());
+    Ok(Reservation { fd, port, proto })
+}
+
+fn ephemeral_range() -> std::ops::RangeInclusive<u16> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let mut numbers = text.split_whitespace().filter_map(|n| n.parse().ok());
+    numbers.next().unwrap_or(32_768)..=numbers.next().unwrap_or(60_999)
+}
+
+/// Who has a port, as well as that can be told.
+fn holder(proto: Protocol, port: u16) -> String {
+    let sockets = match Diag::open().and_then(|d| d.by_port(proto, port)) {
+        Ok(sockets) => sockets,
+        Err(e) => return format!("an unknown process ({})", crate::rtnl::chain(&e)),
+    };
+    for socket in &sockets {
+        if socket.inode != 0
+            && let Some((pid, name)) = process_with(socket.inode)
+        {
+            return format!("{name} (pid {pid})");
+        }
+    }
+    match sockets.first() {
+        Some(socket) => format!("a process that is not visible here (socket {})", socket.inode),
+        None => "an unknown process".to_owned(),
+    }
+}
+
+/// The process that has a socket open: the one with the lowest pid, which is a server's first.
+fn process_with(inode: u64) -> Option<(u32, String)> {
+    let wanted = format!("socket:[{inode}]");
+    let mut pids: Vec<u32> =
+        fs::read_dir("/proc").ok()?.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    pids.into_iter().find_map(|pid| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+        let has = open.flatten().any(|e| fs::read_link(e.path()).is_ok_and(|l| l.as_os_str() == wanted.as_str()));
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        has.then(|| (pid, name.trim().to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, UdpSocket};
+
+    #[test]
+    fn a_reserved_port_cannot_be_bound_and_the_holder_is_named() {
+        for proto in [Protocol::Tcp, Protocol::Udp] {
+            let taken = |port| match proto {
+                Protocol::Tcp => TcpListener::bind(("127.0.0.1", port)).is_err(),
+                Protocol::Udp => UdpSocket::bind(("127.0.0.1", port)).is_err(),
+            };
+            let reservation = reserve(proto, None).unwrap();
+            assert!(CHOICE.contains(&reservation.port));
+            assert!(taken(reservation.port));
+            let error = reserve(proto, Some(reservation.port)).unwrap_err().to_string();
+            assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
+            let port = reservation.port;
+            drop(reservation);
+            assert!(!taken(port));
+        }
+    }
+
+    #[test]
+    fn a_listening_service_is_named() {
+        let service = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = service.local_addr().unwrap().port();
+        match reserve(Protocol::Tcp, Some(port)) {
+            Err(ReserveError::Taken { by, .. }) => {
+                assert!(by.ends_with(&format!("(pid {})", std::process::id())), "{by}")
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(reserve(Protocol::Udp, Some(port)).unwrap().port, port);
+    }
+}

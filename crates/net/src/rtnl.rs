@@ -1,0 +1,242 @@
+//! A small client of rtnetlink(7): links, addresses and routes of the namespace it was opened in.
+//!
+//! Several requests travel in one system call and are carried out in order; the answer to each is awaited. A request
+//! that the kernel refuses does not stop those after it.
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::Socket;
+use netlink_sys::protocols::NETLINK_ROUTE;
+use std::io;
+
+/// Requests in one system call: more answers than these may overflow the socket's buffer.
+const MOST: usize = 64;
+
+/// What went wrong with a request to the kernel's network configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum RtnlError {
+    /// The socket itself failed.
+    #[error("rtnetlink socket")]
+    Socket(#[source] io::Error),
+    /// The kernel said no.
+    #[error("rtnetlink: cannot {doing}")]
+    Refused {
+        /// What was asked.
+        doing: String,
+        /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+    /// An answer that makes no sense.
+    #[error("rtnetlink: answer cannot be read: {0}")]
+    Malformed(String),
+}
+
+impl RtnlError {
+    pub(crate) fn is_refused_with(&self, errno: rustix::io::Errno) -> bool {
+        matches!(self, RtnlError::Refused { source, .. } if source.raw_os_error() == Some(errno.raw_os_error()))
+    }
+}
+
+/// One thing to do. `doing` completes the sentence "cannot ...".
+pub(crate) struct Request {
+    pub doing: String,
+    pub message: RouteNetlinkMessage,
+    pub how: How,
+    /// An answer that is as good as success: the thing is there already, or gone already.
+    pub tolerate: Option<rustix::io::Errno>,
+}
+
+/// What to do when the thing exists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    /// Make it; fail if it exists.
+    Create,
+    /// Make it or put it in the place of what is there.
+    Replace,
+    /// Change or delete what is there.
+    Plain,
+}
+
+/// A link as listed.
+pub(crate) struct Link {
+    pub name: String,
+    pub group: u32,
+}
+
+/// A connection to the kernel, in the namespace of the thread that opened it, for good.
+pub(crate) struct Rtnl {
+    socket: Socket,
+    sequence: u32,
+}
+
+impl Rtnl {
+    pub fn open() -> Result<Rtnl, RtnlError> {
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(RtnlError::Socket)?;
+        socket.bind_auto().map_err(RtnlError::Socket)?;
+        socket.set_cap_ack(true).map_err(RtnlError::Socket)?;
+        socket.set_netlink_get_strict_chk(true).map_err(RtnlError::Socket)?;
+        Ok(Rtnl { socket, sequence: 0 })
+    }
+
+    /// Sends requests together, waits for every answer, and returns the first refusal.
+    pub fn batch(&mut self, requests: Vec<Request>) -> Result<(), RtnlError> {
+        let mut outcome = Ok(());
+        let mut rest = requests;
+        while !rest.is_empty() {
+            let later = rest.split_off(rest.len().min(MOST));
+            let carried_out = self.exchange(rest)?;
+            outcome = outcome.and(carried_out);
+            rest = later;
+        }
+        outcome
+    }
+
+    fn exchange(&mut self, requests: Vec<Request>) -> Result<Result<(), RtnlError>, RtnlError> {
+        let mut bytes = Vec::with_capacity(1024);
+        let first = self.sequence.wrapping_add(1);
+        let mut sent = Vec::with_capacity(requests.len());
+        for request in requests {
+            let flags = NLM_F_REQUEST
+                | NLM_F_ACK
+                | match request.how {
+                    How::Create => NLM_F_CREATE | NLM_F_EXCL,
+                    How::Replace => NLM_F_CREATE | NLM_F_REPLACE,
+                    How::Plain => 0,
+                };
+            self.append(&mut bytes, request.message, flags);
+            sent.push((request.doing, request.tolerate));
+        }
+        self.socket.send(&bytes, 0).map_err(RtnlError::Socket)?;
+        let mut outcome = Ok(());
+        let mut answered = 0;
+        while answered < sent.len() {
+            for message in self.receive()? {
+                let NetlinkPayload::Error(error) = message.payload else { continue };
+                let at = message.header.sequence_number.wrapping_sub(first) as usize;
+                let Some((doing, tolerate)) = sent.get(at) else { continue };
+                answered += 1;
+                let tolerated = tolerate.is_some_and(|e| -e.raw_os_error() == error.raw_code());
+                if error.code.is_some() && !tolerated && outcome.is_ok() {
+                    outcome = Err(RtnlError::Refused { doing: doing.clone(), source: error.to_io() });
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// The index of the link of that name, or None.
+    pub fn index_of(&mut self, name: &str) -> Result<Option<u32>, RtnlError> {
+        let mut link = LinkMessage::default();
+        link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        let mut bytes = Vec::with_capacity(64);
+        self.append(&mut bytes, RouteNetlinkMessage::GetLink(link), NLM_F_REQUEST);
+        self.socket.send(&bytes, 0).map_err(RtnlError::Socket)?;
+        loop {
+            for message in self.receive()? {
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                match message.payload {
+                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
+                        return Ok(Some(link.header.index));
+                    }
+                    NetlinkPayload::Error(e) if e.raw_code() == -rustix::io::Errno::NODEV.raw_os_error() => {
+                        return Ok(None);
+                    }
+                    NetlinkPayload::Error(e) => {
+                        return Err(RtnlError::Refused { doing: format!("find {name}"), source: e.to_io() });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// All links whose name starts so.
+    pub fn links(&mut self, prefix: &str) -> Result<Vec<Link>, RtnlError> {
+        let mut bytes = Vec::with_capacity(64);
+        let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+        self.append(&mut bytes, request, NLM_F_REQUEST | NLM_F_DUMP);
+        self.socket.send(&bytes, 0).map_err(RtnlError::Socket)?;
+        let mut found = Vec::new();
+        loop {
+            for message in self.receive()? {
+                match message.payload {
+                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => found.extend(named(link)),
+                    NetlinkPayload::Done(_) => {
+                        found.retain(|l: &Link| l.name.starts_with(prefix));
+                        return Ok(found);
+                    }
+                    NetlinkPayload::Error(e) => {
+                        return Err(RtnlError::Refused { doing: "list links".to_owned(), source: e.to_io() });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn append(&mut self, bytes: &mut Vec<u8>, message: RouteNetlinkMessage, flags: u16) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        header.flags = flags;
+        header.sequence_number = self.sequence;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+        message.finalize();
+        let start = bytes.len().next_multiple_of(4);
+        bytes.resize(start + message.buffer_len(), 0);
+        message.serialize(&mut bytes[start..]);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn receive(&mut self) -> Result<Vec<NetlinkMessage<RouteNetlinkMessage>>, RtnlError> {
+        let (bytes, _) = self.socket.recv_from_full().map_err(RtnlError::Socket)?;
+        let mut messages = Vec::new();
+        let mut rest = &bytes[..];
+        while rest.len() >= 16 {
+            let message = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest)
+                .map_err(|e| RtnlError::Malformed(e.to_string()))?;
+            let length = (message.header.length as usize).next_multiple_of(4).min(rest.len());
+            messages.push(message);
+            rest = &rest[length..];
+        }
+        Ok(messages)
+    }
+}
+
+fn named(link: LinkMessage) -> Option<Link> {
+    let mut found = Link { name: String::new(), group: 0 };
+    for attribute in link.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => found.name = name,
+            LinkAttribute::Group(group) => found.group = group,
+            _ => {}
+        }
+    }
+    (!found.name.is_empty()).then_some(found)
+}
+
+/// A link message for the link of that index.
+pub(crate) fn link_at(index: u32) -> LinkMessage {
+    let mut link = LinkMessage::default();
+    link.header.interface_family = AddressFamily::Unspec;
+    link.header.index = index;
+    link
+}
+
+/// An error and everything beneath it, on one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        next = error.source();
+    }
+    text
+}

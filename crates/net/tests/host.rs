@@ -1,0 +1,71 @@
+//! On the machine's real network: in, and out again without a trace.
+
+mod common;
+
+use common::*;
+use kip_net::nat::Forward;
+use kip_net::reserve::reserve;
+use kip_net::{Nat, NetPool};
+use kip_types::{Protocol, Realm};
+use std::fs;
+use std::os::fd::AsFd;
+
+/// The file that `kip` uses as well, so that the settings of a daemon that runs here are respected.
+const MEMORY: &str = "/run/kip/forwarding.json";
+
+/// What is ours, or everybody's.
+fn traces() -> Vec<String> {
+    let mut found: Vec<_> = ip("-o addr show lo").lines().map(str::to_owned).collect();
+    found.extend(ip("-o link").lines().filter(|l| l.contains("kp15-")).map(str::to_owned));
+    found.extend(ip("-6 route show table local").lines().filter(|l| l.contains("kp15-")).map(str::to_owned));
+    found.extend(run("nft", "list tables").lines().filter(|l| l.contains("kip_15")).map(str::to_owned));
+    found
+}
+
+fn forwarding() -> Vec<String> {
+    let shared = |l: &&str| l.contains("forwarding") && !l.contains(".kp");
+    run("sysctl", "-a").lines().filter(shared).map(str::to_owned).collect()
+}
+
+fn alone() -> bool {
+    !run("nft", "list tables").contains("kip_")
+}
+
+#[test]
+fn nothing_stays_on_the_real_host() {
+    fs::create_dir_all("/run/kip").unwrap();
+    let lock = fs::File::create("/run/kip/instance-15").unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("instance 15 is free");
+    let (traces_before, forwarding_before, alone_before) = (traces(), forwarding(), alone());
+
+    let i = instance(15);
+    let pool = NetPool::new(i).unwrap();
+    let nat = Nat::open(i, MEMORY.as_ref(), &[], &[]).unwrap();
+    pool.prefill(&[slot(1), slot(2)]);
+    let ns = proc_with_server(&pool, 1, "a");
+    let tcp_port = reserve(Protocol::Tcp, None).unwrap();
+    let udp_port = reserve(Protocol::Udp, None).unwrap();
+    let ports = [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: r.port, port: 80 });
+    nat.publish(ns.slot, &Realm::default(), &ports).unwrap();
+    for host in ["127.0.0.1", "[::1]"] {
+        assert!(tcp(&format!("{host}:{}", tcp_port.port), LONG).unwrap().starts_with("a "), "{host}");
+        assert!(udp(&format!("{host}:{}", udp_port.port), LONG).unwrap().starts_with("a "), "{host}");
+    }
+    let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listening.local_addr().unwrap().port();
+    within(ns.fd.as_fd(), || assert!(tcp(&format!("127.0.0.1:{port}"), SHORT).is_err()));
+
+    nat.remove_all().unwrap();
+    drop(ns);
+    pool.remove_all().unwrap();
+    assert_eq!(traces_before, traces());
+    if alone_before && alone() {
+        assert_eq!(forwarding_before, forwarding());
+        fs::remove_file("/run/kip/forwarding.lock").unwrap();
+    } else {
+        println!("skipped: another instance runs here, so forwarding is not ours to compare");
+    }
+    fs::remove_file("/run/kip/instance-15").unwrap();
+    // Gone unless somebody else's files are in it.
+    let _ = fs::remove_dir("/run/kip");
+}

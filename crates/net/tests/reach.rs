@@ -1,0 +1,356 @@
+//! Who reaches whom: every way in, and the ways that must not be.
+
+mod common;
+
+use common::*;
+use kip_net::nat::{Forward, Published};
+use kip_net::{Addresses, Nat, NetPool};
+use kip_types::{Protocol, Realm};
+use std::net::{TcpListener, UdpSocket};
+use std::os::fd::AsFd;
+
+fn both(host_port: u16) -> Vec<Forward> {
+    [Protocol::Tcp, Protocol::Udp].map(|proto| Forward { proto, host_port, port: 80 }).to_vec()
+}
+
+fn realm(name: &str) -> Realm {
+    name.parse().unwrap()
+}
+
+/// By both protocols the server `name` answers, and sees the caller as `seen` if that is given.
+#[track_caller]
+fn reaches(to: &str, name: &str, seen: Option<&str>) {
+    for (how, answer) in [("tcp", tcp(to, LONG)), ("udp", udp(to, LONG))] {
+        let answer = answer.unwrap_or_else(|e| panic!("{how} {to}: {e}"));
+        let (who, peer) = answer.split_once(' ').unwrap();
+        assert_eq!(who, name, "{how} {to}");
+        if let Some(seen) = seen {
+            assert_eq!(peer, seen, "{how} {to}");
+        }
+    }
+}
+
+#[track_caller]
+fn does_not_reach(to: &str) {
+    for (how, answer) in [("tcp", tcp(to, SHORT)), ("udp", udp(to, SHORT))] {
+        assert!(answer.is_err(), "{how} {to} answered {answer:?}");
+    }
+}
+
+#[test]
+fn published_ports_are_reached_from_everywhere() {
+    on_machine(|machine| {
+        let i = instance(1);
+        let pool = NetPool::new(i).unwrap();
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let a = proc_with_server(&pool, 1, "a");
+        let b = proc_with_server(&pool, 2, "b");
+        nat.publish(a.slot, &realm("red"), &both(8001)).unwrap();
+        nat.publish(b.slot, &realm("red"), &both(8002)).unwrap();
+        assert_eq!(run("sysctl", "-n net.ipv4.ip_forward").trim(), "0", "the global switch stays off");
+
+        let gateway4 = i.gateway_v4().to_string();
+        let gateway6 = i.gateway_v6().to_string();
+        // From the host.
+        reaches("127.0.0.1:8001", "a", Some(&gateway4));
+        reaches("127.0.0.1:8002", "b", Some(&gateway4));
+        reaches("127.9.9.9:8001", "a", Some(&gateway4));
+        reaches("[::1]:8001", "a", Some(&gateway6));
+        reaches("[::1]:8002", "b", Some(&gateway6));
+        reaches(&format!("{HOST4}:8001"), "a", Some(HOST4));
+        reaches(&format!("[{HOST6}]:8001"), "a", Some(HOST6));
+        reaches(&format!("{}:80", a.v4), "a", Some(&gateway4));
+        reaches(&format!("[{}]:80", a.v6), "a", Some(&gateway6));
+        // From outside.
+        within(machine.outside.as_fd(), || {
+            reaches(&format!("{HOST4}:8001"), "a", Some(OUTSIDE4));
+            reaches(&format!("{HOST4}:8002"), "b", Some(OUTSIDE4));
+            reaches(&format!("[{HOST6}]:8001"), "a", Some(OUTSIDE6));
+        });
+        // From another proc of the realm, and from itself.
+        within(b.fd.as_fd(), || {
+            reaches(&format!("{HOST4}:8001"), "a", Some(&b.v4.to_string()));
+            reaches(&format!("[{HOST6}]:8001"), "a", Some(&b.v6.to_string()));
+            reaches(&format!("{}:80", a.v4), "a", Some(&b.v4.to_string()));
+            reaches(&format!("[{}]:80", a.v6), "a", Some(&b.v6.to_string()));
+            reaches(&format!("{gateway4}:8001"), "a", Some(&b.v4.to_string()));
+            reaches(&format!("{HOST4}:8002"), "b", Some(&gateway4));
+            reaches(&format!("[{HOST6}]:8002"), "b", Some(&gateway6));
+        });
+        // Out.
+        serve(machine.outside.as_fd(), "outside", 80);
+        within(a.fd.as_fd(), || {
+            reaches(&format!("{OUTSIDE4}:80"), "outside", Some(HOST4));
+            reaches(&format!("[{OUTSIDE6}]:80"), "outside", Some(HOST6));
+        });
+
+        nat.unpublish(&[a.slot]).unwrap();
+        does_not_reach("127.0.0.1:8001");
+        does_not_reach("[::1]:8001");
+        reaches("127.0.0.1:8002", "b", None);
+        within(machine.outside.as_fd(), || does_not_reach(&format!("{HOST4}:8001")));
+    });
+}
+
+#[test]
+fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
+    on_machine(|machine| {
+        let i = instance(2);
+        let pool = NetPool::new(i).unwrap();
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let red = proc_with_server(&pool, 1, "red");
+        let blue = proc_with_server(&pool, 2, "blue");
+        let mate = pool.take(slot(3)).unwrap();
+        let nobody = pool.take(slot(4)).unwrap();
+        nat.publish(red.slot, &realm("red"), &both(8001)).unwrap();
+        nat.publish(blue.slot, &realm("blue"), &both(8002)).unwrap();
+        nat.publish(mate.slot, &realm("red"), &[]).unwrap();
+        serve(red.fd.as_fd(), "undeclared", 81);
+
+        // Services of the host: on loopback, and on all addresses.
+        serve_on("127.0.0.1:7001");
+        serve_on("[::1]:7001");
+        serve_on("0.0.0.0:7002");
+        serve_on("[::]:7003");
+        serve_on("[::]:53");
+        assert!(tcp("127.0.0.1:7001", LONG).is_ok() && tcp("[::1]:7001", LONG).is_ok());
+        let (gateway4, gateway6) = (i.gateway_v4(), i.gateway_v6());
+        within(red.fd.as_fd(), || {
+            for port in [7001, 7002, 7003] {
+                for host in ["127.0.0.1", "[::1]", HOST4, &format!("[{HOST6}]")] {
+                    does_not_reach(&format!("{host}:{port}"));
+                }
+                does_not_reach(&format!("{gateway4}:{port}"));
+                does_not_reach(&format!("[{gateway6}]:{port}"));
+            }
+            bound_to_eth0_does_not_reach("127.0.0.1:7001");
+            bound_to_eth0_does_not_reach("[::1]:7001");
+            assert!(tcp(&format!("{HOST4}:53"), LONG).is_ok(), "DNS of the host is open");
+            assert!(tcp(&format!("[{gateway6}]:53"), LONG).is_ok(), "DNS of the host is open");
+            assert!(pings(gateway4), "the host answers pings");
+        });
+        // Other realms: only by what is published.
+        within(blue.fd.as_fd(), || {
+            assert!(tcp(&format!("{HOST4}:8001"), LONG).is_ok());
+            does_not_reach(&format!("{}:80", red.v4));
+            does_not_reach(&format!("[{}]:80", red.v6));
+        });
+        within(nobody.fd.as_fd(), || does_not_reach(&format!("{}:80", red.v4)));
+        // The same realm: only declared ports.
+        within(mate.fd.as_fd(), || {
+            reaches(&format!("{}:80", red.v4), "red", None);
+            does_not_reach(&format!("{}:81", red.v4));
+            does_not_reach(&format!("[{}]:81", red.v6));
+        });
+        // The outside knows the way but may not walk it.
+        let net = format!("10.213.{}.0/21", 8 * i.number());
+        within(machine.outside.as_fd(), || {
+            ip(&format!("route add {net} via {HOST4}"));
+            does_not_reach(&format!("{}:80", red.v4));
+        });
+        // A source address that is not one's own.
+        within(red.fd.as_fd(), || {
+            ip(&format!("addr add {}/32 dev eth0", nobody.v4));
+            let socket = UdpSocket::bind((nobody.v4, 0)).unwrap();
+            socket.send_to(b"x", (gateway4, 53)).unwrap();
+        });
+        let dropped = run("nft", "list chain inet kip_2 guard");
+        assert!(dropped.contains("oif missing counter packets 1 "), "{dropped}");
+    });
+}
+
+/// ICMP echo by a datagram socket, icmp(7), as a program without privileges does it.
+fn pings(to: std::net::Ipv4Addr) -> bool {
+    use rustix::net::{AddressFamily, SocketType, ipproto, socket};
+    let fd = socket(AddressFamily::INET, SocketType::DGRAM, Some(ipproto::ICMP)).unwrap();
+    let socket = UdpSocket::from(fd);
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket.send_to(&[8, 0, 0, 0, 0, 0, 0, 1], (to, 0)).unwrap();
+    socket.recv(&mut [0; 100]).is_ok()
+}
+
+fn serve_on(address: &'static str) {
+    let tcp = TcpListener::bind(address).unwrap();
+    let udp = UdpSocket::bind(address).unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 100];
+        while let Ok((_, peer)) = udp.recv_from(&mut buffer) {
+            let _ = udp.send_to(b"host", peer);
+        }
+    });
+    std::thread::spawn(move || {
+        for stream in tcp.incoming() {
+            use std::io::{Read, Write};
+            let Ok(mut stream) = stream else { return };
+            let _ = stream.read(&mut [0; 10]);
+            let _ = stream.write_all(b"host");
+        }
+    });
+}
+
+/// SO_BINDTODEVICE needs no privilege and makes loopback addresses leave by a real interface.
+#[track_caller]
+fn bound_to_eth0_does_not_reach(to: &str) {
+    let to: std::net::SocketAddr = to.parse().unwrap();
+    let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
+    kip_sys::sock::bind_to_device(socket.as_fd(), "eth0").unwrap();
+    socket.set_read_timeout(Some(SHORT)).unwrap();
+    if socket.send_to(b"x", to).is_ok() {
+        assert!(socket.recv(&mut [0; 10]).is_err(), "{to} answered");
+    }
+    // Even without the route inside that forbids it, the host drops it.
+    if to.is_ipv4() {
+        ip("route del blackhole 127.0.0.0/8");
+        socket.send_to(b"x", to).unwrap();
+        assert!(socket.recv(&mut [0; 10]).is_err(), "{to} answered");
+        ip("route add blackhole 127.0.0.0/8");
+    }
+}
+
+#[test]
+fn rules_are_recovered_and_leave_nothing_behind() {
+    on_machine(|machine| {
+        let i = instance(3);
+        let state = || (ip("-o link"), ip("addr show lo"), run("nft", "list ruleset"), forwarding_settings());
+        let before = state();
+        let pool = NetPool::new(i).unwrap();
+        let published = |n: u16, name: &str| Published { slot: slot(n), realm: realm(name), ports: both(8000 + n) };
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let procs = [(1, "a"), (2, "b"), (3, "c")].map(|(n, name)| proc_with_server(&pool, n, name));
+        for (n, name) in [(1, "one"), (2, "two"), (3, "two")] {
+            let p = published(n, name);
+            nat.publish(p.slot, &p.realm, &p.ports).unwrap();
+        }
+        assert!(nat.publish(slot(1), &realm("one"), &both(8003)).is_err(), "a port leads to one proc");
+        let groups = || ip("-o link show type veth");
+        let groups_before = groups();
+
+        // The daemon dies; the next one finds the third proc gone and the others as they were.
+        std::mem::forget(nat);
+        let nat = Nat::open(i, &machine.memory(), &[], &[published(1, "one"), published(2, "two")]).unwrap();
+        reaches("127.0.0.1:8001", "a", None);
+        reaches("[::1]:8002", "b", None);
+        does_not_reach("127.0.0.1:8003");
+        let same = |text: &str| text.lines().filter(|l| l.contains("kp3-1") || l.contains("kp3-2")).count();
+        assert_eq!(same(&groups_before), same(&groups()));
+
+        // Somebody flushes the machine's rules; the next change puts all of them back.
+        run("nft", "flush ruleset");
+        does_not_reach("127.0.0.1:8001");
+        nat.publish(slot(3), &realm("two"), &both(8003)).unwrap();
+        reaches("127.0.0.1:8001", "a", None);
+        reaches("127.0.0.1:8003", "c", None);
+        within(procs[2].fd.as_fd(), || reaches(&format!("{}:80", procs[1].v4), "b", None));
+
+        // A crash of everything but whoever holds the namespaces.
+        std::mem::forget(pool);
+        let pool = NetPool::new(i).unwrap();
+        assert_eq!(pool.sweep(&[slot(1)]).unwrap(), 2);
+        assert!(!ip("-o link").contains("kp3-2"));
+        reaches("127.0.0.1:8001", "a", None);
+        pool.release(&[slot(1), slot(7)]).unwrap();
+        drop(procs);
+        pool.remove_all().unwrap();
+        nat.remove_all().unwrap();
+        Nat::remove(i, &machine.memory()).unwrap();
+        assert_eq!(before, state());
+        assert!(!machine.memory().exists());
+    });
+}
+
+#[test]
+fn a_client_that_never_stops_asking_finds_the_newest_proc() {
+    on_machine(|machine| {
+        let i = instance(6);
+        let pool = NetPool::new(i).unwrap();
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let a = proc_with_server(&pool, 1, "a");
+        let b = proc_with_server(&pool, 2, "b");
+        for (to, bind) in [(HOST4, "0.0.0.0:5000"), (HOST6, "[::]:5000")] {
+            within(machine.outside.as_fd(), || {
+                let client = UdpSocket::bind(bind).unwrap();
+                client.connect((to, 8001)).unwrap();
+                client.set_read_timeout(Some(LONG)).unwrap();
+                let ask = || {
+                    client.send(b"who")?;
+                    let mut buffer = [0; 100];
+                    let n = client.recv(&mut buffer)?;
+                    Ok::<_, std::io::Error>(String::from_utf8_lossy(&buffer[..n])[..1].to_owned())
+                };
+                ask().expect_err("nobody is there yet");
+                on_host(machine, || nat.publish(a.slot, &realm("red"), &both(8001)).unwrap());
+                assert_eq!(ask().unwrap(), "a");
+                on_host(machine, || {
+                    nat.unpublish(&[a.slot]).unwrap();
+                    nat.publish(b.slot, &realm("red"), &both(8001)).unwrap();
+                });
+                assert_eq!(ask().unwrap(), "b");
+                on_host(machine, || nat.unpublish(&[b.slot]).unwrap());
+                ask().expect_err("nobody is there any more");
+            });
+        }
+        // Only what led to the proc is forgotten.
+        nat.publish(a.slot, &realm("red"), &both(8001)).unwrap();
+        nat.publish(b.slot, &realm("red"), &both(8002)).unwrap();
+        within(machine.outside.as_fd(), || {
+            for host in [HOST4.to_owned(), format!("[{HOST6}]")] {
+                reaches(&format!("{host}:8001"), "a", None);
+                reaches(&format!("{host}:8002"), "b", None);
+            }
+        });
+        nat.unpublish(&[a.slot]).unwrap();
+        let flows = std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap();
+        let to = |port| flows.lines().filter(|l| l.contains("udp") && l.contains(port)).count();
+        assert_eq!((to("dport=8001"), to("dport=8002")), (0, 2), "{flows}");
+    });
+}
+
+fn on_host<T: Send>(machine: &Machine, what: impl FnOnce() -> T + Send) -> T {
+    within(machine.host.as_fd(), what)
+}
+
+fn forwarding_settings() -> String {
+    let all = run("sysctl", "-a");
+    all.lines().filter(|l| l.contains("forwarding") || l.contains("localnet")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_last_instance_puts_forwarding_back() {
+    on_machine(|machine| {
+        let before = forwarding_settings();
+        let first = Nat::open(instance(4), &machine.memory(), &[], &[]).unwrap();
+        let during = forwarding_settings();
+        assert_ne!(before, during);
+        let second = Nat::open(instance(5), &machine.memory(), &[], &[]).unwrap();
+        first.remove_all().unwrap();
+        assert_eq!(during, forwarding_settings());
+        second.remove_all().unwrap();
+        assert_eq!(before, forwarding_settings());
+    });
+}
+
+#[test]
+fn two_instances_stand_side_by_side() {
+    on_machine(|machine| {
+        let make = |n| {
+            let pool = NetPool::new(instance(n)).unwrap();
+            let nat = Nat::open(instance(n), &machine.memory(), &[], &[]).unwrap();
+            (pool, nat)
+        };
+        let (pool1, nat1) = make(1);
+        let (pool10, nat10) = make(10);
+        let a = proc_with_server(&pool1, 1, "a");
+        let b = proc_with_server(&pool10, 1, "b");
+        nat1.publish(a.slot, &realm("red"), &both(8001)).unwrap();
+        nat10.publish(b.slot, &realm("red"), &both(8002)).unwrap();
+        reaches("127.0.0.1:8001", "a", None);
+        reaches("[::1]:8002", "b", None);
+        within(a.fd.as_fd(), || {
+            assert!(tcp(&format!("{HOST4}:8002"), LONG).is_ok(), "what is published is for all");
+            does_not_reach(&format!("{}:80", b.v4));
+        });
+        pool1.sweep(&[]).unwrap();
+        reaches("127.0.0.1:8002", "b", None);
+        assert_ne!(Addresses::of(instance(1), a.slot), Addresses::of(instance(10), b.slot));
+    });
+}

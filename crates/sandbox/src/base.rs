@@ -1,0 +1,391 @@
+//! The skeleton: the lowest layer of every sandbox's root, made from an allowlist of the host's files.
+//!
+//! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it has that name, because a
+//! sleeping proc may have it below its root. Copies only regular files, directories and links that anybody may read,
+//! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /usr is not in it
+//! but mounted from the host.
+//!
+//! A crash leaves `DIR/.new-*`, which the next call removes.
+
+use crate::init;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, chownat, mknodat, utimensat};
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+/// What of the host's /etc every sandbox has: files, links and whole directories. What the host lacks is left out.
+pub const ETC: &[&str] = &[
+    "adduser.conf",
+    "alternatives",
+    "bash.bashrc",
+    "bindresvport.blacklist",
+    "ca-certificates.conf",
+    "debian_version",
+    "environment",
+    "ethertypes",
+    "fonts",
+    "gai.conf",
+    "group",
+    "host.conf",
+    "inputrc",
+    "java-11-openjdk",
+    "java-17-openjdk",
+    "java-21-openjdk",
+    "ld-musl-x86_64.d",
+    "ld-musl-x86_64.path",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "libaudit.conf",
+    "locale.alias",
+    "locale.conf",
+    "localtime",
+    "login.defs",
+    "lsb-release",
+    "magic",
+    "magic.mime",
+    "mime.types",
+    "nanorc",
+    "netconfig",
+    "networks",
+    "nsswitch.conf",
+    "os-release",
+    "passwd",
+    "perl",
+    "profile",
+    "profile.d",
+    "protocols",
+    "python3",
+    "python3.10",
+    "python3.11",
+    "python3.12",
+    "python3.13",
+    "rpc",
+    "services",
+    "shells",
+    "skel",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+    "vim",
+];
+
+/// Directories, with their modes. Those of /etc come with their files.
+const DIRS: &[(&str, u32)] = &[
+    ("etc", 0o755),
+    ("dev", 0o755),
+    ("dev/shm", 0o1777),
+    ("home", 0o755),
+    ("media", 0o755),
+    ("mnt", 0o755),
+    ("opt", 0o755),
+    ("proc", 0o555),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("run/lock", 0o1777),
+    ("srv", 0o755),
+    ("sys", 0o555),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("var", 0o755),
+    ("var/backups", 0o755),
+    ("var/cache", 0o755),
+    ("var/lib", 0o755),
+    ("var/local", 0o755),
+    ("var/log", 0o755),
+    ("var/mail", 0o1777),
+    ("var/opt", 0o755),
+    ("var/spool", 0o755),
+    ("var/tmp", 0o1777),
+    (".kip", 0o755),
+];
+
+/// Links, where they lead to, relative or seen from inside.
+const LINKS: &[(&str, &str)] = &[
+    ("etc/mtab", "/proc/mounts"),
+    ("var/run", "/run"),
+    ("var/lock", "/run/lock"),
+    ("dev/fd", "/proc/self/fd"),
+    ("dev/stdin", "/proc/self/fd/0"),
+    ("dev/stdout", "/proc/self/fd/1"),
+    ("dev/stderr", "/proc/self/fd/2"),
+];
+
+/// Links of a merged /usr; made where the host has that directory under /usr.
+pub const USR_LINKS: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+/// Character devices: name, major, minor (Linux Documentation/admin-guide/devices.txt).
+const DEVICES: &[(&str, u32, u32)] =
+    &[("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+
+/// The skeleton could not be built.
+#[derive(Debug, thiserror::Error)]
+#[error("could not {action} {} for the base of sandboxes", path.display())]
+pub struct BaseError {
+    action: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+fn failed<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(E) -> BaseError {
+    let path = path.to_owned();
+    move |e| BaseError { action, path, source: e.into() }
+}
+
+/// A skeleton on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    /// The directory that is to be the lowest layer of `/`. Procs remember it: an overlay accepts no other afterwards.
+    pub root: PathBuf,
+}
+
+impl Base {
+    /// Gives the skeleton for the host's present files, building it in `dir` unless it is there.
+    ///
+    /// # Errors
+    /// Naming the file that could not be read or made. Needs root, for device nodes and owners.
+    pub fn prepare(dir: &Path) -> Result<Base, BaseError> {
+        Self::prepare_from(dir, Path::new("/"))
+    }
+
+    fn prepare_from(dir: &Path, host: &Path) -> Result<Base, BaseError> {
+        fs::create_dir_all(dir).map_err(failed("create", dir))?;
+        remove_remains(dir);
+        let root = dir.join(format!("{:016x}", fingerprint(host)));
+        if root.is_dir() {
+            return Ok(Base { root });
+        }
+        let fresh = dir.join(format!(".new-{}", std::process::id()));
+        build(&fresh, host).inspect_err(|_| {
+            let _ = fs::remove_dir_all(&fresh);
+        })?;
+        sync_tree(&fresh)?;
+        match fs::rename(&fresh, &root) {
+            Ok(()) => {}
+            // Somebody else was faster with the same.
+            Err(_) if root.is_dir() => drop(fs::remove_dir_all(&fresh)),
+            Err(e) => return Err(failed("name", &root)(e)),
+        }
+        Ok(Base { root })
+    }
+
+    /// Removes the skeletons in `dir` that are neither this one nor in `used`.
+    ///
+    /// # Errors
+    /// A directory could not be read or removed.
+    pub fn remove_others(&self, dir: &Path, used: &[PathBuf]) -> Result<(), BaseError> {
+        for entry in fs::read_dir(dir).map_err(failed("read", dir))?.flatten() {
+            let path = entry.path();
+            if path != self.root && !used.contains(&path) {
+                fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Nobody else builds in this directory: it belongs to one daemon, which holds a lock.
+fn remove_remains(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().as_bytes().starts_with(b".new-") {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Changes when any file on the list, its place in the tree, or our own program changes.
+fn fingerprint(host: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (init::BINARY, DIRS, LINKS, DEVICES).hash(&mut hasher);
+    for name in USR_LINKS {
+        host.join("usr").join(name).is_dir().hash(&mut hasher);
+    }
+    resolv_conf(host).map(|p| fs::read(p).ok()).hash(&mut hasher);
+    for name in ETC {
+        fingerprint_of(&host.join("etc").join(name), &mut hasher);
+    }
+    hasher.finish()
+}
+
+fn fingerprint_of(path: &Path, hasher: &mut DefaultHasher) {
+    let Ok(meta) = fs::symlink_metadata(path) else { return };
+    (path.as_os_str(), meta.mode(), meta.uid(), meta.gid()).hash(hasher);
+    if meta.is_dir() {
+        let mut names: Vec<_> = fs::read_dir(path).into_iter().flatten().flatten().map(|e| e.path()).collect();
+        names.sort();
+        names.iter().for_each(|p| fingerprint_of(p, hasher));
+    } else if meta.is_symlink() {
+        fs::read_link(path).ok().hash(hasher);
+    } else {
+        (meta.len(), meta.mtime(), meta.mtime_nsec(), meta.ino()).hash(hasher);
+    }
+}
+
+fn build(root: &Path, host: &Path) -> Result<(), BaseError> {
+    make_dir(root, 0o755)?;
+    for (name, mode) in DIRS {
+        make_dir(&root.join(name), *mode)?;
+    }
+    for (name, target) in LINKS {
+        let path = root.join(name);
+        symlink(target, &path).map_err(failed("link", &path))?;
+    }
+    for name in USR_LINKS.iter().filter(|n| host.join("usr").join(n).is_dir()) {
+        let path = root.join(name);
+        symlink(Path::new("usr").join(name), &path).map_err(failed("link", &path))?;
+    }
+    for (name, major, minor) in DEVICES {
+        let path = root.join("dev").join(name);
+        let device = rustix::fs::makedev(*major, *minor);
+        mknodat(CWD, &path, FileType::CharacterDevice, Mode::from(0o666), device).map_err(failed("make", &path))?;
+        set_mode(&path, 0o666)?;
+    }
+    for name in ETC {
+        copy(&host.join("etc").join(name), &root.join("etc").join(name))?;
+    }
+    write(&root.join("etc/hosts"), b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", 0o644)?;
+    write(&root.join("etc/hostname"), b"localhost\n", 0o644)?;
+    write(&root.join("etc/fstab"), b"", 0o644)?;
+    if let Some(text) = resolv_conf(host).and_then(|p| fs::read(p).ok()) {
+        write(&root.join("etc/resolv.conf"), &text, 0o644)?;
+    }
+    write(&root.join(init::PATH.trim_start_matches('/')), init::BINARY, 0o755)
+}
+
+/// The host's name servers. A resolver on the host's loopback cannot be reached from inside, so where there is one the
+/// servers behind it are used (systemd-resolved keeps them in /run).
+fn resolv_conf(host: &Path) -> Option<PathBuf> {
+    let usable = |path: &PathBuf| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        text.lines().filter_map(|l| l.strip_prefix("nameserver")).any(|a| !matches!(a.trim(), "::1") && !a.trim().starts_with("127."))
+    };
+    ["etc/resolv.conf", "run/systemd/resolve/resolv.conf"].iter().map(|p| host.join(p)).find(usable)
+}
+
+fn make_dir(path: &Path, mode: u32) -> Result<(), BaseError> {
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed("create", path))?;
+    set_mode(path, mode)
+}
+
+fn set_mode(path: &Path, mode: u32) -> Result<(), BaseError> {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(failed("set the mode of", path))
+}
+
+fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), BaseError> {
+    fs::write(path, bytes).map_err(failed("write", path))?;
+    set_mode(path, mode)
+}
+
+/// Copies what anybody may read, with owner, mode and time; leaves out the rest without a word.
+fn copy(from: &Path, to: &Path) -> Result<(), BaseError> {
+    let meta = match fs::symlink_metadata(from) {
+        Ok(meta) => meta,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(failed("read", from)(e)),
+    };
+    let parent = to.parent().expect("it is below the root");
+    if !parent.is_dir() {
+        make_dir(parent, 0o755)?;
+    }
+    if meta.is_symlink() {
+        let target = fs::read_link(from).map_err(failed("read", from))?;
+        symlink(target, to).map_err(failed("link", to))?;
+    } else if meta.is_dir() && meta.mode() & 0o005 == 0o005 {
+        make_dir(to, meta.mode() & 0o7777)?;
+        for entry in fs::read_dir(from).map_err(failed("read", from))? {
+            let entry = entry.map_err(failed("read", from))?;
+            if !private(&entry.file_name()) {
+                copy(&entry.path(), &to.join(entry.file_name()))?;
+            }
+        }
+    } else if meta.is_file() && meta.mode() & 0o004 != 0 {
+        let bytes = fs::read(from).map_err(failed("read", from))?;
+        write(to, &bytes, meta.mode() & 0o777)?;
+    } else {
+        return Ok(());
+    }
+    keep_owner_and_time(to, &meta)
+}
+
+/// Names that are not copied even where anybody may read them.
+fn private(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    name == b"private" || name.ends_with(b".key") || name.ends_with(b"-") || name.starts_with(b"ssh_host")
+}
+
+fn keep_owner_and_time(to: &Path, meta: &Metadata) -> Result<(), BaseError> {
+    let (uid, gid) = (Uid::from_raw(meta.uid()), Gid::from_raw(meta.gid()));
+    chownat(CWD, to, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW).map_err(failed("give the owner to", to))?;
+    if !meta.is_symlink() && meta.mode() & 0o7000 != 0 {
+        set_mode(to, meta.mode() & 0o7777)?;
+    }
+    let time = Timespec { tv_sec: meta.mtime(), tv_nsec: meta.mtime_nsec() };
+    let times = Timestamps { last_access: time, last_modification: time };
+    utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed("set the time of", to))
+}
+
+/// One syncfs(2) for some hundred small files.
+fn sync_tree(dir: &Path) -> Result<(), BaseError> {
+    let file = fs::File::open(dir).map_err(failed("open", dir))?;
+    rustix::fs::syncfs(&file).map_err(failed("sync", dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fake_host() -> tempfile::TempDir {
+        let host = tempfile::tempdir().unwrap();
+        let etc = host.path().join("etc");
+        for dir in ["ssl/certs", "ssl/private", "ssh", "skel"] {
+            fs::create_dir_all(etc.join(dir)).unwrap();
+        }
+        fs::create_dir_all(host.path().join("usr/bin")).unwrap();
+        for (name, mode) in [("passwd", 0o644), ("shadow", 0o640), ("ssh/ssh_host_rsa_key", 0o600), ("ssl/certs/a.pem", 0o644)] {
+            write(&etc.join(name), name.as_bytes(), mode).unwrap();
+        }
+        write(&etc.join("skel/.secret"), b"x", 0o600).unwrap();
+        write(&etc.join("ssl/certs/server.key"), b"x", 0o644).unwrap();
+        write(&etc.join("ssl/private/k"), b"x", 0o644).unwrap();
+        write(&etc.join("resolv.conf"), b"nameserver 127.0.0.53\n", 0o644).unwrap();
+        host
+    }
+
+    #[test]
+    fn only_public_files_on_the_list_are_copied() {
+        let (host, dir) = (fake_host(), tempfile::tempdir().unwrap());
+        let base = Base::prepare_from(dir.path(), host.path()).unwrap();
+        for there in ["etc/passwd", "etc/ssl/certs/a.pem", "dev/null", ".kip/init", "etc/hosts", "tmp"] {
+            assert!(base.root.join(there).exists(), "{there}");
+        }
+        for not in ["etc/shadow", "etc/ssh", "etc/ssl/private", "etc/ssl/certs/server.key", "etc/skel/.secret", "etc/resolv.conf", "sbin"] {
+            assert!(fs::symlink_metadata(base.root.join(not)).is_err(), "{not}");
+        }
+        assert_eq!(fs::read_link(base.root.join("bin")).unwrap(), Path::new("usr/bin"));
+        assert_eq!(fs::metadata(base.root.join("tmp")).unwrap().mode() & 0o7777, 0o1777);
+    }
+
+    #[test]
+    fn it_is_built_once_and_again_when_the_host_changes() {
+        let (host, dir) = (fake_host(), tempfile::tempdir().unwrap());
+        let first = Base::prepare_from(dir.path(), host.path()).unwrap();
+        let made = fs::metadata(&first.root).unwrap().ino();
+        fs::create_dir(dir.path().join(".new-crashed")).unwrap();
+        assert_eq!(Base::prepare_from(dir.path(), host.path()).unwrap(), first);
+        assert_eq!(fs::metadata(&first.root).unwrap().ino(), made);
+        assert!(!dir.path().join(".new-crashed").exists());
+        write(&host.path().join("etc/passwd"), b"changed", 0o644).unwrap();
+        let second = Base::prepare_from(dir.path(), host.path()).unwrap();
+        assert_ne!(second, first);
+        assert_eq!(fs::read(second.root.join("etc/passwd")).unwrap(), b"changed");
+        assert_eq!(fs::read(first.root.join("etc/passwd")).unwrap(), b"passwd");
+        second.remove_others(dir.path(), &[]).unwrap();
+        assert!(!first.root.exists() && second.root.exists());
+    }
+}

@@ -1,0 +1,513 @@
+//! Control groups of procs on v1, hybrid and v2 machines.
+//!
+//! Owns the directories `kip-I/NAME` in every hierarchy it uses. Never mounts a hierarchy and never touches a group it
+//! did not make, except that on v2 it enables the memory, cpu and pids controllers in `cgroup.subtree_control` of the root
+//! and of `kip-I`. A group is nothing but its name: after a crash [`Cgroups::open`] gives the same handle again.
+//!
+//! Processes enter by writing `0` into [`Cgroup::task_files`] themselves: moving another process costs 6 ms on an idle
+//! machine, moving oneself 10 microseconds per hierarchy.
+
+use kip_types::Limits;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Where the machine has its controllers. On a hybrid machine they are where v1 has them and an empty v2 hierarchy lies
+/// beside them, which is of no use to us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CgroupMode {
+    /// One hierarchy per controller, cgroups(7) version 1.
+    V1,
+    /// As V1, with a v2 hierarchy that has none of our controllers.
+    Hybrid,
+    /// One hierarchy for all controllers.
+    V2,
+}
+
+/// The v1 controllers in use. Those after the third are used when the machine has them.
+const V1_CONTROLLERS: [&str; 5] = ["memory", "cpu", "pids", "cpuacct", "freezer"];
+const V1_NEEDED: usize = 3;
+const V2_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+
+/// The least memory with which a small static program starts, bytes.
+pub const LEAST_MEMORY_BYTES: u64 = 1 << 20;
+/// The least share of a CPU: the kernel's smallest quota is 1 ms in a period of 100 ms.
+pub const LEAST_CPUS: f64 = 0.01;
+/// The least number of processes: the sandbox's init and the program.
+pub const LEAST_PIDS: u32 = 2;
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// Something about a control group failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The machine lacks a controller.
+    #[error("the cgroup controller {0} is not available: mount cgroup v2, or the v1 hierarchy of {0}, under /sys/fs/cgroup")]
+    Missing(&'static str),
+    /// A limit with which nothing could start.
+    #[error("the limit of {asked} {what} is too small to start anything: ask for at least {least}")]
+    TooSmall {
+        /// What is limited.
+        what: &'static str,
+        /// What was asked for.
+        asked: String,
+        /// What would do.
+        least: String,
+    },
+    /// A file or directory of a group.
+    #[error("could not {action} {}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Processes that do not die.
+    #[error("the processes {pids:?} of cgroup {name} are still there {waited_ms} ms after SIGKILL")]
+    Undead {
+        /// The group.
+        name: String,
+        /// Host pids.
+        pids: Vec<u32>,
+        /// How long was waited, milliseconds.
+        waited_ms: u64,
+    },
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
+    let path = path.to_owned();
+    move |source| CgroupError::Io { action, path, source }
+}
+
+/// A hierarchy in use: where it is mounted and which of our controllers it has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    controllers: Vec<&'static str>,
+}
+
+/// The machine's hierarchies.
+#[derive(Debug, Clone)]
+pub struct Cgroups {
+    mode: CgroupMode,
+    hierarchies: Vec<Hierarchy>,
+}
+
+/// What a group has used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// CPU time, nanoseconds.
+    pub cpu_ns: u64,
+    /// Memory charged, kernel memory and page cache included, bytes.
+    pub memory_bytes: u64,
+    /// Kernel memory in it, bytes.
+    pub kernel_bytes: u64,
+}
+
+impl Cgroups {
+    /// Finds the hierarchies in /proc/self/mountinfo.
+    ///
+    /// # Errors
+    /// [`CgroupError::Missing`] when one of memory, cpu and pids is nowhere.
+    pub fn detect() -> Result<Cgroups, CgroupError> {
+        let file = Path::new("/proc/self/mountinfo");
+        let mounts = fs::read_to_string(file).map_err(failed("read", file))?;
+        Self::from_mountinfo(&mounts, |root| fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default())
+    }
+
+    fn from_mountinfo(mounts: &str, v2_controllers: impl Fn(&Path) -> String) -> Result<Cgroups, CgroupError> {
+        let mut v1: Vec<Hierarchy> = Vec::new();
+        let mut v2 = None;
+        for line in mounts.lines() {
+            // proc_pid_mountinfo(5): 36 35 98:0 /root /mount options [optional]... - type source superoptions
+            let Some((front, back)) = line.split_once(" - ") else { continue };
+            let mut back = back.split(' ');
+            let (kind, options) = (back.next().unwrap_or(""), back.nth(1).unwrap_or(""));
+            let Some(mount) = front.split(' ').nth(4).map(PathBuf::from) else { continue };
+            if kind == "cgroup2" && v2.is_none() {
+                v2 = Some(mount);
+            } else if kind == "cgroup" {
+                let known = |c: &&&str| options.split(',').any(|o| o == **c) && !v1.iter().any(|h| h.controllers.contains(*c));
+                let controllers: Vec<_> = V1_CONTROLLERS.iter().filter(known).copied().collect();
+                if !controllers.is_empty() {
+                    v1.push(Hierarchy { mount, controllers });
+                }
+            }
+        }
+        if let Some(mount) = &v2 {
+            let there = v2_controllers(mount);
+            if V2_CONTROLLERS.iter().all(|c| there.split_whitespace().any(|w| w == *c)) {
+                let hierarchies = vec![Hierarchy { mount: mount.clone(), controllers: V2_CONTROLLERS.to_vec() }];
+                return Ok(Cgroups { mode: CgroupMode::V2, hierarchies });
+            }
+        }
+        for needed in &V1_CONTROLLERS[..V1_NEEDED] {
+            if !v1.iter().any(|h| h.controllers.contains(needed)) {
+                return Err(CgroupError::Missing(needed));
+            }
+        }
+        Ok(Cgroups { mode: if v2.is_some() { CgroupMode::Hybrid } else { CgroupMode::V1 }, hierarchies: v1 })
+    }
+
+    /// Where the controllers are.
+    pub fn mode(&self) -> CgroupMode {
+        self.mode
+    }
+
+    /// The group of that name, for example `kip-3/web`, whether it exists or not.
+    pub fn open(&self, name: &str) -> Cgroup {
+        let dirs = self.hierarchies.iter().map(|h| (h.mount.join(name), h.controllers.clone())).collect();
+        Cgroup { name: name.to_owned(), v2: self.mode == CgroupMode::V2, dirs }
+    }
+
+    /// Makes the group, or takes it over if it exists, and sets its limits. Parent directories are made on the way.
+    ///
+    /// # Errors
+    /// [`CgroupError::TooSmall`], or what the kernel refuses. Nothing is left behind then that was not there before.
+    pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
+        check(limits)?;
+        let group = self.open(name);
+        let made = (|| {
+            for hierarchy in &self.hierarchies {
+                self.make_dirs(hierarchy, name)?;
+            }
+            group.set_limits(limits)
+        })();
+        match made {
+            Ok(()) => Ok(group),
+            Err(e) => {
+                for (dir, _) in &group.dirs {
+                    let _ = fs::remove_dir(dir);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// On v2 a group has a controller only when all its ancestors hand it down, and none of them but the root may have
+    /// processes of its own.
+    fn make_dirs(&self, hierarchy: &Hierarchy, name: &str) -> Result<(), CgroupError> {
+        let full = hierarchy.mount.join(name);
+        // The usual case first: the parent is there.
+        match fs::create_dir(&full) {
+            Ok(()) if self.mode != CgroupMode::V2 => return Ok(()),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && self.mode != CgroupMode::V2 => return Ok(()),
+            _ => {}
+        }
+        let mut dir = hierarchy.mount.clone();
+        for part in Path::new(name) {
+            if self.mode == CgroupMode::V2 {
+                enable_controllers(&dir)?;
+            }
+            dir.push(part);
+            match fs::create_dir(&dir) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(failed("create", &dir)(e)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes every group below `name` and `name` itself, for example `kip-3`, killing what is in them.
+    ///
+    /// # Errors
+    /// As [`Cgroup::kill`] and [`Cgroup::remove`].
+    pub fn remove_all(&self, name: &str) -> Result<(), CgroupError> {
+        let mut below = BTreeSet::new();
+        for hierarchy in &self.hierarchies {
+            let Ok(entries) = fs::read_dir(hierarchy.mount.join(name)) else { continue };
+            below.extend(entries.flatten().filter(|e| e.path().is_dir()).map(|e| e.file_name()));
+        }
+        for child in below {
+            self.remove_all(&format!("{name}/{}", child.to_string_lossy()))?;
+        }
+        let group = self.open(name);
+        group.kill(Duration::from_secs(5))?;
+        group.remove()
+    }
+}
+
+fn check(limits: &Limits) -> Result<(), CgroupError> {
+    let small = |what, asked: String, least: String| Err(CgroupError::TooSmall { what, asked, least });
+    match limits.memory_bytes {
+        Some(m) if m < LEAST_MEMORY_BYTES => return small("bytes of memory", m.to_string(), LEAST_MEMORY_BYTES.to_string()),
+        _ => {}
+    }
+    match limits.cpus {
+        Some(c) if c.is_nan() || c < LEAST_CPUS => return small("CPUs", c.to_string(), LEAST_CPUS.to_string()),
+        _ => {}
+    }
+    if limits.pids < LEAST_PIDS {
+        return small("processes", limits.pids.to_string(), LEAST_PIDS.to_string());
+    }
+    Ok(())
+}
+
+fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
+    let file = dir.join("cgroup.subtree_control");
+    let enabled = fs::read_to_string(&file).map_err(failed("read", &file))?;
+    for controller in V2_CONTROLLERS {
+        if !enabled.split_whitespace().any(|w| w == controller) {
+            fs::write(&file, format!("+{controller}")).map_err(failed("enable a controller in", &file))?;
+        }
+    }
+    Ok(())
+}
+
+/// A group: one directory in each hierarchy in use.
+#[derive(Debug, Clone)]
+pub struct Cgroup {
+    name: String,
+    v2: bool,
+    dirs: Vec<(PathBuf, Vec<&'static str>)>,
+}
+
+impl Cgroup {
+    /// Its name, as given to [`Cgroups::create`].
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn dir(&self, controller: &str) -> Option<&Path> {
+        self.dirs.iter().find(|(_, c)| c.contains(&controller)).map(|(d, _)| d.as_path())
+    }
+
+    /// A file of a controller in use.
+    fn file(&self, controller: &str, name: &str) -> PathBuf {
+        self.dir(controller).expect("detect made sure of the controllers").join(name)
+    }
+
+    fn write(&self, controller: &str, name: &str, value: impl ToString) -> Result<(), CgroupError> {
+        let path = self.file(controller, name);
+        fs::write(&path, value.to_string()).map_err(failed("set", &path))
+    }
+
+    /// As `write`, for files that some kernels do not have.
+    fn write_if_there(&self, controller: &str, name: &str, value: impl ToString) -> Result<(), CgroupError> {
+        match self.write(controller, name, value) {
+            Err(CgroupError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Sets every limit. Memory is limited together with swap, so that a limit is a limit.
+    ///
+    /// # Errors
+    /// [`CgroupError::TooSmall`], or what the kernel refuses, for instance EBUSY for less memory than is in use.
+    pub fn set_limits(&self, limits: &Limits) -> Result<(), CgroupError> {
+        check(limits)?;
+        let quota_us = limits.cpus.map(|c| ((c * CPU_PERIOD_US as f64) as u64).max(1000));
+        if self.v2 {
+            let memory = limits.memory_bytes.map_or("max".into(), |m| m.to_string());
+            self.write("memory", "memory.max", memory)?;
+            self.write_if_there("memory", "memory.swap.max", if limits.memory_bytes.is_some() { "0" } else { "max" })?;
+            let quota = quota_us.map_or("max".into(), |q| q.to_string());
+            self.write("cpu", "cpu.max", format!("{quota} {CPU_PERIOD_US}"))?;
+        } else {
+            self.set_v1_memory(limits.memory_bytes)?;
+            self.write_if_there("cpu", "cpu.cfs_period_us", CPU_PERIOD_US)?;
+            let quota = quota_us.map_or(-1, |q| q as i64);
+            self.write_if_there("cpu", "cpu.cfs_quota_us", quota)?;
+        }
+        self.write("pids", "pids.max", limits.pids)
+    }
+
+    /// The limit with swap may never be below the one without, so which goes first depends on the direction.
+    fn set_v1_memory(&self, bytes: Option<u64>) -> Result<(), CgroupError> {
+        const PLAIN: &str = "memory.limit_in_bytes";
+        const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
+        let value = bytes.map_or(-1, |m| m as i64);
+        if self.write("memory", PLAIN, value).is_ok() {
+            return self.write_if_there("memory", WITH_SWAP, value);
+        }
+        self.write_if_there("memory", WITH_SWAP, value)?;
+        self.write("memory", PLAIN, value)
+    }
+
+    /// One descriptor per hierarchy into which a process writes `0` to enter. On v1 that moves the writing thread only,
+    /// so a process writes before it has a second one.
+    ///
+    /// # Errors
+    /// The group does not exist.
+    pub fn task_files(&self) -> Result<Vec<OwnedFd>, CgroupError> {
+        let name = if self.v2 { "cgroup.procs" } else { "tasks" };
+        let open = |(dir, _): &(PathBuf, _)| {
+            let path = dir.join(name);
+            rustix::fs::openat(CWD, &path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(|e| failed("open", &path)(e.into()))
+        };
+        self.dirs.iter().map(open).collect()
+    }
+
+    /// Host pids of its processes, in no order. Empty for a group that does not exist.
+    ///
+    /// # Errors
+    /// A file could not be read.
+    pub fn pids(&self) -> Result<Vec<u32>, CgroupError> {
+        let path = self.file("pids", "cgroup.procs");
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(text.lines().filter_map(|l| l.parse().ok()).filter(|p| *p != 0).collect()),
+            Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(vec![]),
+            Err(e) => Err(failed("read", &path)(e)),
+        }
+    }
+
+    /// What it has used. A figure that this kernel does not give is 0.
+    ///
+    /// # Errors
+    /// The group does not exist.
+    pub fn usage(&self) -> Result<Usage, CgroupError> {
+        let number = |controller: &str, name: &str| -> Result<u64, CgroupError> {
+            let path = self.file(controller, name);
+            let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
+            Ok(text.trim().parse().unwrap_or(0))
+        };
+        let field = |controller: &str, name: &str, key: &str| -> u64 {
+            let text = fs::read_to_string(self.file(controller, name)).unwrap_or_default();
+            let value = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.parse().ok());
+            value.unwrap_or(0)
+        };
+        if self.v2 {
+            return Ok(Usage {
+                cpu_ns: field("cpu", "cpu.stat", "usage_usec") * 1000,
+                memory_bytes: number("memory", "memory.current")?,
+                kernel_bytes: field("memory", "memory.stat", "kernel"),
+            });
+        }
+        Ok(Usage {
+            cpu_ns: if self.dir("cpuacct").is_some() { number("cpuacct", "cpuacct.usage")? } else { 0 },
+            memory_bytes: number("memory", "memory.usage_in_bytes")?,
+            kernel_bytes: number("memory", "memory.kmem.usage_in_bytes").unwrap_or(0),
+        })
+    }
+
+    /// How many processes the kernel has killed because its memory was at the limit.
+    pub fn oom_kills(&self) -> u64 {
+        let file = if self.v2 { "memory.events" } else { "memory.oom_control" };
+        let text = fs::read_to_string(self.file("memory", file)).unwrap_or_default();
+        text.lines().find_map(|l| l.strip_prefix("oom_kill ")?.parse().ok()).unwrap_or(0)
+    }
+
+    /// Kills everything in it and waits until it is empty (zombies do not count), at most `patience`. No new process
+    /// can be started in it afterwards until limits are set again.
+    ///
+    /// # Errors
+    /// [`CgroupError::Undead`].
+    pub fn kill(&self, patience: Duration) -> Result<(), CgroupError> {
+        let began = Instant::now();
+        // Nothing new, however fast it forks, and nothing frozen, for on v1 the frozen do not die.
+        let _ = self.write("pids", "pids.max", 0);
+        let mut pause = Duration::from_micros(200);
+        loop {
+            let pids = self.pids()?;
+            if pids.is_empty() {
+                return Ok(());
+            }
+            if began.elapsed() > patience {
+                let waited_ms = began.elapsed().as_millis() as u64;
+                return Err(CgroupError::Undead { name: self.name.clone(), pids, waited_ms });
+            }
+            if !self.v2 || self.write("pids", "cgroup.kill", 1).is_err() {
+                self.kill_each(&pids)?;
+            }
+            if !self.v2 && self.dir("freezer").is_some() {
+                let _ = self.write("freezer", "freezer.state", "THAWED");
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+
+    /// A pid that is still in the group after its pidfd was opened is the one that was meant.
+    fn kill_each(&self, pids: &[u32]) -> Result<(), CgroupError> {
+        let open = |pid: &u32| {
+            let fd = pidfd_open(Pid::from_raw(*pid as i32)?, PidfdFlags::empty()).ok()?;
+            Some((*pid, fd))
+        };
+        let opened: Vec<_> = pids.iter().filter_map(open).collect();
+        let still = self.pids()?;
+        for (pid, fd) in opened {
+            if still.contains(&pid) {
+                let _ = pidfd_send_signal(&fd, Signal::KILL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes it. A group that is not there is removed.
+    ///
+    /// # Errors
+    /// EBUSY when there are processes or groups in it even after a second: a dying process leaves shortly after it can
+    /// no longer be seen.
+    pub fn remove(&self) -> Result<(), CgroupError> {
+        let began = Instant::now();
+        for (dir, _) in &self.dirs {
+            loop {
+                match fs::remove_dir(dir) {
+                    Ok(()) => break,
+                    Err(e) if e.kind() == ErrorKind::NotFound => break,
+                    Err(e) if e.kind() == ErrorKind::ResourceBusy && began.elapsed() < Duration::from_secs(1) => {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Err(e) => return Err(failed("remove", dir)(e)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+41 27 0:30 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+42 41 0:31 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct
+43 41 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+44 41 0:33 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+45 41 0:34 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+";
+
+    #[test]
+    fn modes_are_told_apart() {
+        let hybrid = Cgroups::from_mountinfo(HYBRID, |_| String::new()).unwrap();
+        assert_eq!(hybrid.mode(), CgroupMode::Hybrid);
+        assert_eq!(hybrid.hierarchies.len(), 3);
+        assert_eq!(hybrid.open("kip-0/a").dir("cpuacct"), Some(Path::new("/sys/fs/cgroup/cpu,cpuacct/kip-0/a")));
+        let v1 = Cgroups::from_mountinfo(&HYBRID.replace("cgroup2", "tmpfs"), |_| String::new()).unwrap();
+        assert_eq!(v1.mode(), CgroupMode::V1);
+        let v2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
+        let v2 = Cgroups::from_mountinfo(v2, |_| "cpuset cpu io memory hugetlb pids\n".into()).unwrap();
+        assert_eq!((v2.mode(), v2.hierarchies.len()), (CgroupMode::V2, 1));
+    }
+
+    #[test]
+    fn a_missing_controller_is_named() {
+        let without = HYBRID.lines().filter(|l| !l.contains("pids")).collect::<Vec<_>>().join("\n");
+        let error = Cgroups::from_mountinfo(&without, |_| String::new()).unwrap_err();
+        assert!(error.to_string().contains("pids"), "{error}");
+    }
+
+    #[test]
+    fn limits_too_small_to_start_are_refused() {
+        let small = [
+            Limits { memory_bytes: Some(4096), ..Limits::default() },
+            Limits { cpus: Some(0.001), ..Limits::default() },
+            Limits { cpus: Some(f64::NAN), ..Limits::default() },
+            Limits { pids: 1, ..Limits::default() },
+        ];
+        for limits in small {
+            assert!(matches!(check(&limits), Err(CgroupError::TooSmall { .. })), "{limits:?}");
+        }
+        check(&Limits { memory_bytes: Some(1 << 20), cpus: Some(0.01), pids: 2 }).unwrap();
+    }
+}

@@ -1,0 +1,89 @@
+//! The sandbox's pid 1 (`init/init.c`) as the rest of the system sees it: its bytes, its place and its status records.
+
+use kip_types::lifecycle::Exit;
+
+/// The program, static and freestanding.
+pub const BINARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kip-init"));
+
+/// Where the skeleton has it, seen from inside.
+pub const PATH: &str = "/.kip/init";
+
+/// The descriptor on which it writes records.
+pub const STATUS_FD: i32 = 3;
+
+/// Size of a record, bytes. One write each, so that a read of a multiple of this size never sees part of one.
+pub const RECORD_BYTES: usize = 8;
+
+/// What could not be done at the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StartStep {
+    /// chdir(2) to the working directory.
+    WorkDir,
+    /// execve(2) of the program; ENOENT when it is nowhere in PATH.
+    Exec,
+    /// clone(2).
+    Process,
+}
+
+/// A record of the status pipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Record {
+    /// The program has been exec'd.
+    Running {
+        /// Its pid inside the sandbox.
+        pid_inside: u32,
+    },
+    /// It could not be, and init ends.
+    NotStarted {
+        /// What failed.
+        step: StartStep,
+        /// Why, an errno.
+        errno: i32,
+    },
+    /// The program has ended, and init with it.
+    Ended(Exit),
+}
+
+impl Record {
+    /// Reads a record; none when it is not one of ours. (The program's owner may replace init inside the sandbox and
+    /// write anything here.)
+    pub fn parse(bytes: &[u8; RECORD_BYTES]) -> Option<Record> {
+        let value = i32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        match (bytes[0], bytes[1]) {
+            (b'R', 0) => Some(Record::Running { pid_inside: u32::try_from(value).ok()? }),
+            (b'E', 1) => Some(Record::NotStarted { step: StartStep::WorkDir, errno: value }),
+            (b'E', 2) => Some(Record::NotStarted { step: StartStep::Exec, errno: value }),
+            (b'E', 3) => Some(Record::NotStarted { step: StartStep::Process, errno: value }),
+            (b'X', 0) => Some(Record::Ended(exit_of(value))),
+            _ => None,
+        }
+    }
+}
+
+/// How a process ended, from the status word of wait4(2).
+pub fn exit_of(status: i32) -> Exit {
+    match status & 0x7f {
+        0 => Exit::Code(status >> 8 & 0xff),
+        signal => Exit::Signal(signal),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read() {
+        assert_eq!(Record::parse(b"R\0\0\0\x02\0\0\0"), Some(Record::Running { pid_inside: 2 }));
+        assert_eq!(Record::parse(b"E\x02\0\0\x02\0\0\0"), Some(Record::NotStarted { step: StartStep::Exec, errno: 2 }));
+        assert_eq!(Record::parse(b"X\0\0\0\0\x07\0\0"), Some(Record::Ended(Exit::Code(7))));
+        assert_eq!(Record::parse(b"X\0\0\0\x89\0\0\0"), Some(Record::Ended(Exit::Signal(9))));
+        assert_eq!(Record::parse(b"R\0\0\0\xff\xff\xff\xff"), None);
+        assert_eq!(Record::parse(&[0; 8]), None);
+    }
+
+    #[test]
+    fn the_program_is_small() {
+        assert!(BINARY.len() < 4096 && BINARY.starts_with(b"\x7fELF"), "{} bytes", BINARY.len());
+    }
+}

@@ -1,0 +1,229 @@
+//! The resident process `kip-launch`: builds sandboxes and runs programs in them, one request at a time.
+//!
+//! Single-threaded, without capabilities of its own invention: it acts only on descriptors and numbers that come with a
+//! request, in a mount namespace that holds nothing of the host ([`template`]). It is the parent of every init and exec
+//! it starts and reaps them all; when its socket closes it ends, and what it started goes on. Its children share its
+//! memory until they exec (see `kip_sys::ns::clone_child`), so it is not dumpable: nobody in a sandbox that a child has
+//! joined can trace it.
+
+mod confine;
+mod exec;
+mod prepare;
+mod start;
+mod template;
+
+pub use exec::DEFAULT_PATH;
+pub use start::MASKED;
+
+use crate::protocol::{Ended, Failure, Reply, Request, Step};
+use kip_sys::caps::Instruction;
+use kip_sys::fdpass;
+use kip_sys::ns::{Child, Clone, clone_child};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{DumpableBehavior, WaitOptions, set_dumpable_behavior, wait};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use template::Template;
+
+/// What is made once.
+#[derive(Debug)]
+struct Prepared {
+    template: Template,
+    filter: Vec<Instruction>,
+}
+
+/// A process that has exec'd.
+type Spawned = Child;
+
+/// Runs `steps` in a new process that must not come back from them but by a failure, which is then ours.
+fn spawn(how: Clone, steps: impl Fn() -> Result<Infallible, Failure>) -> Result<Spawned, Failure> {
+    let mut failure = None;
+    let child = clone_child(how, &mut || {
+        let Err(f) = steps();
+        failure = Some(f);
+        127
+    })
+    .map_err(Failure::at(Step::Clone))?;
+    match failure {
+        // The main loop reaps it.
+        Some(failure) => Err(failure),
+        None => Ok(child),
+    }
+}
+
+/// Serves requests on `socket` until its other end is closed.
+///
+/// # Errors
+/// The process is not what it has to be (root, one thread), or the socket broke.
+pub fn serve(socket: OwnedFd) -> io::Result<()> {
+    if kip_sys::ns::own_threads()? != 1 {
+        return Err(io::Error::other("the launcher must have one thread"));
+    }
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    kip_sys::ns::default_signals();
+    let signals = kip_sys::ns::child_signal_fd()?;
+    let mut server = Server { socket, signals, events: None, execs: HashMap::new(), unsent: Vec::new() };
+    let prepared = match Template::enter() {
+        Ok(template) => Prepared { template, filter: crate::seccomp::filter() },
+        Err(failure) => {
+            // Whoever started us waits for the answer to its first request.
+            let _ = server.receive(&mut [0; 4096]);
+            return server.answer(Reply::Failed(failure), &[]);
+        }
+    };
+    server.run(&prepared)
+}
+
+struct Server {
+    socket: OwnedFd,
+    signals: OwnedFd,
+    events: Option<OwnedFd>,
+    /// Execs that run, by pid.
+    execs: HashMap<u32, u64>,
+    /// Ends that the events socket had no room for.
+    unsent: Vec<Ended>,
+}
+
+impl Server {
+    fn run(&mut self, prepared: &Prepared) -> io::Result<()> {
+        let mut buffer = vec![0; fdpass::MAX_BYTES];
+        loop {
+            let (readable, signalled) = self.wait()?;
+            if signalled {
+                self.reap()?;
+            }
+            self.send_ends();
+            if readable {
+                match self.receive(&mut buffer) {
+                    Ok((length, fds)) => self.handle(prepared, &buffer[..length], fds)?,
+                    Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+                    Err(e) if e.kind() == io::ErrorKind::InvalidData => {
+                        self.answer(Reply::Failed(Failure::new(Step::Request, e)), &[])?;
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+        }
+    }
+
+    /// Waits for a request or a child's end.
+    fn wait(&self) -> io::Result<(bool, bool)> {
+        let mut fds = vec![
+            PollFd::new(&self.socket, PollFlags::IN),
+            PollFd::new(&self.signals, PollFlags::IN),
+        ];
+        if let Some(events) = self.events.as_ref().filter(|_| !self.unsent.is_empty()) {
+            fds.push(PollFd::new(events, PollFlags::OUT));
+        }
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        Ok((!fds[0].revents().is_empty(), !fds[1].revents().is_empty()))
+    }
+
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        fdpass::recv_into(self.socket.as_fd(), buffer)
+    }
+
+    fn answer(&self, reply: Reply, fds: &[OwnedFd]) -> io::Result<()> {
+        let bytes = serde_json::to_vec(&reply).expect("a reply has only strings and numbers");
+        let fds: Vec<_> = fds.iter().map(|f| f.as_fd()).collect();
+        fdpass::send(self.socket.as_fd(), &bytes, &fds)
+    }
+
+    fn handle(&mut self, prepared: &Prepared, bytes: &[u8], fds: Vec<OwnedFd>) -> io::Result<()> {
+        let done = match serde_json::from_slice(bytes) {
+            Ok(request) => self.perform(prepared, request, fds),
+            Err(e) => Err(Failure::new(Step::Request, io::Error::from(e))),
+        };
+        match done {
+            Ok((reply, fds)) => self.answer(reply, &fds),
+            Err(failure) => self.answer(Reply::Failed(failure), &[]),
+        }
+    }
+
+    fn perform(
+        &mut self,
+        prepared: &Prepared,
+        request: Request,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(Reply, Vec<OwnedFd>), Failure> {
+        match request {
+            Request::Events => {
+                let [events] = exactly(fds)?;
+                self.events = Some(events);
+                Ok((Reply::Ready, vec![]))
+            }
+            Request::Start(program) => {
+                let ([root, usr, user, net, uts, ipc, stdout, stderr, status], cgroups) = first(fds)?;
+                let parts = start::Parts { root, usr, user, net, uts, ipc, stdout, stderr, status, cgroups };
+                let child = start::start(prepared, &parts, &program)?;
+                Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
+            }
+            Request::Exec { id, program } => {
+                let ([init, stdin, stdout, stderr], cgroups) = first(fds)?;
+                let parts = exec::Parts { init, stdin, stdout, stderr, cgroups };
+                let child = exec::exec(prepared, &parts, &program)?;
+                self.execs.insert(child.pid, id);
+                Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
+            }
+            Request::Namespaces { uid_base, hostname } => {
+                Ok((Reply::Ready, prepare::namespaces(prepared, uid_base, &hostname)?.into()))
+            }
+            Request::Mount { root_layers } => {
+                let ([state], mut root) = first(fds)?;
+                if root_layers > root.len() {
+                    return Err(Failure::new(Step::Request, Errno::INVAL));
+                }
+                let usr = root.split_off(root_layers);
+                Ok((Reply::Ready, prepare::mount(&state, &root, &usr)?.into()))
+            }
+        }
+    }
+
+    /// Collects every child that has ended.
+    fn reap(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 128 * 8];
+        while rustix::io::read(&self.signals, &mut buffer).is_ok() {}
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((pid, status))) => {
+                    if let Some(id) = self.execs.remove(&(pid.as_raw_nonzero().get() as u32)) {
+                        self.unsent.push(Ended { id, status: status.as_raw() });
+                    }
+                }
+                Ok(None) | Err(Errno::CHILD) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// As many as there is room for. A daemon that has gone is noticed at the other socket.
+    fn send_ends(&mut self) {
+        let Some(events) = &self.events else { return };
+        let send = |ended: &Ended| {
+            let bytes = serde_json::to_vec(ended).expect("two numbers");
+            fdpass::send(events.as_fd(), &bytes, &[]).is_ok()
+        };
+        let sent = self.unsent.iter().take_while(|e| send(e)).count();
+        self.unsent.drain(..sent);
+    }
+}
+
+fn wrong_number() -> Failure {
+    Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a wrong number of descriptors".into() }
+}
+
+fn exactly<const N: usize>(fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Failure> {
+    fds.try_into().map_err(|_| wrong_number())
+}
+
+fn first<const N: usize>(mut fds: Vec<OwnedFd>) -> Result<([OwnedFd; N], Vec<OwnedFd>), Failure> {
+    if fds.len() < N {
+        return Err(wrong_number());
+    }
+    let rest = fds.split_off(N);
+    Ok((exactly(fds)?, rest))
+}

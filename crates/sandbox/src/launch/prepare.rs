@@ -1,0 +1,152 @@
+//! What a sandbox is made of, in advance: namespaces and mounts.
+
+use super::Prepared;
+use super::template::{LAYERS, MOST_LAYERS};
+use crate::protocol::{Failure, Step};
+use kip_sys::ns::{Child, Clone, Unshare, clone_child, unshare};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
+};
+use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
+use std::fmt::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Size of a proc's block of ids.
+const BLOCK: u32 = 65_536;
+
+/// A user namespace with the block mapped, and uts and ipc namespaces of the initial user namespace.
+pub(super) fn namespaces(prepared: &Prepared, uid_base: u32, hostname: &str) -> Result<[OwnedFd; 3], Failure> {
+    let user = user_namespace(prepared, uid_base).map_err(Failure::at(Step::NewUser))?;
+    let [uts, ipc] = uts_and_ipc(prepared, hostname)?;
+    Ok([user, uts, ipc])
+}
+
+/// A mapping can only be written from outside while somebody is inside: a child that waits to be killed.
+fn user_namespace(prepared: &Prepared, uid_base: u32) -> std::io::Result<OwnedFd> {
+    let mut wait = || {
+        let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+        loop {
+            std::thread::sleep(std::time::Duration::from_secs(3600));
+        }
+    };
+    let child = clone_child(Clone { new_user: true, ..Clone::default() }, &mut wait)?;
+    let made = (|| {
+        let proc = prepared.template.proc.as_fd();
+        let map = format!("0 {uid_base} {BLOCK}");
+        for name in ["uid_map", "gid_map"] {
+            let path = format!("{}/{name}", child.pid);
+            let file = rustix::fs::openat(proc, path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+            rustix::io::write(&file, map.as_bytes())?;
+        }
+        let path = format!("{}/ns/user", child.pid);
+        rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    })();
+    pidfd_send_signal(&child.pidfd, Signal::KILL)?;
+    reap(&child)?;
+    Ok(made?)
+}
+
+fn uts_and_ipc(prepared: &Prepared, hostname: &str) -> Result<[OwnedFd; 2], Failure> {
+    let proc = prepared.template.proc.as_fd();
+    in_child(Step::NewUtsIpc, || {
+        let what = Unshare { uts: true, ipc: true, ..Unshare::default() };
+        unshare(what).map_err(Failure::at(Step::NewUtsIpc))?;
+        rustix::system::sethostname(hostname.as_bytes()).map_err(Failure::at(Step::NewUtsIpc))?;
+        let open = |path| {
+            rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+                .map_err(Failure::at(Step::NewUtsIpc))
+        };
+        Ok([open("self/ns/uts")?, open("self/ns/ipc")?])
+    })
+}
+
+/// Runs something in a child that shares memory and descriptors, but not namespaces, and returns what it made.
+fn in_child<T>(step: Step, mut make: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    let mut made = None;
+    let how = Clone { shared: true, files: true, ..Clone::default() };
+    let child = clone_child(how, &mut || {
+        made = Some(make());
+        0
+    })
+    .map_err(Failure::at(Step::Clone))?;
+    reap(&child).map_err(Failure::at(step))?;
+    made.unwrap_or_else(|| Err(Failure::new(step, Errno::CHILD)))
+}
+
+fn reap(child: &Child) -> rustix::io::Result<()> {
+    let pid = Pid::from_raw(child.pid as i32);
+    rustix::io::retry_on_intr(|| waitpid(pid, WaitOptions::empty())).map(drop)
+}
+
+/// Mounts `/` and `/usr` from a tree with `upper/{root,usr}` and `work/{root,usr}` and from lower trees, top first.
+pub(super) fn mount(state: &OwnedFd, root: &[OwnedFd], usr: &[OwnedFd]) -> Result<[OwnedFd; 2], Failure> {
+    if root.len() + usr.len() > MOST_LAYERS || root.is_empty() || usr.is_empty() {
+        return Err(Failure::new(Step::Request, Errno::TOOBIG));
+    }
+    let layers = Layers::attach(std::iter::once(state).chain(root).chain(usr)).map_err(Failure::at(Step::Layers))?;
+    let root_mount = layers.overlay("root", 1..root.len() + 1)?;
+    let usr_mount = layers.overlay("usr", root.len() + 1..root.len() + usr.len() + 1)?;
+    Ok([root_mount, usr_mount])
+}
+
+/// The layers while they are attached in the launcher's mount namespace.
+struct Layers;
+
+impl Layers {
+    fn attach<'a>(trees: impl Iterator<Item = &'a OwnedFd>) -> rustix::io::Result<Layers> {
+        // A mount to hang them all below, so that they go together.
+        let base = open_tree(CWD, LAYERS, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+        move_mount(&base, "", CWD, LAYERS, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        let layers = Layers;
+        for (n, tree) in trees.enumerate() {
+            let place = format!("{LAYERS}/{n}");
+            move_mount(tree, "", CWD, place, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        }
+        Ok(layers)
+    }
+
+    fn overlay(&self, name: &str, lower: std::ops::Range<usize>) -> Result<OwnedFd, Failure> {
+        let mut lower_dirs = String::new();
+        for n in lower {
+            let colon = if lower_dirs.is_empty() { "" } else { ":" };
+            write!(lower_dirs, "{colon}{LAYERS}/{n}").expect("a String takes anything");
+        }
+        let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(Failure::at(Step::Overlay))?;
+        let mounted = (|| {
+            fsconfig_set_string(&context, "source", "kip")?;
+            fsconfig_set_string(&context, "lowerdir", lower_dirs.as_str())?;
+            fsconfig_set_string(&context, "upperdir", format!("{LAYERS}/0/upper/{name}"))?;
+            fsconfig_set_string(&context, "workdir", format!("{LAYERS}/0/work/{name}"))?;
+            // Without them inotify watches and files open below cannot be checkpointed.
+            fsconfig_set_string(&context, "index", "on")?;
+            fsconfig_set_string(&context, "nfs_export", "on")?;
+            // Directories of the lower layers can be renamed.
+            fsconfig_set_string(&context, "redirect_dir", "on")?;
+            fsconfig_create(&context)?;
+            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+        })();
+        mounted.map_err(|e| Failure { detail: kernel_says(context.as_fd()), ..Failure::new(Step::Overlay, e) })
+    }
+}
+
+impl Drop for Layers {
+    fn drop(&mut self) {
+        // Nothing of ours is open below, and a lazy unmount fails only where nothing is mounted.
+        let _ = unmount(LAYERS, UnmountFlags::DETACH);
+    }
+}
+
+/// The messages of a filesystem context, one per read: fsopen(2).
+fn kernel_says(context: BorrowedFd<'_>) -> String {
+    let mut text = String::new();
+    let mut buffer = [0; 1024];
+    while let Ok(n @ 1..) = rustix::io::read(context, &mut buffer) {
+        let line = String::from_utf8_lossy(&buffer[..n]);
+        let separator = if text.is_empty() { "" } else { "; " };
+        write!(text, "{separator}{}", line.trim_end().trim_start_matches("e ")).expect("a String takes anything");
+    }
+    text
+}

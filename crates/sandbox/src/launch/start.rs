@@ -1,0 +1,142 @@
+//! Starting a sandbox: one child whose steps read from top to bottom.
+
+use super::confine::{UserNamespace, confine};
+use super::template::{NEW_ROOT, enter_root, mount_new};
+use super::{Prepared, Spawned};
+use crate::init;
+use crate::protocol::{Failure, Program, Step};
+use kip_sys::ns::{Clone, Strings};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Paths of /proc that are covered by `/dev/null`, where the kernel has them. Each is a mount, of which whoever checkpoints
+/// the sandbox has to be told.
+pub const MASKED: &[&str] =
+    &["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger", "/proc/kmsg", "/proc/kallsyms"];
+
+/// The descriptors of a start, in the order of the request.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub root: OwnedFd,
+    pub usr: OwnedFd,
+    pub user: OwnedFd,
+    pub net: OwnedFd,
+    pub uts: OwnedFd,
+    pub ipc: OwnedFd,
+    pub stdout: OwnedFd,
+    pub stderr: OwnedFd,
+    pub status: OwnedFd,
+    pub cgroups: Vec<OwnedFd>,
+}
+
+/// Starts init in a new sandbox. The program is then init's to start.
+pub(super) fn start(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Spawned, Failure> {
+    let bad = |_| Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a NUL byte".into() };
+    let workdir = program.workdir.clone().unwrap_or_default();
+    let words = ["kip-init".to_owned(), workdir].into_iter().chain(program.argv.iter().cloned());
+    let arguments = Strings::new(words.map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
+    let environment = Strings::new(program.env.iter().cloned().map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
+    let path = CString::new(init::PATH).expect("a constant without NUL");
+    let how = Clone { shared: true, new_mount: true, new_pid: true, ..Clone::default() };
+    super::spawn(how, || {
+        build(prepared, parts, program)?;
+        // From here on a descriptor numbered 3 is gone, whatever it was.
+        kip_sys::ns::place(parts.status.as_fd(), init::STATUS_FD).map_err(Failure::at(Step::Stdio))?;
+        kip_sys::ns::close_on_exec_from(init::STATUS_FD + 1).map_err(Failure::at(Step::Stdio))?;
+        kip_sys::ns::unblock_signals().map_err(Failure::at(Step::Exec))?;
+        Err(Failure::new(Step::Exec, kip_sys::ns::exec(&path, &arguments, &environment)))
+    })
+}
+
+fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Failure> {
+    enter_cgroups(&parts.cgroups)?;
+    // The session's leader has to be inside the pid namespace, or it cannot be checkpointed.
+    rustix::process::setsid().map_err(Failure::at(Step::Session))?;
+    rustix::process::umask(Mode::from(0o022));
+    for (fd, kind) in [
+        (&parts.net, LinkNameSpaceType::Network),
+        (&parts.uts, LinkNameSpaceType::HostNameAndNISDomainName),
+        (&parts.ipc, LinkNameSpaceType::InterProcessCommunication),
+    ] {
+        move_into_link_name_space(fd.as_fd(), Some(kind)).map_err(Failure::at(Step::Namespaces))?;
+    }
+    move_mount(&parts.root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
+        .map_err(Failure::at(Step::Root))?;
+    attach(&parts.usr, parts.root.as_fd(), "usr").map_err(Failure::at(Step::Usr))?;
+    let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let proc = mount_new("proc", safe).map_err(Failure::at(Step::Proc))?;
+    attach(&proc, parts.root.as_fd(), "proc").map_err(Failure::at(Step::Proc))?;
+    for path in MASKED {
+        mask(&proc, path).map_err(Failure::at(Step::Mask))?;
+    }
+    rustix::process::fchdir(&parts.root).and_then(|()| enter_root()).map_err(Failure::at(Step::Pivot))?;
+    let null = open_null().map_err(Failure::at(Step::Stdio))?;
+    place_stdio([null.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
+    confine(UserNamespace::Itself(parts.user.as_fd()), program.allow_setuid, &prepared.filter)
+}
+
+/// Each process moves itself, before it has a second thread.
+pub(super) fn enter_cgroups(files: &[OwnedFd]) -> Result<(), Failure> {
+    for file in files {
+        rustix::io::write(file, b"0").map_err(Failure::at(Step::Cgroup))?;
+    }
+    Ok(())
+}
+
+pub(super) fn place_stdio(fds: [BorrowedFd<'_>; 3]) -> Result<(), Failure> {
+    rustix::stdio::dup2_stdin(fds[0])
+        .and_then(|()| rustix::stdio::dup2_stdout(fds[1]))
+        .and_then(|()| rustix::stdio::dup2_stderr(fds[2]))
+        .map_err(Failure::at(Step::Stdio))
+}
+
+/// Attaches a mount to a directory of the sandbox, which the tenant may have replaced: links are not followed.
+fn attach(mount: &OwnedFd, root: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let target = rustix::fs::openat2(root, name, flags, Mode::empty(), resolve)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(mount, "", &target, "", flags)
+}
+
+fn mask(proc: &OwnedFd, path: &str) -> rustix::io::Result<()> {
+    let name = path.strip_prefix("/proc/").expect("every masked path is in /proc");
+    let target = match rustix::fs::openat(proc, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        other => other?,
+    };
+    // The template's, as long as the working root is the template.
+    let null = open_tree(CWD, "/dev/null", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(&null, "", &target, "", flags)
+}
+
+/// The sandbox's own null device, which is in no mount of ours. The tenant may have put something else there.
+fn open_null() -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let path = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let found = rustix::fs::openat2(CWD, "/dev/null", path, Mode::empty(), resolve)?;
+    let stat = rustix::fs::fstat(&found)?;
+    let is_null = stat.st_rdev == rustix::fs::makedev(1, 3);
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice || !is_null {
+        return Err(Errno::NODEV);
+    }
+    let null = rustix::fs::openat2(CWD, "/dev/null", flags, Mode::empty(), resolve)?;
+    rustix::fs::fcntl_setfl(&null, OFlags::empty())?;
+    Ok(null)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masked_paths_are_in_proc() {
+        assert!(MASKED.iter().all(|p| p.starts_with("/proc/") && !p.ends_with('/')));
+    }
+}

@@ -1,0 +1,76 @@
+//! The launcher's own mount namespace: a small tmpfs and nothing of the host's.
+//!
+//! Every sandbox's mount namespace begins as a copy of this one, so what is not here cannot leak, and copying is cheap.
+//! It holds `/dev/null` (for masks), `/new` (where a sandbox's root is attached before pivot_root) and `/layers/N` (where
+//! the layers of an overlay are attached while it is mounted: kernels before 6.15 take no detached mount as a layer).
+
+use crate::protocol::{Failure, Step};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsmount, fsopen, mount_change, move_mount, unmount,
+};
+use std::os::fd::OwnedFd;
+
+/// Where the sandbox's root is attached.
+pub(super) const NEW_ROOT: &str = "/new";
+/// Where the layers are.
+pub(super) const LAYERS: &str = "/layers";
+/// Most layers of a root and its /usr together.
+pub(super) const MOST_LAYERS: usize = 24;
+
+/// What the launcher keeps of the host: descriptors that cannot be walked out of.
+#[derive(Debug)]
+pub(super) struct Template {
+    /// The host's /proc.
+    pub proc: OwnedFd,
+    /// The launcher's own pid namespace, to come back to.
+    pub pid_namespace: OwnedFd,
+}
+
+impl Template {
+    /// Moves the calling process into a new mount namespace with only the template in it.
+    pub fn enter() -> Result<Template, Failure> {
+        let at = |e: rustix::io::Errno| Failure::new(Step::Template, e);
+        let path = OFlags::PATH | OFlags::CLOEXEC;
+        let proc = rustix::fs::open("/proc", path | OFlags::DIRECTORY, Mode::empty()).map_err(at)?;
+        let pid_namespace =
+            rustix::fs::open("/proc/self/ns/pid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(at)?;
+        let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
+        kip_sys::ns::unshare(mount).map_err(Failure::at(Step::Template))?;
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).map_err(at)?;
+        let tmpfs = mount_new("tmpfs", MountAttrFlags::empty()).map_err(at)?;
+        fill(&tmpfs).map_err(at)?;
+        // Any directory will do, for the namespace it is in is left at once.
+        move_mount(&tmpfs, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at)?;
+        rustix::process::fchdir(&tmpfs).map_err(at)?;
+        enter_root().map_err(at)?;
+        Ok(Template { proc, pid_namespace })
+    }
+}
+
+fn fill(tmpfs: &OwnedFd) -> rustix::io::Result<()> {
+    let (mode, null) = (Mode::from(0o755), rustix::fs::makedev(1, 3));
+    for dir in ["dev", &NEW_ROOT[1..], &LAYERS[1..]] {
+        rustix::fs::mkdirat(tmpfs, dir, mode)?;
+    }
+    for n in 0..=MOST_LAYERS {
+        rustix::fs::mkdirat(tmpfs, format!("{}/{n}", &LAYERS[1..]), mode)?;
+    }
+    rustix::fs::mknodat(tmpfs, "dev/null", FileType::CharacterDevice, Mode::from(0o666), null)
+}
+
+/// Makes the working directory, which is the root of a mount, the root of the mount namespace and drops the old one:
+/// pivot_root(2), "pivot_root(".", ".")".
+pub(super) fn enter_root() -> rustix::io::Result<()> {
+    rustix::process::pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    rustix::process::chdir("/")
+}
+
+/// A new detached mount of a filesystem without a source.
+pub(super) fn mount_new(kind: &str, attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(&context)?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}

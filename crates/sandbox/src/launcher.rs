@@ -1,0 +1,338 @@
+//! The daemon's side of `kip-launch`: blocking calls, from any thread.
+//!
+//! Calls are carried out one by one. Each is answered once the kernel has done it; nothing waits for a tenant's program.
+//! When the launcher dies every call fails with [`LaunchError::Gone`] and a new one has to be spawned; what the old one
+//! had started goes on, but the ends of its execs are lost.
+
+use crate::init::exit_of;
+use crate::launch::DEFAULT_PATH;
+use crate::protocol::{Ended, Failure, Program, Reply, Request, Step};
+use crate::rootfs::Mounts;
+use kip_sys::fdpass;
+use kip_types::lifecycle::Exit;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A call to the launcher failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// A step that the launcher took; nothing is left of it.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The command, with its arguments and environment, does not fit into a message.
+    #[error("the command with its environment has {bytes} bytes; at most {} are possible", fdpass::MAX_BYTES)]
+    TooLong {
+        /// As JSON.
+        bytes: usize,
+    },
+    /// The launcher is not there any more.
+    #[error("kip-launch has ended")]
+    Gone(#[source] io::Error),
+    /// The launcher could not be started.
+    #[error("could not start {program}")]
+    Spawn {
+        /// The program.
+        program: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl LaunchError {
+    /// The command that was to be executed is not there.
+    pub fn is_missing_command(&self) -> bool {
+        let missing = Errno::NOENT.raw_os_error();
+        matches!(self, LaunchError::Failed(f) if f.step == Step::Exec && f.errno == missing)
+    }
+}
+
+/// The namespaces of a proc that the launcher makes. They live as long as these descriptors or a process in them.
+#[derive(Debug)]
+pub struct Namespaces {
+    /// Maps the ids 0 to 65535 to the proc's block.
+    pub user: OwnedFd,
+    /// With the hostname, owned by the initial user namespace.
+    pub uts: OwnedFd,
+    /// Empty, owned by the initial user namespace.
+    pub ipc: OwnedFd,
+}
+
+/// A sandbox to start.
+#[derive(Debug)]
+pub struct StartRequest<'a> {
+    /// Program and arguments.
+    pub command: &'a [String],
+    /// The whole environment, see [`environment`].
+    pub env: &'a [String],
+    /// None is `/`.
+    pub workdir: Option<&'a str>,
+    /// Lets setuid programs inside gain their owner's identity.
+    pub allow_setuid: bool,
+    /// Used up: a mount can be attached only once.
+    pub mounts: Mounts,
+    /// The slot's.
+    pub namespaces: &'a Namespaces,
+    /// The network namespace.
+    pub net: BorrowedFd<'a>,
+    /// From [`crate::cgroup::Cgroup::task_files`].
+    pub cgroup: &'a [OwnedFd],
+    /// The program's stdout.
+    pub stdout: BorrowedFd<'a>,
+    /// The program's stderr.
+    pub stderr: BorrowedFd<'a>,
+    /// The write end of a pipe for [`crate::init::Record`]s.
+    pub status: BorrowedFd<'a>,
+}
+
+/// A program to run in a sandbox that is there.
+#[derive(Debug)]
+pub struct ExecRequest<'a> {
+    /// pidfd of the sandbox's init.
+    pub init: BorrowedFd<'a>,
+    /// Program and arguments.
+    pub command: &'a [String],
+    /// The whole environment, see [`environment`].
+    pub env: &'a [String],
+    /// None is `/`.
+    pub workdir: Option<&'a str>,
+    /// As at the start.
+    pub allow_setuid: bool,
+    /// As at the start.
+    pub cgroup: &'a [OwnedFd],
+    /// Its stdin.
+    pub stdin: BorrowedFd<'a>,
+    /// Its stdout.
+    pub stdout: BorrowedFd<'a>,
+    /// Its stderr.
+    pub stderr: BorrowedFd<'a>,
+}
+
+/// A sandbox whose init has been exec'd. Whether the program has is told by the status pipe; an init that the kernel
+/// killed at once (a memory limit) says nothing there, and its pidfd tells that it has ended.
+#[derive(Debug)]
+pub struct Started {
+    /// Host pid.
+    pub init_pid: u32,
+    /// Readable when init has ended.
+    pub pidfd: OwnedFd,
+}
+
+/// An exec that runs.
+#[derive(Debug)]
+pub struct Executing {
+    /// By which [`Launcher::next_event`] names it.
+    pub id: ExecId,
+    /// Host pid.
+    pub pid: u32,
+    /// Readable when it has ended, possibly before the event.
+    pub pidfd: OwnedFd,
+}
+
+/// Names an exec of one launcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ExecId(u64);
+
+/// The end of an exec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExecEnded {
+    /// Which.
+    pub id: ExecId,
+    /// How.
+    pub exit: Exit,
+}
+
+/// A running `kip-launch`. It ends when this is dropped.
+#[derive(Debug)]
+pub struct Launcher {
+    requests: Mutex<OwnedFd>,
+    events: OwnedFd,
+    child: Mutex<Child>,
+    next_exec: AtomicU64,
+}
+
+impl Launcher {
+    /// Starts the program and waits until it is ready.
+    ///
+    /// # Errors
+    /// [`LaunchError::Spawn`], or the step of its set-up that failed.
+    pub fn spawn(program: &Path) -> Result<Launcher, LaunchError> {
+        let failed = |source| LaunchError::Spawn { program: program.display().to_string(), source };
+        let (requests, theirs) = fdpass::seqpacket_pair().map_err(failed)?;
+        let (events, events_theirs) = fdpass::seqpacket_pair().map_err(failed)?;
+        for end in [&events, &events_theirs] {
+            rustix::fs::fcntl_setfl(end, OFlags::NONBLOCK).map_err(|e| failed(e.into()))?;
+        }
+        let mut command = Command::new(program);
+        command.env_clear().stdin(theirs).stdout(Stdio::null()).current_dir("/");
+        let child = command.spawn().map_err(failed)?;
+        // The descriptor given away is ours to close too, or the launcher's end would not be noticed.
+        drop(command);
+        let launcher = Launcher {
+            requests: Mutex::new(requests),
+            events,
+            child: Mutex::new(child),
+            next_exec: AtomicU64::new(1),
+        };
+        match launcher.call(&Request::Events, &[events_theirs.as_fd()])? {
+            (Reply::Ready, _) => Ok(launcher),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.lock().expect("no panic while it is held").id()
+    }
+
+    /// Starts init in a new sandbox, which then starts the program.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn start(&self, request: StartRequest<'_>) -> Result<Started, LaunchError> {
+        let Namespaces { user, uts, ipc } = request.namespaces;
+        let mut fds = vec![
+            request.mounts.root.as_fd(),
+            request.mounts.usr.as_fd(),
+            user.as_fd(),
+            request.net,
+            uts.as_fd(),
+            ipc.as_fd(),
+            request.stdout,
+            request.stderr,
+            request.status,
+        ];
+        fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
+        let program = program(request.command, request.env, request.workdir, request.allow_setuid);
+        let (init_pid, pidfd) = self.process(&Request::Start(program), &fds)?;
+        Ok(Started { init_pid, pidfd })
+    }
+
+    /// Runs a program in a sandbox. Its end is told by [`Launcher::next_event`].
+    ///
+    /// # Errors
+    /// See [`LaunchError`], in particular [`LaunchError::is_missing_command`].
+    pub fn exec(&self, request: ExecRequest<'_>) -> Result<Executing, LaunchError> {
+        let id = self.next_exec.fetch_add(1, Ordering::Relaxed);
+        let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
+        fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
+        let program = program(request.command, request.env, request.workdir, request.allow_setuid);
+        let (pid, pidfd) = self.process(&Request::Exec { id, program }, &fds)?;
+        Ok(Executing { id: ExecId(id), pid, pidfd })
+    }
+
+    /// Makes the namespaces of a slot: `uid_base` is the host id of the first of its 65,536 ids.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn namespaces(&self, uid_base: u32, hostname: &str) -> Result<Namespaces, LaunchError> {
+        let request = Request::Namespaces { uid_base, hostname: hostname.to_owned() };
+        let [user, uts, ipc] = self.ready(&request, &[])?;
+        Ok(Namespaces { user, uts, ipc })
+    }
+
+    /// For [`crate::rootfs::RootfsSpec::mount`].
+    pub(crate) fn mount(&self, root_layers: usize, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
+        let [root, usr] = self.ready(&Request::Mount { root_layers }, fds)?;
+        Ok(Mounts { root, usr })
+    }
+
+    /// The next end of an exec, if one is there. Never blocks.
+    ///
+    /// # Errors
+    /// [`LaunchError::Gone`].
+    pub fn next_event(&self) -> Result<Option<ExecEnded>, LaunchError> {
+        match fdpass::recv(self.events.as_fd(), 256) {
+            Ok((bytes, _)) => {
+                let ended: Ended = serde_json::from_slice(&bytes).map_err(|e| LaunchError::Gone(e.into()))?;
+                Ok(Some(ExecEnded { id: ExecId(ended.id), exit: exit_of(ended.status) }))
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(LaunchError::Gone(e)),
+        }
+    }
+
+    /// Readable when [`Launcher::next_event`] has something to say, its end included. Nonblocking.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+
+    fn process(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(u32, OwnedFd), LaunchError> {
+        match self.call(request, fds)? {
+            (Reply::Process { pid }, mut fds) if fds.len() == 1 => Ok((pid, fds.remove(0))),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    fn ready<const N: usize>(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<[OwnedFd; N], LaunchError> {
+        let (reply, fds) = self.call(request, fds)?;
+        fds.try_into().map_err(|_| unexpected(&reply))
+    }
+
+    fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), LaunchError> {
+        let bytes = serde_json::to_vec(request).expect("a request has only strings and numbers");
+        if bytes.len() > fdpass::MAX_BYTES {
+            return Err(LaunchError::TooLong { bytes: bytes.len() });
+        }
+        let socket = self.requests.lock().expect("no panic while it is held");
+        fdpass::send(socket.as_fd(), &bytes, fds).map_err(LaunchError::Gone)?;
+        let (bytes, fds) = fdpass::recv(socket.as_fd(), 16 * 1024).map_err(LaunchError::Gone)?;
+        match serde_json::from_slice(&bytes).map_err(|e| LaunchError::Gone(e.into()))? {
+            Reply::Failed(failure) => Err(failure.into()),
+            reply => Ok((reply, fds)),
+        }
+    }
+}
+
+impl Drop for Launcher {
+    /// Lets it finish what it does and waits for it, at most two seconds.
+    fn drop(&mut self) {
+        let Ok(socket) = self.requests.get_mut() else { return };
+        let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
+        let Ok(child) = self.child.get_mut() else { return };
+        let until = Instant::now() + Duration::from_secs(2);
+        while matches!(child.try_wait(), Ok(None)) {
+            if Instant::now() > until {
+                let _ = child.kill();
+                let _ = child.wait();
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn program(command: &[String], env: &[String], workdir: Option<&str>, allow_setuid: bool) -> Program {
+    Program { argv: command.to_vec(), env: env.to_vec(), workdir: workdir.map(str::to_owned), allow_setuid }
+}
+
+fn unexpected(reply: &Reply) -> LaunchError {
+    LaunchError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an answer to another question: {reply:?}")))
+}
+
+/// The environment of a proc's programs: PATH, HOME and HOSTNAME, and what its owner wants on top or instead.
+pub fn environment(hostname: &str, wanted: &BTreeMap<String, String>) -> Vec<String> {
+    let mut all = BTreeMap::from([("PATH", DEFAULT_PATH), ("HOME", "/root"), ("HOSTNAME", hostname)]);
+    all.extend(wanted.iter().map(|(k, v)| (k.as_str(), v.as_str())));
+    all.into_iter().map(|(k, v)| format!("{k}={v}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_s_environment_wins() {
+        let wanted = BTreeMap::from([("HOME".into(), "/srv".into()), ("A".into(), "b=c".into())]);
+        let env = environment("web", &wanted);
+        assert_eq!(env, ["A=b=c", "HOME=/srv", "HOSTNAME=web", &format!("PATH={DEFAULT_PATH}")]);
+    }
+}

@@ -1,0 +1,188 @@
+//! What daemon and `kip-launch` say to each other: one JSON message and its descriptors per SEQPACKET packet.
+//!
+//! Requests are answered one by one in their order. Ended execs are told on a socket of their own, handed over by the
+//! first request, so that nobody who waits for an answer has to sort them out.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A request. Its descriptors, in order, are listed with each.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// First of all: (events socket). Answered by [`Reply::Ready`].
+    Events,
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, cgroup task files..): [`Reply::Process`].
+    Start(Program),
+    /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..): [`Reply::Process`].
+    Exec {
+        /// By which its end will be told.
+        id: u64,
+        /// What to run.
+        program: Program,
+    },
+    /// (): [`Reply::Ready`] with (user ns, uts ns, ipc ns).
+    Namespaces {
+        /// Host id of the sandbox's id 0.
+        uid_base: u32,
+        /// Of the uts namespace.
+        hostname: String,
+    },
+    /// (tree of the proc's directory, lower trees of root.., lower trees of usr..), topmost layer first:
+    /// [`Reply::Ready`] with (root, usr).
+    Mount {
+        /// How many lower trees are root's.
+        root_layers: usize,
+    },
+}
+
+/// What is common to the first program and to an exec.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Program {
+    pub argv: Vec<String>,
+    /// `NAME=VALUE` each.
+    pub env: Vec<String>,
+    /// None is `/`.
+    pub workdir: Option<String>,
+    /// No no_new_privs.
+    pub allow_setuid: bool,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Reply {
+    /// Done.
+    Ready,
+    /// Exec'd, with (pidfd).
+    Process {
+        /// Host pid.
+        pid: u32,
+    },
+    /// Not done, and nothing is left of it.
+    Failed(Failure),
+}
+
+/// The end of an exec, on the events socket.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    pub id: u64,
+    /// As wait4(2) has it.
+    pub status: i32,
+}
+
+/// A step of the launcher that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// Which.
+    pub step: Step,
+    /// Why, an errno.
+    pub errno: i32,
+    /// What the kernel said beyond the errno; may be empty.
+    pub detail: String,
+}
+
+/// The launcher's steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Step {
+    /// The request could not be understood.
+    Request,
+    /// The launcher's own mount namespace.
+    Template,
+    /// A new process.
+    Clone,
+    /// Entering the cgroups.
+    Cgroup,
+    /// setsid(2).
+    Session,
+    /// Entering the net, uts, ipc, pid or mount namespace.
+    Namespaces,
+    /// Attaching `/`.
+    Root,
+    /// Attaching `/usr`.
+    Usr,
+    /// Mounting `/proc`.
+    Proc,
+    /// Masking a path of `/proc`.
+    Mask,
+    /// pivot_root(2).
+    Pivot,
+    /// `/dev/null`, or the places of stdin, stdout, stderr and the status pipe.
+    Stdio,
+    /// Entering the user namespace.
+    UserNamespace,
+    /// Taking ids 0.
+    Ids,
+    /// Dropping capabilities.
+    Capabilities,
+    /// no_new_privs.
+    NoNewPrivs,
+    /// The system call filter.
+    Seccomp,
+    /// The working directory.
+    WorkDir,
+    /// execve(2).
+    Exec,
+    /// Creating a user namespace and its mapping.
+    NewUser,
+    /// Creating uts and ipc namespaces.
+    NewUtsIpc,
+    /// Attaching the layers of an overlay.
+    Layers,
+    /// Mounting an overlay.
+    Overlay,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Step::Request => "understand the request",
+            Step::Template => "set up the launcher's mount namespace",
+            Step::Clone => "make a process",
+            Step::Cgroup => "enter the cgroups",
+            Step::Session => "start a session",
+            Step::Namespaces => "enter the namespaces",
+            Step::Root => "attach the root filesystem",
+            Step::Usr => "attach /usr (is it a directory in the sandbox?)",
+            Step::Proc => "mount /proc (is it a directory in the sandbox?)",
+            Step::Mask => "mask a path of /proc",
+            Step::Pivot => "change to the root filesystem",
+            Step::Stdio => "open stdin, stdout and stderr (is /dev/null still the null device?)",
+            Step::UserNamespace => "enter the user namespace",
+            Step::Ids => "take the ids of the sandbox's root",
+            Step::Capabilities => "drop capabilities",
+            Step::NoNewPrivs => "set no_new_privs",
+            Step::Seccomp => "install the system call filter",
+            Step::WorkDir => "change to the working directory",
+            Step::Exec => "execute the program",
+            Step::NewUser => "make a user namespace",
+            Step::NewUtsIpc => "make uts and ipc namespaces",
+            Step::Layers => "attach the layers of the root filesystem",
+            Step::Overlay => "mount the overlay",
+        })
+    }
+}
+
+impl Failure {
+    pub(crate) fn new(step: Step, error: impl Into<std::io::Error>) -> Failure {
+        let error = error.into();
+        match error.raw_os_error() {
+            Some(errno) => Failure { step, errno, detail: String::new() },
+            None => Failure { step, errno: rustix::io::Errno::IO.raw_os_error(), detail: error.to_string() },
+        }
+    }
+
+    /// For `map_err`.
+    pub(crate) fn at<E: Into<std::io::Error>>(step: Step) -> impl FnOnce(E) -> Failure {
+        move |e| Failure::new(step, e)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "could not {}: {}", self.step, std::io::Error::from_raw_os_error(self.errno))?;
+        if !self.detail.is_empty() {
+            write!(f, " ({})", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}

@@ -1,0 +1,228 @@
+//! The filesystem of a proc: two overlays, `/` and `/usr`, writable, private, over shared lower layers.
+//!
+//! ```text
+//! /      DIR/upper/root  over  pins/root  over  the tarball's layer  over  the base
+//! /usr   DIR/upper/usr   over  pins/usr   over  the layer's usr      over  the host's /usr
+//! ```
+//!
+//! Lower layers belong to root on disk and are mounted with the proc's mapping of ids; the upper ones belong to its
+//! block of ids as they are (a mapped upper directory silently mounts read-only and without nfs_export). The mounts are
+//! detached descriptors, made by the launcher in its own mount namespace: nothing ever appears in the host's.
+//!
+//! An overlay with an index remembers the topmost lower directory it was first mounted over and refuses any other
+//! ([`RootfsError::BaseChanged`]), and it refuses to be mounted while an older mount of it is alive
+//! ([`RootfsError::InUse`]). So a proc keeps its base, and its pins directories exist from the first mount on.
+
+use crate::launcher::{LaunchError, Launcher};
+use crate::protocol::Step;
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{OpenTreeFlags, open_tree};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long a mount may take to go after the last process in it has ended: the kernel does that later, by a worker.
+const OLD_MOUNT_GOES: Duration = Duration::from_millis(1000);
+
+/// The two overlays of a proc, as detached mounts that can be attached once.
+#[derive(Debug)]
+pub struct Mounts {
+    /// `/`
+    pub root: OwnedFd,
+    /// `/usr`
+    pub usr: OwnedFd,
+}
+
+impl Mounts {
+    /// Other detached mounts of the same filesystems, so that the originals can be kept and given out again and again:
+    /// open_tree(2), from Linux 6.15 on. On older kernels mount again when the old mounts are gone.
+    ///
+    /// # Errors
+    /// EINVAL where it does not work, and when the mount was attached and has been unmounted since.
+    pub fn duplicate(&self) -> io::Result<Mounts> {
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        Ok(Mounts { root: open_tree(&self.root, "", flags)?, usr: open_tree(&self.usr, "", flags)? })
+    }
+}
+
+/// What a proc's filesystem is made of.
+#[derive(Debug, Clone)]
+pub struct RootfsSpec {
+    /// [`crate::base::Base::root`].
+    pub base: PathBuf,
+    /// An unpacked tarball.
+    pub layer: Option<PathBuf>,
+    /// A directory with `root` and `usr`, both there, that hold pinned files of the base.
+    pub pins: Option<PathBuf>,
+    /// The proc's directory: `upper/{root,usr}` and `work/{root,usr}` are made in it.
+    pub dir: PathBuf,
+    /// Host id of its id 0.
+    pub uid_base: u32,
+    /// Written to /etc/hostname and /etc/hosts when the upper directories are made.
+    pub hostname: String,
+}
+
+/// A proc's filesystem could not be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum RootfsError {
+    /// A file or directory of ours.
+    #[error("could not {action} {}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The filesystem below cannot show files with other owners.
+    #[error("the filesystem of {} cannot be mounted with a mapping of user ids: keep it on ext4, xfs or btrfs", path.display())]
+    NoMapping {
+        /// The lower layer.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The topmost lower layer is another directory than when the proc was first mounted.
+    #[error("the files below {} are not those it was first mounted over", dir.display())]
+    BaseChanged {
+        /// The proc's directory.
+        dir: PathBuf,
+    },
+    /// An older mount of the same upper directories is alive, and still is a second later.
+    #[error("{} is still mounted", dir.display())]
+    InUse {
+        /// The proc's directory.
+        dir: PathBuf,
+    },
+    /// The launcher could not mount it.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+}
+
+fn failed<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(E) -> RootfsError {
+    let path = path.to_owned();
+    move |e| RootfsError::Io { action, path, source: e.into() }
+}
+
+impl RootfsSpec {
+    /// Makes the upper and work directories unless they are there, and mounts both overlays.
+    ///
+    /// # Errors
+    /// See [`RootfsError`]. Directories may have been made; they are harmless.
+    pub fn mount(&self, launcher: &Launcher, user_namespace: BorrowedFd<'_>) -> Result<Mounts, RootfsError> {
+        self.make_dirs()?;
+        let until = Instant::now() + OLD_MOUNT_GOES;
+        loop {
+            match self.try_mount(launcher, user_namespace) {
+                Err(RootfsError::InUse { .. }) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn try_mount(&self, launcher: &Launcher, user_namespace: BorrowedFd<'_>) -> Result<Mounts, RootfsError> {
+        let state = clone_tree(&self.dir)?;
+        let pins = self.pins.iter();
+        let root = pins.clone().map(|p| p.join("root")).chain(self.layer.clone()).chain([self.base.clone()]);
+        let layer_usr = self.layer.iter().map(|l| l.join("usr")).filter(|u| u.is_dir());
+        let usr = pins.map(|p| p.join("usr")).chain(layer_usr).chain([PathBuf::from("/usr")]);
+        let mapped = |path: PathBuf| map_tree(&path, user_namespace);
+        let root = root.map(mapped).collect::<Result<Vec<_>, _>>()?;
+        let usr = usr.map(mapped).collect::<Result<Vec<_>, _>>()?;
+        let fds: Vec<_> = [&state].into_iter().chain(&root).chain(&usr).map(|f| f.as_fd()).collect();
+        launcher.mount(root.len(), &fds).map_err(|e| self.explain(e))
+    }
+
+    fn explain(&self, error: LaunchError) -> RootfsError {
+        match &error {
+            LaunchError::Failed(f) if f.step == Step::Overlay => match Errno::from_raw_os_error(f.errno) {
+                Errno::STALE => RootfsError::BaseChanged { dir: self.dir.clone() },
+                Errno::BUSY => RootfsError::InUse { dir: self.dir.clone() },
+                _ => error.into(),
+            },
+            _ => error.into(),
+        }
+    }
+
+    /// Lets the upper directories be mounted over other lower ones than before: their memory of those is taken from
+    /// them. Only for a cold start, for hard links and file handles of unchanged files break.
+    ///
+    /// # Errors
+    /// A file could not be changed.
+    pub fn forget_base(&self) -> Result<(), RootfsError> {
+        for name in ["root", "usr"] {
+            let upper = self.dir.join("upper").join(name);
+            match rustix::fs::removexattr(&upper, "trusted.overlay.origin") {
+                Ok(()) | Err(Errno::NODATA) => {}
+                Err(e) => return Err(failed("change", &upper)(e)),
+            }
+            let work = self.dir.join("work").join(name);
+            fs::remove_dir_all(&work).map_err(failed("remove", &work))?;
+        }
+        self.make_dirs()
+    }
+
+    fn make_dirs(&self) -> Result<(), RootfsError> {
+        let make = |path: &Path| {
+            let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
+            made.map_err(failed("create", path))
+        };
+        for name in ["root", "usr"] {
+            make(&self.dir.join("work").join(name))?;
+            let upper = self.dir.join("upper").join(name);
+            if upper.is_dir() {
+                continue;
+            }
+            // Under its own name only when it is complete: a crash must not leave it with the wrong owner.
+            let fresh = self.dir.join("upper").join(format!("{name}.new"));
+            let _ = fs::remove_dir_all(&fresh);
+            make(&fresh)?;
+            self.own(&fresh)?;
+            if name == "root" {
+                self.write_names(&fresh)?;
+            }
+            fs::rename(&fresh, &upper).map_err(failed("name", &upper))?;
+        }
+        Ok(())
+    }
+
+    fn own(&self, path: &Path) -> Result<(), RootfsError> {
+        chown(path, Some(self.uid_base), Some(self.uid_base)).map_err(failed("give the owner to", path))
+    }
+
+    fn write_names(&self, upper: &Path) -> Result<(), RootfsError> {
+        let etc = upper.join("etc");
+        fs::create_dir(&etc).map_err(failed("create", &etc))?;
+        self.own(&etc)?;
+        let name = &self.hostname;
+        let hosts = format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n");
+        for (file, text) in [("hosts", hosts), ("hostname", format!("{name}\n"))] {
+            let path = etc.join(file);
+            fs::write(&path, text).map_err(failed("write", &path))?;
+            self.own(&path)?;
+        }
+        Ok(())
+    }
+}
+
+/// The tree below a directory, without what is mounted there, as a mount of its own.
+fn clone_tree(path: &Path) -> Result<OwnedFd, RootfsError> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    open_tree(CWD, path, flags).map_err(failed("open", path))
+}
+
+fn map_tree(path: &Path, user_namespace: BorrowedFd<'_>) -> Result<OwnedFd, RootfsError> {
+    let tree = clone_tree(path)?;
+    kip_sys::mount::idmap(tree.as_fd(), user_namespace)
+        .map_err(|source| RootfsError::NoMapping { path: path.to_owned(), source })?;
+    Ok(tree)
+}

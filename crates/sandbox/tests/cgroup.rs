@@ -1,0 +1,71 @@
+//! Limits on real cgroups. Kernel test: needs root.
+
+mod harness;
+
+use harness::{Place, wait_for};
+use kip_sandbox::cgroup::{CgroupError, Cgroups};
+use kip_types::Limits;
+use kip_types::lifecycle::Exit;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_program_beyond_its_memory_is_killed() {
+    let place = Place::with(&Limits { memory_bytes: Some(24 << 20), ..Limits::default() });
+    let (out, exit) = place.sh("python3 -c 'x = bytearray(200 << 20)'; echo code $?");
+    assert_eq!(exit, Exit::Code(0), "{out}");
+    assert!(out.ends_with("code 137\n"), "{out}");
+    assert!(place.cgroup.oom_kills() >= 1);
+}
+
+#[test]
+fn the_number_of_processes_is_limited() {
+    let place = Place::with(&Limits { pids: 10, ..Limits::default() });
+    let (out, _) = place.sh("for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; echo all");
+    assert!(out.contains("fork") && !out.contains("all"), "{out}");
+}
+
+#[test]
+fn cpu_time_is_limited_and_counted() {
+    let place = Place::with(&Limits { cpus: Some(0.1), ..Limits::default() });
+    let mut running = place.start(&["/bin/sh", "-c", "echo up; while :; do :; done"]);
+    running.wait_for_line("up");
+    let (before, began) = (place.cgroup.usage().unwrap(), Instant::now());
+    std::thread::sleep(Duration::from_millis(1000));
+    let used = place.cgroup.usage().unwrap().cpu_ns - before.cpu_ns;
+    let share = used as f64 / began.elapsed().as_nanos() as f64;
+    assert!(share > 0.02 && share < 0.2, "{share}");
+    assert!(before.memory_bytes > 0);
+    running.kill();
+}
+
+#[test]
+fn everything_in_a_group_can_be_killed_and_it_can_be_found_again() {
+    let place = Place::new();
+    let mut running = place.start(&["/bin/sh", "-c", "for i in 1 2 3; do sleep 1000 & done; echo up; wait"]);
+    running.wait_for_line("up");
+    let again = Cgroups::detect().unwrap().open(place.cgroup.name());
+    assert_eq!(again.pids().unwrap().len(), 5);
+    again.kill(Duration::from_secs(5)).unwrap();
+    assert!(again.pids().unwrap().is_empty());
+    wait_for("removal", || again.remove().ok());
+    again.remove().unwrap();
+    assert!(again.task_files().is_err());
+    assert!(again.pids().unwrap().is_empty());
+}
+
+#[test]
+fn limits_can_be_changed_and_a_refused_group_leaves_nothing() {
+    let cgroups = Cgroups::detect().unwrap();
+    let name = format!("kip-test-limits-{}", std::process::id());
+    let small = Limits { memory_bytes: Some(1000), ..Limits::default() };
+    let error = cgroups.create(&format!("{name}/a"), &small).unwrap_err();
+    assert!(matches!(error, CgroupError::TooSmall { .. }), "{error}");
+    let limits = |mb: u64| Limits { memory_bytes: Some(mb << 20), ..Limits::default() };
+    let group = cgroups.create(&format!("{name}/a"), &limits(64)).unwrap();
+    group.set_limits(&limits(128)).unwrap();
+    group.set_limits(&limits(32)).unwrap();
+    group.set_limits(&Limits::default()).unwrap();
+    cgroups.create(&format!("{name}/a"), &limits(16)).unwrap();
+    cgroups.remove_all(&name).unwrap();
+    cgroups.remove_all(&name).unwrap();
+}

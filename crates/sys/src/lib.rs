@@ -1,0 +1,13 @@
+//! The only crate with unsafe code: thin wrappers, each around one system call or one small family.
+//!
+//! A wrapper takes `BorrowedFd`, returns `OwnedFd`, names its man page and minimum kernel, and holds no policy.
+#![allow(unsafe_code)]
+
+pub mod caps;
+pub mod fdpass;
+pub mod mount;
+pub mod netns;
+pub mod ns;
+pub mod perf;
+pub mod process;
+pub mod sock;

@@ -1,0 +1,54 @@
+//! Fault injection: `kip up --fault-at STEP` kills the daemon, by SIGKILL, when it first reaches that step.
+//!
+//! Only tests use it. A step costs one atomic load otherwise.
+
+use std::sync::OnceLock;
+
+/// Every step, in the order in which a proc reaches them.
+pub const STEPS: &[&str] = &[
+    "start-recorded",
+    "start-ports",
+    "start-namespaces",
+    "start-mounts",
+    "start-held",
+    "start-launched",
+    "start-hot",
+    "park-intent",
+    "park-dump",
+    "park-frozen",
+    "park-images",
+    "park-sealed",
+    "park-held",
+    "park-recorded",
+    "park-killed",
+    "park-custody",
+    "wake-intent",
+    "wake-helper",
+    "wake-created",
+    "wake-restored",
+    "wake-released",
+    "wake-resumed",
+    "wake-recorded",
+    "stop-intent",
+    "stop-killed",
+    "stop-recorded",
+    "remove-intent",
+    "remove-network",
+    "remove-files",
+];
+
+static AT: OnceLock<String> = OnceLock::new();
+
+/// Chooses the step; false if there is none of that name.
+pub fn arm(step: &str) -> bool {
+    STEPS.contains(&step) && AT.set(step.to_owned()).is_ok()
+}
+
+/// Dies here if this is the step.
+pub(crate) fn reach(step: &'static str) {
+    debug_assert!(STEPS.contains(&step), "{step}");
+    if AT.get().is_some_and(|at| at == step) {
+        tracing::info!(step, "fault injection: the daemon kills itself");
+        let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    }
+}

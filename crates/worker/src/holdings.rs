@@ -1,0 +1,97 @@
+//! The descriptors of one proc that must outlive whoever uses them: namespaces, pipes, port reservations, sockets.
+//!
+//! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
+
+use kip_keeper::{Keeper, KeeperError};
+use kip_types::ProcName;
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+/// Keys of the descriptors that every proc has.
+pub(crate) mod key {
+    /// Network namespace.
+    pub(crate) const NET: &str = "ns/net";
+    /// UTS namespace.
+    pub(crate) const UTS: &str = "ns/uts";
+    /// IPC namespace.
+    pub(crate) const IPC: &str = "ns/ipc";
+    /// A user namespace with the proc's mapping, for idmapped mounts.
+    pub(crate) const USER: &str = "ns/user";
+    /// Standard output, read end.
+    pub(crate) const OUT_READ: &str = "io/out-r";
+    /// Standard output, write end.
+    pub(crate) const OUT_WRITE: &str = "io/out-w";
+    /// Standard error, read end.
+    pub(crate) const ERR_READ: &str = "io/err-r";
+    /// Standard error, write end.
+    pub(crate) const ERR_WRITE: &str = "io/err-w";
+    /// What pid 1 reports, read end.
+    pub(crate) const STATUS_READ: &str = "io/status-r";
+    /// What pid 1 reports, write end.
+    pub(crate) const STATUS_WRITE: &str = "io/status-w";
+    /// Prefix of port reservations.
+    pub(crate) const PORT: &str = "port/";
+    /// Prefix of the sockets of a parked proc, by inode.
+    pub(crate) const SOCKET: &str = "sock/";
+}
+
+/// One proc's descriptors.
+#[derive(Debug)]
+pub(crate) struct Holdings {
+    prefix: String,
+    keeper: Arc<Keeper>,
+    held: Mutex<BTreeMap<String, Arc<OwnedFd>>>,
+}
+
+impl Holdings {
+    /// Of a proc that holds nothing yet.
+    pub(crate) fn new(name: &ProcName, keeper: Arc<Keeper>) -> Holdings {
+        Holdings { prefix: format!("{name}/"), keeper, held: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// What an earlier daemon left with the keeper.
+    pub(crate) fn recover(name: &ProcName, keeper: Arc<Keeper>) -> Result<Holdings, KeeperError> {
+        let holdings = Holdings::new(name, keeper);
+        let found = holdings.keeper.get_prefix(&holdings.prefix)?;
+        let mut held = holdings.lock();
+        for (name, fd) in found {
+            held.insert(name[holdings.prefix.len()..].to_owned(), Arc::new(fd));
+        }
+        drop(held);
+        Ok(holdings)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<OwnedFd>>> {
+        self.held.lock().expect("no holder of this lock panics")
+    }
+
+    /// Holds them, in the keeper first: after this neither's death loses them.
+    pub(crate) fn hold(&self, fds: Vec<(String, OwnedFd)>) -> Result<(), KeeperError> {
+        let names: Vec<String> = fds.iter().map(|(k, _)| format!("{}{k}", self.prefix)).collect();
+        let pairs = names.iter().zip(&fds).map(|(n, (_, fd))| (n.as_str(), fd.as_fd()));
+        self.keeper.put_many(pairs)?;
+        self.lock().extend(fds.into_iter().map(|(k, fd)| (k, Arc::new(fd))));
+        Ok(())
+    }
+
+    /// The descriptor of that key.
+    pub(crate) fn get(&self, key: &str) -> Option<Arc<OwnedFd>> {
+        self.lock().get(key).cloned()
+    }
+
+    /// Lets all with that prefix go, here and in the keeper; `""` is everything.
+    pub(crate) fn drop_prefix(&self, prefix: &str) -> Result<(), KeeperError> {
+        self.lock().retain(|k, _| !k.starts_with(prefix));
+        self.keeper.drop_prefix(&format!("{}{prefix}", self.prefix)).map(|_| ())
+    }
+
+    /// Gives everything to a keeper that was started anew.
+    pub(crate) fn mirror(&self) -> Result<(), KeeperError> {
+        let held = self.lock();
+        let names: Vec<String> = held.keys().map(|k| format!("{}{k}", self.prefix)).collect();
+        let pairs: Vec<(&str, BorrowedFd<'_>)> =
+            names.iter().map(String::as_str).zip(held.values().map(|fd| fd.as_fd())).collect();
+        if pairs.is_empty() { Ok(()) } else { self.keeper.put_many(pairs).map(|_| ()) }
+    }
+}

@@ -1,0 +1,105 @@
+//! Is a running proc idle? Payload that moved and CPU work above 1% of a core are activity; ticks, bare connects and
+//! probes are not (DESIGN.md, "Defaults").
+
+use std::time::{Duration, Instant};
+
+/// CPU share above which a proc counts as working.
+const BUSY_SHARE: f64 = 0.01;
+/// CPU time that is forgiven in any case, so that one tick in a short window is not work.
+const FORGIVEN: Duration = Duration::from_millis(5);
+
+/// Counters of a proc at one moment.
+#[derive(Debug, Clone)]
+pub(crate) struct Sample<A> {
+    /// When.
+    pub(crate) at: Instant,
+    /// CPU time of its cgroup.
+    pub(crate) cpu: Duration,
+    /// What the network counters say; none if they cannot be read.
+    pub(crate) traffic: Option<A>,
+}
+
+/// What kept a proc from being idle, at the last look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// Payload was received or sent.
+    Traffic,
+    /// It used this many thousandths of a core.
+    Cpu(u32),
+}
+
+/// Follows one running proc.
+#[derive(Debug)]
+pub(crate) struct Idle<A> {
+    last: Option<Sample<A>>,
+    quiet_since: Instant,
+    seen: Option<Activity>,
+}
+
+impl<A> Idle<A> {
+    /// Begins now, as active.
+    pub(crate) fn new(now: Instant) -> Self {
+        Idle { last: None, quiet_since: now, seen: None }
+    }
+
+    /// Takes a look; `moved` compares traffic counters.
+    pub(crate) fn look(&mut self, sample: Sample<A>, moved: impl Fn(&A, &A) -> bool) {
+        if let Some(last) = &self.last {
+            let span = sample.at.saturating_duration_since(last.at);
+            let cpu = sample.cpu.saturating_sub(last.cpu);
+            let allowed = span.mul_f64(BUSY_SHARE).max(FORGIVEN);
+            let traffic = matches!((&last.traffic, &sample.traffic), (Some(a), Some(b)) if moved(a, b));
+            let activity = if traffic {
+                Some(Activity::Traffic)
+            } else if cpu > allowed {
+                Some(Activity::Cpu((cpu.as_secs_f64() / span.as_secs_f64().max(1e-6) * 1000.0) as u32))
+            } else {
+                None
+            };
+            if activity.is_some() {
+                self.quiet_since = sample.at;
+                self.seen = activity;
+            }
+        }
+        self.last = Some(sample);
+    }
+
+    /// Something the counters do not show happened: a call, an exec.
+    pub(crate) fn touch(&mut self, now: Instant) {
+        self.quiet_since = self.quiet_since.max(now);
+    }
+
+    /// How long nothing has happened.
+    pub(crate) fn quiet(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.quiet_since)
+    }
+
+    /// The newest activity that was seen.
+    pub(crate) fn seen(&self) -> Option<Activity> {
+        self.seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(start: Instant, at_ms: u64, cpu_ms: u64, traffic: u64) -> Sample<u64> {
+        Sample { at: start + Duration::from_millis(at_ms), cpu: Duration::from_millis(cpu_ms), traffic: Some(traffic) }
+    }
+
+    #[test]
+    fn traffic_and_work_are_activity_and_ticks_are_not() {
+        let start = Instant::now();
+        let mut idle = Idle::new(start);
+        let moved = |a: &u64, b: &u64| a != b;
+        idle.look(sample(start, 0, 0, 0), moved);
+        idle.look(sample(start, 1000, 4, 0), moved);
+        assert_eq!(idle.quiet(start + Duration::from_millis(1000)), Duration::from_millis(1000));
+        idle.look(sample(start, 2000, 54, 0), moved);
+        assert_eq!(idle.seen(), Some(Activity::Cpu(50)));
+        idle.look(sample(start, 3000, 55, 1), moved);
+        assert_eq!(idle.seen(), Some(Activity::Traffic));
+        assert_eq!(idle.quiet(start + Duration::from_millis(3500)), Duration::from_millis(500));
+    }
+}

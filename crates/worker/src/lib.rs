@@ -1,0 +1,284 @@
+//! The worker: runs procs on this machine, parks them when they are idle and wakes them when somebody comes.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`task`] | one task per proc: every transition |
+//! | [`start`], [`park`], [`wake`], [`stop`] | the work of one transition each |
+//! | [`recover`] | after a restart: what was half done |
+//! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
+//! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
+//! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
+//! | [`logs`], [`events`], [`view`], [`exec`] | what people see |
+//!
+//! Never decides for other workers, never speaks to clients.
+#![forbid(unsafe_code)]
+
+mod due;
+mod events;
+mod exec;
+pub mod fault;
+mod helper_pool;
+mod holdings;
+mod idle;
+mod kits;
+pub mod logs;
+mod machine;
+mod open;
+mod park;
+mod pins;
+mod proc;
+pub mod record;
+mod recover;
+mod start;
+mod state;
+mod stop;
+mod task;
+mod tree;
+mod view;
+mod wake;
+
+pub use exec::{ExecOutput, ExecSession};
+pub use machine::InstanceError;
+pub use open::{Config, OpenError, enter_private_mounts};
+
+use crate::machine::Machine;
+use crate::proc::Proc;
+use crate::state::Record;
+use crate::task::{Command, Handle, Task, blocking, chain};
+use kip_types::api::{Code, Event, ExecRequest, ProcView, Refusal, WhyView};
+use kip_types::{Image, ProcName, Spec, State};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::broadcast;
+
+/// Starts of procs that are in progress at the same time, at most, when all are ended.
+const ENDING_AT_ONCE: usize = 4;
+
+/// The worker of one data directory.
+#[derive(Debug)]
+pub struct Worker {
+    machine: Arc<Machine>,
+    procs: Mutex<BTreeMap<ProcName, Handle>>,
+}
+
+impl Worker {
+    fn handle(&self, name: &ProcName) -> Result<Handle, Refusal> {
+        let procs = self.procs.lock().expect("no holder of this lock panics");
+        procs.get(name).cloned().ok_or_else(|| {
+            let known: Vec<&str> = procs.keys().take(5).map(ProcName::as_str).collect();
+            let hint =
+                if known.is_empty() { "none exists".to_owned() } else { format!("there are {}", known.join(", ")) };
+            Refusal::new(Code::Unknown, format!("there is no proc {:?}; {hint} (`kip ps` lists them)", name.as_str()))
+        })
+    }
+
+    fn forget(&self, name: &ProcName) {
+        self.procs.lock().expect("no holder of this lock panics").remove(name);
+    }
+
+    fn adopt(&self, proc: Arc<Proc>, record: Record, kit: Option<kits::Kit>) -> Handle {
+        let name = proc.name.clone();
+        let handle = Task::spawn(proc, record, kit);
+        self.machine.enlist(handle.clone());
+        self.procs.lock().expect("no holder of this lock panics").insert(name, handle.clone());
+        handle
+    }
+
+    /// Creates and starts a proc. The spec is complete: nothing is left open.
+    pub async fn run(self: &Arc<Self>, spec: Spec, wait_ready: bool) -> Result<ProcView, Refusal> {
+        check_spec(&spec)?;
+        let name = spec.name.clone();
+        let worker = Arc::clone(self);
+        let (proc, kit, record) = blocking(move || worker.create(spec)).await?;
+        let handle = self.adopt(proc, record, Some(kit));
+        let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
+        if started.is_err() {
+            self.forget(&name);
+        }
+        started?;
+        Ok(blocking(move || view::proc_view(&handle)).await)
+    }
+
+    fn create(&self, spec: Spec) -> Result<(Arc<Proc>, kits::Kit, Record), Refusal> {
+        let machine = &self.machine;
+        let name = spec.name.clone();
+        if self.procs.lock().expect("no holder of this lock panics").contains_key(&name) {
+            return Err(taken(&name));
+        }
+        let kit = machine
+            .kits
+            .take()
+            .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
+        let record = Record::new(kit.slot.number(), machine.base.root.clone());
+        let dir = machine.records.create(&name, &spec, &record).map_err(|e| {
+            let _ = machine.pool.release(&[kit.slot]);
+            machine.kits.free(kit.slot);
+            match e {
+                record::RecordError::Exists { .. } => taken(&name),
+                other => Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&other))),
+            }
+        })?;
+        let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
+        let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
+        let base = record.base.clone();
+        let proc = Proc { name, spec, dir, slot: kit.slot, base, cgroup, holdings, shared: Arc::clone(machine) };
+        Ok((Arc::new(proc), kit, record))
+    }
+
+    /// All names.
+    pub fn names(&self) -> Vec<ProcName> {
+        self.procs.lock().expect("no holder of this lock panics").keys().cloned().collect()
+    }
+
+    /// All procs, sorted by name.
+    pub async fn list(&self) -> Vec<ProcView> {
+        let handles: Vec<Handle> =
+            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        blocking(move || {
+            let mut views: Vec<ProcView> = handles.iter().map(view::proc_view).collect();
+            views.iter_mut().for_each(|v| v.spec.env.values_mut().for_each(String::clear));
+            views
+        })
+        .await
+    }
+
+    /// One proc. Does not wake it.
+    pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, Refusal> {
+        let handle = self.handle(name)?;
+        Ok(blocking(move || view::proc_view(&handle)).await)
+    }
+
+    /// Why it is in the tier that it is in.
+    pub async fn why(&self, name: &ProcName) -> Result<WhyView, Refusal> {
+        let handle = self.handle(name)?;
+        Ok(blocking(move || view::why(&handle)).await)
+    }
+
+    /// Starts a stopped proc.
+    pub async fn start(&self, name: &ProcName) -> Result<ProcView, Refusal> {
+        self.handle(name)?.ask(|reply| Command::Start { wait_ready: false, reply }).await?;
+        self.inspect(name).await
+    }
+
+    /// Ends a proc; its name, files and logs stay.
+    pub async fn stop(&self, name: &ProcName, grace: Duration) -> Result<ProcView, Refusal> {
+        self.handle(name)?.ask(|reply| Command::Stop { grace, reply }).await?;
+        self.inspect(name).await
+    }
+
+    /// Removes a proc.
+    pub async fn remove(&self, name: &ProcName, force: bool) -> Result<(), Refusal> {
+        self.handle(name)?.ask(|reply| Command::Remove { force, reply }).await?;
+        self.forget(name);
+        Ok(())
+    }
+
+    /// Parks a proc; tells whether it was parked already.
+    pub async fn park(&self, name: &ProcName) -> Result<(ProcView, bool), Refusal> {
+        let already = self.handle(name)?.ask(|reply| Command::Park { reply }).await?;
+        Ok((self.inspect(name).await?, already))
+    }
+
+    /// Wakes a proc; tells whether it was running already.
+    pub async fn wake(&self, name: &ProcName) -> Result<(ProcView, bool), Refusal> {
+        let trigger = "kip wake".to_owned();
+        let already = self.handle(name)?.ask(|reply| Command::Wake { trigger, reply }).await?;
+        Ok((self.inspect(name).await?, already))
+    }
+
+    /// Runs a program inside a proc, which is woken for it.
+    pub async fn exec(&self, name: &ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
+        let handle = self.handle(name)?;
+        let trigger = "kip exec".to_owned();
+        let ticket = handle.ask(|reply| Command::KeepAwake { trigger, reply }).await?;
+        exec::exec(handle.proc, request, ticket).await
+    }
+
+    /// The proc's log directory.
+    pub fn log_directory(&self, name: &ProcName) -> Result<PathBuf, Refusal> {
+        Ok(self.handle(name)?.proc.dir.join("logs"))
+    }
+
+    /// Events that are kept, and those to come.
+    pub fn events(&self) -> (Vec<Event>, broadcast::Receiver<Event>) {
+        self.machine.events.subscribe()
+    }
+
+    /// Lets go of the machine's parts; procs run on, to be taken up by the next daemon.
+    pub async fn close(&self) {
+        let machine = Arc::clone(&self.machine);
+        blocking(move || {
+            machine.close();
+            machine.helpers.close();
+        })
+        .await;
+    }
+
+    /// The name of this worker.
+    pub fn name(&self) -> &str {
+        &self.machine.name
+    }
+
+    /// The keeper's process id.
+    pub fn keeper_pid(&self) -> u32 {
+        self.machine.keeper.pid()
+    }
+
+    /// Ends every proc and everything that is kept running for them: nothing of this data directory is left on the
+    /// machine but its files. Returns the names of those that were running or asleep.
+    pub async fn down(&self) -> Result<Vec<ProcName>, Refusal> {
+        let handles: Vec<Handle> =
+            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let live = |h: &Handle| !matches!(h.status.borrow().record.state, State::Stopped { .. });
+        let (live, _): (Vec<Handle>, Vec<Handle>) = handles.into_iter().partition(live);
+        let names: Vec<ProcName> = live.iter().map(|h| h.proc.name.clone()).collect();
+        for some in live.chunks(ENDING_AT_ONCE) {
+            let mut ending = tokio::task::JoinSet::new();
+            for handle in some.iter().cloned() {
+                ending.spawn(async move {
+                    handle.ask(|reply| Command::Stop { grace: Duration::from_secs(10), reply }).await
+                });
+            }
+            while let Some(ended) = ending.join_next().await {
+                ended.expect("stopping does not panic")?;
+            }
+        }
+        let machine = Arc::clone(&self.machine);
+        blocking(move || machine.dismantle()).await?;
+        Ok(names)
+    }
+}
+
+fn taken(name: &ProcName) -> Refusal {
+    Refusal::new(
+        Code::Taken,
+        format!("a proc named {:?} exists already: choose another name, or `kip rm {name}` first", name.as_str()),
+    )
+}
+
+fn check_spec(spec: &Spec) -> Result<(), Refusal> {
+    let invalid = |message: String| Err(Refusal::new(Code::Invalid, message));
+    let name = &spec.name;
+    if spec.command.first().is_none_or(String::is_empty) {
+        return invalid(format!("{name}: no command given: write it after `--`"));
+    }
+    if let Some(bad) = spec.command.iter().chain(spec.env.values()).find(|t| t.contains('\0')) {
+        return invalid(format!("{name}: {bad:?} contains a NUL byte"));
+    }
+    if let Some(bad) = spec.env.keys().find(|k| k.is_empty() || k.contains(['=', '\0'])) {
+        return invalid(format!("{name}: {bad:?} cannot be the name of an environment variable"));
+    }
+    for (n, port) in spec.ports.iter().enumerate() {
+        if spec.ports[..n].iter().any(|p| (p.proto, p.port) == (port.proto, port.port)) {
+            return invalid(format!("{name}: {} port {} is given twice", port.proto, port.port));
+        }
+    }
+    if let Image::Tar(path) = &spec.image
+        && !path.is_file()
+    {
+        return invalid(format!("{name}: there is no tarball {}", path.display()));
+    }
+    Ok(())
+}

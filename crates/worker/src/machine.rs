@@ -1,0 +1,238 @@
+//! What all procs of a data directory share: the machine's side of the worker.
+//!
+//! Owns the instance number, slots, pools, the wake plane's thread and the connections to keeper and launcher. Has no
+//! state of any proc.
+
+use crate::events::Events;
+use crate::exec::Ends;
+use crate::helper_pool::HelperPool;
+use crate::holdings::key;
+use crate::kits::Kits;
+use crate::logs::LogPump;
+use crate::park::Body;
+use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::record::Records;
+use crate::task::{Command, Handle, chain};
+use kip_keeper::Keeper;
+use kip_net::custody::{Held, Kind};
+use kip_net::wake::WakePoll;
+use kip_net::{Instance, Nat, NetPool, Slot};
+use kip_sandbox::base::Base;
+use kip_sandbox::cgroup::Cgroups;
+use kip_sandbox::launcher::Launcher;
+use kip_types::{PortSpec, Protocol, WakeOn};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Directory of the machine's instance locks.
+const INSTANCES: &str = "/run/kip";
+/// First host id of the first instance's first block.
+const FIRST_ID: u32 = 0x2000_0000;
+
+/// Shared by all procs.
+pub(crate) struct Machine {
+    pub(crate) data: PathBuf,
+    pub(crate) name: String,
+    pub(crate) instance: Instance,
+    pub(crate) engine: String,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) launcher: Arc<Launcher>,
+    pub(crate) pool: Arc<NetPool>,
+    pub(crate) kits: Kits,
+    pub(crate) nat: Nat,
+    pub(crate) base: Base,
+    pub(crate) cgroups: Cgroups,
+    pub(crate) helpers: Arc<HelperPool>,
+    pub(crate) exec_ends: Ends,
+    pub(crate) events: Events,
+    pub(crate) logs: LogPump,
+    pub(crate) wake_plane: Arc<WakePoll<Slot>>,
+    pub(crate) records: Records,
+    pub(crate) handles: Mutex<HashMap<Slot, Handle>>,
+    pub(crate) closing: AtomicBool,
+    pub(crate) _instance_lock: File,
+    pub(crate) _fast_breakpoints: Option<OwnedFd>,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Machine({})", self.data.display())
+    }
+}
+
+/// No instance number is free, or its lock cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum InstanceError {
+    /// The directory of locks.
+    #[error("{path}")]
+    Io {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// All are taken.
+    #[error("16 data directories already run on this machine: `kip down` one of them")]
+    Full,
+}
+
+/// Takes the instance number this data directory had before if it is free, else the lowest that no directory uses.
+pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceError> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| InstanceError::Io { path, source }
+    };
+    let dir = Path::new(INSTANCES);
+    fs::create_dir_all(dir).map_err(at(dir))?;
+    let remembered = fs::read_to_string(data.join("run/instance")).ok().and_then(|t| t.trim().parse::<u8>().ok());
+    let order = remembered.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != remembered));
+    for number in order {
+        let Ok(instance) = Instance::new(number) else { continue };
+        let path = dir.join(format!("instance-{number}"));
+        let mut file =
+            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(at(&path))?;
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        // A number whose daemon died may still have procs running: it belongs to its directory while that remembers it.
+        let owner = fs::read_to_string(&path).unwrap_or_default();
+        let other = Path::new(owner.trim());
+        let still = other != data
+            && fs::read_to_string(other.join("run/instance")).is_ok_and(|t| t.trim() == number.to_string());
+        if !owner.trim().is_empty() && still {
+            continue;
+        }
+        file.set_len(0).and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes())).map_err(at(&path))?;
+        let mark = data.join("run/instance");
+        fs::write(&mark, number.to_string()).map_err(at(&mark))?;
+        return Ok((instance, file));
+    }
+    Err(InstanceError::Full)
+}
+
+/// Gives the instance number back, for good.
+pub(crate) fn release_instance(data: &Path, instance: Instance) {
+    let _ = fs::remove_file(data.join("run/instance"));
+    let _ = fs::remove_file(Path::new(INSTANCES).join(format!("instance-{}", instance.number())));
+    // Only if it is empty.
+    let _ = fs::remove_dir(INSTANCES);
+}
+
+/// First host id of a slot's block.
+pub(crate) fn first_id(instance: Instance, slot: Slot) -> u32 {
+    let block = u32::from(instance.number()) * u32::from(kip_net::addr::SLOTS) + u32::from(slot.number());
+    FIRST_ID + block * IDS_PER_BLOCK
+}
+
+impl Machine {
+    /// First host id of a slot's block.
+    pub(crate) fn first_id(&self, slot: Slot) -> u32 {
+        first_id(self.instance, slot)
+    }
+
+    fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
+        self.handles.lock().expect("no holder of this lock panics")
+    }
+
+    /// Makes a proc known to wake plane and keeper watch.
+    pub(crate) fn enlist(&self, handle: Handle) {
+        self.handles().insert(handle.proc.slot, handle);
+    }
+
+    /// The proc is removed; its slot is free.
+    pub(crate) fn strike(&self, slot: Slot) {
+        self.handles().remove(&slot);
+        self.kits.free(slot);
+    }
+
+    /// All procs that exist.
+    pub(crate) fn live_procs(&self) -> Vec<Arc<Proc>> {
+        self.handles().values().map(|h| Arc::clone(&h.proc)).collect()
+    }
+
+    /// Nothing that dies from now on is replaced.
+    pub(crate) fn close(&self) {
+        self.closing.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether the daemon is ending.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Polls the held sockets of a parked proc from now on.
+    pub(crate) fn watch_sockets(&self, proc: &Proc, body: &Body) {
+        for socket in &body.sockets {
+            let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode)) else { continue };
+            let wake_on = wake_on(&proc.spec.ports, &socket.options.kind);
+            let held = Held { fd, saved: socket.options };
+            if let Err(e) = self.wake_plane.add(proc.slot, held, wake_on) {
+                tracing::warn!(proc = %proc.name, inode = socket.inode, error = chain(&e), "a held socket cannot be watched");
+            }
+        }
+    }
+
+    /// Polls them no longer.
+    pub(crate) fn unwatch_sockets(&self, proc: &Proc) {
+        self.wake_plane.remove(&proc.slot);
+    }
+
+    /// Tells those who wait how their programs under exec ended; runs on a thread of its own.
+    pub(crate) fn serve_exec_ends(self: &Arc<Machine>) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let machine = Arc::clone(self);
+        let serve = move || {
+            while !machine.is_closing() {
+                let events = machine.launcher.events();
+                let _ = poll(&mut [PollFd::new(&events, PollFlags::IN)], None);
+                loop {
+                    match machine.launcher.next_event() {
+                        Ok(Some(ended)) => machine.exec_ends.tell(ended),
+                        Ok(None) => break,
+                        Err(e) => {
+                            if !machine.is_closing() {
+                                tracing::error!(error = chain(&e), "the launcher is gone; restart the daemon");
+                            }
+                            return;
+                        }
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("exec-ends".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+
+    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
+    pub(crate) fn serve_wake_plane(self: &Arc<Machine>) {
+        let plane = Arc::clone(&self.wake_plane);
+        let machine = Arc::downgrade(self);
+        let serve = move || {
+            while let Ok(events) = plane.wait(None) {
+                let at = Instant::now();
+                let Some(machine) = machine.upgrade() else { return };
+                for event in events {
+                    let handle = machine.handles().get(&event.key).cloned();
+                    if let Some(handle) = handle {
+                        // A full queue already holds a reason to wake.
+                        let _ = handle.inbox.try_send(Command::Socket { label: event.to_string(), at });
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("wake-plane".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+}
+
+/// What on this socket wakes: only TCP listeners of declared ports have a choice.
+fn wake_on(ports: &[PortSpec], kind: &Kind) -> WakeOn {
+    let Kind::Listener { local, .. } = kind else { return WakeOn::Connect };
+    let declared = ports.iter().find(|p| p.proto == Protocol::Tcp && p.port == local.port());
+    declared.map_or(WakeOn::Connect, |p| p.wake_on)
+}

@@ -1,0 +1,311 @@
+//! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
+
+use crate::Worker;
+use crate::events::Events;
+use crate::exec::Ends;
+use crate::helper_pool::HelperPool;
+use crate::holdings::key;
+use crate::kits::Kits;
+use crate::logs::{LogPump, Rotation};
+use crate::machine::{self, InstanceError, Machine};
+use crate::proc::Proc;
+use crate::record::{self, Records};
+use crate::recover;
+use crate::state::Record;
+use crate::task::{blocking, chain};
+use kip_checkpoint::helper::{self, HelperConfig, SHIM};
+use kip_checkpoint::locate;
+use kip_keeper::Keeper;
+use kip_net::nat::{Forward, Published};
+use kip_net::wake::WakePoll;
+use kip_net::{Nat, NetPool, Slot};
+use kip_sandbox::base::Base;
+use kip_sandbox::cgroup::Cgroups;
+use kip_sandbox::launcher::Launcher;
+use kip_sys::ns::Unshare;
+use kip_types::api::{Code, Refusal};
+use kip_types::{ProcName, Protocol, Spec, State};
+use rustix::mount::{MountPropagationFlags, mount_change};
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// Remembers the machine's own forwarding settings, for all instances.
+const FORWARDING: &str = "/run/kip/forwarding";
+
+/// What a worker is opened with.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The data directory, absolute; it exists.
+    pub data: PathBuf,
+    /// CRIU, if it is not to be searched for.
+    pub criu: Option<PathBuf>,
+    /// Directory of `kip-keeper` and `kip-launch`.
+    pub programs: PathBuf,
+}
+
+/// A worker could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// CRIU.
+    #[error(transparent)]
+    Criu(#[from] locate::LocateError),
+    /// The instance number.
+    #[error("no instance number")]
+    Instance(#[from] InstanceError),
+    /// A file of the data directory.
+    #[error("{path}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The records.
+    #[error("the records of the data directory")]
+    Records(#[from] record::RecordError),
+    /// The keeper.
+    #[error("the keeper")]
+    Keeper(#[from] kip_keeper::StartError),
+    /// The launcher.
+    #[error("the launcher")]
+    Launcher(#[from] kip_sandbox::launcher::LaunchError),
+    /// The skeleton.
+    #[error("the base of the procs' files")]
+    Base(#[from] kip_sandbox::base::BaseError),
+    /// Control groups.
+    #[error("control groups")]
+    Cgroups(#[from] kip_sandbox::cgroup::CgroupError),
+    /// Namespaces.
+    #[error("network namespaces")]
+    Pool(#[from] kip_net::pool::NetNsError),
+    /// Rules.
+    #[error("port forwarding")]
+    Nat(#[from] kip_net::nat::NatError),
+    /// The log pump.
+    #[error("the logs")]
+    Logs(#[from] crate::logs::LogError),
+    /// The wake plane.
+    #[error("the wake plane")]
+    WakePlane(#[from] kip_net::wake::WakeError),
+}
+
+/// Puts the calling process into a mount namespace of its own with a tmpfs at `DATA/run/stage`. To be called at the very
+/// start of the daemon, before it has a second thread. Mounts of the host still arrive; nothing of ours leaves, and
+/// all of it is gone with the last process of the daemon's.
+pub fn enter_private_mounts(data: &Path) -> io::Result<()> {
+    let stage = data.join("run/stage");
+    fs::create_dir_all(&stage)?;
+    kip_sys::ns::unshare(Unshare { mount: true, ..Unshare::default() })?;
+    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)?;
+    helper::mount_stage(&stage)
+}
+
+impl Worker {
+    /// Opens the data directory and takes up what an earlier daemon left.
+    pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
+        let opened = blocking(move || assemble(&config)).await?;
+        let (machine, remembered, keeper_was_new) = opened;
+        machine.serve_wake_plane();
+        machine.serve_exec_ends();
+        let worker = Arc::new(Worker { machine: Arc::clone(&machine), procs: Mutex::default() });
+        if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
+            tracing::warn!("the keeper was not running: connections of procs that were parked are lost");
+        }
+        let mut recovered = Vec::new();
+        for one in remembered {
+            recovered.extend(recover::recover(&machine, one).await);
+        }
+        let swept = Arc::clone(&machine);
+        let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec, r)).collect();
+        let names: BTreeSet<ProcName> = recovered.iter().map(|(p, _)| p.name.clone()).collect();
+        blocking(move || swept.sweep(&live, &names)).await?;
+        for (proc, record) in recovered {
+            worker.adopt(proc, record, None);
+        }
+        machine.watch_keeper();
+        machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
+        Ok(worker)
+    }
+}
+
+/// What a proc that runs or sleeps has published.
+fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
+    record.state.tier()?;
+    let slot = Slot::new(record.slot).ok()?;
+    let ports = record.ports.iter().map(|p| Forward { proto: p.proto, host_port: p.host_port, port: p.port }).collect();
+    Some(Published { slot, realm: spec.realm.clone(), ports })
+}
+
+type Assembled = (Arc<Machine>, Vec<recover::Remembered>, bool);
+
+fn assemble(config: &Config) -> Result<Assembled, OpenError> {
+    let at = |path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::Io { path, source }
+    };
+    let run = config.data.join("run");
+    fs::create_dir_all(&run).map_err(at(&run))?;
+    let criu = locate::locate(config.criu.as_deref())?;
+    let engine = format!("criu {}", criu.version);
+    let shim = run.join("criu-shim.so");
+    fs::write(&shim, SHIM).map_err(at(&shim))?;
+    let helpers = HelperPool::start(HelperConfig { criu, shim, stage: run.join("stage") });
+    let (instance, lock) = machine::take_instance(&config.data)?;
+    let (records, leftovers) = Records::open(&config.data)?;
+    for e in leftovers {
+        tracing::warn!(error = chain(&e), "something removed is still on disk");
+    }
+    let remembered = recover::read_all(&records)?;
+    let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
+    let new = keeper.found() == kip_keeper::Found::Started;
+    let launcher = Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?);
+    let base = Base::prepare(&config.data.join("base"))?;
+    let cgroups = Cgroups::detect()?;
+    let pool = Arc::new(NetPool::new(instance)?);
+    let live: Vec<Published> = remembered.iter().filter_map(|r| published_of(&r.spec, &r.record)).collect();
+    let nat = Nat::open(instance, Path::new(FORWARDING), &[], &live)?;
+    let used: BTreeSet<Slot> = remembered.iter().filter_map(|r| Slot::new(r.record.slot).ok()).collect();
+    pool.sweep(&used.iter().copied().collect::<Vec<_>>())?;
+    let kits = Kits::start(Arc::clone(&pool), used);
+    let machine = Machine {
+        data: config.data.clone(),
+        name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        instance,
+        engine,
+        records,
+        keeper,
+        launcher,
+        pool,
+        kits,
+        nat,
+        base,
+        cgroups,
+        helpers,
+        exec_ends: Ends::default(),
+        events: Events::new(),
+        logs: LogPump::start()?,
+        wake_plane: Arc::new(WakePoll::new()?),
+        handles: Mutex::new(HashMap::new()),
+        closing: false.into(),
+        _instance_lock: lock,
+        _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),
+    };
+    Ok((Arc::new(machine), remembered, new))
+}
+
+impl Machine {
+    /// The name of a proc's cgroup.
+    pub(crate) fn cgroup_name(&self, name: &ProcName) -> String {
+        format!("kip-{}/{name}", self.instance.number())
+    }
+
+    /// Removes what no record knows, after recovery.
+    fn sweep(&self, live: &[Published], names: &BTreeSet<ProcName>) -> Result<(), OpenError> {
+        self.nat.sync(live)?;
+        let held = self.keeper.list("").unwrap_or_default();
+        let strangers: BTreeSet<String> = held
+            .iter()
+            .filter_map(|(name, _)| name.split_once('/').map(|(proc, _)| proc.to_owned()))
+            .filter(|proc| !names.iter().any(|n| n.as_str() == proc))
+            .collect();
+        for proc in strangers {
+            if let Err(e) = self.keeper.drop_prefix(&format!("{proc}/")) {
+                tracing::warn!(proc, error = chain(&e), "the keeper still holds something of a proc that is no more");
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts another keeper when this one dies, and gives it everything again.
+    fn watch_keeper(self: &Arc<Machine>) {
+        let machine = Arc::downgrade(self);
+        let watch = move || {
+            loop {
+                let Some(strong) = machine.upgrade() else { return };
+                let Ok(fd) = strong.keeper.watch_fd() else { return };
+                drop(strong);
+                use std::os::fd::AsFd;
+                let ended = kip_sys::process::wait_for_end(fd.as_fd(), None);
+                let Some(machine) = machine.upgrade() else { return };
+                if ended.is_err() || machine.is_closing() {
+                    return;
+                }
+                machine.replace_keeper();
+            }
+        };
+        std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
+    }
+
+    fn replace_keeper(&self) {
+        tracing::warn!("the keeper died; starting another");
+        if let Err(e) = self.keeper.respawn() {
+            tracing::error!(error = chain(&e), "no keeper can be started");
+            std::thread::sleep(std::time::Duration::from_secs(1));
+            return;
+        }
+        for proc in self.live_procs() {
+            if let Err(e) = proc.holdings.mirror() {
+                tracing::error!(proc = %proc.name, error = chain(&e), "the new keeper does not hold everything");
+            }
+        }
+        self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
+    }
+
+    /// Who of our procs has published that host port.
+    pub(crate) fn owner_of_port(&self, proto: Protocol, port: u16, asking: &ProcName) -> Option<ProcName> {
+        let procs = self.live_procs();
+        let mine = procs.iter().filter(|p| p.name != *asking);
+        let mut found = mine.filter(|p| {
+            let record = self.records.read_state::<Record>(&p.name);
+            record.is_ok_and(|r| {
+                !matches!(r.state, State::Stopped { .. })
+                    && r.ports.iter().any(|v| (v.proto, v.host_port) == (proto, port))
+            })
+        });
+        found.next().map(|p| p.name.clone())
+    }
+
+    /// Sends what a proc writes to its log from now on.
+    pub(crate) fn follow_output(&self, proc: &Proc) {
+        let ends = [key::OUT_READ, key::ERR_READ].map(|k| proc.holdings.get(k).and_then(|fd| fd.try_clone().ok()));
+        let [Some(out), Some(err)] = ends else {
+            tracing::warn!(proc = %proc.name, "its output is lost: nobody holds its pipes any more");
+            return;
+        };
+        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), Rotation::default()) {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "its output is not logged");
+        }
+    }
+
+    /// The last line a proc wrote, for an error message.
+    pub(crate) fn last_words(&self, proc: &Proc) -> String {
+        use crate::logs::{From, LogReader};
+        let _ = self.logs.flush(proc.name.as_str());
+        let lines = LogReader::open(&proc.dir.join("logs"), From::Last(1)).and_then(|mut r| r.next_lines());
+        let last = lines.ok().and_then(|l| l.last().map(|l| String::from_utf8_lossy(&l.text).into_owned()));
+        last.filter(|l| !l.trim().is_empty()).map(|l| format!("; it last wrote: {}", l.trim())).unwrap_or_default()
+    }
+
+    /// Takes everything of this data directory off the machine. All procs have ended.
+    pub(crate) fn dismantle(&self) -> Result<(), Refusal> {
+        self.close();
+        let failed = |what: &str, e: &dyn std::error::Error| {
+            Refusal::new(Code::Failed, format!("{what} cannot be removed: {}", chain(e)))
+        };
+        self.helpers.close();
+        let waiting = self.kits.close();
+        self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;
+        self.pool.clear().map_err(|e| failed("network links", &e))?;
+        Nat::remove(self.instance, Path::new(FORWARDING)).map_err(|e| failed("port forwarding", &e))?;
+        self.cgroups
+            .remove_all(&format!("kip-{}", self.instance.number()))
+            .map_err(|e| failed("control groups", &e))?;
+        self.keeper.quit().map_err(|e| failed("the keeper", &e))?;
+        machine::release_instance(&self.data, self.instance);
+        Ok(())
+    }
+}

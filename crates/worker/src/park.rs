@@ -1,0 +1,252 @@
+//! Parks a running proc: one pass from a frozen tree to a recorded generation, or back to the tree running on.
+//!
+//! Steps, each of which a crash may follow:
+//!
+//! ```text
+//! record Parking -> CRIU freezes and dumps -> duplicate sockets -> mend images -> pin base files
+//!   -> seal (sync, read back, rename) -> keeper holds the sockets -> record Parked -> CRIU kills the tree
+//! ```
+//!
+//! Until "record Parked" the tree runs on whatever happens, the daemon's death included: CRIU resumes it when its
+//! socket closes. A tree found running under a recorded Parked is newer than the snapshot and wins (recovery).
+
+use crate::fault;
+use crate::holdings::key;
+use crate::pins::{self, Pin, PinError};
+use crate::proc::Proc;
+use crate::tree::{self, Tree};
+use kip_checkpoint::clocks::{self, Clocks, Now, Since};
+use kip_checkpoint::dump::{DumpError, DumpRequest, dump};
+use kip_checkpoint::image::ImageError;
+use kip_checkpoint::sockets;
+use kip_keeper::KeeperError;
+use kip_net::custody::{self, SavedOptions};
+use kip_snapshot::SnapshotError;
+use kip_types::Generation;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+/// Largest deleted file that is taken into a snapshot, bytes.
+const GHOST_LIMIT: u32 = 1 << 30;
+
+/// A socket of a sleeper.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SleepingSocket {
+    /// Inode; also its key in the holdings.
+    pub(crate) inode: u32,
+    /// Its options as the program set them.
+    pub(crate) options: SavedOptions,
+}
+
+/// What a generation's manifest says beyond its files.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Body {
+    /// Time.
+    pub(crate) clocks: Clocks,
+    /// INET sockets, held.
+    pub(crate) sockets: Vec<SleepingSocket>,
+    /// Masked paths, mounts from outside.
+    pub(crate) masks: Vec<String>,
+    /// Base files that are mapped or open.
+    pub(crate) pins: Vec<Pin>,
+}
+
+/// Why a proc was not parked; it runs on.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ParkError {
+    #[error(transparent)]
+    Dump(#[from] DumpError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    #[error(transparent)]
+    Keeper(#[from] KeeperError),
+    #[error("the helper for the snapshot cannot be started")]
+    Helper(#[from] kip_checkpoint::helper::HelperError),
+    #[error("socket {inode} of the frozen program cannot be taken over")]
+    Socket {
+        inode: u32,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the state cannot be recorded")]
+    Record(#[source] crate::record::RecordError),
+    #[error("its processes cannot be read")]
+    Tree(#[source] io::Error),
+}
+
+/// A finished parking.
+#[derive(Debug)]
+pub(crate) struct ParkDone {
+    pub(crate) body: Body,
+    pub(crate) frozen_us: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Parks. `record` is called when the generation is complete and must write the state Parked durably.
+pub(crate) fn park(
+    proc: &Proc,
+    pids: &[u32],
+    generation: Generation,
+    record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
+) -> Result<ParkDone, ParkError> {
+    let dir = proc.dir.clone();
+    let images = kip_snapshot::begin(&dir, generation)?;
+    let tree = Tree::read(pids);
+    let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
+    let masks = masks_of(init).map_err(ParkError::Tree)?;
+    let namespaces = proc.held_namespaces();
+    let borrowed: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
+    let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
+    external.push(("/usr".to_owned(), "usr".to_owned()));
+    let request = DumpRequest {
+        pid: init,
+        images: &images,
+        namespaces: &borrowed,
+        external_mounts: &external,
+        ghost_limit: GHOST_LIMIT,
+    };
+    let helper = proc.shared.helpers.take()?;
+    let before = options_before(&tree);
+    let since = tree.waiting_since();
+    let mut outcome = None;
+    fault::reach("park-dump");
+    let dumped = dump(helper, &request, &mut || {
+        fault::reach("park-frozen");
+        let result = settle(proc, &images, generation, &since, &before, &masks, record);
+        let good = result.is_ok();
+        outcome = Some(result);
+        good
+    });
+    match (dumped, outcome) {
+        (Ok(dumped), Some(Ok((body, bytes)))) => Ok(ParkDone { body, frozen_us: dumped.frozen_us, bytes }),
+        // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
+        (Err(_), Some(Ok((body, bytes)))) if proc.wait_until_empty(Duration::from_secs(1)) => {
+            Ok(ParkDone { body, frozen_us: 0, bytes })
+        }
+        (_, Some(Err(e))) => Err(undo(proc, generation, e)),
+        (Err(e), _) => Err(undo(proc, generation, ParkError::Dump(e))),
+        (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
+    }
+}
+
+fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
+    let keep = Generation(generation.0.saturating_sub(1));
+    // For whoever wants to know more than the causes that are told.
+    let growing = kip_snapshot::growing_path(&proc.dir, generation);
+    let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
+    if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
+        tracing::warn!(proc = %proc.name, error = %e, "sockets of a snapshot that was called off stay with the keeper");
+    }
+    if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
+        tracing::warn!(proc = %proc.name, error = %e, "a snapshot that was called off is left on disk");
+    }
+    error
+}
+
+/// Everything between freeze and kill.
+fn settle(
+    proc: &Proc,
+    images: &Path,
+    generation: Generation,
+    since: &Since,
+    before: &BTreeMap<u32, SavedOptions>,
+    masks: &[String],
+    record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
+) -> Result<(Body, u64), ParkError> {
+    let now = Now::read();
+    let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
+    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, before)?;
+    let read = |thread: u32, address: u64, buffer: &mut [u8]| {
+        tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
+    };
+    let clocks = clocks::settle(images, now, since, &read)?;
+    let paths = sockets::file_paths(images)?;
+    let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
+    let (fds, sockets): (Vec<_>, Vec<_>) =
+        sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
+    let body = Body { clocks, sockets, masks: masks.to_vec(), pins };
+    fault::reach("park-images");
+    let (_, bytes) = kip_snapshot::seal(images, generation, &proc.shared.engine, body.clone())?;
+    fault::reach("park-sealed");
+    proc.holdings.hold(fds)?;
+    fault::reach("park-held");
+    record().map_err(ParkError::Record)?;
+    fault::reach("park-recorded");
+    Ok((body, bytes))
+}
+
+/// Where each socket of the tree is open: (host pid, descriptor) by inode.
+fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
+    let mut places = BTreeMap::new();
+    for &pid in &tree.pids {
+        for (number, target) in tree::descriptors(pid).unwrap_or_default() {
+            if let Some(inode) = tree::socket_inode(&target) {
+                places.entry(inode).or_insert((pid, number));
+            }
+        }
+    }
+    places
+}
+
+fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
+    let pidfd = kip_sys::process::pidfd_open(pid)?;
+    kip_sys::process::pidfd_getfd(pidfd.as_fd(), number)
+}
+
+/// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
+/// something that the program has never seen.
+fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
+    let look = |(inode, (pid, number))| {
+        let fd = duplicate(pid, number).ok()?;
+        Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
+    };
+    places(tree).into_iter().filter_map(look).collect()
+}
+
+fn take_sockets(
+    tree: &Tree,
+    wanted: &[sockets::Socket],
+    before: &BTreeMap<u32, SavedOptions>,
+) -> Result<Vec<(OwnedFd, SleepingSocket)>, ParkError> {
+    let places = if wanted.is_empty() { BTreeMap::new() } else { places(tree) };
+    let mut taken = Vec::new();
+    for socket in wanted {
+        let failed = |source| ParkError::Socket { inode: socket.inode, source };
+        let (pid, number) = places.get(&socket.inode).copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let fd = duplicate(pid, number).map_err(failed)?;
+        let options = match before.get(&socket.inode) {
+            Some(options) => *options,
+            None => custody::snapshot_options(fd.as_fd()).map_err(|e| failed(io::Error::other(e)))?,
+        };
+        taken.push((fd, SleepingSocket { inode: socket.inode, options }));
+    }
+    Ok(taken)
+}
+
+/// Mount points in the sandbox's /proc: masks.
+fn masks_of(init: u32) -> io::Result<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
+    let points = text.lines().filter_map(|l| l.split(' ').nth(4));
+    Ok(points.filter(|p| p.starts_with("/proc/")).map(str::to_owned).collect())
+}
+
+/// The key CRIU names a mask by.
+pub(crate) fn mask_key(mask: &str) -> String {
+    mask.trim_start_matches('/').replace('/', "-")
+}
+
+/// The key under which a pipe is inherited.
+pub(crate) fn pipe_key(fd: &OwnedFd) -> io::Result<String> {
+    let inode = rustix::fs::fstat(fd)?.st_ino;
+    debug_assert!(fd.as_raw_fd() >= 0);
+    Ok(format!("pipe:[{inode}]"))
+}

@@ -1,0 +1,123 @@
+//! Base files that a sleeper has mapped or open are pinned: kept as they are, whatever the host's packages do.
+//!
+//! A pin is a hard link (where the file system allows, else a copy) in `pins/usr/..` of the proc's directory. A wake
+//! mounts the pins above the base only when the base has changed, so that an unchanged machine keeps the same layers.
+//! Crash: a pin too many is harmless and replaced at the next sleep.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// What identified a base file when it was pinned.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pin {
+    /// Path on the host and inside, below /usr.
+    pub(crate) path: String,
+    /// Device, inode, size in bytes, modification time in nanoseconds since the epoch.
+    pub(crate) id: (u64, u64, u64, i64),
+}
+
+/// A base file could not be pinned.
+#[derive(Debug, thiserror::Error)]
+#[error("base file {path} cannot be pinned")]
+pub(crate) struct PinError {
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64, u64, i64)> {
+    let m = fs::symlink_metadata(path)?;
+    if !m.is_file() {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    Ok((m.dev(), m.ino(), m.size(), m.mtime() * 1_000_000_000 + m.mtime_nsec()))
+}
+
+/// Pins those of `paths` that come from the host's /usr, that is, are in none of `above` (directories that lie over /usr).
+pub(crate) fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Vec<Pin>, PinError> {
+    let mut made = Vec::new();
+    for path in paths {
+        let Some(below) = path.strip_prefix("/usr/") else { continue };
+        if above.iter().any(|dir| fs::symlink_metadata(dir.join(below)).is_ok()) {
+            continue;
+        }
+        let host = Path::new(path);
+        let Ok(id) = identity(host) else { continue };
+        let failed = |source| PinError { path: host.to_owned(), source };
+        let target = pins.join("usr").join(below);
+        if identity(&target).is_ok_and(|have| (have.2, have.3) == (id.2, id.3)) {
+            made.push(Pin { path: path.clone(), id });
+            continue;
+        }
+        make_parents(pins, below).map_err(failed)?;
+        let temporary = target.with_extension("kip-new");
+        let _ = fs::remove_file(&temporary);
+        fs::hard_link(host, &temporary).or_else(|_| copy(host, &temporary)).map_err(failed)?;
+        fs::rename(&temporary, &target).map_err(failed)?;
+        // rename(2) does nothing when both are links to one file.
+        let _ = fs::remove_file(&temporary);
+        made.push(Pin { path: path.clone(), id });
+    }
+    Ok(made)
+}
+
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let meta = fs::metadata(from)?;
+    fs::copy(from, to)?;
+    let file = fs::File::open(to)?;
+    file.set_modified(meta.modified()?)?;
+    std::os::unix::fs::chown(to, Some(meta.uid()), Some(meta.gid()))?;
+    file.sync_all()
+}
+
+/// Directories of the pins layer hide those of the base, so they get the same mode and owner.
+fn make_parents(pins: &Path, below: &str) -> io::Result<()> {
+    let mut host = PathBuf::from("/usr");
+    let mut dir = pins.join("usr");
+    fs::create_dir_all(&dir)?;
+    let parts: Vec<&str> = below.split('/').collect();
+    for part in &parts[..parts.len() - 1] {
+        host.push(part);
+        dir.push(part);
+        match fs::create_dir(&dir) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => continue,
+            other => other?,
+        }
+        let meta = fs::metadata(&host)?;
+        fs::set_permissions(&dir, fs::Permissions::from_mode(meta.mode()))?;
+        std::os::unix::fs::chown(&dir, Some(meta.uid()), Some(meta.gid()))?;
+    }
+    Ok(())
+}
+
+/// Whether any pinned file of the host is no longer the one that was pinned.
+pub(crate) fn base_changed(pins: &[Pin]) -> bool {
+    pins.iter().any(|p| identity(Path::new(&p.path)).ok() != Some(p.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_what_the_base_gave_and_notices_its_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pins, above) = (dir.path().join("pins"), dir.path().join("upper"));
+        fs::create_dir_all(above.join("bin")).unwrap();
+        fs::write(above.join("bin/env"), b"own").unwrap();
+        let paths: Vec<String> =
+            ["/usr/bin/true", "/usr/bin/env", "/etc/passwd", "/usr/bin/no-such"].map(str::to_owned).to_vec();
+        let made = pin(&paths, &pins, std::slice::from_ref(&above)).unwrap();
+        assert_eq!(made.iter().map(|p| p.path.as_str()).collect::<Vec<_>>(), ["/usr/bin/true"]);
+        assert_eq!(fs::read(pins.join("usr/bin/true")).unwrap(), fs::read("/usr/bin/true").unwrap());
+        assert!(!base_changed(&made));
+        let mut other = made.clone();
+        other[0].id.1 += 1;
+        assert!(base_changed(&other));
+        // Pinning again changes nothing.
+        assert_eq!(pin(&paths, &pins, &[above]).unwrap(), made);
+    }
+}

@@ -1,0 +1,402 @@
+//! The durable record of each proc: the directory `DIR/procs/NAME` with `spec.json`, written once, and `state.json`,
+//! replaced at each step of the lifecycle.
+//!
+//! Owns the two files and the coming and going of the directory; what else lies in it (layers, snapshots, logs) belongs
+//! to others. Never interprets a state.
+//!
+//! Invariants: a directory with a proc's name always holds a whole spec and a whole state; a name is taken by one proc at
+//! most. A crash leaves, and [`Records::open`] removes:
+//!
+//! | in the middle of | leaves |
+//! | --- | --- |
+//! | [`Records::create`] | `.new-*`, which nobody has been told of |
+//! | [`Records::write_state`] | the old state or the new one, and maybe `.state.json.new`, which the next write replaces |
+//! | [`Records::remove`] | the proc, or `.trash-*` |
+
+use kip_types::ProcName;
+use rustix::fs::{AtFlags, CWD, RenameFlags};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const PROCS: &str = "procs";
+const SPEC: &str = "spec.json";
+const STATE: &str = "state.json";
+const STATE_NEW: &str = ".state.json.new";
+const NEW_PREFIX: &str = ".new-";
+const TRASH_PREFIX: &str = ".trash-";
+
+/// A record could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The system refused.
+    #[error("cannot {what} {path}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is not what it should be: damaged, cut short or written by another version.
+    #[error("{path} is damaged")]
+    Corrupt {
+        /// Which.
+        path: PathBuf,
+        /// Where it went wrong.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A value cannot be written as JSON.
+    #[error("cannot write a record to {path}")]
+    Encode {
+        /// Where it would have gone.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A proc of that name exists.
+    #[error("proc {name} exists already in {path}")]
+    Exists {
+        /// Its name.
+        name: ProcName,
+        /// Its directory.
+        path: PathBuf,
+    },
+    /// There is no such proc.
+    #[error("there is no proc {name} in {path}")]
+    Unknown {
+        /// The name.
+        name: ProcName,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// Removing would have reached through a mount.
+    #[error("cannot remove {path}: something is mounted at {mount}; unmount it first")]
+    Mounted {
+        /// What was to be removed.
+        path: PathBuf,
+        /// The mount point in it.
+        mount: PathBuf,
+    },
+}
+
+impl RecordError {
+    fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
+        let path = path.to_owned();
+        move |source| RecordError::Io { what, path, source }
+    }
+}
+
+/// What a written state outlives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// The machine's power: file and directory are synced. Milliseconds.
+    Fsync,
+    /// The daemon's death only: after a power cut the old state, the new one or none that can be read. Microseconds.
+    Rename,
+}
+
+/// What [`Records::list`] found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Procs, in order.
+    pub names: Vec<ProcName>,
+    /// What should not be there; never touched.
+    pub strangers: Vec<PathBuf>,
+}
+
+/// The records of a data directory.
+#[derive(Debug, Clone)]
+pub struct Records {
+    procs: PathBuf,
+}
+
+/// A proc's directory that is complete but has not got its name yet. Dropped, it stays until the next start.
+#[derive(Debug)]
+pub struct Unpublished {
+    path: PathBuf,
+    target: PathBuf,
+    name: ProcName,
+}
+
+/// A removed proc's directory that is still to be deleted. Dropped, it stays until the next start.
+#[derive(Debug)]
+pub struct Trash {
+    path: PathBuf,
+}
+
+impl Records {
+    /// Opens the records of a data directory, makes their directory when it is missing and deletes what creations and
+    /// removals left half done. What of that cannot be deleted is returned and stays for the next time.
+    ///
+    /// # Errors
+    /// [`RecordError`] when the records cannot be used at all.
+    pub fn open(dir: &Path) -> Result<(Records, Vec<RecordError>), RecordError> {
+        let procs = dir.join(PROCS);
+        match DirBuilder::new().mode(0o700).create(&procs) {
+            Ok(()) => sync_directory(dir)?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(RecordError::io("create", &procs)(e)),
+        }
+        let records = Records { procs };
+        let leftovers = records.entries()?.into_iter().filter(|e| is_leftover(e));
+        let failed = leftovers.filter_map(|e| Trash { path: records.procs.join(e) }.delete().err()).collect();
+        Ok((records, failed))
+    }
+
+    /// The proc's directory, which may not exist.
+    pub fn directory(&self, name: &ProcName) -> PathBuf {
+        self.procs.join(name.as_str())
+    }
+
+    /// Which procs there are.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`].
+    pub fn list(&self) -> Result<Listing, RecordError> {
+        let mut listing = Listing::default();
+        for entry in self.entries()?.into_iter().filter(|e| !is_leftover(e)) {
+            match entry.to_str().and_then(|e| e.parse().ok()) {
+                Some(name) => listing.names.push(name),
+                None => listing.strangers.push(self.procs.join(entry)),
+            }
+        }
+        listing.names.sort();
+        listing.strangers.sort();
+        Ok(listing)
+    }
+
+    /// Creates a proc's record, durably, and returns its directory.
+    ///
+    /// # Errors
+    /// [`RecordError::Exists`] when the name is taken; otherwise nothing of it remains under that name.
+    pub fn create(
+        &self,
+        name: &ProcName,
+        spec: &impl Serialize,
+        state: &impl Serialize,
+    ) -> Result<PathBuf, RecordError> {
+        if self.directory(name).exists() {
+            return Err(RecordError::Exists { name: name.clone(), path: self.directory(name) });
+        }
+        self.prepare(name, spec, state)?.publish()
+    }
+
+    /// The first half of [`Records::create`]: everything but the name.
+    ///
+    /// # Errors
+    /// [`RecordError`]; nothing remains.
+    pub fn prepare(
+        &self,
+        name: &ProcName,
+        spec: &impl Serialize,
+        state: &impl Serialize,
+    ) -> Result<Unpublished, RecordError> {
+        let path = self.procs.join(format!("{NEW_PREFIX}{name}.{}", unique()));
+        DirBuilder::new().mode(0o700).create(&path).map_err(RecordError::io("create", &path))?;
+        let fill = || {
+            write_file(&path.join(SPEC), &encode(&path.join(SPEC), spec)?, Durability::Fsync)?;
+            write_file(&path.join(STATE), &encode(&path.join(STATE), state)?, Durability::Fsync)?;
+            sync_directory(&path)
+        };
+        if let Err(e) = fill() {
+            // The first error is the one to tell; what remains here goes at the next start.
+            let _ = std::fs::remove_dir_all(&path);
+            return Err(e);
+        }
+        Ok(Unpublished { path, target: self.directory(name), name: name.clone() })
+    }
+
+    /// What was asked for.
+    ///
+    /// # Errors
+    /// [`RecordError::Unknown`], [`RecordError::Corrupt`], [`RecordError::Io`].
+    pub fn read_spec<T: DeserializeOwned>(&self, name: &ProcName) -> Result<T, RecordError> {
+        self.read(name, SPEC)
+    }
+
+    /// The state last written.
+    ///
+    /// # Errors
+    /// As [`Records::read_spec`].
+    pub fn read_state<T: DeserializeOwned>(&self, name: &ProcName) -> Result<T, RecordError> {
+        self.read(name, STATE)
+    }
+
+    /// Replaces the proc's state. Only one thread at a time may write one proc's.
+    ///
+    /// # Errors
+    /// [`RecordError`]; the state read back is then the old one, or the new one if only its syncing failed.
+    pub fn write_state(
+        &self,
+        name: &ProcName,
+        state: &impl Serialize,
+        durability: Durability,
+    ) -> Result<(), RecordError> {
+        write_state(&self.directory(name), state, durability)
+    }
+
+    /// Removes the proc, durably. When this has returned the name is free; its files are deleted by [`Trash::delete`],
+    /// which may take long.
+    ///
+    /// # Errors
+    /// [`RecordError::Unknown`], [`RecordError::Io`].
+    pub fn remove(&self, name: &ProcName) -> Result<Trash, RecordError> {
+        let (from, path) = (self.directory(name), self.procs.join(format!("{TRASH_PREFIX}{name}.{}", unique())));
+        match std::fs::rename(&from, &path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(RecordError::Unknown { name: name.clone(), path: self.procs.clone() });
+            }
+            other => other.map_err(RecordError::io("rename", &from))?,
+        }
+        sync_directory(&self.procs)?;
+        Ok(Trash { path })
+    }
+
+    fn read<T: DeserializeOwned>(&self, name: &ProcName, file: &str) -> Result<T, RecordError> {
+        let directory = self.directory(name);
+        let path = directory.join(file);
+        match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map_err(|source| RecordError::Corrupt { path, source }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !directory.exists() => {
+                Err(RecordError::Unknown { name: name.clone(), path: self.procs.clone() })
+            }
+            Err(e) => Err(RecordError::io("read", &path)(e)),
+        }
+    }
+
+    fn entries(&self) -> Result<Vec<OsString>, RecordError> {
+        let listed = || -> io::Result<Vec<OsString>> {
+            std::fs::read_dir(&self.procs)?.map(|entry| Ok(entry?.file_name())).collect()
+        };
+        listed().map_err(RecordError::io("list", &self.procs))
+    }
+}
+
+impl Unpublished {
+    /// Gives it its name, durably. Returns the directory.
+    ///
+    /// # Errors
+    /// [`RecordError::Exists`] when another was faster.
+    pub fn publish(self) -> Result<PathBuf, RecordError> {
+        match rustix::fs::renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            Err(e) => {
+                // Nobody has been told of it, so it may go at once.
+                let _ = std::fs::remove_dir_all(&self.path);
+                return Err(match e {
+                    rustix::io::Errno::EXIST => RecordError::Exists { name: self.name, path: self.target },
+                    e => RecordError::io("create", &self.target)(e.into()),
+                });
+            }
+        }
+        sync_directory(self.target.parent().expect("it lies in procs/"))?;
+        Ok(self.target)
+    }
+}
+
+impl Trash {
+    /// Where it lies until then.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Deletes it. What cannot be deleted stays for the next start.
+    ///
+    /// # Errors
+    /// [`RecordError::Mounted`] when something is mounted in it, and nothing was deleted; [`RecordError::Io`].
+    pub fn delete(self) -> Result<(), RecordError> {
+        if let Some(mount) = mount_below(&self.path)? {
+            return Err(RecordError::Mounted { path: self.path, mount });
+        }
+        std::fs::remove_dir_all(&self.path).map_err(RecordError::io("delete", &self.path))
+    }
+}
+
+/// As [`Records::write_state`], for who has the proc's directory at hand.
+///
+/// # Errors
+/// As [`Records::write_state`].
+pub fn write_state(directory: &Path, state: &impl Serialize, durability: Durability) -> Result<(), RecordError> {
+    let (new, path) = (directory.join(STATE_NEW), directory.join(STATE));
+    let bytes = encode(&path, state)?;
+    if let Err(e) = write_file(&new, &bytes, durability) {
+        // Gives the space back when the disk is full; the first error is the one to tell.
+        let _ = rustix::fs::unlinkat(CWD, &new, AtFlags::empty());
+        return Err(e);
+    }
+    std::fs::rename(&new, &path).map_err(RecordError::io("replace", &path))?;
+    match durability {
+        Durability::Fsync => sync_directory(directory),
+        Durability::Rename => Ok(()),
+    }
+}
+
+fn encode(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, RecordError> {
+    serde_json::to_vec_pretty(value).map_err(|source| RecordError::Encode { path: path.to_owned(), source })
+}
+
+fn write_file(path: &Path, bytes: &[u8], durability: Durability) -> Result<(), RecordError> {
+    let written = || -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        file.write_all(bytes)?;
+        match durability {
+            Durability::Fsync => file.sync_all(),
+            Durability::Rename => Ok(()),
+        }
+    };
+    written().map_err(RecordError::io("write", path))
+}
+
+fn sync_directory(path: &Path) -> Result<(), RecordError> {
+    File::open(path).and_then(|d| d.sync_all()).map_err(RecordError::io("sync", path))
+}
+
+fn is_leftover(entry: &OsStr) -> bool {
+    let bytes = entry.as_bytes();
+    bytes.starts_with(NEW_PREFIX.as_bytes()) || bytes.starts_with(TRASH_PREFIX.as_bytes())
+}
+
+/// A suffix that no other creation or removal has: of this process, nor of one before it that left something behind.
+fn unique() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    format!("{}-{}-{}", now.as_nanos(), std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// The first mount point at or below `path` that this process sees: proc_pid_mountinfo(5), field 5.
+fn mount_below(path: &Path) -> Result<Option<PathBuf>, RecordError> {
+    let real = std::fs::canonicalize(path).map_err(RecordError::io("find", path))?;
+    let table = Path::new("/proc/self/mountinfo");
+    let mounts = std::fs::read(table).map_err(RecordError::io("read", table))?;
+    let points = mounts.split(|b| *b == b'\n').filter_map(|line| line.split(|b| *b == b' ').nth(4));
+    Ok(points.map(unescape).find(|point| point.starts_with(&real)))
+}
+
+/// Undoes the octal escapes of blanks and backslashes in mountinfo.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let octal = tail.get(..3).filter(|_| *first == b'\\').and_then(|digits| std::str::from_utf8(digits).ok());
+        match octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => (bytes.push(byte), rest = &tail[3..]),
+            None => (bytes.push(*first), rest = tail),
+        };
+    }
+    OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod tests;

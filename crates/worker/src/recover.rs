@@ -1,0 +1,169 @@
+//! After a start of the daemon: makes every record true again, whatever the last daemon was killed at.
+//!
+//! What is found running is newer than any snapshot and wins. | record | processes there | none |
+//! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
+//! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
+
+use crate::holdings::{Holdings, key};
+use crate::machine::Machine;
+use crate::park::Body;
+use crate::proc::Proc;
+use crate::record::{self, Records};
+use crate::state::Record;
+use crate::stop;
+use crate::task::{chain, take_custody};
+use crate::tree::Tree;
+use kip_net::{Slot, custody};
+use kip_types::lifecycle::Exit;
+use kip_types::{Generation, ProcName, Spec, State};
+use std::fs;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a dump or restore that was under way may take to come to its end.
+const SETTLE_WITHIN: Duration = Duration::from_secs(15);
+
+/// What a data directory remembers of a proc.
+#[derive(Debug)]
+pub(crate) struct Remembered {
+    pub(crate) name: ProcName,
+    pub(crate) spec: Spec,
+    pub(crate) record: Record,
+}
+
+/// Reads all records; those that cannot be read are named and left alone.
+pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordError> {
+    let listing = records.list()?;
+    for stranger in &listing.strangers {
+        tracing::warn!(path = %stranger.display(), "not a proc, left alone");
+    }
+    let mut all = Vec::new();
+    for name in listing.names {
+        let read = records.read_spec::<Spec>(&name).and_then(|spec| Ok((spec, records.read_state::<Record>(&name)?)));
+        match read {
+            Ok((spec, record)) => all.push(Remembered { name, spec, record }),
+            Err(e) => {
+                tracing::error!(proc = %name, error = chain(&e), "the record of a proc cannot be read; it is left alone")
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The proc and its true record, or none if it was removed.
+pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
+    let Remembered { name, spec, record } = remembered;
+    let Ok(slot) = Slot::new(record.slot) else {
+        tracing::error!(proc = %name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
+        return None;
+    };
+    let holdings = Holdings::recover(&name, Arc::clone(&machine.keeper)).unwrap_or_else(|e| {
+        tracing::warn!(proc = %name, error = chain(&e), "the keeper does not give its descriptors back");
+        Holdings::new(&name, Arc::clone(&machine.keeper))
+    });
+    let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
+    let dir = machine.records.directory(&name);
+    let base = record.base.clone();
+    let proc = Arc::new(Proc { name, spec, dir, slot, base, cgroup, holdings, shared: Arc::clone(machine) });
+    let next = match record.state.clone() {
+        State::Stopped { .. } => {
+            stop::release(&proc).await;
+            record.clone()
+        }
+        State::Starting if !record.established => {
+            tracing::info!(proc = %proc.name, "a start that was cut off is undone");
+            if let Err(e) = stop::remove(&proc).await {
+                tracing::warn!(proc = %proc.name, error = %e, "a start that was cut off is not undone whole");
+            }
+            return None;
+        }
+        State::Starting | State::Stopping => ended(&proc, &record).await,
+        State::Hot { generation, .. } | State::Parking { generation, .. } => {
+            let generation = match record.state {
+                State::Parking { .. } => Generation(generation.0.saturating_sub(1)),
+                _ => generation,
+            };
+            match settled_init(&proc).await {
+                Some(init) => adopted(&proc, &record, init, generation),
+                None => ended(&proc, &record).await,
+            }
+        }
+        State::Parked { generation } | State::Waking { generation } => match settled_init(&proc).await {
+            Some(init) => adopted(&proc, &record, init, generation),
+            None => parked(&proc, &record, generation),
+        },
+    };
+    if let Err(e) = record::write_state(&proc.dir, &next, record::Durability::Fsync) {
+        tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
+    }
+    Some((proc, next))
+}
+
+async fn ended(proc: &Arc<Proc>, record: &Record) -> Record {
+    let exit = stop::reported_exit(proc).or(Some(Exit::Unknown));
+    stop::release(proc).await;
+    let _ = kip_snapshot::sweep(&proc.dir, None);
+    Record { state: State::Stopped { exit }, ..record.clone() }
+}
+
+/// The sandbox's pid 1 once no dump or restore works on the tree any more; none if there is none.
+async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
+    let until = Instant::now() + SETTLE_WITHIN;
+    loop {
+        let pids = proc.cgroup.pids().unwrap_or_default();
+        let tree = Tree::read(&pids);
+        // A helper that restores is in the cgroup, outside the sandbox; one that dumps traces the tree.
+        let helper = pids.len() > tree.pids.len();
+        let traced = tree.pids.iter().any(|pid| is_traced(*pid));
+        if !helper && !traced {
+            return tree.init();
+        }
+        if Instant::now() > until {
+            tracing::warn!(proc = %proc.name, "a dump or restore of the last daemon does not end; its processes are ended");
+            let _ = proc.cgroup.kill(Duration::from_secs(5));
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn is_traced(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status"))
+        .is_ok_and(|t| t.lines().any(|l| l.strip_prefix("TracerPid:").is_some_and(|v| v.trim() != "0")))
+}
+
+/// A running tree. If a sleep or wake had been under way, the sockets are the program's alone again.
+fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation) -> Record {
+    let body = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).ok().map(|m| m.body);
+    for socket in body.iter().flat_map(|b| &b.sockets) {
+        if let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode))
+            && let Err(e) = custody::release(fd.as_fd(), &socket.options)
+        {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "options of a socket could not be put back");
+        }
+    }
+    if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "the keeper did not let sockets go");
+    }
+    if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "an unfinished generation is left on disk");
+    }
+    proc.shared.follow_output(proc);
+    proc.shared.events.tell(Some(&proc.name), "adopted", format!("running, pid {init}"));
+    let init_started = kip_sys::process::start_time(init).unwrap_or(0);
+    Record { state: State::Hot { init, init_started, generation }, ..record.clone() }
+}
+
+fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {
+    if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "an unfinished generation is left on disk");
+    }
+    match kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)) {
+        Ok(manifest) => take_custody(proc, &manifest.body),
+        Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read"),
+    }
+    proc.shared.follow_output(proc);
+    proc.shared.events.tell(Some(&proc.name), "adopted", "parked");
+    Record { state: State::Parked { generation }, ..record.clone() }
+}

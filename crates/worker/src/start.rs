@@ -1,0 +1,313 @@
+//! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
+
+use crate::fault;
+use crate::holdings::key;
+use crate::kits::Kit;
+use crate::proc::Proc;
+use crate::record;
+use crate::state::Record;
+use crate::task::{Task, blocking, chain};
+use kip_net::nat::Forward;
+use kip_net::reserve;
+use kip_sandbox::archive;
+use kip_sandbox::init::{self, StartStep};
+use kip_sandbox::launcher::{Namespaces, StartRequest, environment};
+use kip_types::api::{Code, PortView, Refusal};
+use kip_types::lifecycle::Input;
+use kip_types::{Image, Protocol, State};
+use std::fs;
+use std::io::{self, Read};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the sandbox may take to exec the program.
+const EXEC_WITHIN: Duration = Duration::from_secs(30);
+/// How long `--wait-ready` waits for the ports.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+fn refuse(code: Code, proc: &Proc, what: &str, e: &dyn std::error::Error) -> Refusal {
+    Refusal::new(code, format!("{} cannot start: {what}: {}", proc.name, chain(e)))
+}
+
+/// What a start makes.
+struct Started {
+    init: u32,
+    program: u32,
+    ports: Vec<PortView>,
+}
+
+/// Starts the proc of the task; returns the host pid of its pid 1.
+pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refusal> {
+    fault::reach("start-recorded");
+    let proc = Arc::clone(&task.proc);
+    let kit = task.kit.take();
+    let earlier = task.record.ports.clone();
+    let started = blocking(move || build(&proc, kit, &earlier)).await?;
+    let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
+    let input = Input::Execed { init: started.init, init_started };
+    let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
+    let next = Record { ports: started.ports, program: started.program, established: true, ..next };
+    record::write_state(&task.proc.dir, &next, record::Durability::Fsync)
+        .map_err(|e| refuse(Code::Exhausted, &task.proc, "its state cannot be recorded", &e))?;
+    let before = std::mem::replace(&mut task.record, next);
+    fault::reach("start-hot");
+    if wait_ready && let Err(refusal) = ready(&task.proc, started.init).await {
+        task.record.established = before.established;
+        task.record.state = State::Starting;
+        return Err(refusal);
+    }
+    Ok(started.init)
+}
+
+fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started, Refusal> {
+    let ports = reserve_ports(proc, earlier)?;
+    fault::reach("start-ports");
+    let kit = match kit {
+        Some(kit) => kit,
+        None => {
+            let made = proc.shared.kits.make(proc.slot);
+            made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?
+        }
+    };
+    unpack(proc)?;
+    let limits = &proc.spec.limits;
+    let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
+    let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
+    let address = kit.net.v4;
+    let namespaces = hold_namespaces(proc, kit)?;
+    let (status, status_write, out, err) = hold_pipes(proc)?;
+    fault::reach("start-namespaces");
+    let mounts = proc.mounts(false).map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
+    fault::reach("start-mounts");
+    let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
+    let net = proc.holdings.get(key::NET).expect("held above");
+    let env = environment(proc.name.as_str(), &proc.spec.env);
+    let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
+    fault::reach("start-held");
+    let request = StartRequest {
+        command: &proc.spec.command,
+        env: &env,
+        workdir: workdir.as_deref(),
+        allow_setuid: proc.spec.allow_setuid,
+        mounts,
+        namespaces: &namespaces,
+        net: net.as_fd(),
+        cgroup: &tasks,
+        stdout: out.as_fd(),
+        stderr: err.as_fd(),
+        status: status_write.as_fd(),
+    };
+    let published = std::thread::scope(|scope| {
+        let publish = scope.spawn(|| publish(proc, &ports));
+        let launched = proc.shared.launcher.start(request);
+        publish.join().expect("publishing does not panic")?;
+        launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
+    });
+    let started = published?;
+    fault::reach("start-launched");
+    let program = await_exec(proc, &status)?;
+    proc.shared.follow_output(proc);
+    let ports = ports.iter().map(|p| view(p, address)).collect();
+    Ok(Started { init: started.init_pid, program, ports })
+}
+
+/// A port with its reservation.
+struct Reserved {
+    spec: kip_types::PortSpec,
+    host_port: u16,
+}
+
+fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
+    PortView {
+        proto: port.spec.proto,
+        port: port.spec.port,
+        addr: IpAddr::V4(addr),
+        host_addr: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        host_port: port.host_port,
+    }
+}
+
+/// Reserves host ports: the asked one, else the one it had before if that is free, else any.
+fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>, Refusal> {
+    let mut reserved = Vec::new();
+    let mut fds: Vec<(String, OwnedFd)> = Vec::new();
+    for spec in &proc.spec.ports {
+        let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).map(|p| p.host_port);
+        let wish = spec.host_port.or(before);
+        let mut got = reserve::reserve(spec.proto, wish);
+        if got.is_err() && spec.host_port.is_none() {
+            got = reserve::reserve(spec.proto, None);
+        }
+        let got = got.map_err(|e| {
+            let owner = proc.shared.owner_of_port(spec.proto, wish.unwrap_or(0), &proc.name);
+            let by = owner.map_or_else(
+                || chain(&e),
+                |o| format!("{} port {} is taken by proc {o}", spec.proto, wish.unwrap_or(0)),
+            );
+            Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another host port", proc.name))
+        })?;
+        fds.push((format!("{}{}/{}", key::PORT, spec.proto, spec.port), got.fd));
+        reserved.push(Reserved { spec: spec.clone(), host_port: got.port });
+    }
+    proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    Ok(reserved)
+}
+
+fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
+    let forwards: Vec<Forward> =
+        ports.iter().map(|p| Forward { proto: p.spec.proto, host_port: p.host_port, port: p.spec.port }).collect();
+    let done = proc.shared.nat.publish(proc.slot, &proc.spec.realm, &forwards);
+    done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
+}
+
+fn unpack(proc: &Proc) -> Result<(), Refusal> {
+    let Image::Tar(tarball) = &proc.spec.image else { return Ok(()) };
+    let layer = proc.dir.join("layer");
+    if layer.exists() {
+        return Ok(());
+    }
+    archive::unpack(tarball, &layer, &archive::Limits::default())
+        .map(|_| ())
+        .map_err(|e| refuse(Code::Invalid, proc, "its tarball", &e))
+}
+
+/// Makes what the kit lacks, holds everything, and gives a copy of the launcher's part.
+fn hold_namespaces(proc: &Proc, kit: Kit) -> Result<Namespaces, Refusal> {
+    let made = proc.shared.launcher.namespaces(proc.first_id(), proc.name.as_str());
+    let made = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
+    let copy = |fd: &OwnedFd| fd.try_clone().map_err(|e| refuse(Code::Exhausted, proc, "its descriptors", &e));
+    let fds = vec![
+        (key::NET.to_owned(), kit.net.fd),
+        (key::USER.to_owned(), copy(&made.user)?),
+        (key::UTS.to_owned(), copy(&made.uts)?),
+        (key::IPC.to_owned(), copy(&made.ipc)?),
+    ];
+    proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    Ok(made)
+}
+
+type Pipes = (Arc<OwnedFd>, Arc<OwnedFd>, Arc<OwnedFd>, Arc<OwnedFd>);
+
+/// Makes and holds the three pipes; returns status read and write end, output and error write ends.
+fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
+    let failed = |e: io::Error| refuse(Code::Exhausted, proc, "its pipes", &e);
+    let first = proc.first_id();
+    let mut fds = Vec::new();
+    for (read, write) in
+        [(key::OUT_READ, key::OUT_WRITE), (key::ERR_READ, key::ERR_WRITE), (key::STATUS_READ, key::STATUS_WRITE)]
+    {
+        let (r, w) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
+        rustix::fs::fcntl_setfl(&r, rustix::fs::OFlags::NONBLOCK).map_err(|e| failed(e.into()))?;
+        // So that the program may open /dev/stdout.
+        std::os::unix::fs::fchown(&w, Some(first), Some(first)).map_err(failed)?;
+        fds.push((read.to_owned(), r));
+        fds.push((write.to_owned(), w));
+    }
+    proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    let get = |k| proc.holdings.get(k).expect("held just now");
+    Ok((get(key::STATUS_READ), get(key::STATUS_WRITE), get(key::OUT_WRITE), get(key::ERR_WRITE)))
+}
+
+/// Waits for pid 1's word that the program was exec'd; returns its pid inside.
+fn await_exec(proc: &Proc, status: &OwnedFd) -> Result<u32, Refusal> {
+    match read_record(status, EXEC_WITHIN) {
+        Ok(Some(init::Record::Running { pid_inside })) => Ok(pid_inside),
+        Ok(Some(init::Record::NotStarted { step, errno })) => Err(exec_failed(proc, step, errno)),
+        Ok(other) => Err(Refusal::new(
+            Code::Failed,
+            format!("{} cannot start: its sandbox ended before the program ran ({other:?})", proc.name),
+        )),
+        Err(e) => Err(refuse(Code::Failed, proc, "its sandbox does not answer", &e)),
+    }
+}
+
+fn exec_failed(proc: &Proc, step: StartStep, errno: i32) -> Refusal {
+    let program = &proc.spec.command[0];
+    let e = io::Error::from_raw_os_error(errno);
+    let message = match (step, e.kind()) {
+        (StartStep::Exec, io::ErrorKind::NotFound) => format!(
+            "{}: command {program:?} is not in the proc's files (PATH there is /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)",
+            proc.name
+        ),
+        (StartStep::Exec, io::ErrorKind::PermissionDenied) => {
+            format!("{}: command {program:?} may not be executed", proc.name)
+        }
+        (step, _) => format!("{}: command {program:?} cannot be started ({step:?}): {e}", proc.name),
+    };
+    Refusal::new(Code::Invalid, message)
+}
+
+/// The next record of pid 1's, or none when it has not come within the time.
+pub(crate) fn read_record(status: &OwnedFd, within: Duration) -> io::Result<Option<init::Record>> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let until = Instant::now() + within;
+    loop {
+        let mut bytes = [0u8; init::RECORD_BYTES];
+        let mut file = fs::File::from(status.try_clone()?);
+        match file.read(&mut bytes) {
+            Ok(n) if n == bytes.len() => return Ok(init::Record::parse(&bytes)),
+            Ok(_) => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e),
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(status, PollFlags::IN)], Some(&left)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Waits until every declared port has a socket, in the proc's own namespace.
+async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
+    let until = Instant::now() + READY_WITHIN;
+    loop {
+        let missing: Vec<_> = proc.spec.ports.iter().filter(|p| !listens(init, p.proto, p.port)).collect();
+        let Some(first) = missing.first() else { return Ok(()) };
+        if !Path::new(&format!("/proc/{init}/ns")).exists() || proc.cgroup.pids().is_ok_and(|p| p.is_empty()) {
+            let exit = crate::stop::reported_exit(proc).map_or_else(|| "it is gone".to_owned(), |e| e.to_string());
+            let last = proc.shared.last_words(proc);
+            return Err(Refusal::new(
+                Code::Failed,
+                format!("{} ended before it listened on {} port {}: {exit}{last}", proc.name, first.proto, first.port),
+            ));
+        }
+        if Instant::now() > until {
+            return Err(Refusal::new(
+                Code::Failed,
+                format!(
+                    "{} did not listen on {} port {} within {} s",
+                    proc.name,
+                    first.proto,
+                    first.port,
+                    READY_WITHIN.as_secs()
+                ),
+            ));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Whether anything listens there: /proc/PID/net/{tcp,udp}{,6} of the namespace of `init`.
+fn listens(init: u32, proto: Protocol, port: u16) -> bool {
+    let (files, state) = match proto {
+        Protocol::Tcp => (["tcp", "tcp6"], Some("0A")),
+        Protocol::Udp => (["udp", "udp6"], None),
+    };
+    let suffix = format!(":{port:04X}");
+    files.iter().any(|file| {
+        let text = fs::read_to_string(format!("/proc/{init}/net/{file}")).unwrap_or_default();
+        text.lines().skip(1).any(|line| {
+            let mut fields = line.split_whitespace().skip(1);
+            let (local, _, st) = (fields.next(), fields.next(), fields.next());
+            local.is_some_and(|l| l.ends_with(&suffix)) && state.is_none_or(|s| st == Some(s))
+        })
+    })
+}

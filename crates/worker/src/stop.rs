@@ -1,0 +1,109 @@
+//! Ends a proc and lets go what it used. Every step may be repeated: recovery calls the same functions.
+
+use crate::fault;
+use crate::holdings::key;
+use crate::proc::Proc;
+use crate::start::read_record;
+use crate::task::{blocking, chain};
+use crate::tree::Tree;
+use kip_sandbox::init;
+use kip_types::api::{Code, Refusal};
+use kip_types::lifecycle::Exit;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long killed processes may take to be gone.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Proc {
+    /// Waits until the cgroup has no process; false if that takes too long.
+    pub(crate) fn wait_until_empty(&self, patience: Duration) -> bool {
+        let until = std::time::Instant::now() + patience;
+        loop {
+            match self.cgroup.pids() {
+                Ok(pids) if pids.is_empty() => return true,
+                Err(_) => return true,
+                _ if std::time::Instant::now() > until => return false,
+                _ => std::thread::sleep(Duration::from_micros(500)),
+            }
+        }
+    }
+}
+
+/// How the program ended, if pid 1 has said so.
+pub(crate) fn reported_exit(proc: &Proc) -> Option<Exit> {
+    let status = proc.holdings.get(key::STATUS_READ)?;
+    while let Ok(Some(record)) = read_record(&status, Duration::ZERO) {
+        if let init::Record::Ended(exit) = record {
+            return Some(exit);
+        }
+    }
+    None
+}
+
+/// Ends the program: SIGTERM, then, after `grace`, SIGKILL to everything. Returns how it ended; none if it was not running.
+pub(crate) async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit> {
+    let proc = Arc::clone(proc);
+    blocking(move || {
+        let pids = proc.cgroup.pids().unwrap_or_default();
+        let tree = Tree::read(&pids);
+        let ran = !tree.pids.is_empty();
+        if !grace.is_zero()
+            && let Some(host) = tree.threads.get(&program)
+            && let Ok(pidfd) = kip_sys::process::pidfd_open(*host)
+            && kip_sys::process::pidfd_send_signal(pidfd.as_fd(), rustix::process::Signal::TERM).is_ok()
+        {
+            proc.wait_until_empty(grace);
+        }
+        if let Err(e) = proc.cgroup.kill(PATIENCE) {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "processes could not be ended");
+        }
+        ran.then(|| reported_exit(&proc).unwrap_or(Exit::Signal(9)))
+    })
+    .await
+}
+
+/// Lets go everything but name, files and logs: processes, cgroup, network, ports, descriptors.
+pub(crate) async fn release(proc: &Arc<Proc>) {
+    let proc = Arc::clone(proc);
+    blocking(move || {
+        let warn = |what: &str, e: &dyn std::error::Error| {
+            tracing::warn!(proc = %proc.name, what, error = chain(e), "something of a stopped proc is left");
+        };
+        if let Err(e) = proc.cgroup.kill(PATIENCE) {
+            warn("processes", &e);
+        }
+        let _ = proc.shared.logs.remove(proc.name.as_str());
+        if let Err(e) = proc.shared.nat.unpublish(&[proc.slot]) {
+            warn("port forwarding", &e);
+        }
+        fault::reach("remove-network");
+        if let Err(e) = proc.holdings.drop_prefix("") {
+            warn("descriptors", &e);
+        }
+        if let Err(e) = proc.shared.pool.release(&[proc.slot]) {
+            warn("network link", &e);
+        }
+        if let Err(e) = proc.cgroup.remove() {
+            warn("cgroup", &e);
+        }
+    })
+    .await;
+}
+
+/// Removes the proc whole; its slot is free again.
+pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
+    fault::reach("remove-intent");
+    release(proc).await;
+    let proc = Arc::clone(proc);
+    blocking(move || {
+        fault::reach("remove-files");
+        proc.shared.records.remove(&proc.name).and_then(crate::record::Trash::delete).map_err(|e| {
+            Refusal::new(Code::Failed, format!("the files of {} cannot be removed: {}", proc.name, chain(&e)))
+        })?;
+        proc.shared.strike(proc.slot);
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,641 @@
+//! One task owns each proc: requests and events come in on one queue and are handled one at a time, top to bottom.
+//!
+//! A handler decides with the pure lifecycle function, records what it is going to do, does it on a blocking thread,
+//! and records the outcome. What others may see of a proc leaves on a watch channel ([`Status`]).
+
+use crate::due::{self, NextWake};
+use crate::events::now_ms;
+use crate::fault;
+use crate::idle::{Activity, Idle, Sample};
+use crate::kits::Kit;
+use crate::park::{self, Body, ParkError};
+use crate::proc::Proc;
+use crate::record;
+use crate::start;
+use crate::state::Record;
+use crate::stop;
+use crate::wake::{self, Steps, WakeError};
+use kip_checkpoint::clocks::Now;
+use kip_net::activity::Activity as Traffic;
+use kip_net::custody;
+use kip_types::api::{Code, Refusal, SleepView, WakeView};
+use kip_types::lifecycle::{Exit, Input};
+use kip_types::{State, Tier};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// Between looks at a running proc.
+const LOOK_EVERY: Duration = Duration::from_millis(1000);
+/// A proc that was woken for ticks only is parked again after this much quiet.
+const AFTER_TICKS: Duration = Duration::from_millis(500);
+/// Timers are met by waking this much longer before they are due than the last wake took.
+const LEAD: Duration = Duration::from_millis(20);
+/// After a refused sleep, the next try.
+const RETRY_SLEEP: Duration = Duration::from_secs(60);
+
+/// Answer to a request.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+
+/// What can happen to a proc from outside.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Start it, for the first time or again.
+    Start { wait_ready: bool, reply: Reply<()> },
+    /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
+    Stop { grace: Duration, reply: Reply<()> },
+    /// Remove all of it; it must be stopped or `force` be set. The task ends.
+    Remove { force: bool, reply: Reply<()> },
+    /// Park it. Answers whether it was parked already.
+    Park { reply: Reply<bool> },
+    /// Wake it. Answers whether it was running already.
+    Wake { trigger: String, reply: Reply<bool> },
+    /// A held socket has something; `at` is when.
+    Socket { label: String, at: Instant },
+    /// Make sure it runs and keep it from sleeping until the ticket is dropped.
+    KeepAwake { trigger: String, reply: Reply<Ticket> },
+}
+
+/// While one lives the proc does not go to sleep by itself, nor by request.
+#[derive(Debug)]
+pub(crate) struct Ticket(Arc<AtomicUsize>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What others see of a proc.
+#[derive(Debug, Clone)]
+pub(crate) struct Status {
+    pub(crate) record: Record,
+    /// Since when nothing has happened; none unless running.
+    pub(crate) quiet_since: Option<Instant>,
+    /// The newest activity.
+    pub(crate) seen: Option<Activity>,
+    /// The next wake for a timer.
+    pub(crate) next: Option<NextWake>,
+    /// Programs under exec.
+    pub(crate) execs: usize,
+}
+
+/// A running proc.
+#[derive(Debug)]
+struct Running {
+    pidfd: AsyncFd<OwnedFd>,
+    idle: Idle<Traffic>,
+    next_look: Instant,
+    /// Woken for ticks and nothing else so far.
+    for_ticks: bool,
+    /// No automatic sleep before this.
+    not_before: Instant,
+}
+
+/// A parked proc.
+#[derive(Debug)]
+struct Sleeping {
+    next: Option<NextWake>,
+}
+
+/// The owner of one proc.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) proc: Arc<Proc>,
+    pub(crate) record: Record,
+    inbox: mpsc::Receiver<Command>,
+    status: watch::Sender<Status>,
+    running: Option<Running>,
+    sleeping: Option<Sleeping>,
+    tickets: Arc<AtomicUsize>,
+    /// Namespaces for the first start.
+    pub(crate) kit: Option<Kit>,
+}
+
+/// Others' side of a task.
+#[derive(Debug, Clone)]
+pub(crate) struct Handle {
+    pub(crate) proc: Arc<Proc>,
+    pub(crate) inbox: mpsc::Sender<Command>,
+    pub(crate) status: watch::Receiver<Status>,
+}
+
+impl Handle {
+    /// Sends a command and waits for its answer.
+    pub(crate) async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
+        let gone = || Refusal::new(Code::Unknown, format!("there is no proc {:?} any more", self.proc.name.as_str()));
+        let (reply, answer) = oneshot::channel();
+        self.inbox.send(make(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?
+    }
+}
+
+/// Runs `work` on a blocking thread.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("blocking work does not panic")
+}
+
+impl Task {
+    /// A task for the proc in the state of its record; it runs until the proc is removed.
+    pub(crate) fn spawn(proc: Arc<Proc>, record: Record, kit: Option<Kit>) -> Handle {
+        let (sender, inbox) = mpsc::channel(64);
+        let status = Status { record: record.clone(), quiet_since: None, seen: None, next: None, execs: 0 };
+        let (status, watcher) = watch::channel(status);
+        let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
+        let tickets = Arc::new(AtomicUsize::new(0));
+        let task = Task { proc, record, inbox, status, running: None, sleeping: None, tickets, kit };
+        tokio::spawn(task.run());
+        handle
+    }
+
+    async fn run(mut self) {
+        self.resume_record().await;
+        loop {
+            self.publish();
+            let deadline = self.deadline();
+            let exited = async {
+                match &self.running {
+                    Some(r) => drop(r.pidfd.readable().await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                command = self.inbox.recv() => {
+                    let Some(command) = command else { return };
+                    if self.handle(command).await {
+                        return;
+                    }
+                }
+                () = exited => self.on_exit().await,
+                () = async {
+                    match deadline {
+                        Some(at) => tokio::time::sleep_until(at.into()).await,
+                        None => std::future::pending().await,
+                    }
+                } => self.on_deadline().await,
+            }
+        }
+    }
+
+    /// Takes up what the record says, after recovery has made it true.
+    async fn resume_record(&mut self) {
+        match self.record.state.clone() {
+            State::Hot { init, .. } => self.begin_running(init, false),
+            State::Parked { generation } => {
+                let dir = kip_snapshot::path_of(&self.proc.dir, generation);
+                match kip_snapshot::open::<Body>(&dir) {
+                    Ok(manifest) => self.begin_sleeping(&manifest.body),
+                    Err(e) => {
+                        tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read");
+                        self.sleeping = Some(Sleeping { next: None });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn publish(&self) {
+        self.status.send_replace(Status {
+            record: self.record.clone(),
+            quiet_since: self.running.as_ref().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
+            seen: self.running.as_ref().and_then(|r| r.idle.seen()),
+            next: self.sleeping.as_ref().and_then(|s| s.next),
+            execs: self.tickets.load(Ordering::SeqCst),
+        });
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if let Some(running) = &self.running {
+            return Some(running.next_look);
+        }
+        let next = self.sleeping.as_ref()?.next?;
+        let left = next.at_ns - Now::read().monotonic_ns;
+        Some(Instant::now() + Duration::from_nanos(left.max(0) as u64))
+    }
+
+    /// Records the state after `input`, before anything is done about it.
+    pub(crate) fn advance(&mut self, input: Input, durability: record::Durability) -> Result<(), Refusal> {
+        let next = self.record.after(input).map_err(|e| self.unfit(&e))?;
+        self.write(next, durability)
+    }
+
+    fn write(&mut self, next: Record, durability: record::Durability) -> Result<(), Refusal> {
+        record::write_state(&self.proc.dir, &next, durability).map_err(|e| {
+            Refusal::new(Code::Exhausted, format!("the state of {} cannot be recorded: {}", self.proc.name, chain(&e)))
+        })?;
+        self.record = next;
+        self.publish();
+        Ok(())
+    }
+
+    fn unfit(&self, e: &kip_types::lifecycle::Unfit) -> Refusal {
+        Refusal::new(Code::State, format!("{} cannot do that now: {e}", self.proc.name))
+    }
+
+    /// True when the task is to end.
+    async fn handle(&mut self, command: Command) -> bool {
+        match command {
+            Command::Start { wait_ready, reply } => {
+                let result = self.start(wait_ready).await;
+                let removed = result.is_err() && !self.record.established;
+                let _ = reply.send(result);
+                return removed;
+            }
+            Command::Stop { grace, reply } => {
+                let _ = reply.send(self.stop(grace).await);
+            }
+            Command::Remove { force, reply } => {
+                let result = self.remove(force).await;
+                let removed = result.is_ok();
+                let _ = reply.send(result);
+                return removed;
+            }
+            Command::Park { reply } => {
+                let _ = reply.send(self.park_on_request().await);
+            }
+            Command::Wake { trigger, reply } => {
+                let _ = reply.send(self.wake_on_request(trigger).await);
+            }
+            Command::Socket { label, at } => self.on_socket(label, at).await,
+            Command::KeepAwake { trigger, reply } => {
+                let awake = self.wake_on_request(trigger).await;
+                let _ = reply.send(awake.map(|_| {
+                    self.tickets.fetch_add(1, Ordering::SeqCst);
+                    Ticket(Arc::clone(&self.tickets))
+                }));
+            }
+        }
+        false
+    }
+
+    async fn start(&mut self, wait_ready: bool) -> Result<(), Refusal> {
+        if self.record.established {
+            self.advance(Input::Start, record::Durability::Fsync)?;
+        }
+        match start::start(self, wait_ready).await {
+            Ok(init) => {
+                self.begin_running(init, false);
+                self.proc.shared.events.tell(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
+                Ok(())
+            }
+            Err(refusal) => {
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", refusal.message.clone());
+                if self.record.established {
+                    stop::release(&self.proc).await;
+                    self.advance(Input::Exited(None), record::Durability::Fsync)?;
+                } else {
+                    stop::remove(&self.proc).await?;
+                }
+                Err(refusal)
+            }
+        }
+    }
+
+    fn begin_running(&mut self, init: u32, for_ticks: bool) {
+        let now = Instant::now();
+        self.sleeping = None;
+        let pidfd = kip_sys::process::pidfd_open(init).and_then(watched);
+        match pidfd {
+            Ok(pidfd) => {
+                self.running =
+                    Some(Running { pidfd, idle: Idle::new(now), next_look: now, for_ticks, not_before: now });
+                self.look();
+            }
+            // It has ended already: the status pipe says how.
+            Err(_) => {
+                self.running = None;
+                let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
+                let _ = self.advance(Input::Exited(Some(exit)), record::Durability::Rename);
+            }
+        }
+    }
+
+    fn begin_sleeping(&mut self, body: &Body) {
+        self.running = None;
+        let lead = self.record.last_wake.as_ref().map_or(0, |w| w.total_us.min(2_000_000) * 1000) as i64
+            + LEAD.as_nanos() as i64;
+        let timing = &self.proc.spec.timing;
+        let next = due::next_wake(&body.clocks, timing.tick_ms, self.record.tick_wakes, lead);
+        self.sleeping = Some(Sleeping { next });
+        self.proc.shared.watch_sockets(&self.proc, body);
+    }
+
+    fn look(&mut self) {
+        let State::Hot { init, .. } = self.record.state else { return };
+        let Some(running) = &mut self.running else { return };
+        let now = Instant::now();
+        let cpu = self.proc.cgroup.usage().map_or(Duration::ZERO, |u| Duration::from_nanos(u.cpu_ns));
+        let traffic = Traffic::read(init).ok();
+        running.idle.look(Sample { at: now, cpu, traffic }, |a, b| kip_net::activity::activity_between(a, b));
+        if self.tickets.load(Ordering::SeqCst) > 0 {
+            running.idle.touch(now);
+        }
+        let allowed = allowed_quiet(&self.proc, running.for_ticks);
+        let left = allowed.saturating_sub(running.idle.quiet(now));
+        running.next_look = now + left.clamp(Duration::from_millis(20), LOOK_EVERY);
+    }
+
+    async fn on_deadline(&mut self) {
+        if self.running.is_some() {
+            self.look();
+            let now = Instant::now();
+            let sleepy = self
+                .running
+                .as_ref()
+                .is_some_and(|r| r.idle.quiet(now) >= allowed_quiet(&self.proc, r.for_ticks) && now >= r.not_before);
+            if sleepy && !self.proc.spec.timing.never && self.tickets.load(Ordering::SeqCst) == 0 {
+                if let Err(refusal) = self.park().await
+                    && let Some(running) = &mut self.running
+                {
+                    tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
+                    running.not_before = now + RETRY_SLEEP;
+                }
+            }
+        } else if let Some(next) = self.sleeping.as_ref().and_then(|s| s.next)
+            && Now::read().monotonic_ns >= next.at_ns
+        {
+            let trigger = format!("timer ({})", source_word(next.source));
+            let _ = self.wake_retrying(trigger, Instant::now(), next.tick).await;
+        }
+    }
+
+    async fn on_exit(&mut self) {
+        self.running = None;
+        let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
+        stop::release(&self.proc).await;
+        let _ = kip_snapshot::sweep(&self.proc.dir, None);
+        if let Err(e) = self.advance(Input::Exited(Some(exit)), record::Durability::Fsync) {
+            tracing::warn!(proc = %self.proc.name, error = %e, "the end of a program could not be recorded");
+        }
+        self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
+    }
+
+    async fn on_socket(&mut self, label: String, at: Instant) {
+        if matches!(self.record.state, State::Parked { .. }) {
+            let _ = self.wake_retrying(label, at, false).await;
+        }
+    }
+
+    async fn park_on_request(&mut self) -> Result<bool, Refusal> {
+        if matches!(self.record.state, State::Parked { .. }) {
+            return Ok(true);
+        }
+        if self.tickets.load(Ordering::SeqCst) > 0 {
+            return Err(Refusal::new(
+                Code::CannotSleep,
+                format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),
+            ));
+        }
+        self.park().await.map(|()| false)
+    }
+
+    async fn park(&mut self) -> Result<(), Refusal> {
+        let begin = Instant::now();
+        self.advance(Input::Park, record::Durability::Rename)?;
+        self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
+        fault::reach("park-intent");
+        let State::Parking { generation, .. } = self.record.state else { unreachable!("just recorded") };
+        let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
+        let proc = Arc::clone(&self.proc);
+        let next = parked.clone();
+        let result = blocking(move || {
+            let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
+            park::park(&proc, &pids, generation, &mut || {
+                record::write_state(&proc.dir, &next, record::Durability::Fsync)
+            })
+        })
+        .await;
+        match result {
+            Ok(done) => {
+                fault::reach("park-killed");
+                self.record = parked;
+                self.finish_park(done, begin).await;
+                Ok(())
+            }
+            Err(e) => {
+                let causes = causes_of(&e);
+                self.record.cannot_sleep = causes.clone();
+                self.advance(Input::ParkRefused, record::Durability::Rename)?;
+                let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                Err(Refusal::new(Code::CannotSleep, message))
+            }
+        }
+    }
+
+    async fn finish_park(&mut self, done: park::ParkDone, begin: Instant) {
+        let proc = Arc::clone(&self.proc);
+        let body = done.body.clone();
+        let generation = self.record.generation();
+        self.running = None;
+        blocking(move || {
+            take_custody(&proc, &body);
+            fault::reach("park-custody");
+            let gone = proc.wait_until_empty(Duration::from_secs(5));
+            if !gone {
+                tracing::warn!(proc = %proc.name, "processes of a parked proc are still there after 5 s");
+            }
+            if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
+            }
+        })
+        .await;
+        let view = SleepView {
+            to: Tier::Parked,
+            frozen_us: done.frozen_us,
+            total_us: begin.elapsed().as_micros() as u64,
+            bytes_written: done.bytes,
+            at_ms: now_ms(),
+        };
+        let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
+        let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
+        if let Err(e) = self.write(next, record::Durability::Rename) {
+            tracing::warn!(proc = %self.proc.name, error = %e, "the figures of a sleep are lost");
+        }
+        self.begin_sleeping(&done.body);
+        self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
+    }
+
+    pub(crate) async fn wake_on_request(&mut self, trigger: String) -> Result<bool, Refusal> {
+        match self.record.state {
+            State::Hot { .. } => {
+                if let Some(running) = &mut self.running {
+                    running.idle.touch(Instant::now());
+                    running.for_ticks = false;
+                }
+                Ok(true)
+            }
+            State::Parked { .. } => self.wake(trigger, Instant::now(), false).await.map(|()| false),
+            _ => Err(Refusal::new(
+                Code::State,
+                format!("{} cannot be woken: it is {}", self.proc.name, self.record.state.word()),
+            )),
+        }
+    }
+
+    /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5).
+    async fn wake_retrying(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+        if self.wake(trigger.clone(), at, tick).await.is_ok() {
+            return Ok(());
+        }
+        let Err(refusal) = self.wake(trigger, at, tick).await else { return Ok(()) };
+        let message = format!("{}; starting it cold on its newest files", refusal.message);
+        tracing::warn!(proc = %self.proc.name, message, "a wake failed twice");
+        self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message);
+        self.stop(Duration::ZERO).await?;
+        self.start(false).await
+    }
+
+    async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+        let mut steps = Steps::since(at);
+        self.advance(Input::Wake, record::Durability::Rename)?;
+        fault::reach("wake-intent");
+        self.proc.shared.unwatch_sockets(&self.proc);
+        let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
+        let next = self.sleeping.take().and_then(|s| s.next);
+        steps.done("decide");
+        let proc = Arc::clone(&self.proc);
+        let (result, steps) = blocking(move || {
+            let result = wake::wake(&proc, generation, &mut steps);
+            (result, steps)
+        })
+        .await;
+        match result {
+            Ok(init) => {
+                let (total_us, steps) = steps.finish();
+                let init_started = kip_sys::process::start_time(init).unwrap_or(0);
+                let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
+                let view = WakeView { trigger: trigger.clone(), from: Tier::Parked, total_us, steps, at_ms: now_ms() };
+                next.last_wake = Some(view);
+                next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
+                self.write(next, record::Durability::Rename)?;
+                fault::reach("wake-recorded");
+                self.begin_running(init, tick);
+                self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
+                Ok(())
+            }
+            Err(e) => {
+                self.advance(Input::WakeFailed, record::Durability::Rename)?;
+                self.sleeping = Some(Sleeping { next });
+                let message = self.wake_failure(&e);
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                if let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) {
+                    self.proc.shared.watch_sockets(&self.proc, &manifest.body);
+                }
+                Err(Refusal::new(Code::Failed, message))
+            }
+        }
+    }
+
+    fn wake_failure(&self, e: &WakeError) -> String {
+        let name = &self.proc.name;
+        format!(
+            "{name} cannot be woken: {}; its snapshot is kept, `kip stop {name}` and `kip start {name}` start it cold on its newest files",
+            chain(e)
+        )
+    }
+
+    async fn stop(&mut self, grace: Duration) -> Result<(), Refusal> {
+        if matches!(self.record.state, State::Stopped { .. }) {
+            return Ok(());
+        }
+        if matches!(self.record.state, State::Parked { .. }) && !grace.is_zero() {
+            // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
+            let _ = self.wake("stop".to_owned(), Instant::now(), false).await;
+        }
+        self.advance(Input::Stop, record::Durability::Fsync)?;
+        fault::reach("stop-intent");
+        self.proc.shared.unwatch_sockets(&self.proc);
+        self.running = None;
+        self.sleeping = None;
+        let exit = stop::end(&self.proc, self.record.program, grace).await;
+        fault::reach("stop-killed");
+        stop::release(&self.proc).await;
+        let _ = kip_snapshot::sweep(&self.proc.dir, None);
+        self.advance(Input::Exited(exit), record::Durability::Fsync)?;
+        fault::reach("stop-recorded");
+        let how = exit.map_or_else(|| "while parked".to_owned(), |e| e.to_string());
+        self.proc.shared.events.tell(Some(&self.proc.name), "stopped", how);
+        Ok(())
+    }
+
+    async fn remove(&mut self, force: bool) -> Result<(), Refusal> {
+        if !matches!(self.record.state, State::Stopped { .. }) {
+            if !force {
+                return Err(Refusal::new(
+                    Code::State,
+                    format!(
+                        "{0} is {1}: `kip stop {0}` first, or `kip rm --force {0}`",
+                        self.proc.name,
+                        self.record.state.word()
+                    ),
+                ));
+            }
+            self.stop(Duration::ZERO).await?;
+        }
+        stop::remove(&self.proc).await?;
+        self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
+        Ok(())
+    }
+}
+
+/// The descriptor for the event loop.
+fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to call.
+    #[allow(deprecated)]
+    AsyncFd::new(fd)
+}
+
+/// How long a proc must be quiet before it is parked.
+fn allowed_quiet(proc: &Proc, for_ticks: bool) -> Duration {
+    let timing = &proc.spec.timing;
+    let all = Duration::from_millis(timing.idle_ms.saturating_add(timing.park_after_ms));
+    if for_ticks { all.min(AFTER_TICKS) } else { all }
+}
+
+/// Makes live sockets without a program comfortable: see [`kip_net::custody`].
+pub(crate) fn take_custody(proc: &Proc, body: &Body) {
+    for socket in &body.sockets {
+        let Some(fd) = proc.holdings.get(&format!("{}{}", crate::holdings::key::SOCKET, socket.inode)) else {
+            continue;
+        };
+        let held = fd.try_clone().map_err(|e| e.to_string());
+        let held = held.and_then(|fd| custody::hold(fd, &socket.options).map_err(|e| chain(&e)));
+        if let Err(e) = held {
+            tracing::warn!(proc = %proc.name, inode = socket.inode, error = e, "a socket could not be taken into custody");
+        }
+    }
+}
+
+fn source_word(source: kip_checkpoint::clocks::Source) -> &'static str {
+    use kip_checkpoint::clocks::Source;
+    match source {
+        Source::Timerfd => "timerfd",
+        Source::Posix => "POSIX timer",
+        Source::Interval => "interval timer",
+        Source::Call => "time-out of a call",
+    }
+}
+
+/// An error and all its sources on one line.
+pub(crate) fn chain(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut source = e.source();
+    while let Some(e) = source {
+        text.push_str(": ");
+        text.push_str(&e.to_string());
+        source = e.source();
+    }
+    text.replace('\n', " ")
+}
+
+fn causes_of(e: &ParkError) -> Vec<String> {
+    match e {
+        ParkError::Dump(kip_checkpoint::dump::DumpError::Refused { causes }) => causes.clone(),
+        other => vec![chain(other)],
+    }
+}

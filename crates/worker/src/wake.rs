@@ -1,0 +1,216 @@
+//! Brings a parked proc back: from a wake event to the program's first instruction.
+//!
+//! The generation is checked while CRIU restores it, on another core; the result is awaited before the program may
+//! run. Until then everything can be taken back: held sockets stay held, and what was restored is killed. In the last
+//! step, with every task stopped, time-outs are filled in, the sockets get their own options back, and our duplicates
+//! of them are let go, so that the program's close is a close.
+
+use crate::fault;
+use crate::holdings::key;
+use crate::park::{Body, mask_key, pipe_key};
+use crate::pins;
+use crate::proc::Proc;
+use crate::tree::Tree;
+use kip_checkpoint::clocks::{self, Now};
+use kip_checkpoint::image::ImageError;
+use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
+use kip_checkpoint::sockets::inherit_key;
+use kip_net::custody;
+use kip_snapshot::{Manifest, SnapshotError};
+use kip_types::Generation;
+use kip_types::api::StepView;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Why a wake failed. Nothing is lost: generation and sockets are as before.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WakeError {
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error("the helper for the restore cannot be started")]
+    Helper(#[from] kip_checkpoint::helper::HelperError),
+    #[error("the file system of the proc cannot be mounted")]
+    Mounts(#[source] kip_sandbox::rootfs::RootfsError),
+    #[error("the cgroup of the proc cannot be joined")]
+    Cgroup(#[source] kip_sandbox::cgroup::CgroupError),
+    #[error("{what} is no longer held")]
+    Lost { what: String },
+    #[error("the images cannot be prepared in {path}")]
+    Prepare {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Times of a wake's steps, from the event on.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    start: Instant,
+    last: Instant,
+    steps: Vec<StepView>,
+}
+
+impl Steps {
+    /// The event was at `start`.
+    pub(crate) fn since(start: Instant) -> Steps {
+        Steps { start, last: start, steps: Vec::new() }
+    }
+
+    /// The step that ends now.
+    pub(crate) fn done(&mut self, name: &str) {
+        let now = Instant::now();
+        self.steps.push(StepView { name: name.to_owned(), us: (now - self.last).as_micros() as u64 });
+        self.last = now;
+    }
+
+    /// (total in microseconds, the steps).
+    pub(crate) fn finish(self) -> (u64, Vec<StepView>) {
+        ((self.last - self.start).as_micros() as u64, self.steps)
+    }
+}
+
+/// Restores the generation; returns the host pid of the sandbox's pid 1.
+pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Result<u32, WakeError> {
+    let images = kip_snapshot::path_of(&proc.dir, generation);
+    let manifest: Manifest<Body> = kip_snapshot::open(&images)?;
+    let body = &manifest.body;
+    let helper = proc.shared.helpers.take()?;
+    steps.done("helper");
+    fault::reach("wake-helper");
+    let with_pins = pins::base_changed(&body.pins);
+    let mounts = proc.mounts(with_pins).map_err(WakeError::Mounts)?;
+    steps.done("mounts");
+    let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
+    let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
+    let used = advanced(&images, &proc.dir.join("wake"), body)?;
+    let inherit = inherited(proc, body)?;
+    let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
+    let namespaces = proc.held_namespaces();
+    let namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
+    let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
+    let request = RestoreRequest {
+        images: &used,
+        namespaces: &namespaces,
+        cgroups: &cgroups,
+        root: mounts.root.as_fd(),
+        usr: mounts.usr.as_fd(),
+        external_mounts: &external,
+        inherit: &inherit,
+    };
+    steps.done("prepare");
+    let mut damage = None;
+    let restored = std::thread::scope(|scope| {
+        let check = scope.spawn(|| kip_snapshot::verify(&images, &manifest.parts));
+        let mut check = Some(check);
+        restore(helper, &request, &mut |stage| match stage {
+            Stage::Created(_) => {
+                steps.done("processes");
+                fault::reach("wake-created");
+                true
+            }
+            Stage::Restored => {
+                steps.done("memory");
+                let verdict = check.take().map_or(Ok(()), |c| c.join().expect("verify does not panic"));
+                steps.done("verified");
+                fault::reach("wake-restored");
+                damage = verdict.err();
+                damage.is_none()
+            }
+            Stage::Resuming => {
+                steps.done("registers");
+                release(proc, body);
+                steps.done("release");
+                fault::reach("wake-released");
+                true
+            }
+        })
+    });
+    drop(mounts);
+    match (restored, damage) {
+        (_, Some(damage)) => Err(damage.into()),
+        (Err(e), None) => Err(e.into()),
+        (Ok(pid), None) => {
+            steps.done("resume");
+            fault::reach("wake-resumed");
+            Ok(pid)
+        }
+    }
+}
+
+/// Sockets and pipes for the program to take over, by CRIU's keys.
+fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, WakeError> {
+    let mut list = Vec::new();
+    for socket in &body.sockets {
+        let what = format!("{}{}", key::SOCKET, socket.inode);
+        let fd = proc.holdings.get(&what).ok_or(WakeError::Lost { what })?;
+        list.push((inherit_key(socket.inode), fd));
+    }
+    for what in [key::OUT_WRITE, key::ERR_WRITE, key::STATUS_WRITE] {
+        let fd = proc.holdings.get(what).ok_or_else(|| WakeError::Lost { what: what.to_owned() })?;
+        let pipe = pipe_key(&fd).map_err(|_| WakeError::Lost { what: what.to_owned() })?;
+        list.push((pipe, fd));
+    }
+    Ok(list)
+}
+
+/// The images to restore from: the generation's own, or, where timers have to be moved, links to them beside the moved ones.
+fn advanced(images: &Path, scratch: &Path, body: &Body) -> Result<PathBuf, WakeError> {
+    let timers = |d: &clocks::Due| d.source != clocks::Source::Call;
+    if !body.clocks.dues.iter().any(timers) {
+        return Ok(images.to_owned());
+    }
+    let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
+    match fs::remove_dir_all(scratch) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    fs::create_dir(scratch).map_err(failed)?;
+    for entry in fs::read_dir(images).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        fs::hard_link(entry.path(), scratch.join(entry.file_name())).map_err(failed)?;
+    }
+    clocks::advance_timers(images, scratch, &body.clocks, Now::read())?;
+    Ok(scratch.to_owned())
+}
+
+/// The last step, every task stopped and about to run.
+fn release(proc: &Proc, body: &Body) {
+    if !body.clocks.patches.is_empty() {
+        let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
+        let now = Now::read();
+        for patch in &body.clocks.patches {
+            let bytes = clocks::patch_bytes(patch, &body.clocks, now);
+            let written = tree
+                .threads
+                .get(&patch.thread)
+                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+                .and_then(|tid| kip_sys::process::write_memory(*tid, patch.address, &bytes));
+            if let Err(e) = written {
+                tracing::warn!(proc = %proc.name, thread = patch.thread, error = %e, "a time-out could not be filled in");
+            }
+        }
+    }
+    let held: Vec<_> = body
+        .sockets
+        .iter()
+        .filter_map(|s| Some((s, proc.holdings.get(&format!("{}{}", key::SOCKET, s.inode))?)))
+        .collect();
+    for (socket, fd) in &held {
+        if let Err(e) = custody::release(fd.as_fd(), &socket.options) {
+            tracing::warn!(proc = %proc.name, inode = socket.inode, error = %e, "options of a socket could not be put back");
+        }
+    }
+    drop(held);
+    if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
+        tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
+    }
+}

@@ -1,0 +1,86 @@
+"""Fixtures: a daemon per module, daemons of one's own, and the account of what went wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from harness import programs
+from harness.kip import Kip, daemon
+
+ALL_KIPS: list[Kip] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.geteuid() != 0:
+        raise pytest.UsageError("the system tests build namespaces: run them as root")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fresh_builds() -> Iterator[None]:
+    """Test programs are built once per session, on first use."""
+    yield
+    programs.forget()
+
+
+@pytest.fixture(scope="module")
+def module_kip() -> Iterator[Kip]:
+    with daemon() as kip:
+        ALL_KIPS.append(kip)
+        yield kip
+        ALL_KIPS.remove(kip)
+
+
+@pytest.fixture
+def kip(module_kip: Kip) -> Iterator[Kip]:
+    """The module's daemon; what a test starts is removed after it."""
+    assert module_kip.alive(), f"the daemon died in an earlier test\n{module_kip.stderr()[-3000:]}"
+    already, there = len(module_kip.complaints()), set(module_kip.names())
+    yield module_kip
+    assert module_kip.alive(), f"the daemon died\n{module_kip.stderr()[-3000:]}"
+    module_kip.remove_all(but=there)
+    new = module_kip.complaints()[already:]
+    assert not new, "the daemon complained:\n" + "\n".join(new[:20])
+
+
+@pytest.fixture
+def fresh_kip() -> Iterator[Callable[..., Kip]]:
+    """Starts daemons of the test's own; at the end each goes down and leaves nothing."""
+    with ExitStack() as stack:
+
+        def start(*flags: str, **options: object) -> Kip:
+            kip = stack.enter_context(daemon(*flags, **options))
+            ALL_KIPS.append(kip)
+            stack.callback(ALL_KIPS.remove, kip)
+            return kip
+
+        yield start
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome = yield
+    report = outcome.get_result()
+    if report.failed:
+        for kip in ALL_KIPS:
+            try:
+                report.sections.append((f"kip {kip.data}", kip.account()))
+            except Exception as error:  # the account must not hide the failure
+                report.sections.append((f"kip {kip.data}", f"no account: {error!r}"))
+
+
+@pytest.fixture
+def tool() -> Callable[[str], str]:
+    """The path of a program that a test needs; a machine without it fails the test, for a skip would look like a pass."""
+
+    def find(name: str) -> str:
+        path = shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin:/usr/local/go/bin")
+        assert path, f"{name} is not installed: run scripts/setup"
+        return str(Path(path))
+
+    return find

@@ -1,0 +1,1 @@
+"""What the system tests stand on: the daemon under test, clients, server set-ups, and the watch over what is left."""

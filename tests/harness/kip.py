@@ -1,0 +1,303 @@
+"""The daemon under test and its command line.
+
+Everything goes through `kip --data DIR COMMAND`, as DESIGN.md has it; the only look behind it is `GET /v1/info`, for the
+pids that the fault tests kill. Nothing is retried: a command that fails is a finding.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import leftovers
+from harness.wait import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A line of the daemon's log at these levels fails the test that caused it, unless it is expected.
+COMPLAINT = re.compile(r"\b(WARN|ERROR)\b|panicked at")
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def binary() -> Path:
+    """KIP_BIN, or what was built last."""
+    if named := os.environ.get("KIP_BIN"):
+        return Path(named)
+    built = [p for p in (ROOT / "target" / kind / "kip" for kind in ("release", "debug")) if p.exists()]
+    if not built:
+        raise FileNotFoundError("there is no kip: build it (cargo build --release) or set KIP_BIN")
+    return max(built, key=lambda p: p.stat().st_mtime)
+
+
+class Failed(AssertionError):
+    """A command ended with another code than it should have."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]):
+        super().__init__(f"{' '.join(map(str, done.args))}: exit {done.returncode}\n{done.stderr}{done.stdout}")
+        self.done = done
+
+
+@dataclass
+class Proc:
+    """A proc of the daemon under test."""
+
+    kip: Kip
+    name: str
+
+    def inspect(self) -> dict[str, Any]:
+        return self.kip.json("inspect", self.name)
+
+    @property
+    def state(self) -> str:
+        return self.inspect()["state"]
+
+    def port(self, inside: int | None = None, proto: str = "tcp") -> int:
+        """The host's port for a port inside; the first one if none is named."""
+        ports = [p for p in self.inspect()["ports"] if p["proto"] == proto and inside in (None, p["port"])]
+        assert ports, f"{self.name} publishes no {proto} port {inside}"
+        return ports[0]["host_port"]
+
+    def address(self, inside: int | None = None, proto: str = "tcp") -> str:
+        """The address that other procs dial."""
+        return next(p["addr"] for p in self.inspect()["ports"] if p["proto"] == proto and inside in (None, p["port"]))
+
+    def sleep(self, timeout: float = 60) -> dict[str, Any]:
+        """Parks it and makes sure that it is: no process is left of those it had."""
+        before = self.inspect()
+        self.kip.cli("sleep", self.name, "--to", "parked", timeout=timeout)
+        after = self.inspect()
+        assert after["state"] == "parked" and after["tier"] == "parked", after
+        assert after["pids"] == [], "a parked proc has no process"
+        assert after["generation"] > before["generation"], "each sleep makes a generation"
+        for pid in before["pids"]:
+            assert not leftovers.is_alive(pid), f"pid {pid} of {self.name} lives on although it is parked"
+        return after
+
+    def wake(self, timeout: float = 60) -> dict[str, Any]:
+        self.kip.cli("wake", self.name, timeout=timeout)
+        return self.inspect()
+
+    def wait_state(self, state: str, timeout: float = 30) -> dict[str, Any]:
+        def reached() -> dict[str, Any] | None:
+            view = self.inspect()
+            return view if view["state"] == state else None
+
+        return wait_for(f"{self.name} is {state}", reached, timeout)
+
+    def exec(self, *command: str, check: bool = True, timeout: float = 60, **options: Any):
+        return self.kip.cli("exec", self.name, "--", *command, check=check, timeout=timeout, **options)
+
+    def logs(self) -> str:
+        return self.kip.cli("logs", self.name).stdout
+
+    def stop(self) -> None:
+        self.kip.cli("stop", self.name)
+
+    def start(self) -> None:
+        self.kip.cli("start", self.name)
+
+    def remove(self) -> None:
+        self.kip.cli("rm", self.name, "--force")
+
+
+@dataclass
+class Kip:
+    """One data directory with its daemon."""
+
+    data: Path
+    program: Path = field(default_factory=binary)
+    flags: Sequence[str] = ()
+    daemon: subprocess.Popen[bytes] | None = None
+    # The instance number, 0..16, by which everything it makes on the machine is named; known once it is up.
+    instance: int | None = None
+    before: leftovers.Machine | None = None
+    # Regular expressions of log lines that may be there.
+    expected: list[str] = field(default_factory=list)
+    runs: int = 0
+
+    # The daemon.
+
+    def up(self, *flags: str, timeout: float = 60) -> None:
+        """Starts the daemon and waits until it is ready."""
+        if self.before is None:
+            self.before = leftovers.Machine.now()
+        self.runs += 1
+        self.data.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.stderr_file, "ab") as log:
+            self.daemon = subprocess.Popen(
+                [self.program, "--data", self.data, "up", *self.flags, *flags],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        line = self._first_line(timeout)
+        assert line.startswith("ready"), f"kip up said {line!r}\n{self.stderr()[-3000:]}"
+        self.instance = leftovers.instance_of(self.daemon.pid, self.info().get("keeper_pid"))
+
+    def _first_line(self, timeout: float) -> str:
+        assert self.daemon and self.daemon.stdout
+        fd, text, deadline = self.daemon.stdout.fileno(), b"", time.monotonic() + timeout
+        while not text.endswith(b"\n"):
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([fd], [], [], left)[0]:
+                raise AssertionError(f"kip up is not ready after {timeout} s\n{self.stderr()[-3000:]}")
+            byte = os.read(fd, 1)
+            if not byte:
+                raise AssertionError(f"kip up ended, exit {self.daemon.wait()}\n{self.stderr()[-3000:]}")
+            text += byte
+        return text.decode()
+
+    @property
+    def stderr_file(self) -> Path:
+        return self.data.parent / f"{self.data.name}.stderr"
+
+    def stderr(self) -> str:
+        return COLOURS.sub("", self.stderr_file.read_text(errors="replace")) if self.stderr_file.exists() else ""
+
+    def complaints(self) -> list[str]:
+        """Lines that nobody expected."""
+        lines = [line for line in self.stderr().splitlines() if COMPLAINT.search(line)]
+        return [line for line in lines if not any(re.search(e, line) for e in self.expected)]
+
+    def alive(self) -> bool:
+        return self.daemon is not None and self.daemon.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and nothing else."""
+        assert self.daemon
+        self.daemon.send_signal(signal.SIGKILL)
+        self.daemon.wait(10)
+
+    def wait_dead(self, timeout: float = 30) -> int:
+        assert self.daemon
+        return self.daemon.wait(timeout)
+
+    def down(self) -> None:
+        """`kip down`, and then nothing is left on the machine."""
+        if not self.alive():
+            self.up()
+        self.cli("down", timeout=90)
+        assert self.wait_dead() == 0, f"kip up ended with {self.daemon and self.daemon.returncode}"
+        if self.daemon and self.daemon.stdout:
+            self.daemon.stdout.close()
+        self.assert_nothing_left()
+
+    def assert_nothing_left(self) -> None:
+        assert self.before is not None
+        leftovers.assert_none(self.before, self.data, self.instance)
+        complaints = self.complaints()
+        assert not complaints, "the daemon complained:\n" + "\n".join(complaints[:20])
+
+    def info(self) -> dict[str, Any]:
+        """`GET /v1/info` on the API's socket."""
+        connection = http.client.HTTPConnection("kip", timeout=10)
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(10)
+            s.connect(str(self.data / "run" / "api.sock"))
+            connection.sock = s
+            connection.request("GET", "/v1/info")
+            return json.loads(connection.getresponse().read())
+
+    # The command line.
+
+    def cli(
+        self, *words: str | Path, check: bool = True, timeout: float = 60, input: str | None = None, binary: bool = False
+    ) -> subprocess.CompletedProcess[Any]:
+        """Runs a command; with `check`, anything but exit code 0 is a failure."""
+        done = subprocess.run(
+            [self.program, "--data", self.data, *words],
+            input=input, stdin=subprocess.DEVNULL if input is None else None, capture_output=True, text=not binary,
+            errors=None if binary else "replace", timeout=timeout,
+        )  # fmt: skip
+        if check and done.returncode != 0:
+            raise Failed(done)
+        return done
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.cli(*words, "--json").stdout)
+
+    def refused(self, *words: str | Path, timeout: float = 60) -> str:
+        """Runs a command that must be refused: exit code 1 and one clear line on stderr, which is returned."""
+        done = self.cli(*words, check=False, timeout=timeout)
+        return one_line_refusal(done)
+
+    def run(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        ports: Sequence[str | int] = (),
+        tar: Path | None = None,
+        flags: Sequence[str] = (),
+        wait_ready: bool | None = None,
+        timeout: float = 60,
+    ) -> Proc:
+        """`kip run`; waits until its ports listen if it has any."""
+        words: list[str | Path] = ["run", "--name", name]
+        for port in ports:
+            words += ["--port", str(port)]
+        if tar is not None:
+            words += ["--tar", tar]
+        if wait_ready or (wait_ready is None and ports):
+            words.append("--wait-ready")
+        self.cli(*words, *flags, "--", *command, timeout=timeout)
+        return Proc(self, name)
+
+    def names(self) -> list[str]:
+        return [view["name"] for view in self.json("ps")]
+
+    def remove_all(self, but: Collection[str] = ()) -> None:
+        for name in self.names():
+            if name not in but:
+                self.cli("rm", name, "--force")
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.cli("events", "--json").stdout.splitlines()]
+
+    def account(self) -> str:
+        """What a person would look at after a failed test."""
+        parts = [f"--- stderr of {self.data.name}\n{self.stderr()[-4000:]}"]
+        if self.alive():
+            for words in (["ps"], ["events"]):
+                done = self.cli(*words, check=False, timeout=10)
+                lines = (done.stdout + done.stderr).splitlines()[-25:]
+                parts.append("\n".join([f"--- kip {' '.join(words)}", *lines]))
+        return "\n".join(parts)
+
+
+def one_line_refusal(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refusal, or a failure that says what was wrong with it."""
+    shown = f"{' '.join(map(str, done.args[3:]))}: exit {done.returncode}, stderr {done.stderr!r}, stdout {done.stdout!r}"
+    assert done.returncode == 1, shown
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, f"not one line: {shown}"
+    assert 10 <= len(lines[0]) <= 400, f"not a clear line: {shown}"
+    assert not re.search(r"panicked|RUST_BACKTRACE|Os \{|Error \{|Some\(|\\n", lines[0]), f"debris of a program: {shown}"
+    return lines[0]
+
+
+@contextmanager
+def daemon(*flags: str, data: Path | None = None, start: bool = True) -> Iterator[Kip]:
+    """A daemon of its own with an empty data directory; at the end nothing of it is left."""
+    with tempfile.TemporaryDirectory(prefix="kip-test-") as temp:
+        kip = Kip(data or Path(temp) / "data", flags=flags)
+        try:
+            if start:
+                kip.up()
+            yield kip
+            kip.down()
+        except BaseException:
+            kip.expected = [""]
+            leftovers.force_down(kip)
+            raise

@@ -1,0 +1,3 @@
+module kip.test/goweb
+
+go 1.19

@@ -1,0 +1,115 @@
+"""mariadb: rows are checked through every sleep; a session, its open transaction and its temporary table live on."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from harness import servers
+from harness.kip import Kip, Proc
+
+CYCLES = 20
+CHECKSUM = "SELECT COUNT(*), SUM(CRC32(CONCAT(id, ':', body))), SUM(n) FROM test.rows"
+
+
+class Session:
+    """One connection of the `mariadb` client, fed by a pipe; it must not reconnect."""
+
+    MARK = "--end-of-answer--"
+
+    def __init__(self, port: int):
+        words = ["mariadb", "--no-defaults", "-h", "127.0.0.1", "-P", str(port), "-ukip", "-pkip", "--protocol=tcp"]
+        options = ["--skip-ssl", "--skip-reconnect", "--batch", "--skip-column-names", "--unbuffered", "--connect-timeout=20"]
+        self.client = subprocess.Popen(
+            [*words, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+
+    def ask(self, sql: str, timeout: float = 30) -> list[list[str]]:
+        assert self.client.stdin and self.client.stdout
+        self.client.stdin.write(f"{sql};\nSELECT '{self.MARK}';\n".encode())
+        self.client.stdin.flush()
+        data, deadline = b"", time.monotonic() + timeout
+        while self.MARK.encode() + b"\n" not in data:
+            ready = select.select([self.client.stdout], [], [], max(0, deadline - time.monotonic()))[0]
+            assert ready, f"{sql}: no answer within {timeout} s, only {data!r}"
+            piece = os.read(self.client.stdout.fileno(), 65536)
+            assert piece, f"{sql}: the session ended: {data!r}"
+            data += piece
+        lines = data.decode().splitlines()[:-1]
+        assert not any(line.startswith("ERROR") for line in lines), lines
+        return [line.split("\t") for line in lines]
+
+    def close(self) -> None:
+        assert self.client.stdin
+        self.client.stdin.close()
+        assert self.client.wait(10) == 0
+
+
+@pytest.fixture(scope="module")
+def mariadb(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+    server = servers.mariadb()
+    tar = server.tarball(tmp_path_factory.mktemp("tar"))
+    # The first start makes the system tables.
+    proc = module_kip.run("mariadb", server.command, ports=server.published, tar=tar, timeout=120)
+    session = Session(proc.port())
+    session.ask("CREATE TABLE test.rows (id INT PRIMARY KEY, body VARCHAR(200), n INT) ENGINE=InnoDB")
+    session.ask("INSERT INTO test.rows SELECT seq, REPEAT(MD5(seq), 3), 0 FROM test.seq_1_to_20000")
+    session.close()
+    yield proc
+    proc.remove()
+
+
+def cycles(mariadb: Proc, count: int) -> None:
+    port = mariadb.port()
+    steady = Session(port)
+    steady.ask("CREATE TEMPORARY TABLE test.mine (x INT)")
+    rows, crc, total = steady.ask(CHECKSUM)[0]
+    assert rows == "20000"
+    for cycle in range(1, count + 1):
+        mariadb.sleep()
+        session = steady if cycle % 2 else Session(port)
+        session.ask(f"UPDATE test.rows SET n = n + 1 WHERE id = {cycle}")
+        assert session.ask(CHECKSUM) == [[rows, crc, str(int(total) + cycle)]]
+        steady.ask(f"INSERT INTO test.mine VALUES ({cycle})")
+        if session is not steady:
+            session.close()
+    assert steady.ask("SELECT COUNT(*), SUM(x) FROM test.mine") == [[str(count), str(count * (count + 1) // 2)]]
+    assert steady.ask("CHECK TABLE test.rows")[0][-1] == "OK"
+    steady.close()
+
+
+def test_twenty_cycles(mariadb: Proc) -> None:
+    cycles(mariadb, CYCLES)
+
+
+def test_transaction_lives_through_a_sleep(mariadb: Proc) -> None:
+    """An open transaction is neither lost nor committed, and its locks hold."""
+    one = Session(mariadb.port())
+    one.ask("BEGIN")
+    one.ask("UPDATE test.rows SET body = 'changed' WHERE id = 19999")
+    mariadb.sleep()
+    two = Session(mariadb.port())
+    assert two.ask("SELECT body <> 'changed' FROM test.rows WHERE id = 19999") == [["1"]]
+    assert two.ask("SELECT id FROM test.rows WHERE id IN (19998, 19999) FOR UPDATE SKIP LOCKED") == [["19998"]]
+    mariadb.sleep()
+    one.ask("ROLLBACK")
+    assert two.ask("SELECT body <> 'changed' FROM test.rows WHERE id = 19999") == [["1"]]
+    one.close()
+    two.close()
+
+
+def test_fell_back_from_io_uring(mariadb: Proc) -> None:
+    """The sandbox denies io_uring, which cannot be checkpointed: no such descriptor is there."""
+    links = mariadb.exec("sh", "-c", "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c io_uring || true").stdout.strip()
+    assert links == "0"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_two_hundred_cycles(mariadb: Proc) -> None:
+    cycles(mariadb, 200)

@@ -1,0 +1,118 @@
+//! Which crate of the workspace may depend on which: ideas point down, from hub to worker to mechanisms to `types`.
+//!
+//! The table is the rule, DESIGN.md's order of ideas its reason. A new edge is a line here, in a commit of its own that
+//! says why. Dependencies of tests are free.
+
+use crate::metadata::Package;
+
+const TYPES: &str = "kip-types";
+const SYS: &str = "kip-sys";
+
+/// Crate, and what it may depend on.
+const ALLOWED: [(&str, &[&str]); 12] = [
+    (TYPES, &[]),
+    (SYS, &[]),
+    // Mechanisms: none knows another.
+    ("kip-keeper", &[SYS]),
+    ("kip-net", &[TYPES, SYS]),
+    ("kip-sandbox", &[TYPES, SYS]),
+    ("kip-checkpoint", &[TYPES, SYS]),
+    ("kip-snapshot", &[TYPES]),
+    // Policy: brings the mechanisms together.
+    ("kip-worker", &[TYPES, SYS, "kip-keeper", "kip-net", "kip-sandbox", "kip-checkpoint", "kip-snapshot"]),
+    // The edge: knows a worker only by the interface that it defines itself.
+    ("kip-hub", &[TYPES]),
+    ("kip-client", &[TYPES]),
+    // The program: wires everything, is depended on by nothing.
+    (
+        "kip-cli",
+        &[
+            TYPES,
+            SYS,
+            "kip-keeper",
+            "kip-net",
+            "kip-sandbox",
+            "kip-checkpoint",
+            "kip-snapshot",
+            "kip-worker",
+            "kip-hub",
+            "kip-client",
+        ],
+    ),
+    ("xtask", &[]),
+];
+
+/// Edges that the table does not have, and crates that it does not know.
+pub fn findings(packages: &[Package]) -> Vec<String> {
+    let own: Vec<&Package> = packages.iter().filter(|package| package.source.is_none()).collect();
+    let mut found = Vec::new();
+    for package in &own {
+        let Some((_, allowed)) = ALLOWED.iter().find(|(name, _)| *name == package.name) else {
+            found.push(format!(
+                "{} is not in the table of xtask/src/edges.rs: say there what it may depend on",
+                package.name
+            ));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| d.kind.as_deref() != Some("dev")) {
+            let ours = own.iter().any(|p| p.name == dependency.name);
+            if ours && !allowed.contains(&dependency.name.as_str()) {
+                found.push(format!(
+                    "{} may not depend on {}: move what it needs down, or add the edge to xtask/src/edges.rs with a reason",
+                    package.name, dependency.name
+                ));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::Dependency;
+
+    fn package(name: &str, dependencies: &[(&str, Option<&str>)]) -> Package {
+        Package {
+            id: name.into(),
+            name: name.into(),
+            version: "0.1.0".into(),
+            license: None,
+            source: None,
+            rust_version: None,
+            dependencies: dependencies
+                .iter()
+                .map(|(name, kind)| Dependency { name: (*name).into(), kind: kind.map(Into::into) })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn down_is_allowed_and_up_is_not() {
+        let types = package(TYPES, &[]);
+        let sys = package(SYS, &[(TYPES, Some("dev"))]);
+        let net = package("kip-net", &[(TYPES, None), (SYS, None), ("serde", None)]);
+        assert_eq!(findings(&[types.clone(), sys.clone(), net]), Vec::<String>::new());
+        let upward = package("kip-net", &[("kip-hub", None)]);
+        let found = findings(&[types.clone(), package("kip-hub", &[]), upward]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("kip-net may not depend on kip-hub"), "{found:?}");
+        assert!(findings(&[types, package(SYS, &[(TYPES, Some("build"))])])[0].starts_with("kip-sys may not"));
+    }
+
+    #[test]
+    fn an_unknown_crate_is_named() {
+        assert!(findings(&[package("kip-new", &[])])[0].starts_with("kip-new is not in the table"));
+    }
+
+    #[test]
+    fn the_table_has_no_cycle() {
+        for (name, allowed) in ALLOWED {
+            for dependency in allowed {
+                let below = ALLOWED.iter().position(|(n, _)| n == dependency).expect("every name is a row");
+                let here = ALLOWED.iter().position(|(n, _)| *n == name).expect("every name is a row");
+                assert!(below < here, "{name} -> {dependency} points up the table");
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! `cargo xtask test`: builds, checks, then runs Rust's tests and pytest's, shows how long each stage took and ends with
+//! one line that counts tests.
+//!
+//! Without root the build is done as the caller and the tests are run through sudo: they need namespaces and cgroups.
+//! A stage that fails without naming a test counts as one failed test, so that the closing line never looks better than
+//! the exit code.
+
+use crate::counts::{self, Counts, Follow};
+use crate::{check, metadata, steps};
+use anyhow::Context;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const STAGES: [&str; 5] = ["build", "check", "cargo", "system", "soak"];
+
+struct Stage {
+    name: &'static str,
+    result: &'static str,
+    took: Duration,
+    counts: Counts,
+    remark: String,
+}
+
+/// Runs the stages named, or all but soak. True if nothing failed.
+pub fn run(root: &Path, chosen: &[String]) -> anyhow::Result<bool> {
+    if let Some(unknown) = chosen.iter().find(|name| !STAGES.contains(&name.as_str())) {
+        anyhow::bail!("there is no stage {unknown:?}; there are: {}", STAGES.join(" "));
+    }
+    let wanted = |name: &str| if chosen.is_empty() { name != "soak" } else { chosen.iter().any(|c| c == name) };
+    let needs_build = wanted("system") || wanted("soak");
+    let mut done = Vec::new();
+    for name in STAGES.into_iter().filter(|name| wanted(name) || *name == "build" && needs_build) {
+        println!("\n== {name}");
+        let stage = one(root, name);
+        println!("{}", steps::line(name, stage.result, stage.took, &stage.remark));
+        let stop = name == "build" && stage.result == "FAILED";
+        done.push(stage);
+        if stop {
+            break;
+        }
+    }
+    println!("\n== in all");
+    let mut sum = Counts::default();
+    for stage in &done {
+        println!("{}", steps::line(stage.name, stage.result, stage.took, &stage.remark));
+        sum += stage.counts;
+    }
+    println!("{sum}");
+    Ok(sum.failed == 0)
+}
+
+fn one(root: &Path, name: &'static str) -> Stage {
+    let since = Instant::now();
+    let ran = match name {
+        "build" => status(check::cargo(root).args(["build", "--release", "--locked"])),
+        "check" => check::run(root, &[]).map(|passed| (passed, Counts::default())),
+        "cargo" => cargo_tests(root),
+        "system" => pytest(root, "not soak"),
+        "soak" => pytest(root, "soak"),
+        other => unreachable!("{other} is in STAGES"),
+    };
+    let (passed, mut counts) = ran.unwrap_or_else(|error| {
+        println!("{error:#}");
+        (false, Counts::default())
+    });
+    if !passed && counts.failed == 0 {
+        counts.failed = 1;
+    }
+    let result = if passed && counts.failed == 0 { "ok" } else { "FAILED" };
+    let remark = if ["cargo", "system", "soak"].contains(&name) { counts.to_string() } else { String::new() };
+    Stage { name, result, took: since.elapsed(), counts, remark }
+}
+
+fn status(command: &mut Command) -> anyhow::Result<(bool, Counts)> {
+    Ok((command.status()?.success(), Counts::default()))
+}
+
+fn is_root() -> anyhow::Result<bool> {
+    let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).context("Uid in /proc/self/status")?;
+    Ok(uids.split_whitespace().nth(1) == Some("0"))
+}
+
+fn cargo_tests(root: &Path) -> anyhow::Result<(bool, Counts)> {
+    let mut command = check::cargo(root);
+    if !is_root()? {
+        let platform = metadata::host()?.to_uppercase().replace('-', "_");
+        command.env(format!("CARGO_TARGET_{platform}_RUNNER"), "sudo -E");
+    }
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
+    followed(&mut command, counts::Cargo::default())
+}
+
+fn pytest(root: &Path, marker: &str) -> anyhow::Result<(bool, Counts)> {
+    let python = root.join(".kip/venv/bin/python");
+    anyhow::ensure!(python.exists(), "{} is not there: run scripts/setup", python.display());
+    let mut command = if is_root()? { Command::new(&python) } else { Command::new("sudo") };
+    if !is_root()? {
+        command.arg("-E").arg(&python);
+    }
+    // No cache and no bytecode: run by root, they would lie in the tree as files of root.
+    command.current_dir(root).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.args(["-m", "pytest", "-p", "no:cacheprovider", "-ra", "--durations=10", "-m", marker, "tests"]);
+    followed(&mut command, counts::Pytest::default())
+}
+
+/// Runs a command, shows its output as it comes and lets `follower` count in it.
+fn followed(command: &mut Command, mut follower: impl Follow) -> anyhow::Result<(bool, Counts)> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the tests")?;
+    let output = child.stdout.take().context("its output is a pipe")?;
+    let mut shown = std::io::stdout();
+    for line in BufReader::new(output).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        if let Some(line) = follower.line(&line) {
+            writeln!(shown, "{line}")?;
+        }
+    }
+    Ok((child.wait()?.success(), follower.counts()))
+}

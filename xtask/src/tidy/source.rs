@@ -1,0 +1,170 @@
+//! Rules about one source file: header, unsafe code, length, name, marks of unfinished work.
+
+use super::File;
+
+/// Lines of a file before its tests.
+const LONGEST: usize = 600;
+
+/// Names that say nothing about what lives there.
+const VAGUE: [&str; 6] = ["utils", "util", "common", "helpers", "misc", "shared"];
+
+/// The only crate that may hold unsafe code.
+const UNSAFE_CRATE: &str = "crates/sys/";
+
+/// What is wrong with one file.
+pub fn findings(file: &File) -> Vec<String> {
+    let is_rust = file.path.ends_with(".rs");
+    let is_source =
+        is_rust || [".py", ".sh", ".c", ".h", ".go"].iter().any(|end| file.path.ends_with(end)) || is_script(file);
+    let mut found = Vec::new();
+    if is_source {
+        found.extend(vague_name(&file.path));
+        found.extend(marks(file));
+        found.extend(too_long(file));
+    }
+    if is_rust && is_in_src(&file.path) {
+        found.extend(header(file));
+        found.extend(unsafe_code(file));
+    }
+    found
+}
+
+fn is_script(file: &File) -> bool {
+    file.text.starts_with("#!")
+}
+
+fn is_in_src(path: &str) -> bool {
+    path.contains("/src/")
+}
+
+fn vague_name(path: &str) -> Option<String> {
+    let stem = |part: &str| part.split('.').next().unwrap_or(part).to_owned();
+    let parts: Vec<String> = path.split('/').map(stem).collect();
+    if let Some(vague) = parts.iter().find(|part| VAGUE.contains(&part.as_str())) {
+        return Some(format!("{path}: {vague:?} says nothing about what lives there"));
+    }
+    match parts.as_slice() {
+        [.., folder, file] if folder == file && path.ends_with(".rs") => {
+            Some(format!("{path}: {file} inside {folder}; name it for what it adds, or make it {folder}.rs"))
+        }
+        _ => None,
+    }
+}
+
+/// The marks, put together here so that this file does not hold them itself.
+fn marks(file: &File) -> Vec<String> {
+    let words = [["TO", "DO"].concat(), ["FIX", "ME"].concat(), ["X", "XX"].concat()];
+    let calls =
+        [["todo", "!("].concat(), ["unimplemented", "!("].concat(), ["dbg", "!("].concat(), ["#[", "ignore"].concat()];
+    let mut found = Vec::new();
+    for (number, line) in numbered(&file.text) {
+        let word = words
+            .iter()
+            .find(|word| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word.as_str()));
+        let call = calls.iter().find(|call| line.contains(call.as_str()));
+        if let Some(mark) = word.or(call) {
+            found.push(format!("{}:{number}: {mark}: finish it, or say in an issue what is missing", file.path));
+        }
+    }
+    found
+}
+
+fn too_long(file: &File) -> Option<String> {
+    let lines = lines_before_tests(&file.text);
+    (lines > LONGEST && !file.path.contains("/generated/")).then(|| {
+        format!("{}: {lines} lines before its tests; {LONGEST} is the most: split it by what lives there", file.path)
+    })
+}
+
+fn lines_before_tests(text: &str) -> usize {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_test_module = |at: usize| {
+        lines[at].trim() == "#[cfg(test)]"
+            && lines.get(at + 1).is_some_and(|next| next.trim_start().starts_with("mod "))
+    };
+    (0..lines.len()).find(|at| is_test_module(*at)).unwrap_or(lines.len())
+}
+
+fn header(file: &File) -> Option<String> {
+    let is_test_file = file.path.ends_with("/tests.rs");
+    (!is_test_file && !file.text.starts_with("//!"))
+        .then(|| format!("{}:1: no `//!` header: say what the module owns and what it never does", file.path))
+}
+
+fn unsafe_code(file: &File) -> Option<String> {
+    let is_crate_root =
+        file.path.ends_with("/src/lib.rs") || file.path.ends_with("/src/main.rs") || file.path.contains("/src/bin/");
+    let forbids = file.text.lines().any(|line| line.trim() == "#![forbid(unsafe_code)]");
+    (is_crate_root && !forbids && !file.path.starts_with(UNSAFE_CRATE))
+        .then(|| format!("{}: no `#![forbid(unsafe_code)]`: unsafe code lives in {UNSAFE_CRATE} only", file.path))
+}
+
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(at, line)| (at + 1, line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(path: &str, text: &str) -> Vec<String> {
+        findings(&File { path: path.into(), text: text.into() })
+    }
+
+    const GOOD: &str = "//! Owns nothing.\n#![forbid(unsafe_code)]\n";
+
+    #[test]
+    fn a_tidy_file_passes() {
+        assert_eq!(look("crates/net/src/lib.rs", GOOD), Vec::<String>::new());
+        assert_eq!(look("crates/net/src/pool.rs", "//! Pools.\nfn f() {}\n"), Vec::<String>::new());
+        assert_eq!(look("crates/sys/src/lib.rs", "//! Wrappers.\n#![allow(unsafe_code)]\n"), Vec::<String>::new());
+        assert_eq!(look("crates/net/build.rs", "fn main() {}\n"), Vec::<String>::new());
+        assert_eq!(look("docs/picture.md", "anything"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_missing_header_or_forbid_is_found() {
+        assert!(look("crates/net/src/pool.rs", "fn f() {}\n")[0].contains("no `//!` header"));
+        for root in ["lib.rs", "main.rs", "bin/kip-launch.rs"] {
+            let found = look(&format!("crates/net/src/{root}"), "//! Owns nothing.\n");
+            assert!(found.len() == 1 && found[0].contains("forbid(unsafe_code)"), "{root}: {found:?}");
+        }
+        let commented = "//! Owns nothing.\n// #![forbid(unsafe_code)]\n";
+        assert_eq!(look("crates/net/src/lib.rs", commented).len(), 1);
+    }
+
+    #[test]
+    fn marks_of_unfinished_work_are_found_as_words_only() {
+        for mark in [["TO", "DO"].concat(), ["FIX", "ME"].concat(), ["X", "XX"].concat()] {
+            let found = look("crates/net/src/pool.rs", &format!("//! Pools.\n// {mark}: later\n"));
+            assert!(found.len() == 1 && found[0].starts_with("crates/net/src/pool.rs:2:"), "{found:?}");
+            assert_eq!(look("scripts/x", &format!("#!/bin/sh\n# {mark}\n")).len(), 1);
+        }
+        let macro_call = format!("//! Pools.\nfn f() {{ {}) }}\n", ["todo", "!("].concat());
+        assert_eq!(look("crates/net/src/pool.rs", &macro_call).len(), 1);
+        assert_eq!(look("scripts/x", "#!/bin/sh\nmktemp /tmp/a.XXXXXX\n"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn length_is_counted_up_to_the_tests() {
+        let long = format!("//! Long.\n{}", "// x\n".repeat(LONGEST));
+        assert!(look("crates/net/src/pool.rs", &long)[0].contains("601 lines"));
+        let tested = format!("//! Short.\n#[cfg(test)]\nmod tests {{\n{}}}\n", "// x\n".repeat(LONGEST));
+        assert_eq!(look("crates/net/src/pool.rs", &tested), Vec::<String>::new());
+        let guarded = format!("//! Long.\n#[cfg(test)]\nfn f() {{}}\n{}", "// x\n".repeat(LONGEST));
+        assert_eq!(look("crates/net/src/pool.rs", &guarded).len(), 1, "a test function is no test module");
+    }
+
+    #[test]
+    fn vague_names_are_found() {
+        for path in [
+            "crates/net/src/utils.rs",
+            "crates/net/src/common/mod.rs",
+            "tests/helpers.py",
+            "crates/net/src/pool/pool.rs",
+        ] {
+            assert_eq!(look(path, "//! Things.\n").len(), 1, "{path}");
+        }
+        assert_eq!(look("crates/checkpoint/src/helper.rs", "//! One CRIU helper.\n"), Vec::<String>::new());
+    }
+}
