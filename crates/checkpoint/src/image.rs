@@ -8,8 +8,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Common magic of every image but the inventory.
+/// First magic number of every image but the inventory, which has only its own.
 const COMMON_MAGIC: u32 = 0x5456_4319;
+/// The same of files about CRIU itself, such as its statistics.
+const SERVICE_MAGIC: u32 = 0x5510_5940;
 
 /// An image file's contents.
 #[derive(Debug, Clone)]
@@ -56,7 +58,7 @@ impl Image {
             let four = bytes.get(at..at + 4).ok_or(Malformed { at })?;
             Ok(u32::from_le_bytes(four.try_into().expect("4 bytes")))
         };
-        let mut at = if word(0)? == COMMON_MAGIC { 8 } else { 4 };
+        let mut at = if matches!(word(0)?, COMMON_MAGIC | SERVICE_MAGIC) { 8 } else { 4 };
         let head = bytes.get(..at).ok_or(Malformed { at })?.to_vec();
         let mut entries = Vec::new();
         while at < bytes.len() {

@@ -7,7 +7,7 @@
 
 use crate::image::{Image, ImageError, numbered};
 use crate::wire::{Message, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// `fd_types` of CRIU's fdinfo images.
@@ -92,4 +92,70 @@ pub fn file_paths(images: &Path) -> Result<Vec<String>, ImageError> {
     paths.sort();
     paths.dedup();
     Ok(paths)
+}
+
+/// `fd_types` of a unix socket.
+const UNIXSK: u64 = 5;
+
+/// Puts connected pairs of unix sockets into an order that CRIU can restore; the first step after a dump.
+///
+/// CRIU makes a pair in the task that it calls the master of the end it meets first, and expects that task to be the
+/// other end's master too. The master is the task with the lowest pid that has the end open. Where the other end is
+/// open in that task but also in one with a lower pid, CRIU 4.2 stops with an assertion. Of the two orders one is
+/// always good: if each end's lowest pid had the other end open as well, the two would be equal. CRIU meets the ends
+/// in the reverse order of the image.
+pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
+    let path = images.join("files.img");
+    let mut files = Image::read(&path)?;
+    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+    // (place in the image, id, peer's inode) by inode.
+    let mut ends: BTreeMap<u64, (usize, u64, u64)> = BTreeMap::new();
+    for (place, file) in files.entries.iter().enumerate() {
+        if file.number(1) == UNIXSK
+            && let Some(socket) = file.message(16).map_err(damaged)?
+        {
+            ends.insert(socket.number(2), (place, file.number(2), socket.number(8)));
+        }
+    }
+    let owners = owners(images)?;
+    let none = BTreeSet::new();
+    let tasks = |id: u64| owners.get(&id).unwrap_or(&none);
+    let mut swaps = Vec::new();
+    for (inode, (place, id, peer)) in &ends {
+        let Some((peer_place, peer_id, back)) = ends.get(peer) else { continue };
+        // Each pair once, seen from the end that CRIU meets first.
+        if back != inode || place <= peer_place {
+            continue;
+        }
+        let (here, there) = (tasks(*id), tasks(*peer_id));
+        let bad = here.first() != there.first() && here.first().is_some_and(|master| there.contains(master));
+        if bad {
+            swaps.push((*place, *peer_place));
+        }
+    }
+    if swaps.is_empty() {
+        return Ok(());
+    }
+    for (a, b) in swaps {
+        files.entries.swap(a, b);
+    }
+    files.write()
+}
+
+/// Pids (inside) of the tasks that have each file open, by the file's id.
+fn owners(images: &Path) -> Result<BTreeMap<u64, BTreeSet<u32>>, ImageError> {
+    let mut tables: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    for (pid, path) in numbered(images, "ids")? {
+        for ids in Image::read(&path)?.entries {
+            tables.entry(ids.number(2)).or_default().push(pid);
+        }
+    }
+    let mut owners: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
+    for (table, path) in numbered(images, "fdinfo")? {
+        let pids = tables.get(&u64::from(table)).cloned().unwrap_or_default();
+        for descriptor in Image::read(&path)?.entries {
+            owners.entry(descriptor.number(1)).or_default().extend(&pids);
+        }
+    }
+    Ok(owners)
 }

@@ -3,8 +3,8 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    Code, DownView, Event, EventsRequest, ExecRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView,
-    Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+    Code, DownView, Event, EventsRequest, ExecRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
@@ -36,7 +36,11 @@ fn programs() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own path")?;
     let dir = own.parent().unwrap_or(Path::new("/")).to_owned();
     for name in ["kip-keeper", "kip-launch"] {
-        anyhow::ensure!(dir.join(name).is_file(), "{name} is not in {}: install Kip's programs together", dir.display());
+        anyhow::ensure!(
+            dir.join(name).is_file(),
+            "{name} is not in {}: install Kip's programs together",
+            dir.display()
+        );
     }
     Ok(dir)
 }

@@ -29,7 +29,8 @@ pub const BACKLOG: i32 = 4096;
 pub const RECEIVE_BUFFER: i32 = 4 << 20;
 /// Seconds without traffic until a peer is probed: below the 350 s after which some networks forget a connection.
 pub const KEEPALIVE_S: i32 = 120;
-
+/// Seconds for which a listener that wakes on data keeps silent connections to itself.
+const DEFER_ACCEPT_S: i32 = 3600;
 const STATE_CLOSED: u8 = 7;
 const STATE_CLOSE_WAIT: u8 = 8;
 const STATE_LAST_ACK: u8 = 9;
@@ -85,6 +86,7 @@ pub struct SavedOptions {
     /// What it had to offer.
     pub seen: Seen,
     reuse_addr: i32,
+    defer_accept_s: i32,
     receive_buffer: i32,
     buffer_lock: i32,
     keepalive: i32,
@@ -122,6 +124,7 @@ pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError
         kind,
         seen: seen(fd, &kind).map_err(wrong("read the queue"))?,
         reuse_addr: get(IntOption::ReuseAddr)?,
+        defer_accept_s: if matches!(kind, Kind::Listener { .. }) { get(IntOption::DeferAccept)? } else { 0 },
         receive_buffer: get(IntOption::RcvBuf)?,
         buffer_lock: get(IntOption::BufLock)?,
         keepalive: get(IntOption::KeepAlive)?,
@@ -141,7 +144,10 @@ pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
 pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
     let set = Setter { fd, saved };
     match saved.kind {
-        Kind::Listener { backlog, .. } => set.listen(backlog.min(i32::MAX as u32) as i32)?,
+        Kind::Listener { backlog, .. } => {
+            set.int("set the deferred accept", IntOption::DeferAccept, saved.defer_accept_s)?;
+            set.listen(backlog.min(i32::MAX as u32) as i32)?;
+        }
         Kind::Udp { .. } => set.buffer_back()?,
         Kind::Stream { .. } => {
             set.buffer_back()?;
@@ -153,6 +159,11 @@ pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyEr
         Kind::Other => {}
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
+}
+
+/// Lets a listener announce connections only once they have brought something: their data, or their end.
+pub(crate) fn defer_accept(held: &Held) -> io::Result<()> {
+    sock::set_int(held.fd.as_fd(), IntOption::DeferAccept, DEFER_ACCEPT_S.max(held.saved.defer_accept_s))
 }
 
 /// What a socket has to offer now.

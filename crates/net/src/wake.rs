@@ -8,9 +8,10 @@
 //! more to offer than when the program was frozen ([`Seen`](crate::custody::Seen)). A program that slept with bytes it did
 //! not care to read is not woken by them.
 //!
-//! A listener that wakes on data is the one thing the kernel does not announce: bytes arrive at a connection that
-//! nobody has accepted and that therefore has no descriptor. When such a connection comes, sock_diag tells whether bytes
-//! are there; if not, it is asked again after 1, 2, 4 .. 500 ms as long as a silent connection stays open.
+//! A listener that wakes on data is given `TCP_DEFER_ACCEPT` (tcp(7)): it becomes readable only when a connection has
+//! brought data or its end, and sock_diag tells which. A connection that is there without either (from before, or by a
+//! SYN cookie) cannot be watched, because nobody has accepted it and no descriptor refers to it; as long as it stays,
+//! it is looked at again after 1, 2, 4 .. 500 ms.
 //!
 //! A proc's first event is its only one until [`WakePoll::rearm`]. Nothing here is durable: after a crash everything is
 //! added again, and whatever arrived meanwhile is found because it is more than was seen.
@@ -138,6 +139,9 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
 
     /// Watches a socket of a proc. `wake_on` matters for listeners only. The duplicate is kept until [`Self::remove`].
     pub fn add(&self, key: K, held: Held, wake_on: WakeOn) -> Result<(), WakeError> {
+        if wake_on == WakeOn::Data && matches!(held.saved.kind, Kind::Listener { .. }) {
+            custody::defer_accept(&held).map_err(|source| WakeError { doing: "defer connections", source })?;
+        }
         let mut inner = self.lock();
         let token = inner.next;
         inner.next += 1;

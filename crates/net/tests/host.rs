@@ -11,7 +11,7 @@ use std::fs;
 use std::os::fd::AsFd;
 
 /// The file that `kip` uses as well, so that the settings of a daemon that runs here are respected.
-const MEMORY: &str = "/run/kip/forwarding.json";
+const MEMORY: &str = "/run/kip/forwarding";
 
 /// What is ours, or everybody's.
 fn traces() -> Vec<String> {

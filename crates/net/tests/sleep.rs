@@ -39,6 +39,14 @@ fn hold(socket: &impl AsFd, saved: &SavedOptions) -> Held {
     custody::hold(duplicate(socket), saved).unwrap()
 }
 
+/// A counter of TcpExt in the namespace of the calling thread.
+fn counter(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+    let mut lines = text.lines().filter(|l| l.starts_with("TcpExt:"));
+    let at = lines.next().unwrap().split_whitespace().position(|n| n == name).unwrap();
+    lines.next().unwrap().split_whitespace().nth(at).unwrap().parse().unwrap()
+}
+
 /// Everything but the queues.
 fn options(mut saved: SavedOptions) -> SavedOptions {
     saved.seen = custody::Seen::default();
@@ -74,7 +82,8 @@ fn a_listener_takes_two_hundred_at_once() {
             .collect();
         let clients: Vec<_> = clients.into_iter().map(|c| c.join().unwrap()).collect();
         let took = start.elapsed();
-        assert!(took < Duration::from_millis(900), "a retransmitted SYN takes a second: {took:?}");
+        let dropped = within(ns.fd.as_fd(), || counter("ListenOverflows") + counter("ListenDrops"));
+        assert_eq!(dropped, 0, "no SYN is retransmitted for want of room");
         println!("200 connects in custody: {took:?}");
 
         let diag = Diag::open_in(ns.fd.as_fd()).unwrap();
@@ -144,8 +153,15 @@ fn datagrams_queue_in_custody() {
         let saved = freeze(&server);
         let held = hold(&server, &saved);
         let client = UdpSocket::bind("[::]:0").unwrap();
+        let mut each = 0;
         for n in 0..2000u32 {
             client.send_to(&n.to_be_bytes(), (ns.v6, 53)).unwrap();
+            // Not so fast that the machine's own queue in between (netdev_max_backlog) is what drops them.
+            eventually("the datagram arrives", || {
+                let now = sock::receive_memory(held.fd.as_fd()).unwrap();
+                each = if n == 0 { now } else { each };
+                now > 0 && now == each * (n + 1)
+            });
         }
         custody::release(held.fd.as_fd(), &saved).unwrap();
         drop(held);
@@ -285,12 +301,14 @@ fn wake_on_data_sleeps_through_probes() {
         // A silent client, then its first byte.
         let mut client = TcpStream::connect((ns.v4, 80)).unwrap();
         nothing(&watch, Duration::from_millis(100));
-        client.write_all(b"x").unwrap();
         let sent = Instant::now();
+        client.write_all(b"x").unwrap();
         let (_, trigger, text) = event(&watch);
         assert_eq!((trigger, text.as_str()), (Trigger::Data, "tcp [::]:80 (data)"));
         println!("data of a connection 0.1 s old noticed after {:?}", sent.elapsed());
         watch.remove(&1);
+        custody::release(server.as_fd(), &saved).unwrap();
+        assert_eq!(options(freeze(&server)), options(saved));
         // One that sends at once.
         let saved = freeze(&server);
         watch.add(2, hold(&server, &saved), WakeOn::Data).unwrap();
@@ -301,6 +319,26 @@ fn wake_on_data_sleeps_through_probes() {
         assert_eq!(event(&watch).0, 2);
         println!("connection with data noticed after {:?}", start.elapsed());
         watch.remove(&2);
+        custody::release(server.as_fd(), &saved).unwrap();
+        // One that came before the listener was told to defer: only looking again and again helps.
+        let saved = freeze(&server);
+        let mut early = TcpStream::connect((ns.v4, 80)).unwrap();
+        watch.add(3, hold(&server, &saved), WakeOn::Data).unwrap();
+        nothing(&watch, SHORT);
+        early.write_all(b"x").unwrap();
+        assert_eq!(event(&watch).1, Trigger::Data);
+        watch.remove(&3);
+        // One that stayed silent until the program was back is accepted when it speaks.
+        let saved = freeze(&server);
+        let held = hold(&server, &saved);
+        watch.add(4, held, WakeOn::Data).unwrap();
+        let mut late = TcpStream::connect((ns.v4, 80)).unwrap();
+        nothing(&watch, SHORT);
+        watch.remove(&4);
+        custody::release(server.as_fd(), &saved).unwrap();
+        late.write_all(b"late").unwrap();
+        let from = late.local_addr().unwrap().port();
+        while server.accept().unwrap().1.port() != from {}
     });
 }
 

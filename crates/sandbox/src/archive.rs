@@ -107,7 +107,9 @@ impl From<Errno> for Trouble {
             Errno::XDEV => Trouble::Refused("leads out of the archive by way of a link".into()),
             Errno::LOOP => Trouble::Refused("goes through a loop of links".into()),
             Errno::NOTDIR => Trouble::Refused("lies below something that is not a directory".into()),
-            Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => Trouble::Refused("has a name that no file can have".into()),
+            Errno::NAMETOOLONG | Errno::INVAL | Errno::ILSEQ => {
+                Trouble::Refused("has a name that no file can have".into())
+            }
             Errno::ISDIR | Errno::NOTEMPTY => Trouble::Refused("takes the place of a directory".into()),
             other => Trouble::Disk(other.into()),
         }
@@ -272,7 +274,12 @@ impl Unpacking<'_> {
 
     /// Where an entry goes; none when it is there anyway. What the archive has in `/bin` and its like goes to where the
     /// base's links of that name lead.
-    fn place(&self, written: &Path, kind: EntryType, entry: &tar::Entry<'_, Watched>) -> Result<Option<PathBuf>, Trouble> {
+    fn place(
+        &self,
+        written: &Path,
+        kind: EntryType,
+        entry: &tar::Entry<'_, Watched>,
+    ) -> Result<Option<PathBuf>, Trouble> {
         let refuse = |why: &str| Err(Trouble::Refused(why.into()));
         let mut path = match relative(written) {
             Ok(path) => path,
@@ -397,7 +404,8 @@ impl Unpacking<'_> {
 
     /// A link to what the archive has brought before, itself not through links.
     fn hard_link(&self, parent: &OwnedFd, name: &OsString, target: &Path) -> Result<(), Trouble> {
-        let mut target = relative(target).map_err(|_| Trouble::Refused("is a hard link to something outside".into()))?;
+        let mut target =
+            relative(target).map_err(|_| Trouble::Refused("is a hard link to something outside".into()))?;
         if target.iter().next().is_some_and(|f| USR_LINKS.iter().any(|l| f == *l)) {
             target = Path::new("usr").join(target);
         }

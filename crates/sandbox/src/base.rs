@@ -263,7 +263,9 @@ fn build(root: &Path, host: &Path) -> Result<(), BaseError> {
 fn resolv_conf(host: &Path) -> Option<PathBuf> {
     let usable = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap_or_default();
-        text.lines().filter_map(|l| l.strip_prefix("nameserver")).any(|a| !matches!(a.trim(), "::1") && !a.trim().starts_with("127."))
+        text.lines()
+            .filter_map(|l| l.strip_prefix("nameserver"))
+            .any(|a| !matches!(a.trim(), "::1") && !a.trim().starts_with("127."))
     };
     ["etc/resolv.conf", "run/systemd/resolve/resolv.conf"].iter().map(|p| host.join(p)).find(usable)
 }
@@ -347,7 +349,9 @@ mod tests {
             fs::create_dir_all(etc.join(dir)).unwrap();
         }
         fs::create_dir_all(host.path().join("usr/bin")).unwrap();
-        for (name, mode) in [("passwd", 0o644), ("shadow", 0o640), ("ssh/ssh_host_rsa_key", 0o600), ("ssl/certs/a.pem", 0o644)] {
+        for (name, mode) in
+            [("passwd", 0o644), ("shadow", 0o640), ("ssh/ssh_host_rsa_key", 0o600), ("ssl/certs/a.pem", 0o644)]
+        {
             write(&etc.join(name), name.as_bytes(), mode).unwrap();
         }
         write(&etc.join("skel/.secret"), b"x", 0o600).unwrap();
@@ -364,7 +368,15 @@ mod tests {
         for there in ["etc/passwd", "etc/ssl/certs/a.pem", "dev/null", ".kip/init", "etc/hosts", "tmp"] {
             assert!(base.root.join(there).exists(), "{there}");
         }
-        for not in ["etc/shadow", "etc/ssh", "etc/ssl/private", "etc/ssl/certs/server.key", "etc/skel/.secret", "etc/resolv.conf", "sbin"] {
+        for not in [
+            "etc/shadow",
+            "etc/ssh",
+            "etc/ssl/private",
+            "etc/ssl/certs/server.key",
+            "etc/skel/.secret",
+            "etc/resolv.conf",
+            "sbin",
+        ] {
             assert!(fs::symlink_metadata(base.root.join(not)).is_err(), "{not}");
         }
         assert_eq!(fs::read_link(base.root.join("bin")).unwrap(), Path::new("usr/bin"));

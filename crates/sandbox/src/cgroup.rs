@@ -47,7 +47,9 @@ const CPU_PERIOD_US: u64 = 100_000;
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The machine lacks a controller.
-    #[error("the cgroup controller {0} is not available: mount cgroup v2, or the v1 hierarchy of {0}, under /sys/fs/cgroup")]
+    #[error(
+        "the cgroup controller {0} is not available: mount cgroup v2, or the v1 hierarchy of {0}, under /sys/fs/cgroup"
+    )]
     Missing(&'static str),
     /// A limit with which nothing could start.
     #[error("the limit of {asked} {what} is too small to start anything: ask for at least {least}")]
@@ -135,7 +137,8 @@ impl Cgroups {
             if kind == "cgroup2" && v2.is_none() {
                 v2 = Some(mount);
             } else if kind == "cgroup" {
-                let known = |c: &&&str| options.split(',').any(|o| o == **c) && !v1.iter().any(|h| h.controllers.contains(*c));
+                let known =
+                    |c: &&&str| options.split(',').any(|o| o == **c) && !v1.iter().any(|h| h.controllers.contains(*c));
                 let controllers: Vec<_> = V1_CONTROLLERS.iter().filter(known).copied().collect();
                 if !controllers.is_empty() {
                     v1.push(Hierarchy { mount, controllers });
@@ -238,7 +241,9 @@ impl Cgroups {
 fn check(limits: &Limits) -> Result<(), CgroupError> {
     let small = |what, asked: String, least: String| Err(CgroupError::TooSmall { what, asked, least });
     match limits.memory_bytes {
-        Some(m) if m < LEAST_MEMORY_BYTES => return small("bytes of memory", m.to_string(), LEAST_MEMORY_BYTES.to_string()),
+        Some(m) if m < LEAST_MEMORY_BYTES => {
+            return small("bytes of memory", m.to_string(), LEAST_MEMORY_BYTES.to_string());
+        }
         _ => {}
     }
     match limits.cpus {
@@ -355,7 +360,9 @@ impl Cgroup {
         let path = self.file("pids", "cgroup.procs");
         match fs::read_to_string(&path) {
             Ok(text) => Ok(text.lines().filter_map(|l| l.parse().ok()).filter(|p| *p != 0).collect()),
-            Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => Ok(vec![]),
+            Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {
+                Ok(vec![])
+            }
             Err(e) => Err(failed("read", &path)(e)),
         }
     }

@@ -62,7 +62,7 @@ pub struct Namespaces {
     pub user: OwnedFd,
     /// With the hostname, owned by the initial user namespace.
     pub uts: OwnedFd,
-    /// Empty, owned by the initial user namespace.
+    /// Empty, owned by the user namespace above.
     pub ipc: OwnedFd,
 }
 
@@ -176,12 +176,8 @@ impl Launcher {
         let child = command.spawn().map_err(failed)?;
         // The descriptor given away is ours to close too, or the launcher's end would not be noticed.
         drop(command);
-        let launcher = Launcher {
-            requests: Mutex::new(requests),
-            events,
-            child: Mutex::new(child),
-            next_exec: AtomicU64::new(1),
-        };
+        let launcher =
+            Launcher { requests: Mutex::new(requests), events, child: Mutex::new(child), next_exec: AtomicU64::new(1) };
         match launcher.call(&Request::Events, &[events_theirs.as_fd()])? {
             (Reply::Ready, _) => Ok(launcher),
             (other, _) => Err(unexpected(&other)),

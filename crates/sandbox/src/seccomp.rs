@@ -140,7 +140,8 @@ fn answer(k: u32) -> Instruction {
 
 /// The filter, ready to be installed. A call by another architecture's entry (32-bit programs) kills the process.
 pub fn filter() -> Vec<Instruction> {
-    let mut program = vec![load(AT_ARCHITECTURE), jump(JUMP_EQUAL, X86_64, 1, 0), answer(KILL_PROCESS), load(AT_NUMBER)];
+    let mut program =
+        vec![load(AT_ARCHITECTURE), jump(JUMP_EQUAL, X86_64, 1, 0), answer(KILL_PROCESS), load(AT_NUMBER)];
     tree(&segments(), &mut program);
     program
 }

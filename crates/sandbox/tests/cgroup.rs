@@ -69,3 +69,24 @@ fn limits_can_be_changed_and_a_refused_group_leaves_nothing() {
     cgroups.remove_all(&name).unwrap();
     cgroups.remove_all(&name).unwrap();
 }
+
+/// With very little memory either the launcher says so or init ends without a word and the group counts an OOM kill; the
+/// launcher itself, whose memory the child shares for a while, lives on.
+#[test]
+fn too_little_memory_never_hurts_the_launcher() {
+    for kb in [1024, 1200, 1500, 2000, 3000] {
+        let place = Place::with(&Limits { memory_bytes: Some(kb << 10), ..Limits::default() });
+        for _ in 0..3 {
+            match place.try_start(place.mounts(), &["python3", "-c", "x = bytearray(50 << 20)"], None) {
+                Err(error) => eprintln!("{kb} KiB: {error}"),
+                Ok(mut running) => {
+                    let records: Vec<_> = std::iter::from_fn(|| running.record()).collect();
+                    eprintln!("{kb} KiB: {records:?}, {} killed", place.cgroup.oom_kills());
+                    assert!(place.cgroup.oom_kills() > 0 || records.len() == 1, "{records:?}");
+                }
+            }
+        }
+        // It answers.
+        place.launcher.namespaces(harness::UID_BASE, "alive").unwrap();
+    }
+}

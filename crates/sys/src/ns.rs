@@ -46,7 +46,7 @@ pub fn clone_child(how: Clone, child: &mut dyn FnMut() -> i32) -> io::Result<Chi
         // parent is suspended (CLONE_VFORK) and its frame alive until the child has exec'd or ended, so that this is
         // the only access at any time.
         let child = unsafe { &mut *argument.cast::<&mut dyn FnMut() -> i32>() };
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| child())).unwrap_or(255)
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(255)
     }
     let mut flags = libc::CLONE_PIDFD | libc::SIGCHLD;
     for (wanted, flag) in [

@@ -32,6 +32,8 @@ pub enum IntOption {
     KeepInterval,
     /// `TCP_KEEPCNT`.
     KeepCount,
+    /// `TCP_DEFER_ACCEPT`, seconds; the kernel rounds it up to a number of retransmissions.
+    DeferAccept,
     /// `SO_TYPE`, read only.
     Type,
     /// `SO_DOMAIN`, read only.
@@ -53,6 +55,7 @@ impl IntOption {
             IntOption::KeepIdle => (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
             IntOption::KeepInterval => (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
             IntOption::KeepCount => (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+            IntOption::DeferAccept => (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
             IntOption::Type => (libc::SOL_SOCKET, libc::SO_TYPE),
             IntOption::Domain => (libc::SOL_SOCKET, libc::SO_DOMAIN),
             IntOption::Protocol => (libc::SOL_SOCKET, libc::SO_PROTOCOL),

@@ -53,6 +53,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::broadcast;
 
+/// How long `inspect` waits for a transition that is under way.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 /// Starts of procs that are in progress at the same time, at most, when all are ended.
 const ENDING_AT_ONCE: usize = 4;
 
@@ -146,7 +148,11 @@ impl Worker {
 
     /// One proc. Does not wake it.
     pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, Refusal> {
-        let handle = self.handle(name)?;
+        let mut handle = self.handle(name)?;
+        // A client may have its reply before the wake is recorded: what is under way is waited for.
+        let settled =
+            handle.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
+        let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 

@@ -54,6 +54,16 @@ pub(crate) struct Body {
     pub(crate) masks: Vec<String>,
     /// Base files that are mapped or open.
     pub(crate) pins: Vec<Pin>,
+    /// The IPC namespace is in the images: it has System V memory that is mapped.
+    pub(crate) own_ipc: bool,
+}
+
+/// What was looked up while the program still ran.
+struct Seen {
+    since: Since,
+    before: BTreeMap<u32, SavedOptions>,
+    masks: Vec<String>,
+    own_ipc: bool,
 }
 
 /// Why a proc was not parked; it runs on.
@@ -103,7 +113,8 @@ pub(crate) fn park(
     let tree = Tree::read(pids);
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
-    let namespaces = proc.held_namespaces();
+    let own_ipc = tree.maps_system_v();
+    let namespaces = proc.held_namespaces(own_ipc);
     let borrowed: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
@@ -117,11 +128,12 @@ pub(crate) fn park(
     let helper = proc.shared.helpers.take()?;
     let before = options_before(&tree);
     let since = tree.waiting_since();
+    let seen = Seen { since, before, masks, own_ipc };
     let mut outcome = None;
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut || {
         fault::reach("park-frozen");
-        let result = settle(proc, &images, generation, &since, &before, &masks, record);
+        let result = settle(proc, &images, generation, &seen, record);
         let good = result.is_ok();
         outcome = Some(result);
         good
@@ -157,23 +169,22 @@ fn settle(
     proc: &Proc,
     images: &Path,
     generation: Generation,
-    since: &Since,
-    before: &BTreeMap<u32, SavedOptions>,
-    masks: &[String],
+    seen: &Seen,
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<(Body, u64), ParkError> {
     let now = Now::read();
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
-    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, before)?;
+    sockets::order_unix_pairs(images)?;
+    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.before)?;
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {
         tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
     };
-    let clocks = clocks::settle(images, now, since, &read)?;
+    let clocks = clocks::settle(images, now, &seen.since, &read)?;
     let paths = sockets::file_paths(images)?;
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
     let (fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
-    let body = Body { clocks, sockets, masks: masks.to_vec(), pins };
+    let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc };
     fault::reach("park-images");
     let (_, bytes) = kip_snapshot::seal(images, generation, &proc.shared.engine, body.clone())?;
     fault::reach("park-sealed");

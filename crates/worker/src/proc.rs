@@ -94,11 +94,13 @@ impl Proc {
         }
     }
 
-    /// Namespaces that are held through every sleep, with their CLONE_NEW* types.
-    pub(crate) fn held_namespaces(&self) -> Vec<(i32, Arc<OwnedFd>)> {
+    /// Namespaces that are held through a sleep, with their CLONE_NEW* types. With `own_ipc` the IPC namespace is not
+    /// among them: it goes into the snapshot, with the System V memory in it.
+    pub(crate) fn held_namespaces(&self, own_ipc: bool) -> Vec<(i32, Arc<OwnedFd>)> {
         const KINDS: [(&str, i32); 3] =
             [(key::NET, libc_flags::NEWNET), (key::UTS, libc_flags::NEWUTS), (key::IPC, libc_flags::NEWIPC)];
-        KINDS.iter().filter_map(|(k, kind)| Some((*kind, self.holdings.get(k)?))).collect()
+        let kinds = KINDS.iter().filter(|(k, _)| !(own_ipc && *k == key::IPC));
+        kinds.filter_map(|(k, kind)| Some((*kind, self.holdings.get(k)?))).collect()
     }
 }
 

@@ -42,6 +42,12 @@ impl Tree {
         self.pids.first().copied().filter(|pid| inner_id(&format!("/proc/{pid}/status")).is_some_and(|(i, _)| i == 1))
     }
 
+    /// Whether any process has a System V shared memory segment mapped, shmat(2).
+    pub(crate) fn maps_system_v(&self) -> bool {
+        let maps = |pid| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        self.pids.iter().any(|pid| maps(*pid).contains(" /SYSV"))
+    }
+
     /// Since when each thread (by id inside) has been off the CPU, nanoseconds of CLOCK_MONOTONIC. Threads that run
     /// are left out. To be read just before a freeze, which counts as running.
     pub(crate) fn waiting_since(&self) -> BTreeMap<u32, i64> {

@@ -94,7 +94,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     let used = advanced(&images, &proc.dir.join("wake"), body)?;
     let inherit = inherited(proc, body)?;
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
-    let namespaces = proc.held_namespaces();
+    let namespaces = proc.held_namespaces(body.own_ipc);
     let namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
     let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
     let request = RestoreRequest {
@@ -108,11 +108,13 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     };
     steps.done("prepare");
     let mut damage = None;
+    let mut root = 0;
     let restored = std::thread::scope(|scope| {
         let check = scope.spawn(|| kip_snapshot::verify(&images, &manifest.parts));
         let mut check = Some(check);
         restore(helper, &request, &mut |stage| match stage {
-            Stage::Created(_) => {
+            Stage::Created(pid) => {
+                root = pid;
                 steps.done("processes");
                 fault::reach("wake-created");
                 true
@@ -127,7 +129,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
             }
             Stage::Resuming => {
                 steps.done("registers");
-                release(proc, body);
+                release(proc, body, root);
                 steps.done("release");
                 fault::reach("wake-released");
                 true
@@ -135,6 +137,10 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
         })
     });
     drop(mounts);
+    if restored.is_err() {
+        // For whoever wants to know more than the causes that are told.
+        let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
+    }
     match (restored, damage) {
         (_, Some(damage)) => Err(damage.into()),
         (Err(e), None) => Err(e.into()),
@@ -183,7 +189,12 @@ fn advanced(images: &Path, scratch: &Path, body: &Body) -> Result<PathBuf, WakeE
 }
 
 /// The last step, every task stopped and about to run.
-fn release(proc: &Proc, body: &Body) {
+fn release(proc: &Proc, body: &Body, root: u32) {
+    if body.own_ipc
+        && let Err(e) = hold_new_ipc(proc, root)
+    {
+        tracing::warn!(proc = %proc.name, error = %e, "the restored IPC namespace is not held");
+    }
     if !body.clocks.patches.is_empty() {
         let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
         let now = Now::read();
@@ -213,4 +224,10 @@ fn release(proc: &Proc, body: &Body) {
     if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
     }
+}
+
+/// CRIU has made the IPC namespace anew; from now on this one is held.
+fn hold_new_ipc(proc: &Proc, root: u32) -> io::Result<()> {
+    let namespace = fs::File::open(format!("/proc/{root}/ns/ipc"))?;
+    proc.holdings.hold(vec![(key::IPC.to_owned(), namespace.into())]).map_err(io::Error::other)
 }

@@ -59,8 +59,7 @@ pub(super) fn confine(namespace: UserNamespace<'_>, allow_setuid: bool, filter: 
     }
     // Before the capabilities go: without no_new_privs it needs CAP_SYS_ADMIN in the user namespace.
     kip_sys::caps::add_seccomp_filter(filter).map_err(Failure::at(Step::Seccomp))?;
-    let sets =
-        CapabilitySets { effective: CAPABILITIES, permitted: CAPABILITIES, inheritable: CapabilitySet::empty() };
+    let sets = CapabilitySets { effective: CAPABILITIES, permitted: CAPABILITIES, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).map_err(Failure::at(Step::Capabilities))
 }
 

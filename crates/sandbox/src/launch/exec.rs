@@ -7,9 +7,7 @@ use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::thread::{
-    LinkNameSpaceType, ThreadNameSpaceType, move_into_link_name_space, move_into_thread_name_spaces,
-};
+use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, move_into_link_name_space, move_into_thread_name_spaces};
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
 

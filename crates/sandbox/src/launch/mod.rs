@@ -111,10 +111,7 @@ impl Server {
 
     /// Waits for a request or a child's end.
     fn wait(&self) -> io::Result<(bool, bool)> {
-        let mut fds = vec![
-            PollFd::new(&self.socket, PollFlags::IN),
-            PollFd::new(&self.signals, PollFlags::IN),
-        ];
+        let mut fds = vec![PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
         if let Some(events) = self.events.as_ref().filter(|_| !self.unsent.is_empty()) {
             fds.push(PollFd::new(events, PollFlags::OUT));
         }

@@ -11,16 +11,18 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
 };
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fmt::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Size of a proc's block of ids.
 const BLOCK: u32 = 65_536;
 
-/// A user namespace with the block mapped, and uts and ipc namespaces of the initial user namespace.
+/// A user namespace with the block mapped, a uts namespace of the initial user namespace, and an ipc namespace that belongs
+/// to the new one: CRIU dumps System V memory only from such.
 pub(super) fn namespaces(prepared: &Prepared, uid_base: u32, hostname: &str) -> Result<[OwnedFd; 3], Failure> {
     let user = user_namespace(prepared, uid_base).map_err(Failure::at(Step::NewUser))?;
-    let [uts, ipc] = uts_and_ipc(prepared, hostname)?;
+    let [uts, ipc] = uts_and_ipc(prepared, user.as_fd(), hostname)?;
     Ok([user, uts, ipc])
 }
 
@@ -49,12 +51,14 @@ fn user_namespace(prepared: &Prepared, uid_base: u32) -> std::io::Result<OwnedFd
     Ok(made?)
 }
 
-fn uts_and_ipc(prepared: &Prepared, hostname: &str) -> Result<[OwnedFd; 2], Failure> {
+fn uts_and_ipc(prepared: &Prepared, user: BorrowedFd<'_>, hostname: &str) -> Result<[OwnedFd; 2], Failure> {
     let proc = prepared.template.proc.as_fd();
     in_child(Step::NewUtsIpc, || {
-        let what = Unshare { uts: true, ipc: true, ..Unshare::default() };
-        unshare(what).map_err(Failure::at(Step::NewUtsIpc))?;
+        let one = |what| unshare(what).map_err(Failure::at(Step::NewUtsIpc));
+        one(Unshare { uts: true, ..Unshare::default() })?;
         rustix::system::sethostname(hostname.as_bytes()).map_err(Failure::at(Step::NewUtsIpc))?;
+        move_into_link_name_space(user, Some(LinkNameSpaceType::User)).map_err(Failure::at(Step::NewUtsIpc))?;
+        one(Unshare { ipc: true, ..Unshare::default() })?;
         let open = |path| {
             rustix::fs::openat(proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
                 .map_err(Failure::at(Step::NewUtsIpc))

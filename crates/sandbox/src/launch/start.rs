@@ -39,7 +39,8 @@ pub(super) fn start(prepared: &Prepared, parts: &Parts, program: &Program) -> Re
     let workdir = program.workdir.clone().unwrap_or_default();
     let words = ["kip-init".to_owned(), workdir].into_iter().chain(program.argv.iter().cloned());
     let arguments = Strings::new(words.map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
-    let environment = Strings::new(program.env.iter().cloned().map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
+    let environment =
+        Strings::new(program.env.iter().cloned().map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
     let path = CString::new(init::PATH).expect("a constant without NUL");
     let how = Clone { shared: true, new_mount: true, new_pid: true, ..Clone::default() };
     super::spawn(how, || {
@@ -105,7 +106,8 @@ fn attach(mount: &OwnedFd, root: BorrowedFd<'_>, name: &str) -> rustix::io::Resu
 
 fn mask(proc: &OwnedFd, path: &str) -> rustix::io::Result<()> {
     let name = path.strip_prefix("/proc/").expect("every masked path is in /proc");
-    let target = match rustix::fs::openat(proc, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+    let target = match rustix::fs::openat(proc, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+    {
         Err(Errno::NOENT) => return Ok(()),
         other => other?,
     };

@@ -1,0 +1,567 @@
+"""The command line: bad input and trouble get one clear line and exit code 1, JSON has its shapes, logs and exec work."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import archives, leftovers, servers
+from harness.clients import Lines, http_get
+from harness.kip import COLOURS, Kip, Proc, one_line_refusal
+from harness.wait import wait_for
+
+# Bad input
+
+
+def test_usage_errors_exit_2(kip: Kip) -> None:
+    for words in (["dance"], ["run"], ["run", "--port", "x", "--", "true"], ["sleep"], ["run", "--mem", "much", "--", "true"], []):
+        done = kip.cli(*words, check=False)
+        assert done.returncode == 2, (words, done.returncode, done.stderr)
+        assert "usage" in done.stderr.lower() or "--help" in done.stderr, done.stderr
+
+
+def test_missing_command(kip: Kip) -> None:
+    for command in ("/no/such/program", "no-such-program-in-the-path", "/etc/passwd", "/usr"):
+        line = kip.refused("run", "--name", "nothing", "--", command)
+        assert command in line, line
+        assert kip.names() == []
+
+
+def test_unknown_proc(kip: Kip) -> None:
+    for words in (["inspect"], ["stop"], ["start"], ["rm"], ["wake"], ["why"], ["logs"]):
+        assert "nobody" in kip.refused(*words, "nobody")
+    assert "nobody" in kip.refused("sleep", "nobody", "--to", "parked")
+    assert "nobody" in kip.refused("exec", "nobody", "--", "true")
+
+
+def test_same_name_twice(kip: Kip) -> None:
+    proc = kip.run("twin", ["sleep", "1000"])
+    line = kip.refused("run", "--name", "twin", "--", "sleep", "1")
+    assert "twin" in line
+    assert proc.state == "running" and kip.names() == ["twin"]
+    proc.sleep()
+    assert "twin" in kip.refused("run", "--name", "twin", "--", "sleep", "1")
+    assert proc.state == "parked"
+
+
+def test_same_port_twice_in_one_proc(kip: Kip) -> None:
+    line = kip.refused("run", "--name", "two", "--port", "28123:80", "--port", "28123:81", "--", "sleep", "9")
+    assert "28123" in line and kip.names() == []
+
+
+def test_program_that_exits_at_once(kip: Kip) -> None:
+    line = kip.refused("run", "--name", "short", "--port", "80", "--wait-ready", "--", "sh", "-c", "echo why-it-failed >&2; exit 3")
+    assert "short" in line and re.search(r"\b3\b", line), "the line has the program's exit code"
+    # Without --wait-ready it has been exec'd, which is all that was asked; how it ended is kept.
+    done = kip.cli("run", "--name", "brief", "--", "sh", "-c", "echo last words; exit 5", check=False)
+    assert done.returncode == 0, done.stderr
+    view = Proc(kip, "brief").wait_state("stopped", 10)
+    assert view["exit"] == "exit code 5" and view["pids"] == [] and view["tier"] is None, view
+    assert "last words" in Proc(kip, "brief").logs()
+    assert "5" in kip.cli("ps").stdout
+
+
+def test_limits_too_small_to_start(kip: Kip) -> None:
+    for flags in (["--mem", "16K"], ["--pids", "1"], ["--cpus", "0"], ["--mem", "0"], ["--cpus", "-1"]):
+        done = kip.cli("run", "--name", "tiny", *flags, "--", "sleep", "1000", check=False, timeout=60)
+        assert done.returncode in (1, 2), f"{flags}: exit {done.returncode} {done.stderr}"
+        if done.returncode == 1:
+            one_line_refusal(done)
+        assert kip.names() == [], flags
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", list(archives.HOSTILE))
+def test_hostile_tarball(kip: Kip, tmp_path: Path, name: str) -> None:
+    path = archives.write(tmp_path, name)
+    procs = kip.data / "procs"
+    before = disk_used(kip.data)
+    done = kip.cli("run", "--name", "hostile", "--tar", path, "--", "sleep", "1000", check=False, timeout=240)
+    assert not os.path.lexists(archives.TARGET), "it wrote outside"
+    if name in archives.MAY_BE_TAKEN and done.returncode == 0:
+        return
+    line = one_line_refusal(done)
+    assert str(path) in line or path.name in line, line
+    assert kip.names() == []
+    assert not [p for p in procs.rglob("*") if procs.exists() and "hostile" in p.parts], "something of it is left"
+    assert disk_used(kip.data) - before < 1 << 20
+
+
+def disk_used(path: Path) -> int:
+    return int(subprocess.run(["du", "-s", "--block-size=1", path], capture_output=True, text=True).stdout.split()[0])
+
+
+def test_tarball_that_is_not_there(kip: Kip) -> None:
+    assert "/no/such.tar" in kip.refused("run", "--name", "x", "--tar", "/no/such.tar", "--", "true")
+    assert kip.names() == []
+
+
+def test_good_tarballs(kip: Kip, tmp_path: Path) -> None:
+    """Plain, gzip; links that are followed inside only; owners, modes and times are kept."""
+    content = archives.archive(
+        archives.entry("srv/data/f", data=b"data"), archives.entry("srv/link", b"2", link="/srv/data/f"),
+        archives.entry("srv/hard", b"1", link="srv/data/f"),
+    )  # fmt: skip
+    for suffix, data in (("tar", content), ("tar.gz", gzip.compress(content))):
+        path = tmp_path / f"good.{suffix}"
+        path.write_bytes(data)
+        proc = kip.run("good", ["sleep", "1000"], tar=path)
+        assert proc.exec("cat", "/srv/link", "/srv/hard").stdout == "datadata"
+        proc.remove()
+
+
+def test_no_daemon(kip: Kip, tmp_path: Path) -> None:
+    for words in (["ps"], ["run", "--", "true"], ["down"]):
+        done = subprocess.run([kip.program, "--data", tmp_path / "nothing", *words], capture_output=True, text=True, timeout=20)
+        assert "up" in one_line_refusal(done)
+
+
+def test_second_daemon_on_one_directory(kip: Kip) -> None:
+    done = subprocess.run([kip.program, "--data", kip.data, "up"], capture_output=True, text=True, timeout=20)
+    line = one_line_refusal_of_up(done)
+    assert str(kip.info()["pid"]) in line or str(kip.data) in line, line
+    assert kip.alive()
+
+
+def one_line_refusal_of_up(done: subprocess.CompletedProcess[str]) -> str:
+    """The daemon also logs to stderr; what it says to the person is the last line."""
+    lines = COLOURS.sub("", done.stderr).strip().splitlines()
+    said = [line for line in lines if line.startswith("kip:")]
+    assert len(said) == 1, done.stderr
+    return one_line_refusal(subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said[0] + "\n"))
+
+
+def test_no_root(kip: Kip, tmp_path: Path) -> None:
+    program = Path("/tmp") / f"kip-test-binary-{os.getpid()}"  # the build directory may be closed to others
+    program.write_bytes(kip.program.read_bytes())
+    program.chmod(0o755)
+    try:
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        data = tmp_path / "data"
+        done = subprocess.run([*nobody, program, "--data", data, "up"], capture_output=True, text=True, timeout=20)
+        assert "root" in one_line_refusal_of_up(done)
+        assert not data.exists()
+        done = subprocess.run([*nobody, program, "--data", kip.data, "ps"], capture_output=True, text=True, timeout=20)
+        assert done.returncode == 1 and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    finally:
+        program.unlink()
+
+
+@pytest.mark.parametrize("case", ["missing", "too old", "not a criu", "not executable"])
+def test_no_criu(kip: Kip, tmp_path: Path, case: str) -> None:
+    fake = tmp_path / "criu"
+    if case != "missing":
+        version = "Version: 3.17" if case == "too old" else "hello"
+        fake.write_text(f"#!/bin/sh\necho '{version}'\n")
+        fake.chmod(0o644 if case == "not executable" else 0o755)
+    before = leftovers.Machine.now()
+    data = tmp_path / "data"
+    words = [kip.program, "--data", data, "up", "--criu", fake]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
+    line = one_line_refusal_of_up(done)
+    assert "criu" in line.lower(), line
+    if case == "too old":
+        assert "3.17" in line and "4.2" in line, "it says which version there is and which is needed"
+    assert not leftovers.left(before, data, None)
+
+
+# Trouble
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 300 MB of its own."""
+    image, mountpoint = tmp_path / "disk.img", Path("/tmp") / f"kip-test-disk-{os.getpid()}"
+    mountpoint.mkdir()
+    subprocess.run(["truncate", "-s", "300M", image], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, mountpoint], check=True)
+    try:
+        yield mountpoint
+    finally:
+        subprocess.run(["umount", mountpoint], check=True)
+        mountpoint.rmdir()
+
+
+def test_disk_full_while_parking(small_disk: Path, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """The proc runs on untouched, says why it could not sleep, leaves no half snapshot, and parks when there is room."""
+    server = servers.torture()
+    kip = fresh_kip(data=small_disk / "data")
+    proc = kip.run("full", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    client = Lines(proc.port())
+    client.ask("eat 60")
+    client.check()
+    filler = small_disk / "filler"
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    with open(filler, "wb") as f:
+        f.write(os.urandom(1 << 20) * (free // (1 << 20) - 20))
+        f.flush()
+        os.fsync(f.fileno())
+    pids = proc.inspect()["pids"]
+    line = kip.refused("sleep", "full", "--to", "parked")
+    assert re.search(r"space|disk|full", line), line
+    view = proc.inspect()
+    assert (view["state"], view["pids"], view["generation"]) == ("running", pids, 0), view
+    client.check()
+    why = kip.json("why", "full")
+    assert any(re.search(r"space|disk|full", reason) for reason in why["cannot_sleep"]), why
+    left = [p for p in (kip.data / "procs" / "full").glob("gen-*") if any(p.rglob("*.img"))]
+    assert not left, "a half snapshot is left"
+    filler.unlink()
+    proc.sleep()
+    client.check()
+    client.close()
+
+
+def damage(path: Path) -> bytes:
+    """Flips bits in the middle of a file; gives what was there."""
+    whole = path.read_bytes()
+    at = len(whole) // 2
+    with open(path, "r+b") as f:
+        f.seek(at)
+        f.write(bytes(b ^ 0x55 for b in whole[at : at + 64]))
+    return whole
+
+
+@pytest.mark.parametrize("which", ["pages", "core", "missing file"])
+def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: str) -> None:
+    """It is not restored, nothing is deleted, and with the bytes mended it wakes with everything."""
+    server = servers.torture()
+    kip = fresh_kip()
+    kip.expected += [r"full"]  # a failed wake may be logged
+    proc = kip.run("full", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    client = Lines(proc.port())
+    client.check()
+    generation = proc.sleep()["generation"]
+    directory = next((kip.data / "procs" / "full").glob(f"gen-{generation}"))
+    pattern = {"pages": "pages-*.img", "core": "core-*.img", "missing file": "core-*.img"}[which]
+    victim = max(directory.rglob(pattern), key=lambda p: p.stat().st_size)
+    whole = damage(victim)
+    if which == "missing file":
+        victim.unlink()
+    names = sorted(p.name for p in directory.rglob("*"))
+    line = kip.refused("wake", "full")
+    assert victim.name in line or "snapshot" in line or "generation" in line, line
+    view = proc.inspect()
+    assert view["pids"] == [] and view["generation"] == generation, view
+    assert sorted(p.name for p in directory.rglob("*")) == names, "a wake that fails deletes nothing"
+    victim.write_bytes(whole)
+    proc.wake()
+    client.check()
+    client.close()
+
+
+UNPARKABLE = {
+    # A Landlock ruleset is an anonymous inode that CRIU does not know.
+    "landlock": "import ctypes, struct, time\na=struct.pack('Q', 1)\nfd=ctypes.CDLL(None).syscall(444, a, 8, 0)",
+    # A POSIX message queue's descriptor lies on the mqueue filesystem.
+    "mqueue": "import ctypes, time, os\nfd=ctypes.CDLL(None).mq_open(b'/kip-test', os.O_CREAT | os.O_RDWR, 0o600, None)",
+}
+
+
+@pytest.mark.parametrize("kind", list(UNPARKABLE))
+def test_what_cannot_be_parked_runs_on(kip: Kip, kind: str) -> None:
+    """`kip sleep` refuses with the reason, `kip why` names the descriptor, the program notices nothing."""
+    script = UNPARKABLE[kind] + "\nprint('descriptor', fd, flush=True)\nn=0\nwhile True:\n  time.sleep(0.05); n+=1; open('/tmp/alive','w').write(str(n))"
+    proc = kip.run("stuck", ["/usr/bin/python3", "-c", script])
+    wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 10)
+    fd = int(proc.logs().split()[1])
+    assert fd >= 0, "this kernel does not give out such a descriptor: choose another for this test"
+    pids = proc.inspect()["pids"]
+    line = kip.refused("sleep", "stuck", "--to", "parked")
+    assert "stuck" in line, line
+    view = proc.inspect()
+    assert (view["state"], view["pids"], view["generation"]) == ("running", pids, 0)
+
+    def alive() -> int:
+        return int(proc.exec("cat", "/tmp/alive").stdout or 0)
+
+    seen = alive()
+    wait_for("the program goes on", lambda: alive() > seen, 5)
+    why = kip.json("why", "stuck")
+    assert why["cannot_sleep"] and any(re.search(rf"\b{fd}\b", reason) for reason in why["cannot_sleep"]), why
+    assert any(e["kind"] == "refused" and e["name"] == "stuck" for e in kip.events())
+    human = kip.cli("why", "stuck").stdout
+    assert str(fd) in human, human
+
+
+# JSON and tables
+
+VIEW_KEYS = {
+    "name", "realm", "state", "tier", "worker", "generation", "ports", "pids", "memory", "last_sleep", "last_wake", "exit",
+    "idle_ms", "next_timer_ms", "spec",
+}  # fmt: skip
+
+
+@pytest.fixture
+def web(kip: Kip, tmp_path: Path) -> Proc:
+    server = servers.lighttpd()
+    return kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--env", "HIDDEN=not-shown"])
+
+
+def test_shapes(kip: Kip, web: Proc) -> None:
+    """inspect and ps have every key that scripts rely on, hot and parked."""
+    hot = web.inspect()
+    assert VIEW_KEYS <= hot.keys(), VIEW_KEYS - hot.keys()
+    assert (hot["name"], hot["realm"], hot["state"], hot["tier"], hot["generation"]) == ("web", "default", "running", "hot", 0)
+    assert hot["pids"] and all(leftovers.is_alive(pid) for pid in hot["pids"])
+    assert hot["memory"]["rss_bytes"] >= hot["memory"]["pss_bytes"] > 100_000
+    assert {"rss_bytes", "pss_bytes", "kernel_bytes", "swap_bytes", "working_set_pages"} <= hot["memory"].keys()
+    (port,) = hot["ports"]
+    assert {"proto", "port", "host_addr", "host_port"} <= port.keys() and (port["proto"], port["port"]) == ("tcp", 8080)
+    assert hot["last_sleep"] is None and hot["last_wake"] is None and hot["exit"] is None
+    parked = web.sleep()
+    assert parked["tier"] == "parked" and parked["memory"]["rss_bytes"] == 0
+    sleep = parked["last_sleep"]
+    assert sleep["to"] == "parked" and 0 < sleep["frozen_us"] <= sleep["total_us"] and sleep["bytes_written"] > 10_000
+    assert abs(sleep["at_ms"] / 1000 - time.time()) < 10
+    http_get(web.port(), "/page.html")
+    awake = web.wait_state("running")
+    wake = awake["last_wake"]
+    assert wake["from"] == "parked" and "tcp" in wake["trigger"] and "8080" in wake["trigger"]
+    assert wake["steps"] and all(step["name"] and step["us"] >= 0 for step in wake["steps"])
+    assert sum(step["us"] for step in wake["steps"]) <= wake["total_us"] * 1.5
+    (listed,) = kip.json("ps")
+    assert VIEW_KEYS <= listed.keys() and listed["name"] == "web"
+    assert "not-shown" not in json.dumps(kip.json("ps")), "listings leave out the values of the environment"
+
+
+def test_table(kip: Kip, web: Proc) -> None:
+    """Aligned columns under a head."""
+    kip.run("a-much-longer-name", ["sleep", "1000"])
+    head, *rows = kip.cli("ps").stdout.rstrip().splitlines()
+    assert head.split()[:3] == ["NAME", "STATE", "TIER"] and len(rows) == 2
+    at = head.index("STATE")
+    assert all(row[at - 1] == " " and row[at:].startswith("running") for row in rows), rows
+    assert {row.split()[0] for row in rows} == {"web", "a-much-longer-name"}
+    assert "web" in kip.cli("inspect", "web").stdout
+
+
+def test_why_of_a_sleeper_and_of_the_awake(kip: Kip, web: Proc) -> None:
+    awake = kip.json("why", "web")
+    assert awake["state"] == "running" and awake["awake_because"] and awake["cannot_sleep"] == []
+    web.sleep()
+    asleep = kip.json("why", "web")
+    assert asleep["awake_because"] == [] and asleep["state"] == "parked"
+    http_get(web.port(), "/page.html")
+    assert "tcp" in kip.json("why", "web")["last_wake"]["trigger"]
+
+
+def test_sleep_and_wake_twice(kip: Kip, web: Proc) -> None:
+    """Both are done when they return, and doing what is done is not an error."""
+    first = web.sleep()
+    kip.cli("sleep", "web", "--to", "parked")
+    assert web.inspect()["generation"] == first["generation"], "a sleeper is not woken to be parked again"
+    web.wake()
+    assert web.state == "running"
+    kip.cli("wake", "web")
+    assert web.state == "running"
+
+
+def test_events(kip: Kip, web: Proc) -> None:
+    """What happened, in order; with -f new ones as they come."""
+    follow = subprocess.Popen([kip.program, "--data", kip.data, "events", "-f", "--json"], stdout=subprocess.PIPE, text=True)
+    try:
+        web.sleep()
+        http_get(web.port(), "/page.html")
+        web.stop()
+        web.start()
+        web.remove()
+        wanted = ["started", "parking", "parked", "waking", "woken", "stopped", "started", "removed"]
+        kinds = [e["kind"] for e in kip.events() if e["name"] == "web"]
+        assert is_subsequence(wanted, kinds), kinds
+        assert follow.stdout
+        seen: list[str] = []
+        os.set_blocking(follow.stdout.fileno(), False)
+
+        def all_seen() -> bool:
+            for line in follow.stdout or []:
+                event = json.loads(line)
+                assert {"at_ms", "name", "kind", "detail"} <= event.keys()
+                if event["name"] == "web":
+                    seen.append(event["kind"])
+            return is_subsequence(wanted, seen)
+
+        wait_for("the follower has seen it all", all_seen, 5)
+    finally:
+        follow.terminate()
+        follow.wait(5)
+    times = [e["at_ms"] for e in kip.events()]
+    assert times == sorted(times)
+
+
+def is_subsequence(wanted: list[str], seen: list[str]) -> bool:
+    it = iter(seen)
+    return all(w in it for w in wanted)
+
+
+# exec
+
+
+def test_exec(kip: Kip) -> None:
+    proc = kip.run("shell", ["sleep", "1000"], flags=["--env", "FROM=spec", "--workdir", "/tmp"])
+    for code in (0, 1, 3, 77, 255):
+        assert proc.exec("sh", "-c", f"exit {code}", check=False).returncode == code
+    assert proc.exec("sh", "-c", "kill -9 $$", check=False).returncode == 128 + 9
+    assert proc.exec("sh", "-c", "kill -TERM $$", check=False).returncode == 128 + 15
+    done = proc.exec("sh", "-c", "echo out; echo err >&2")
+    assert (done.stdout, done.stderr) == ("out\n", "err\n")
+    assert proc.exec("cat", input="through stdin\n").stdout == "through stdin\n"
+    big = "x" * 3_000_000
+    assert proc.exec("cat", input=big).stdout == big
+    assert proc.exec("sh", "-c", "echo $FROM $HOSTNAME $HOME").stdout == "spec shell /root\n"
+    # The program's own name for itself, ids and namespaces are those of the proc.
+    assert proc.exec("hostname").stdout == "shell\n"
+    assert proc.exec("cat", "/proc/1/comm").stdout != Path("/proc/1/comm").read_text()
+    missing = proc.exec("/no/such/program", check=False)
+    assert missing.returncode in (1, 126, 127) and len(missing.stderr.strip().splitlines()) == 1, missing
+    words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sh", "-c", "head -c 100000000 /dev/zero"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as p:
+        assert p.stdout
+        p.stdout.read(1000)
+        p.stdout.close()  # whoever read it has seen enough
+        p.wait(20)
+    assert proc.state == "running"
+
+
+def test_exec_that_is_interrupted_ends_inside(kip: Kip) -> None:
+    """Ctrl-C at `kip exec` does not leave the program running inside for ever."""
+    proc = kip.run("shell", ["sleep", "1000"])
+    words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sleep", "777"]
+
+    def running() -> bool:
+        return any("sleep 777" in line for line, _, _ in leftovers.processes().values() if "kip" not in line)
+
+    with subprocess.Popen(words) as p:
+        wait_for("it runs", running, 5)
+        p.send_signal(signal.SIGINT)
+        p.wait(10)
+    wait_for("it is gone inside", lambda: not running(), 10)
+
+
+# logs
+
+
+def test_logs(kip: Kip, tmp_path: Path) -> None:
+    """Kept across sleeps and stops; -f goes on; the newest lines only on request."""
+    server = servers.torture()
+    proc = kip.run("talker", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    follow = subprocess.Popen([kip.program, "--data", kip.data, "logs", "-f", "talker"], stdout=subprocess.PIPE, text=True)
+    try:
+        client = Lines(proc.port())
+        for i in range(3):
+            client.ask(f"say line {i}")
+            proc.sleep()
+        client.ask("say last")
+        assert follow.stdout
+        assert [follow.stdout.readline().strip() for _ in range(4)] == ["line 0", "line 1", "line 2", "last"]
+    finally:
+        follow.terminate()
+        follow.wait(5)
+    wanted = ["line 0", "line 1", "line 2", "last"]
+    wait_for("all is in the log", lambda: proc.logs().splitlines() == wanted, 5)
+    assert kip.cli("logs", "--tail", "2", "talker").stdout.splitlines() == wanted[-2:]
+    proc.sleep()
+    assert proc.logs().splitlines() == wanted and proc.state == "parked", "reading logs does not wake"
+    proc.stop()
+    assert proc.logs().splitlines() == wanted, "stop keeps the logs"
+    proc.start()
+    wait_for("it serves again", lambda: proc.state == "running", 10)
+    assert proc.logs().splitlines()[:4] == wanted
+
+
+def test_log_rotation(kip: Kip) -> None:
+    """A program that writes without end does not fill the disk, and the newest lines are there in order."""
+    lines, line = 1_500_000, "x" * 60
+    script = f"for i in range({lines}): print('%08d {line}' % i)\nimport time; print('end', flush=True); time.sleep(1000)"
+    proc = kip.run("chatty", ["/usr/bin/python3", "-c", script])
+    wait_for("it has written all", lambda: "end" in kip.cli("logs", "--tail", "1", "chatty").stdout, 60, every=0.2)
+    written = lines * 70
+    kept = disk_used(kip.data / "procs" / "chatty" / "logs")
+    assert kept < written / 2, f"{kept >> 20} MiB of {written >> 20} MiB written are kept: it is not rotated"
+    numbers = [int(text.split()[0]) for text in proc.logs().splitlines()[:-1]]
+    assert numbers[-1] == lines - 1 and len(numbers) > 10_000
+    assert numbers == list(range(numbers[0], lines)), "lines are missing between"
+
+
+def test_program_is_not_held_up_by_its_log(kip: Kip) -> None:
+    """Nobody reads the log; the program writes at its own pace."""
+    script = "import time\nt=time.monotonic()\nfor i in range(200000): print('x' * 50)\nprint('took', time.monotonic() - t, flush=True)\ntime.sleep(1000)"
+    proc = kip.run("writer", ["/usr/bin/python3", "-u", "-c", script])
+    wait_for("it is through", lambda: "took" in kip.cli("logs", "--tail", "1", "writer").stdout, 60, every=0.2)
+    assert float(proc.logs().split()[-1]) < 20
+
+
+def test_doctor(kip: Kip) -> None:
+    """It says what it looked at; here, where everything else works, nothing essential is missing."""
+    done = kip.cli("doctor", check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for word in ("criu", "cgroup", "overlay"):
+        assert word in done.stdout.lower(), done.stdout
+    json.loads(kip.cli("doctor", "--json").stdout)
+
+
+# stop, start, rm
+
+
+def test_stop_start_remove(kip: Kip, tmp_path: Path) -> None:
+    """stop keeps name, files and logs; rm wants it stopped, or force; both leave no process."""
+    server = servers.torture()
+    proc = kip.run("cycle", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    proc.exec("sh", "-c", "echo kept > /var/lib/kept")
+    assert "cycle" in kip.refused("rm", "cycle"), "a running proc is not removed without --force"
+    for asleep in (False, True):
+        pids = proc.inspect()["pids"]
+        if asleep:
+            proc.sleep()
+        proc.stop()
+        view = proc.inspect()
+        assert view["state"] == "stopped" and view["pids"] == [] and view["tier"] is None
+        assert not [pid for pid in pids if leftovers.is_alive(pid)]
+        assert "cycle" in kip.refused("sleep", "cycle", "--to", "parked")
+        assert "cycle" in kip.refused("exec", "cycle", "--", "true")
+        proc.start()
+        wait_for("it listens", lambda: can_connect(proc.port()), 10)
+        assert proc.exec("cat", "/var/lib/kept").stdout == "kept\n"
+        Lines(proc.port()).check()
+    proc.stop()
+    kip.cli("rm", "cycle")
+    assert kip.names() == []
+    assert not (kip.data / "procs" / "cycle").exists(), "rm keeps nothing"
+
+
+def can_connect(port: int) -> bool:
+    try:
+        Lines(port).close()
+        return True
+    except OSError:
+        return False
+
+
+def test_remove_leaves_nothing_on_the_machine(kip: Kip, tmp_path: Path) -> None:
+    """Not only `kip down`: each rm takes its interfaces, cgroups, mounts and rules with it."""
+    server = servers.lighttpd()
+    assert kip.instance is not None
+
+    def traces() -> list[str]:
+        mounts = [m for m in Path("/proc/self/mountinfo").read_text().splitlines() if str(kip.data) in m and "/procs/" in m]
+        cgroups = [str(p) for p in Path("/sys/fs/cgroup").glob(f"*/kip-{kip.instance}/*trace*") if p.is_dir()]
+        rules = subprocess.run(["nft", "list", "table", "inet", f"kip_{kip.instance}"], capture_output=True, text=True)
+        return mounts + cgroups + re.findall(r".*\b29777\b.*", rules.stdout)
+
+    for asleep in (False, True):
+        proc = kip.run("trace", server.command, ports=["29777:8080"], tar=server.tarball(tmp_path))
+        if asleep:
+            proc.sleep()
+        proc.remove()
+        wait_for("nothing of it is left", lambda: not traces(), 3)
+        assert not (kip.data / "procs" / "trace").exists()

@@ -1,0 +1,261 @@
+"""Published ports: every way to reach them, awake and parked, and the ways that must not exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import servers
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+
+PING = """
+import socket, sys
+kind, host, port, text = sys.argv[1:]
+family = socket.AF_INET6 if ":" in host else socket.AF_INET
+s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
+s.settimeout(5)
+s.connect((host, int(port)))
+s.sendall(text.encode())
+print(s.recv(1000).decode().strip())
+"""
+
+
+def ping(kind: str, host: str, port: int, text: str = "hello", inside: list[str] | None = None) -> str:
+    """Sends and gives the answer, from here or by a command that runs elsewhere."""
+    words = [*(inside or []), "/usr/bin/python3", "-c", PING, kind, host, str(port), text]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 0, f"{kind} to {host} port {port}: {done.stderr.strip().splitlines()[-1:]}"
+    return done.stdout.strip()
+
+
+def host_addresses() -> list[str]:
+    """All of this machine's, but link-local ones."""
+    links = json.loads(subprocess.run(["ip", "-j", "addr"], capture_output=True, text=True, timeout=10).stdout)
+    found = [a["local"] for link in links for a in link["addr_info"] if a.get("scope") == "global"]
+    # Those of Kip's own links lead to procs, not to the host.
+    return ["127.0.0.1", "::1", *(a for a in found if not a.startswith(("10.213.", "fd6b:6970:")))]
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[tuple[list[str], str, str]]:
+    """Another machine: a network namespace behind a link of its own. Gives the prefix of commands that run there and
+    this machine's addresses as seen from there."""
+    name, link = "kip-test-out", "kiptest0"
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
+
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", "198.51.100.1/24", "dev", link)
+        ip("addr", "add", "2001:db8:5::1/64", "dev", link, "nodad")
+        ip("link", "set", link, "up")
+        ip("-n", name, "addr", "add", "198.51.100.2/24", "dev", "eth0")
+        ip("-n", name, "addr", "add", "2001:db8:5::2/64", "dev", "eth0", "nodad")
+        ip("-n", name, "link", "set", "eth0", "up")
+        ip("-n", name, "route", "add", "default", "via", "198.51.100.1")
+        ip("-n", name, "route", "add", "default", "via", "2001:db8:5::1")
+        for family in ("ipv4", "ipv6"):  # as an uplink has it
+            with open(f"/proc/sys/net/{family}/conf/{link}/forwarding", "w") as f:
+                f.write("1")
+        yield ["ip", "netns", "exec", name], "198.51.100.1", "2001:db8:5::1"
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=10)
+        subprocess.run(["ip", "link", "delete", link], capture_output=True, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def echo(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+    server = servers.echo(9000, 9001)
+    tar = server.tarball(tmp_path_factory.mktemp("tar"))
+    proc = module_kip.run("echo", server.command, ports=server.published, tar=tar)
+    yield proc
+    proc.remove()
+
+
+@pytest.fixture(scope="module")
+def neighbour(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+    """Another proc of the realm."""
+    server = servers.echo(9000)
+    tar = server.tarball(tmp_path_factory.mktemp("tar"))
+    proc = module_kip.run("neighbour", server.command, ports=server.published, tar=tar)
+    yield proc
+    proc.remove()
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_from_every_address_of_the_host(echo: Proc, kind: str, asleep: bool) -> None:
+    port = echo.port(9001, kind)
+    for address in host_addresses():
+        if asleep:
+            echo.sleep()
+        assert ping(kind, address, port, f"by {address}") == f"by {address}"
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_from_outside(outside: tuple[list[str], str, str], echo: Proc, kind: str, asleep: bool) -> None:
+    """Another machine reaches it, and the program sees that machine's address."""
+    inside, v4, v6 = outside
+    port = echo.port(9000, kind)
+    for address, peer in ((v4, "198.51.100.2"), (v6, "2001:db8:5::2")):
+        if asleep:
+            echo.sleep()
+        assert ping(kind, address, port, "from outside", inside) == "from outside"
+        assert ping(kind, address, port, "who", inside).removeprefix("::ffff:") == peer
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_from_another_proc(echo: Proc, neighbour: Proc, kind: str, asleep: bool) -> None:
+    """By its own address and port, and by the host's address and the published port."""
+    ways = [(echo.address(9000, kind), 9000)]
+    ways += [(a, echo.port(9000, kind)) for a in host_addresses() if a not in ("127.0.0.1", "::1")]
+    for address, port in ways:
+        if asleep:
+            echo.sleep()
+        words = ["/usr/bin/python3", "-c", PING, kind, address, str(port), "hi"]
+        assert neighbour.exec(*words).stdout.strip() == "hi", (address, port)
+
+
+def test_to_itself(echo: Proc) -> None:
+    """By 127.0.0.1 inside, and by the host's address and its published port (hairpin)."""
+    words = ["/usr/bin/python3", "-c", PING, "tcp"]
+    assert echo.exec(*words, "127.0.0.1", "9000", "own loopback").stdout.strip() == "own loopback"
+    public = [a for a in host_addresses() if a not in ("127.0.0.1", "::1")]
+    for address in public:
+        assert echo.exec(*words, address, str(echo.port(9000)), "hairpin").stdout.strip() == "hairpin", address
+
+
+def test_program_reaches_the_outside(outside: tuple[list[str], str, str], neighbour: Proc) -> None:
+    """A proc may call out; a server in the other namespace sees the host's address, for procs are behind NAT."""
+    inside, _, _ = outside
+    script = (
+        "import socket\ns=socket.create_server(('198.51.100.2', 8123))\nprint('ready', flush=True)\n"
+        "c,peer=s.accept()\nc.sendall(peer[0].encode())\nc.close()"
+    )
+    server = subprocess.Popen([*inside, "/usr/bin/python3", "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout and server.stdout.readline() == "ready\n"
+        words = ["/usr/bin/python3", "-c", PING, "tcp", "198.51.100.2", "8123", "x"]
+        assert neighbour.exec(*words).stdout.strip() == "198.51.100.1"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_chosen_port_is_reported_and_reserved(echo: Proc) -> None:
+    """No HOST: part: a port is chosen, inspect says which, and no service of the host can take it unnoticed."""
+    view = echo.inspect()
+    assert {(p["proto"], p["port"]) for p in view["ports"]} == {(k, p) for k in ("tcp", "udp") for p in (9000, 9001)}
+    for p in view["ports"]:
+        assert 1024 <= p["host_port"] < 65536 and p["host_addr"] in ("0.0.0.0", "::")
+        kind = socket.SOCK_STREAM if p["proto"] == "tcp" else socket.SOCK_DGRAM
+        for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")):
+            with socket.socket(family, kind) as s, pytest.raises(OSError, match="in use"):
+                s.bind((address, p["host_port"]))
+
+
+def test_reservation_lives_through_sleep(echo: Proc) -> None:
+    echo.sleep()
+    test_chosen_port_is_reported_and_reserved(echo)
+
+
+def test_asked_port(kip: Kip, tmp_path: Path) -> None:
+    with socket.socket() as s:
+        s.bind(("", 0))
+        free = s.getsockname()[1]
+    server = servers.echo(9000)
+    proc = kip.run("asked", server.command, ports=[f"{free}:9000"], tar=server.tarball(tmp_path))
+    assert proc.port() == free
+    assert ping("tcp", "127.0.0.1", free) == "hello"
+    taken = kip.refused("run", "--name", "second", "--port", f"{free}:80", "--", "sleep", "100")
+    assert "asked" in taken and str(free) in taken, "the line names the port and the proc that has it"
+    assert "second" not in kip.names(), "nothing is left of what was refused"
+    proc.remove()
+    again = kip.run("again", server.command, ports=[f"{free}:9000"], tar=server.tarball(tmp_path))
+    assert ping("tcp", "127.0.0.1", free) == "hello", "a removed proc's port is free at once"
+    again.remove()
+    with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        s.bind(("", free))
+
+
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_port_taken_by_a_service_of_the_host(kip: Kip, kind: str, address: str) -> None:
+    """The refusal says who has it: the program and its pid."""
+    script = f"""
+import socket, time
+s = socket.socket(socket.{'AF_INET6' if ':' in address else 'AF_INET'}, socket.{'SOCK_STREAM' if kind == 'tcp' else 'SOCK_DGRAM'})
+s.bind(({address!r}, 0))
+{'s.listen()' if kind == 'tcp' else ''}
+print(s.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+    service = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    try:
+        assert service.stdout
+        port = int(service.stdout.readline())
+        suffix = "/udp" if kind == "udp" else ""
+        line = kip.refused("run", "--name", "loser", "--port", f"{port}:80{suffix}", "--", "sleep", "100")
+        assert str(port) in line and re.search(rf"python.*\b{service.pid}\b", line), line
+        assert "loser" not in kip.names()
+    finally:
+        service.kill()
+        service.wait()
+
+
+def test_ports_of_stopped_procs_do_not_answer(kip: Kip, tmp_path: Path) -> None:
+    server = servers.echo(9000)
+    proc = kip.run("halted", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    port = proc.port()
+    proc.stop()
+    with socket.socket() as s:
+        s.settimeout(3)
+        assert s.connect_ex(("127.0.0.1", port)) != 0
+    proc.start()
+    proc.wait_state("running")
+    assert proc.port() == port, "it keeps its port while nobody else wants it"
+
+    def answers() -> bool:
+        try:
+            return ping("tcp", "127.0.0.1", port) == "hello"
+        except AssertionError:
+            return False
+
+    wait_for("it serves again", answers, 10)
+
+
+def test_many_connections_while_parked(echo: Proc) -> None:
+    """Connections from all sides at once wake it once, and each is answered."""
+    port = echo.port(9000)
+    generation = echo.sleep()["generation"]
+    failures: list[str] = []
+
+    def one(i: int) -> None:
+        try:
+            with socket.create_connection(("127.0.0.1" if i % 2 else "::1", port), timeout=10) as s:
+                s.sendall(b"client %d" % i)
+                assert s.recv(100) == b"client %d" % i
+        except Exception as error:
+            failures.append(f"{i}: {error!r}")
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(40)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures
+    assert echo.inspect()["generation"] == generation
