@@ -86,7 +86,10 @@ def test_hostile_tarball(kip: Kip, tmp_path: Path, name: str) -> None:
     procs = kip.data / "procs"
     before = disk_used(kip.data)
     done = kip.cli("run", "--name", "hostile", "--tar", path, "--", "sleep", "1000", check=False, timeout=240)
-    assert not os.path.lexists(archives.TARGET), "it wrote outside"
+    escaped = os.path.lexists(archives.TARGET)
+    if escaped:
+        os.unlink(archives.TARGET)
+    assert not escaped, "it wrote outside"
     if name in archives.MAY_BE_TAKEN and done.returncode == 0:
         return
     line = one_line_refusal(done)
@@ -248,12 +251,12 @@ def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: 
     whole = damage(victim)
     if which == "missing file":
         victim.unlink()
-    names = sorted(p.name for p in directory.rglob("*"))
+    names = {p.name for p in directory.rglob("*")}
     line = kip.refused("wake", "full")
     assert victim.name in line or "snapshot" in line or "generation" in line, line
     view = proc.inspect()
     assert view["pids"] == [] and view["generation"] == generation, view
-    assert sorted(p.name for p in directory.rglob("*")) == names, "a wake that fails deletes nothing"
+    assert names <= {p.name for p in directory.rglob("*")}, "a wake that fails deletes nothing"
     victim.write_bytes(whole)
     proc.wake()
     client.check()
@@ -553,7 +556,8 @@ def test_remove_leaves_nothing_on_the_machine(kip: Kip, tmp_path: Path) -> None:
     assert kip.instance is not None
 
     def traces() -> list[str]:
-        mounts = [m for m in Path("/proc/self/mountinfo").read_text().splitlines() if str(kip.data) in m and "/procs/" in m]
+        pids = [os.getpid(), *(pid for pid, (line, _, _) in leftovers.processes().items() if str(kip.data) in line)]
+        mounts = [m for pid in pids for m in Path(f"/proc/{pid}/mountinfo").read_text().splitlines() if "procs/trace" in m]
         cgroups = [str(p) for p in Path("/sys/fs/cgroup").glob(f"*/kip-{kip.instance}/*trace*") if p.is_dir()]
         rules = subprocess.run(["nft", "list", "table", "inet", f"kip_{kip.instance}"], capture_output=True, text=True)
         return mounts + cgroups + re.findall(r".*\b29777\b.*", rules.stdout)

@@ -65,9 +65,11 @@ def outside() -> Iterator[tuple[list[str], str, str]]:
         ip("-n", name, "link", "set", "eth0", "up")
         ip("-n", name, "route", "add", "default", "via", "198.51.100.1")
         ip("-n", name, "route", "add", "default", "via", "2001:db8:5::1")
-        for family in ("ipv4", "ipv6"):  # as an uplink has it
-            with open(f"/proc/sys/net/{family}/conf/{link}/forwarding", "w") as f:
-                f.write("1")
+        # As an uplink has it. Before kernel 6.17 IPv6 is forwarded by all interfaces or none, which is up to Kip.
+        for setting in ("ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"):
+            path = Path("/proc/sys/net", setting.format(link))
+            if path.exists():
+                path.write_text("1")
         yield ["ip", "netns", "exec", name], "198.51.100.1", "2001:db8:5::1"
     finally:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=10)

@@ -41,7 +41,7 @@ VICTIM = """
 import os, socket, sys, time
 loop = socket.create_server(("127.0.0.1", 9100))
 loop6 = socket.create_server(("::1", 9100), family=socket.AF_INET6)
-abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0victim-abstract"); abstract.listen()
+abstract = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); abstract.bind("\\0victim-abstract")
 web = socket.create_server(("0.0.0.0", 9000))
 udp = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM); udp.bind(("::", 9000))
 open("/tmp/secret-file", "w").write(os.environ["SECRET"])
@@ -152,7 +152,7 @@ def test_the_attacked_is_there(battle: Battle) -> None:
     """From its own inside the victim's loopback, file and abstract socket are reachable: the attacks had a target."""
     script = (
         "import socket; [socket.create_connection((h, 9100), 2) for h in ('127.0.0.1', '::1')];"
-        "socket.socket(socket.AF_UNIX).connect('\\0victim-abstract'); print(open('/tmp/secret-file').read())"
+        "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect('\\0victim-abstract'); print(open('/tmp/secret-file').read())"
     )
     assert battle.victim.exec("/usr/bin/python3", "-c", script).stdout.strip() == battle.secret
 

@@ -44,6 +44,7 @@ struct target {
 struct connection {
 	int fd; /* -1: none */
 	int sent, length;
+	int connected;
 	long served; /* requests answered on this connection */
 	long long since;
 	char *buffer;
@@ -158,7 +159,7 @@ static int dial(struct connection *c, const struct target *t, int poll)
 {
 	struct epoll_event event = { EPOLLIN | EPOLLOUT | EPOLLET, { .u32 = c - connections } };
 	int one = 1;
-	c->sent = c->length = c->served = 0;
+	c->sent = c->length = c->served = c->connected = 0;
 	c->fd = socket(AF_INET, (t->udp ? SOCK_DGRAM : SOCK_STREAM) | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (c->fd < 0)
 		return -1;
@@ -210,6 +211,17 @@ static struct connection *free_one(int most)
 	return NULL;
 }
 
+/* The one that has waited longest for its handshake: its SYN may have been dropped, and would come again only after a
+ * second. A client that tries as often as ours has no use for it. */
+static struct connection *oldest_unconnected(int most)
+{
+	struct connection *found = NULL;
+	for (int i = 0; i < most; i++)
+		if (!connections[i].connected && (!found || connections[i].since < found->since))
+			found = &connections[i];
+	return found;
+}
+
 static void drop_all(void)
 {
 	for (int i = 0; i < MOST; i++)
@@ -233,6 +245,8 @@ static void first(const struct target *t, long long retry_ns, long long timeout_
 			printf("error not in %lld ms, last: %s\n", timeout_ns / 1000000, why);
 			break;
 		}
+		if (now >= next && retry_ns && !free_one(most) && (c = oldest_unconnected(most)))
+			drop(c);
 		if (now >= next && (c = free_one(most))) {
 			attempts++;
 			next = retry_ns ? now + retry_ns : now + timeout_ns * 2;
@@ -253,6 +267,7 @@ static void first(const struct target *t, long long retry_ns, long long timeout_
 			c = &connections[events[i].data.u32];
 			if (c->fd < 0)
 				continue;
+			c->connected |= !(events[i].events & (EPOLLERR | EPOLLHUP)) && !t->udp;
 			enum verdict v = advance(c, t);
 			done = now_ns();
 			if (v == GOOD) {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from parkwake.workspace import Failed
 
-RETRY_US, TIMEOUT_MS = 300, 30_000
+RETRY_US, TIMEOUT_MS = 300, 10_000
 
 
 @dataclass(frozen=True)

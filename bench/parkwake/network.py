@@ -70,6 +70,13 @@ class Nat:
   chain leaving {{
     type nat hook postrouting priority srcnat; policy accept;
   }}
+  chain host {{
+    type filter hook input priority filter; policy accept;
+    iifname != "{work.prefix}-*" accept
+    ct state established,related accept
+    ct state invalid drop
+    drop
+  }}
 }}
 """
         command("nft", "-f", "-", input=rules)

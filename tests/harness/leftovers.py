@@ -6,6 +6,7 @@ daemon's data directory or instance number (the names are those of ARCHITECTURE.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,13 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return stat.rsplit(")", 1)[1].split()[0] not in "ZX"
+
+
+def parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
 
 
 def processes() -> dict[int, tuple[str, int, str]]:
@@ -85,8 +93,10 @@ def instance_of(*pids: int | None) -> int | None:
 def left(before: Machine, data: Path, instance: int | None) -> list[str]:
     """Everything of this daemon that is still there, one line each."""
     found = []
+    older = {pid for pid, _ in before.processes} - {1, os.getpid()}
     for pid, (line, uid, started) in processes().items():
-        if (pid, started) in before.processes or pid == os.getpid():
+        # A child of something older than this daemon is somebody else's, whatever its user id.
+        if (pid, started) in before.processes or pid == os.getpid() or parent(pid) in older:
             continue
         ours = str(data) in line
         if instance is not None:
@@ -98,8 +108,14 @@ def left(before: Machine, data: Path, instance: int | None) -> list[str]:
         if str(data) in line and line.split()[4] != str(data):
             found.append(f"mount {line}")
     # A file whose only purpose is to be locked may stay: removing it would let two daemons take one number.
-    unlocked = re.compile(r"/instance-\d+$")
-    found += [f"file {f}" for f in run_files() - before.run_files if not unlocked.search(f)]
+    lock = re.compile(r"/instance-\d+$|\.lock$")
+    for name in run_files():
+        if name == str(RUN / "forwarding"):  # one for all instances of the machine
+            users = json.loads(Path(name).read_text() or "{}").get("users", [])
+            if instance in users or not users:
+                found.append(f"file {name} with users {users}")
+        elif name not in before.run_files and not lock.search(name):
+            found.append(f"file {name}")
     if instance is not None:
         found += of_instance(instance)
     return found

@@ -372,7 +372,7 @@ static void try_connect(char *spec, const char *device) {
         struct pollfd p = { .fd = fd, .events = POLLOUT };
         socklen_t n = sizeof e;
         e = ETIMEDOUT;
-        if (poll(&p, 1, 1000) == 1) getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &n);
+        if (poll(&p, 1, 500) == 1) getsockopt(fd, SOL_SOCKET, SO_ERROR, &e, &n);
         r = e ? -1 : 0;
     }
     errno = e;

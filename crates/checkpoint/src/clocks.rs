@@ -178,8 +178,25 @@ fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
     }
 }
 
-/// Since when each thread (numbered inside) had been off the CPU before the freeze, nanoseconds of CLOCK_MONOTONIC.
-pub type Since = BTreeMap<u32, i64>;
+/// A thread that waits in a system call, as it was seen just before the freeze.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waiting {
+    /// Since when it has been off the CPU, nanoseconds of CLOCK_MONOTONIC.
+    pub since_ns: i64,
+    /// Number, six arguments and stack pointer of the call: proc_pid_syscall(5).
+    pub call: [u64; 8],
+}
+
+/// Waiting threads, numbered inside.
+pub type Since = BTreeMap<u32, Waiting>;
+
+impl Waiting {
+    /// Since when, if the thread was found frozen in the same call.
+    fn since(&self, nr: u64, regs: &Message) -> Option<i64> {
+        let r = |f| regs.number(f);
+        (self.call == [nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)]).then_some(self.since_ns)
+    }
+}
 
 /// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once at the end of a
 /// dump, every task stopped.
@@ -251,7 +268,7 @@ fn settle_thread(
     thread: u32,
     regs: &mut Message,
     now: Now,
-    since: Option<i64>,
+    since: Option<Waiting>,
     read: ReadMemory<'_>,
     clocks: &mut Clocks,
 ) -> bool {
@@ -288,12 +305,12 @@ fn settle_call(
     nr: u64,
     regs: &mut Message,
     now: Now,
-    since: Option<i64>,
+    since: Option<Waiting>,
     read: ReadMemory<'_>,
     clocks: &mut Clocks,
 ) -> bool {
     let Some(timeout) = timeout_of(nr, regs) else { return false };
-    let waited = since.map_or(0, |s| (now.monotonic_ns - s).max(0));
+    let waited = since.and_then(|w| w.since(nr, regs)).map_or(0, |s| (now.monotonic_ns - s).max(0));
     let timespec = |address: u64| -> Option<i64> {
         let mut bytes = [0u8; 16];
         read(thread, address, &mut bytes).then(|| {
@@ -481,11 +498,20 @@ mod tests {
         }
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
         let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
-        assert!(settle_thread(3, &mut regs, now, Some(9 * SECOND), &|_, _, _| false, &mut clocks));
+        let mut call = [0; 8];
+        (call[0], call[1], call[4], call[7]) = (232, 5, 1500, 0x7000);
+        let waiting = Waiting { since_ns: 9 * SECOND, call };
+        let mut other = regs.clone();
+        assert!(settle_thread(3, &mut regs, now, Some(waiting), &|_, _, _| false, &mut clocks));
         assert_eq!((regs.number(AX), regs.number(IP), regs.number(DI)), (441, 0x1000, 5));
         assert_eq!(clocks.patches, [Patch { thread: 3, address: regs.number(R10), left_ns: 500_000_000 }]);
         assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + 500_000_000);
         assert_eq!(clocks.dues[0].every_ns, Some(1_500_000_000));
+        // Seen in another call just before: it has only begun to wait.
+        let earlier = Waiting { call: [202, 0, 0, 0, 0, 0, 0, 0x7000], ..waiting };
+        let mut anew = Clocks::default();
+        assert!(settle_thread(3, &mut other, now, Some(earlier), &|_, _, _| false, &mut anew));
+        assert_eq!(anew.patches[0].left_ns, 1_500_000_000);
         let later = Now { monotonic_ns: 10 * SECOND + 200_000_000, ..now };
         assert_eq!(patch_bytes(&clocks.patches[0], &clocks, later)[8..], 300_000_000i64.to_le_bytes());
         // Due in the past: fires at once, never "do not wait", never for ever.

@@ -148,20 +148,20 @@ impl Diag {
 
     /// Listening TCP sockets.
     pub fn listeners(&self) -> Result<Vec<SocketInfo>, DiagError> {
-        self.list(Protocol::Tcp, &[TcpState::Listen])
+        self.list(Protocol::Tcp, &[TcpState::Listen], None)
     }
 
     /// TCP connections that a descriptor refers to and that can still bring or take data.
     pub fn connections(&self) -> Result<Vec<SocketInfo>, DiagError> {
         use TcpState::*;
-        let mut all = self.list(Protocol::Tcp, &[Established, CloseWait, FinWait1, FinWait2, SynSent])?;
+        let mut all = self.list(Protocol::Tcp, &[Established, CloseWait, FinWait1, FinWait2, SynSent], None)?;
         all.retain(|s| s.inode != 0);
         Ok(all)
     }
 
     /// UDP sockets.
     pub fn udp(&self) -> Result<Vec<SocketInfo>, DiagError> {
-        self.list(Protocol::Udp, &[TcpState::Established, TcpState::Closed])
+        self.list(Protocol::Udp, &[TcpState::Established, TcpState::Closed], None)
     }
 
     /// Whatever is bound to a port, listeners first.
@@ -171,7 +171,7 @@ impl Diag {
             Protocol::Tcp => &[Listen, BoundInactive, Established, CloseWait, SynSent, FinWait1, FinWait2][..],
             Protocol::Udp => &[Established, Closed][..],
         };
-        let mut found = self.list(proto, states)?;
+        let mut found = self.list(proto, states, Some(port))?;
         found.retain(|s| s.local.port() == port);
         found.sort_by_key(|s| s.state != Listen);
         Ok(found)
@@ -182,7 +182,7 @@ impl Diag {
     /// having sent any is not counted at all.
     pub fn unaccepted(&self, listener: SocketAddr) -> Result<Unaccepted, DiagError> {
         let mut found = Unaccepted::default();
-        for s in self.list(Protocol::Tcp, &[TcpState::Established, TcpState::CloseWait])? {
+        for s in self.list(Protocol::Tcp, &[TcpState::Established, TcpState::CloseWait], Some(listener.port()))? {
             let same = s.local.port() == listener.port()
                 && (listener.ip().is_unspecified() || plain(s.local.ip()) == plain(listener.ip()));
             if !same || s.inode != 0 {
@@ -197,16 +197,23 @@ impl Diag {
         Ok(found)
     }
 
-    fn list(&self, proto: Protocol, states: &[TcpState]) -> Result<Vec<SocketInfo>, DiagError> {
+    fn list(&self, proto: Protocol, states: &[TcpState], port: Option<u16>) -> Result<Vec<SocketInfo>, DiagError> {
         let mask = states.iter().fold(0, |mask, s| mask | 1u32 << *s as u8);
         let mut found = Vec::new();
         for family in [AF_INET, AF_INET6] {
-            self.dump(family, proto, mask, &mut found).map_err(|source| DiagError { doing: "list", source })?;
+            self.dump(family, proto, mask, port, &mut found).map_err(|source| DiagError { doing: "list", source })?;
         }
         Ok(found)
     }
 
-    fn dump(&self, family: u8, proto: Protocol, mask: u32, found: &mut Vec<SocketInfo>) -> io::Result<()> {
+    fn dump(
+        &self,
+        family: u8,
+        proto: Protocol,
+        mask: u32,
+        port: Option<u16>,
+        found: &mut Vec<SocketInfo>,
+    ) -> io::Result<()> {
         let mut request = Vec::with_capacity(HEADER + REQUEST);
         request.extend(((HEADER + REQUEST) as u32).to_ne_bytes());
         request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
@@ -214,6 +221,8 @@ impl Diag {
         request.extend([0; 8]);
         request.extend([family, if proto == Protocol::Tcp { 6 } else { 17 }, 0, 0]);
         request.extend(mask.to_ne_bytes());
+        // struct inet_diag_sockid begins with the local port; zero means any.
+        request.extend(port.unwrap_or(0).to_be_bytes());
         request.resize(HEADER + REQUEST, 0);
         self.socket.send(&request, 0)?;
         loop {

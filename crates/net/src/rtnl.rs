@@ -7,14 +7,19 @@ use netlink_packet_core::{
     NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
     NetlinkPayload,
 };
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkMessage, State as OperState};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_ROUTE;
 use std::io;
+use std::time::{Duration, Instant};
 
 /// Requests in one system call: more answers than these may overflow the socket's buffer.
 const MOST: usize = 64;
+
+/// How long and how often to look whether a link has its carrier, which takes microseconds on a machine with idle cores.
+const CARRIER_PATIENCE: Duration = Duration::from_secs(5);
+const CARRIER_PAUSE: Duration = Duration::from_micros(30);
 
 /// What went wrong with a request to the kernel's network configuration.
 #[derive(Debug, thiserror::Error)]
@@ -131,10 +136,30 @@ impl Rtnl {
 
     /// The index of the link of that name, or None.
     pub fn index_of(&mut self, name: &str) -> Result<Option<u32>, RtnlError> {
-        let mut link = LinkMessage::default();
+        let mut link = link_at(0);
         link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+        Ok(self.link(link, name)?.map(|l| l.header.index))
+    }
+
+    /// Waits until a link carries packets. Setting it up only starts that: the kernel notices the carrier, lets go of the
+    /// queue that drops everything and tells IPv6 in a work item of its own (net/core/link_watch.c).
+    pub fn await_carrier(&mut self, index: u32) -> Result<(), RtnlError> {
+        let doing = || format!("wait for the carrier of link {index}");
+        let deadline = Instant::now() + CARRIER_PATIENCE;
+        while Instant::now() < deadline {
+            let link = self.link(link_at(index), "a link just made")?;
+            let Some(link) = link else { break };
+            if link.attributes.contains(&LinkAttribute::OperState(OperState::Up)) {
+                return Ok(());
+            }
+            std::thread::sleep(CARRIER_PAUSE);
+        }
+        Err(RtnlError::Refused { doing: doing(), source: io::ErrorKind::TimedOut.into() })
+    }
+
+    fn link(&mut self, wanted: LinkMessage, name: &str) -> Result<Option<LinkMessage>, RtnlError> {
         let mut bytes = Vec::with_capacity(64);
-        self.append(&mut bytes, RouteNetlinkMessage::GetLink(link), NLM_F_REQUEST);
+        self.append(&mut bytes, RouteNetlinkMessage::GetLink(wanted), NLM_F_REQUEST);
         self.socket.send(&bytes, 0).map_err(RtnlError::Socket)?;
         loop {
             for message in self.receive()? {
@@ -142,9 +167,7 @@ impl Rtnl {
                     continue;
                 }
                 match message.payload {
-                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        return Ok(Some(link.header.index));
-                    }
+                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => return Ok(Some(link)),
                     NetlinkPayload::Error(e) if e.raw_code() == -rustix::io::Errno::NODEV.raw_os_error() => {
                         return Ok(None);
                     }

@@ -354,3 +354,51 @@ fn two_instances_stand_side_by_side() {
         assert_ne!(Addresses::of(instance(1), a.slot), Addresses::of(instance(10), b.slot));
     });
 }
+
+#[test]
+fn a_namespace_carries_packets_as_soon_as_it_is_taken() {
+    on_machine(|_| {
+        let pool = NetPool::new(instance(7)).unwrap();
+        for number in 1..60 {
+            let ns = pool.take(slot(number)).unwrap();
+            let inside = within(ns.fd.as_fd(), || UdpSocket::bind("[::]:9").unwrap());
+            inside.set_read_timeout(Some(LONG)).unwrap();
+            for bind in ["[::]:0", "0.0.0.0:0"] {
+                let outside = UdpSocket::bind(bind).unwrap();
+                outside.set_read_timeout(Some(LONG)).unwrap();
+                let to = if bind.starts_with('[') { ns.v6.into() } else { std::net::IpAddr::V4(ns.v4) };
+                outside.send_to(b"there", (to, 9)).unwrap();
+                let (_, peer) = inside.recv_from(&mut [0; 10]).unwrap_or_else(|e| panic!("to {to}: {e}"));
+                inside.send_to(b"back", peer).unwrap();
+                outside.recv(&mut [0; 10]).unwrap_or_else(|e| panic!("from {to}: {e}"));
+            }
+        }
+    });
+}
+
+#[test]
+fn a_pool_makes_what_is_announced() {
+    on_machine(|_| {
+        let pool = NetPool::new(instance(8)).unwrap();
+        pool.prefill(&[slot(1), slot(2), slot(1)]);
+        eventually("two are ready", || pool.ready() == 2);
+        let one = pool.take(slot(1)).unwrap();
+        assert_eq!(one.ifname, "kp8-1");
+        assert!(ip("-o link").contains("kp8-2"));
+        // Settings inside, and who may bind what.
+        within(one.fd.as_fd(), || {
+            assert_eq!(run("sysctl", "-n net.ipv4.ip_unprivileged_port_start").trim(), "0");
+            assert_eq!(run("sysctl", "-n net.mptcp.enabled").trim(), "0");
+            assert_eq!(run("sysctl", "-n net.core.somaxconn").trim(), "4096");
+        });
+        // A link of that name is in the way, as after a crash: it goes.
+        pool.release(&[slot(2)]).unwrap();
+        ip("link add kp8-2 type veth peer name other");
+        assert_eq!(pool.take(slot(2)).unwrap().v4, Addresses::of(instance(8), slot(2)).v4);
+        // What was announced and never taken goes with the pool.
+        pool.prefill(&[slot(3)]);
+        eventually("one is ready", || pool.ready() == 1);
+        drop(pool);
+        assert!(!ip("-o link").contains("kp8-3"));
+    });
+}

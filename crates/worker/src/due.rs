@@ -14,6 +14,8 @@ const LONGEST_GATHER_NS: i64 = 3_600 * 1_000_000_000;
 pub(crate) struct NextWake {
     /// When to begin, nanoseconds of CLOCK_MONOTONIC.
     pub(crate) at_ns: i64,
+    /// When the timer is due, on the same clock.
+    pub(crate) due_ns: i64,
     /// For what.
     pub(crate) source: Source,
     /// Only gathered ticks: nothing that must be on time.
@@ -29,13 +31,13 @@ fn is_tick(due: &Due, tick_ns: i64) -> bool {
 pub(crate) fn next_wake(clocks: &Clocks, tick_ms: u64, tick_wakes: u32, lead_ns: i64) -> Option<NextWake> {
     let tick_ns = (tick_ms as i64).saturating_mul(1_000_000);
     let on_time = clocks.dues.iter().filter(|d| !is_tick(d, tick_ns)).min_by_key(|d| d.at_ns);
-    let on_time = on_time.map(|d| NextWake { at_ns: d.at_ns - lead_ns, source: d.source, tick: false });
+    let on_time =
+        on_time.map(|d| NextWake { at_ns: d.at_ns - lead_ns, due_ns: d.at_ns, source: d.source, tick: false });
     let gather = tick_ns.saturating_mul(1 << tick_wakes.min(20)).min(LONGEST_GATHER_NS.max(tick_ns));
     let ticks = clocks.dues.iter().filter(|d| is_tick(d, tick_ns)).min_by_key(|d| d.at_ns);
-    let ticks = ticks.map(|d| NextWake {
-        at_ns: d.at_ns.max(clocks.frozen_ns.saturating_add(gather)),
-        source: d.source,
-        tick: true,
+    let ticks = ticks.map(|d| {
+        let at_ns = d.at_ns.max(clocks.frozen_ns.saturating_add(gather));
+        NextWake { at_ns, due_ns: at_ns, source: d.source, tick: true }
     });
     match (on_time, ticks) {
         (Some(a), Some(b)) => Some(if b.at_ns < a.at_ns { b } else { a }),

@@ -127,7 +127,7 @@ pub(crate) fn park(
     };
     let helper = proc.shared.helpers.take()?;
     let before = options_before(&tree);
-    let since = tree.waiting_since();
+    let since = tree.waiting();
     let seen = Seen { since, before, masks, own_ipc };
     let mut outcome = None;
     fault::reach("park-dump");

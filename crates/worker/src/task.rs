@@ -34,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(1000);
 const AFTER_TICKS: Duration = Duration::from_millis(500);
 /// Timers are met by waking this much longer before they are due than the last wake took.
 const LEAD: Duration = Duration::from_millis(20);
+/// However long the last wake took.
+const LONGEST_LEAD: Duration = Duration::from_millis(300);
 /// After a refused sleep, the next try.
 const RETRY_SLEEP: Duration = Duration::from_secs(60);
 
@@ -316,8 +318,8 @@ impl Task {
 
     fn begin_sleeping(&mut self, body: &Body) {
         self.running = None;
-        let lead = self.record.last_wake.as_ref().map_or(0, |w| w.total_us.min(2_000_000) * 1000) as i64
-            + LEAD.as_nanos() as i64;
+        let last = self.record.last_wake.as_ref().map_or(Duration::ZERO, |w| Duration::from_micros(w.total_us));
+        let lead = (last.min(LONGEST_LEAD) + LEAD).as_nanos() as i64;
         let timing = &self.proc.spec.timing;
         let next = due::next_wake(&body.clocks, timing.tick_ms, self.record.tick_wakes, lead);
         self.sleeping = Some(Sleeping { next });

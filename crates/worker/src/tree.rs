@@ -2,6 +2,7 @@
 //!
 //! Reads /proc only. A process that ends while it is looked at is left out.
 
+use kip_checkpoint::clocks::{Since, Waiting};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -48,17 +49,16 @@ impl Tree {
         self.pids.iter().any(|pid| maps(*pid).contains(" /SYSV"))
     }
 
-    /// Since when each thread (by id inside) has been off the CPU, nanoseconds of CLOCK_MONOTONIC. Threads that run
-    /// are left out. To be read just before a freeze, which counts as running.
-    pub(crate) fn waiting_since(&self) -> BTreeMap<u32, i64> {
-        let Some(offset) = scheduler_offset() else { return BTreeMap::new() };
-        let mut since = BTreeMap::new();
-        for (&inside, &tid) in &self.threads {
-            if let Some(at) = last_ran(tid) {
-                since.insert(inside, at + offset);
-            }
-        }
-        since
+    /// In which call, and since when, each thread (by id inside) waits. Threads that run are left out. To be read just
+    /// before a freeze, which counts as running.
+    pub(crate) fn waiting(&self) -> Since {
+        let Some(offset) = scheduler_offset() else { return Since::new() };
+        let look = |(inside, tid): (&u32, &u32)| {
+            // The call first: a thread that goes on between the two is then found in another one, or later in the same.
+            let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
+            Some((*inside, Waiting { since_ns: last_ran(*tid)? + offset, call }))
+        };
+        self.threads.iter().filter_map(look).collect()
     }
 }
 
@@ -72,6 +72,16 @@ fn inner_id(status: &str) -> Option<(u32, usize)> {
         .filter_map(|n| n.parse().ok())
         .collect();
     (ids.len() > 1).then(|| (ids[ids.len() - 1], ids.len()))
+}
+
+/// Number, arguments and stack pointer of proc_pid_syscall(5); none for a thread that runs.
+fn call_of(text: &str) -> Option<[u64; 8]> {
+    let mut words = text.split_whitespace();
+    let mut call = [words.next()?.parse().ok()?; 8];
+    for word in &mut call[1..] {
+        *word = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some(call)
 }
 
 /// When the thread was last on a CPU, nanoseconds of the scheduler's clock: `se.exec_start` in proc_pid_sched.
@@ -147,6 +157,14 @@ mod tests {
         go.send(()).unwrap();
         sleeper.join().unwrap();
         assert!((45_000_000..80_000_000).contains(&waited), "{waited}");
+    }
+
+    #[test]
+    fn reads_calls() {
+        let text = "232 0x5 0x7ffe 0x40 0xffffffffffffffff 0x0 0x8 0x7ffe1000 0x7f00\n";
+        assert_eq!(call_of(text), Some([232, 5, 0x7ffe, 0x40, u64::MAX, 0, 8, 0x7ffe_1000]));
+        assert_eq!(call_of("running\n"), None);
+        assert_eq!(call_of("-1 0x7ffe 0x7f00\n"), None);
     }
 
     #[test]

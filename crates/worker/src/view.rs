@@ -15,7 +15,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let proc = &handle.proc;
     let record = &status.record;
     let (pids, memory) = measure(proc, record.state.tier());
-    let next_timer_ms = status.next.map(|n| ((n.at_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
+    let next_timer_ms = status.next.map(|n| ((n.due_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
     ProcView {
         name: proc.name.clone(),
         realm: proc.spec.realm.clone(),

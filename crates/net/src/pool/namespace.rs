@@ -118,6 +118,9 @@ impl Maker {
         let outer = self.host.index_of(ifname)?.ok_or_else(|| vanished(ifname))?;
         let inner = inside.index_of("eth0")?.ok_or_else(|| vanished("eth0"))?;
         self.host.batch(vec![up_outside(outer, self.ipv6)])?;
+        inside.batch(vec![set_link("bring eth0 up", up(inner, self.ipv6))])?;
+        inside.await_carrier(inner)?;
+        self.host.await_carrier(outer)?;
         inside.batch(inside_requests(inner, self.instance, addresses, self.ipv6))?;
         self.host.batch(routes_outside(outer, self.instance, slot, addresses, self.ipv6))
     }
@@ -214,7 +217,6 @@ fn inside_requests(index: u32, instance: Instance, addresses: &Addresses, ipv6: 
     lo.header.change_mask = LinkFlags::Up;
     let mut requests = vec![
         set_link("bring lo up", lo),
-        set_link("bring eth0 up", up(index, ipv6)),
         address(index, addresses.v4.into(), AddressScope::Universe, true),
         route(Route {
             via: Some(instance.gateway_v4().into()),
@@ -225,6 +227,12 @@ fn inside_requests(index: u32, instance: Instance, addresses: &Addresses, ipv6: 
     ];
     if ipv6 {
         requests.push(address(index, addresses.v6.into(), AddressScope::Universe, true));
+        // The kernel sets this route itself, but in a work item of its own, and until then packets are refused.
+        requests.push(route(Route {
+            kind: RouteType::Local,
+            table: TABLE_LOCAL,
+            ..Route::to(addresses.v6.into(), 128, Some(index))
+        }));
         requests.push(route(Route {
             via: Some(ROUTER_V6.into()),
             ..Route::to(Ipv6Addr::UNSPECIFIED.into(), 0, Some(index))

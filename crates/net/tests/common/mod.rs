@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for something that must happen.
@@ -43,8 +43,13 @@ impl Machine {
     }
 }
 
+/// One machine at a time: all of them share the kernel's queue for packets on their way (netdev_max_backlog), so that one
+/// test's burst would drop another's packets.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// Runs the test on a machine of its own. The test's thread is in the host's namespace.
 pub fn on_machine(test: impl FnOnce(&Machine) + Send) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     std::thread::scope(|s| {
         let thread = s.spawn(|| {
             let outside = fresh_namespace();

@@ -1,0 +1,105 @@
+"""Servers under Kip: the daemon under test and what is asked of its procs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.clients import Redis
+from harness.kip import Kip, Proc
+from parkwake.client import Client, Reply
+from parkwake.setups import KEYS, Setup, value
+from parkwake.workspace import Failed, Workspace
+
+# They sleep when they are told to, not when they are idle.
+AWAKE = ["--idle", "24h"]
+
+
+def up(program: Path, data: Path) -> Kip:
+    """A daemon of the run's own."""
+    kip = Kip(data, program=program)
+    kip.up()
+    return kip
+
+
+def skeleton(kip: Kip) -> Path:
+    """The allowlist of the host's files that Kip made."""
+    return next(p for p in (kip.data / "base").iterdir() if not p.name.startswith("."))
+
+
+class Hosted:
+    """A server as a proc."""
+
+    def __init__(self, work: Workspace, kip: Kip, client: Client, setup: Setup, name: str):
+        self.kip, self.client, self.setup = kip, client, setup
+        tar = setup.server.tarball(work.dir) if setup.server.files else None
+        flags = [*AWAKE, *setup.server.flags]
+        self.proc: Proc = kip.run(name, setup.server.command, ports=setup.server.published, tar=tar, flags=flags, timeout=120)
+        self.host_port = self.proc.port(setup.port, setup.first.proto)
+        if setup.name == "redis":
+            fill(self.host_port)
+
+    def ask(self) -> Reply:
+        return self.client.first(self.setup.first, "127.0.0.1", self.host_port)
+
+    def sleep(self) -> dict[str, Any]:
+        """Parks it; it is seen to have no process. The figures of that sleep."""
+        return self.proc.sleep()["last_sleep"]
+
+    def wake_by_client(self) -> tuple[Reply, dict[str, Any]]:
+        """The first reply of a parked one, and the figures of that wake."""
+        before = self.proc.inspect()
+        if before["tier"] != "parked" or before["pids"]:
+            raise Failed(f"{self.proc.name} is not parked")
+        reply = self.ask()
+        deadline = time.monotonic() + 10
+        # The wake is recorded when the program already runs.
+        while (view := self.proc.inspect())["state"] != "running":
+            if time.monotonic() > deadline:
+                raise Failed(f"{self.proc.name} answered and is {view['state']}")
+        if not view["last_wake"] or view["last_wake"] == before.get("last_wake"):
+            raise Failed(f"{self.proc.name} answered without a wake on record")
+        return reply, view["last_wake"]
+
+
+def fill(port: int) -> None:
+    """redis's keys, and that they are there."""
+    client = Redis(port)
+    client.ask_all([("SET", f"key:{i}", value(i)) for i in range(KEYS)])
+    if client.ask("DBSIZE") != KEYS:
+        raise Failed("redis does not hold the keys")
+    client.close()
+
+
+def own_processes(kip: Kip) -> list[int]:
+    """The daemon, the keeper, and all that descends from them but the procs' own processes."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(stat.rsplit(")", 1)[1].split()[1])
+    assert kip.daemon
+    found = {kip.daemon.pid, kip.info()["keeper_pid"]}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    hosted = {pid for view in kip.json("ps") for pid in view.get("pids") or []}
+    return sorted(found - hosted)
+
+
+def pss_bytes(pids: Sequence[int]) -> int:
+    total = 0
+    for pid in pids:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+def cpu_ns(pids: Sequence[int]) -> int:
+    """CPU time of all their threads, ended ones too: the kernel's clock of a process (clock_getcpuclockid(3))."""
+    return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids)

@@ -1,0 +1,424 @@
+"""kip up and kip-keeper are killed with SIGKILL, at rest and at every recorded step, and started again: running procs run
+on and are adopted, parked ones wake, what was half done is finished or undone, nothing is lost and nothing is left.
+
+The daemon kills itself when it first reaches a step given by `kip up --fault-at STEP`; `--fault-at list` names the steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import kip as kip_module
+from harness import leftovers, servers
+from harness.clients import Lines, Redis, http_get
+from harness.kip import Failed, Kip, Proc
+from harness.wait import wait_for
+
+# A daemon that finds something half done may say so.
+RECOVERING = [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper)"]
+
+
+def steps() -> list[str]:
+    """The steps, from the binary; when there is no binary the tests say so."""
+    try:
+        done = subprocess.run([kip_module.binary(), "up", "--fault-at", "list"], capture_output=True, text=True, timeout=20)
+    except FileNotFoundError:
+        return ["no kip is built"]
+    return done.stdout.split() if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
+
+
+@pytest.fixture
+def torture_tar(tmp_path: Path) -> Path:
+    return servers.torture().tarball(tmp_path)
+
+
+def run_torture(kip: Kip, tar: Path, name: str = "worker") -> Proc:
+    server = servers.torture()
+    return kip.run(name, server.command, ports=server.published, tar=tar)
+
+
+def restart(kip: Kip, *flags: str) -> None:
+    kip.expected += RECOVERING
+    if kip.alive():
+        kip.kill()
+    kip.up(*flags)
+
+
+# At rest
+
+
+def test_killed_while_a_proc_runs(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    """The program does not notice: same processes, same connections; what it writes meanwhile is in the log."""
+    kip = fresh_kip()
+    proc = run_torture(kip, torture_tar)
+    client = Lines(proc.port())
+    client.check()
+    port, pids = proc.port(), proc.inspect()["pids"]
+    client.ask("say before")
+    for i in range(3):
+        kip.kill()
+        assert client.ask(f"say orphaned {i}") == "said", "the proc lives without the daemon"
+        assert Lines(port).ask("echo new client") == "new client", "and is reached without it"
+        client.check()
+        restart(kip)
+        view = proc.inspect()
+        # The program forks and reaps in every check: of its processes the first ones stay.
+        assert (view["state"], view["pids"][:3]) == ("running", pids[:3])
+        client.ask(f"say adopted {i}")
+    wanted = ["before"] + [f"{word} {i}" for i in range(3) for word in ("orphaned", "adopted")]
+    wait_for("the output is complete", lambda: proc.logs().splitlines() == wanted, 5)
+    assert any(e["kind"] == "adopted" for e in kip.events())
+    proc.sleep()
+    client.check()
+    client.close()
+
+
+def test_killed_while_a_proc_is_parked(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    """Clients that come while there is neither proc nor daemon wait, and are served by the next daemon."""
+    kip = fresh_kip()
+    proc = run_torture(kip, torture_tar)
+    port, steady = proc.port(), Lines(proc.port())
+    steady.check()
+    generation = proc.sleep()["generation"]
+    kip.kill()
+    late = Lines(port)  # the handshake completes: the socket is held
+    late.socket.sendall(b"echo from the queue\n")
+    restart(kip)
+    assert late.reader.readline() == b"from the queue\n"
+    steady.check()
+    assert proc.inspect()["generation"] == generation
+    proc.sleep()
+    kip.kill()
+    restart(kip)
+    assert proc.state == "parked", "a sleeper that nobody called sleeps on"
+    steady.check()
+    proc.sleep()
+    kip.kill()
+    restart(kip)
+    proc.wake()
+    steady.check()
+
+
+def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    kip = fresh_kip()
+    server = servers.torture()
+    proc = kip.run("worker", server.command, ports=server.published, tar=torture_tar, flags=["--tick", "100ms"])
+    client = Lines(proc.port())
+    overdue = client.ask("arm timerfd 600").split()[1]
+    later = client.ask("arm nanosleep 4000").split()[1]
+    proc.sleep()
+    kip.kill()
+    time.sleep(0.7)  # the first becomes due with nobody there
+    restart(kip)
+    proc.wait_state("running", 10)
+    wait_for("the overdue timer has fired", lambda: client.values(f"result {overdue}")["fired"] == "1", 5)
+    proc.sleep()
+    proc.wait_state("running", 10)
+    wait_for("the other fires", lambda: client.values(f"result {later}")["fired"] == "1", 5)
+    assert -1000 <= int(client.values(f"result {later}")["miss_mono_us"]) < 400_000
+
+
+def test_proc_that_ends_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip]) -> None:
+    """How it ended is known all the same."""
+    kip = fresh_kip()
+    proc = kip.run("brief", ["sh", "-c", "echo hello; sleep 1; echo bye; exit 6"])
+    kip.kill()
+    time.sleep(1.3)  # it ends
+    restart(kip)
+    view = proc.wait_state("stopped", 10)
+    assert view["exit"] == "exit code 6", view["exit"]
+    wait_for("its last words are in the log", lambda: proc.logs().splitlines() == ["hello", "bye"], 5)
+    proc.start()
+    proc.wait_state("running", 5)
+
+
+def test_sigterm_ends_the_daemon_only(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    kip = fresh_kip()
+    proc = run_torture(kip, torture_tar)
+    client = Lines(proc.port())
+    pids = proc.inspect()["pids"]
+    assert kip.daemon
+    kip.daemon.send_signal(signal.SIGTERM)
+    assert kip.wait_dead() == 0
+    client.check()
+    kip.up()
+    assert proc.inspect()["pids"][:3] == pids[:3]
+    client.check()
+
+
+def test_many_procs_are_adopted(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """Running, parked and stopped ones, each as it was."""
+    kip = fresh_kip()
+    server = servers.lighttpd()
+    tar = server.tarball(tmp_path)
+    procs = [kip.run(f"web-{i}", server.command, ports=server.published, tar=tar) for i in range(9)]
+    for i, proc in enumerate(procs):
+        if i % 3 == 1:
+            proc.sleep()
+        elif i % 3 == 2:
+            proc.stop()
+    before = {v["name"]: (v["state"], v["pids"], v["ports"], v["generation"]) for v in kip.json("ps")}
+    kip.kill()
+    restart(kip)
+    assert {v["name"]: (v["state"], v["pids"], v["ports"], v["generation"]) for v in kip.json("ps")} == before
+    for i, proc in enumerate(procs):
+        if i % 3 == 2:
+            proc.start()
+        else:
+            assert http_get(proc.port(), "/page.html") == servers.PAGE
+
+
+# The keeper
+
+
+def keeper_pid(kip: Kip) -> int:
+    return kip.info()["keeper_pid"]
+
+
+def new_keeper(kip: Kip, old: int) -> int | None:
+    """The pid of a keeper that is another one and alive."""
+    pid = keeper_pid(kip)
+    return pid if pid != old and leftovers.is_alive(pid) else None
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
+def test_keeper_is_killed(fresh_kip: Callable[..., Kip], torture_tar: Path, asleep: bool) -> None:
+    """The daemon starts another and gives it everything; after that the daemon may die as well."""
+    kip = fresh_kip()
+    kip.expected += RECOVERING
+    proc = run_torture(kip, torture_tar)
+    port, client = proc.port(), Lines(proc.port())
+    client.check()
+    for _ in range(2):
+        if asleep:
+            proc.sleep()
+        old = keeper_pid(kip)
+        os.kill(old, signal.SIGKILL)
+        wait_for("another keeper is there", lambda: new_keeper(kip, old), 10)
+        client.check()
+        if asleep:
+            proc.sleep()
+        kip.kill()
+        client.socket.sendall(b"echo held\n")
+        restart(kip)
+        assert client.reader.readline() == b"held\n"
+        assert Lines(port).ask("echo new") == "new"
+
+
+def test_keeper_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    """While procs fall asleep and wake all the time. A transition may fail and say so; nothing may be lost."""
+    kip = fresh_kip()
+    kip.expected += RECOVERING
+    proc = run_torture(kip, torture_tar)
+    client = Lines(proc.port())
+    client.check()
+    for i in range(6):
+        old = keeper_pid(kip)
+        killer = threading.Timer(0.01 * i, lambda pid=old: os.kill(pid, signal.SIGKILL))
+        killer.start()
+        kip.cli("sleep", "worker", "--to", "parked", check=False)
+        killer.join()
+        assert client.ask("echo there") == "there"
+        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 10)
+        client.check()
+    proc.sleep()
+    client.check()
+
+
+def test_daemon_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    """At moments nobody chose: the steps' own tests cover the recorded ones, this covers those between."""
+    kip = fresh_kip()
+    proc = run_torture(kip, torture_tar)
+    client = Lines(proc.port())
+    client.check()
+    for i in range(10):
+        killer = threading.Timer(0.004 + 0.006 * i, kip.kill)
+        killer.start()
+        kip.cli("sleep", "worker", "--to", "parked", check=False)
+        client.socket.sendall(b"echo there\n")
+        killer.join()
+        restart(kip)
+        assert client.reader.readline() == b"there\n"
+        client.check()
+    proc.sleep()
+    client.check()
+
+
+# At every recorded step
+
+
+class Story:
+    """A proc's life that passes every step. Whenever the daemon dies it is started again without the fault, and the
+    command that was under way is given again if what it was to do has not been done."""
+
+    def __init__(self, kip: Kip, tar: Path):
+        self.kip, self.tar = kip, tar
+        self.proc = Proc(kip, "worker")
+        self.died_in: str | None = None
+        self.client: Lines | None = None
+
+    def revive(self, act: str) -> None:
+        """The daemon is dead or dying: it has said that it would."""
+        assert self.died_in is None, f"the daemon died in {self.died_in} and again in {act}\n{self.kip.stderr()[-3000:]}"
+        assert self.kip.wait_dead(20) == -signal.SIGKILL, f"{act}: the daemon ended by itself\n{self.kip.stderr()[-3000:]}"
+        self.died_in = act
+        restart(self.kip)
+
+    def act(self, what: str, do: Callable[[], object], done: Callable[[], bool]) -> None:
+        """Does one thing; if the daemon dies in it, the next one may have finished or undone it."""
+        try:
+            do()
+        except Failed as failure:
+            if not self.dies():
+                raise AssertionError(f"{what} failed although the daemon lives: {failure}") from failure
+        if self.dies():
+            self.revive(what)
+            wait_for(f"{what}: the proc has settled", self.settled, 20)
+            if not done():
+                do()
+        assert done(), f"{what} has not been done: {self.view()}"
+
+    def dies(self) -> bool:
+        """Whether it is dead. A step after the answer may come a moment later, so that it gets a moment."""
+        try:
+            self.kip.wait_dead(0.1 if self.died_in is None else 0.0)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def view(self) -> dict[str, object] | None:
+        return next((v for v in self.kip.json("ps") if v["name"] == "worker"), None)
+
+    def state(self) -> object:
+        view = self.view()
+        return view and view["state"]
+
+    def settled(self) -> bool:
+        return self.state() in (None, "running", "parked", "stopped")
+
+    def check(self, client: Lines) -> None:
+        """Talks to the program; the daemon may die in waking it, then the answer comes from the next one's wake."""
+        client.socket.sendall(b"check 2000\n")
+        client.socket.settimeout(0.5)
+        try:
+            answer = client.reader.readline()
+        except TimeoutError:
+            client.reader = client.socket.makefile("rb")  # a reader that timed out once does not read on
+            if self.dies():
+                self.revive("a wake by a request")
+            client.socket.settimeout(20)
+            answer = client.reader.readline()
+        client.socket.settimeout(20)
+        assert answer.startswith(b"ok "), answer
+        if self.dies():  # after the answer, in the last steps of the wake
+            self.revive("the end of a wake")
+            assert client.ask("check 2000").startswith("ok ")
+
+    def run(self) -> None:
+        """The acts in order. Once it has died and been revived two more acts show that all is well, and it ends."""
+        left = None
+        acts = [self.start, self.sleep, self.talk, self.sleep, self.wake, self.talk, self.sleep, self.stop]
+        for act in [*acts, self.start_again, self.talk]:
+            act()
+            if self.died_in is not None:
+                left = 4 if left is None else left - 1
+            if left == 0:
+                break
+        self.act("rm", lambda: self.kip.cli("rm", "worker", "--force"), lambda: self.state() is None)
+
+    def is_in(self, state: str) -> Callable[[], bool]:
+        return lambda: self.state() == state
+
+    def start(self) -> None:
+        def start_run() -> None:
+            if self.state() is not None:  # undone to stopped
+                self.proc.remove()
+            run_torture(self.kip, self.tar)
+
+        self.act("run", start_run, self.is_in("running"))
+        self.connect()
+        self.talk()
+
+    def connect(self) -> None:
+        wait_for("it listens", lambda: listens(self.proc.port()), 10)
+        self.client = Lines(self.proc.port(), timeout=20)
+
+    def talk(self) -> None:
+        assert self.client
+        self.check(self.client)
+
+    def sleep(self) -> None:
+        self.act("sleep", lambda: self.kip.cli("sleep", "worker", "--to", "parked"), self.is_in("parked"))
+
+    def wake(self) -> None:
+        self.act("wake", lambda: self.kip.cli("wake", "worker"), self.is_in("running"))
+
+    def stop(self) -> None:
+        self.act("stop", lambda: self.kip.cli("stop", "worker"), self.is_in("stopped"))
+
+    def start_again(self) -> None:
+        self.act("start", lambda: self.kip.cli("start", "worker"), self.is_in("running"))
+        self.connect()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(2)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("step", steps())
+def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, step: str) -> None:
+    kip = fresh_kip(start=False)
+    kip.expected += RECOVERING
+    kip.up("--fault-at", step)
+    story = Story(kip, torture_tar)
+    story.run()
+    assert story.died_in, f"the daemon never reached {step}"
+    # `kip down` at the end of the fixture asserts that nothing is left of all this.
+
+
+def test_there_are_steps() -> None:
+    found = steps()
+    assert len(found) >= 15, found
+    for part in ("start", "park", "wake", "stop", "remove"):
+        assert any(part in step for step in found), f"no step of {part} in {found}"
+
+
+def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip]) -> None:
+    """redis with 20,000 keys, the daemon killed at a handful of steps one after the other."""
+    kip = fresh_kip()
+    server = servers.redis()
+    proc = kip.run("redis", server.command, ports=server.published)
+    client = Redis(proc.port())
+    client.ask_all([("SET", f"k{i}", f"v{i}" * 3) for i in range(20_000)])
+    digest = client.ask("DEBUG", "DIGEST")
+    for step in [s for s in steps() if s.startswith(("park", "wake"))]:
+        restart(kip, "--fault-at", step)
+        kip.cli("sleep", "redis", "--to", "parked", check=False)
+        if kip.alive():
+            client.socket.sendall(Redis.pack(("PING",)))
+            try:
+                assert kip.wait_dead(5) == -signal.SIGKILL
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"{step} was not reached")
+            restart(kip)
+            assert client.answer() == "PONG"
+        else:
+            restart(kip)
+        assert client.ask("DEBUG", "DIGEST") == digest, step
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_killed_at_random(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    for _ in range(30):
+        test_daemon_is_killed_in_the_middle(fresh_kip, torture_tar)
