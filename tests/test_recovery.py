@@ -112,11 +112,11 @@ def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], tortu
     server = servers.torture()
     proc = kip.run("worker", server.command, ports=server.published, tar=torture_tar, flags=["--tick", "100ms"])
     client = Lines(proc.port())
-    overdue = client.ask("arm timerfd 600").split()[1]
-    later = client.ask("arm nanosleep 4000").split()[1]
+    overdue, armed = client.ask("arm timerfd 1500").split()[1], time.monotonic()
+    later = client.ask("arm nanosleep 6000").split()[1]
     proc.sleep()
     kip.kill()
-    time.sleep(0.7)  # the first becomes due with nobody there
+    time.sleep(max(0.0, armed + 1.6 - time.monotonic()))  # the first becomes due with nobody there
     restart(kip)
     proc.wait_state("running", 10)
     wait_for("the overdue timer has fired", lambda: client.values(f"result {overdue}")["fired"] == "1", 5)

@@ -13,14 +13,17 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/user.h>
 #include <unistd.h>
 
 #define MAX_ORDERS 4096
@@ -40,7 +43,8 @@ struct one {
 };
 
 static ssize_t (*real_recv)(int, void *, size_t, int);
-static int prepared;
+static long (*real_ptrace)(enum __ptrace_request, pid_t, void *, void *);
+static int prepared, restoring;
 
 /*
  * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache there, and the
@@ -51,6 +55,7 @@ __attribute__((constructor)) static void start(void)
 	const char *run = getenv("KIP_RUN");
 
 	real_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
+	real_ptrace = (long (*)(enum __ptrace_request, pid_t, void *, void *))dlsym(RTLD_NEXT, "ptrace");
 	if (!run)
 		return;
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
@@ -72,6 +77,7 @@ static int apply(struct one *o, int fd)
 	case ORDER_CGROUP:
 		return write(fd, "0", 1) == 1 ? 0 : -1;
 	case ORDER_MOUNT:
+		restoring = 1;
 		return (int)syscall(SYS_move_mount, fd, "", -1, o->argument == 0 ? "/run/kip/root" : "/run/kip/usr",
 				    MOVE_MOUNT_F_EMPTY_PATH);
 	}
@@ -135,6 +141,38 @@ static void prepare(int sk)
 	}
 	if (send(sk, answer, sizeof(answer), MSG_NOSIGNAL) != sizeof(answer) || answer[0])
 		_exit(94);
+}
+
+/*
+ * A tree that CRIU froze for a dump and lets go again, because the dump failed or was called off, must not notice: a
+ * thread whose system call CRIU interrupted is set back onto the call. This is the only place from where that can be
+ * done when the daemon itself has died. Relative time-outs then begin anew.
+ */
+long ptrace(enum __ptrace_request request, ...)
+{
+	struct user_regs_struct regs;
+	va_list list;
+	pid_t pid;
+	void *address, *data;
+
+	va_start(list, request);
+	pid = va_arg(list, pid_t);
+	address = va_arg(list, void *);
+	data = va_arg(list, void *);
+	va_end(list);
+	if (request == PTRACE_DETACH && !restoring && !real_ptrace(PTRACE_GETREGS, pid, NULL, &regs) &&
+	    (long)regs.orig_rax >= 0) {
+		long result = (long)regs.rax;
+
+		/* EINTR, and the kernel's ERESTARTSYS, -NOINTR, -NOHAND and _RESTARTBLOCK. */
+		if (result == -EINTR || (result <= -512 && result >= -514) || result == -516) {
+			regs.rax = regs.orig_rax;
+			regs.rip -= 2;
+			regs.orig_rax = (unsigned long)-1;
+			real_ptrace(PTRACE_SETREGS, pid, NULL, &regs);
+		}
+	}
+	return real_ptrace(request, pid, address, data);
 }
 
 ssize_t recv(int sk, void *buf, size_t len, int flags)

@@ -16,20 +16,23 @@
 mod conntrack;
 mod elements;
 mod forwarding;
+mod nfnetlink;
 mod ruleset;
 
 use crate::addr::{Addresses, Instance, Slot};
 use crate::pool::group_base;
 use crate::rtnl::{How, Request, Rtnl, RtnlError, link_at};
-use conntrack::Flows;
-use elements::{Change, Connection, Element};
+use conntrack::Flow;
+use elements::{Change, Element};
 pub use forwarding::ForwardingError;
 use kip_types::{Protocol, Realm};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
+use nfnetlink::Connection;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -169,7 +172,8 @@ impl Nat {
         Ok(())
     }
 
-    /// Publishes a proc, in place of what it had published before. Its link must exist ([`crate::NetPool::take`]).
+    /// Publishes a proc, in place of what it had published before. Its link must exist ([`crate::NetPool::take`]). Costs about
+    /// 0.1 ms, with UDP ports 15 ms.
     pub fn publish(&self, slot: Slot, realm: &Realm, ports: &[Forward]) -> Result<(), NatError> {
         let mut state = self.lock();
         let published = Published { slot, realm: realm.clone(), ports: ports.to_vec() };
@@ -180,8 +184,10 @@ impl Nat {
         let new = ruleset::elements(self.instance, group, &published);
         self.replace(&mut state, old, new)?;
         state.published.insert(slot, published);
-        for forward in ports.iter().filter(|f| f.proto == Protocol::Udp) {
-            forget(Flows::UdpPort(forward.host_port));
+        let ours = Addresses::of(self.instance, slot);
+        let udp: Vec<_> = ports.iter().filter(|f| f.proto == Protocol::Udp).map(|f| f.host_port).collect();
+        if !udp.is_empty() {
+            forget(&mut state.nft, |f| udp.contains(&f.port) && f.leads_to != ours.v4 && f.leads_to != ours.v6);
         }
         Ok(())
     }
@@ -191,13 +197,17 @@ impl Nat {
         let mut state = self.lock();
         let old = slots.iter().flat_map(|s| state.elements_of(self.instance, *s)).collect();
         self.replace(&mut state, old, Vec::new())?;
+        let mut with_udp = Vec::new();
         for slot in slots {
-            if state.published.remove(slot).is_some() {
-                set_group(&mut state.rtnl, self.instance, *slot, 0)?;
-                let addresses = Addresses::of(self.instance, *slot);
-                forget(Flows::To(addresses.v4.into()));
-                forget(Flows::To(addresses.v6.into()));
+            let Some(published) = state.published.remove(slot) else { continue };
+            set_group(&mut state.rtnl, self.instance, *slot, 0)?;
+            if published.ports.iter().any(|f| f.proto == Protocol::Udp) {
+                let gone = Addresses::of(self.instance, *slot);
+                with_udp.extend([IpAddr::from(gone.v4), IpAddr::from(gone.v6)]);
             }
+        }
+        if !with_udp.is_empty() {
+            forget(&mut state.nft, |f| with_udp.contains(&f.leads_to));
         }
         let State { realms, published, .. } = &mut *state;
         realms.retain(|realm, _| published.values().any(|p| p.realm == *realm));
@@ -229,8 +239,11 @@ impl Nat {
         let removed = old.iter().filter(|e| !new.contains(e)).cloned().map(Change::Remove);
         let added = new.iter().filter(|e| !old.contains(e)).cloned().map(Change::Add);
         let changes: Vec<_> = removed.chain(added).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
         let table = self.instance.table();
-        match state.nft.apply(&table, &changes) {
+        match elements::apply(&mut state.nft, &table, &changes) {
             Ok(()) => Ok(()),
             Err(e) if e.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {
                 tracing::warn!(%table, "the rules were gone; putting them back");
@@ -258,9 +271,9 @@ impl State {
 }
 
 /// The rules are right without this; only flows older than them would miss it.
-fn forget(flows: Flows) {
-    if let Err(error) = conntrack::forget(flows) {
-        tracing::warn!(%error, ?flows, "flows of earlier rules are not forgotten; clients may have to wait up to 2 minutes");
+fn forget(connection: &mut Connection, unwanted: impl Fn(&Flow) -> bool) {
+    if let Err(error) = conntrack::forget(connection, unwanted) {
+        tracing::warn!(%error, "UDP flows of earlier rules are not forgotten; their clients may have to pause for 2 minutes");
     }
 }
 

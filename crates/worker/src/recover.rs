@@ -102,6 +102,10 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
 
 async fn ended(proc: &Arc<Proc>, record: &Record) -> Record {
     let exit = stop::reported_exit(proc).or(Some(Exit::Unknown));
+    // What it wrote while no daemon was there is still in its pipes.
+    if proc.holdings.get(key::OUT_READ).is_some() {
+        proc.shared.follow_output(proc);
+    }
     stop::release(proc).await;
     let _ = kip_snapshot::sweep(&proc.dir, None);
     Record { state: State::Stopped { exit }, ..record.clone() }

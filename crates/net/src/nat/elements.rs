@@ -5,25 +5,19 @@
 //! 4-byte registers; numbers of the wire are big-endian, interface groups are in the machine's order.
 
 use super::Forward;
+use super::nfnetlink::{
+    Connection, Content, NFNL_SUBSYS_NFTABLES, NFPROTO_UNSPEC, NLM_F_ACK, NLM_F_CREATE, attribute, nested,
+};
 use kip_types::Protocol;
-use netlink_packet_core::{DefaultNla, Emitable};
-use netlink_sys::Socket;
-use netlink_sys::protocols::NETLINK_NETFILTER;
 use std::io;
 use std::net::IpAddr;
+use std::ops::ControlFlow;
 
-const NFNL_SUBSYS_NFTABLES: u16 = 10;
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
 const NFT_MSG_NEWSETELEM: u16 = 12;
 const NFT_MSG_DELSETELEM: u16 = 14;
-const NFPROTO_UNSPEC: u8 = 0;
 const NFPROTO_INET: u8 = 1;
-const NLMSG_ERROR: u16 = 2;
-const NLM_F_REQUEST: u16 = 1;
-const NLM_F_ACK: u16 = 4;
-const NLM_F_CREATE: u16 = 0x400;
-const NLA_F_NESTED: u16 = 1 << 15;
 /// Kinds of attributes; the numbers are those of linux/netfilter/nf_tables.h.
 const SET_ELEM_LIST_TABLE: u16 = 1;
 const SET_ELEM_LIST_SET: u16 = 2;
@@ -157,96 +151,41 @@ impl Part {
     }
 }
 
-/// A connection to nfnetlink(7). It is kept open because closing one waits for the kernel to have freed what was
-/// removed (`nft_rcv_nl_event`), 16 ms.
-pub(super) struct Connection {
-    socket: Socket,
-    sequence: u32,
+/// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them, far more than one proc
+/// has, are one transaction: all or none.
+pub(super) fn apply(connection: &mut Connection, table: &str, changes: &[Change]) -> io::Result<()> {
+    changes.chunks(MOST).try_for_each(|changes| transaction(connection, table, changes))
 }
 
-impl Connection {
-    /// To the namespace of the calling thread.
-    pub fn open() -> io::Result<Connection> {
-        let mut socket = Socket::new(NETLINK_NETFILTER)?;
-        socket.bind_auto()?;
-        Ok(Connection { socket, sequence: 0 })
+fn transaction(connection: &mut Connection, table: &str, changes: &[Change]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(256 * changes.len());
+    let batch = connection.append(&mut bytes, NFNL_MSG_BATCH_BEGIN, 0, NFPROTO_UNSPEC, &[]);
+    let mut last = batch;
+    for (i, change) in changes.iter().enumerate() {
+        let (kind, flags, element) = match change {
+            Change::Add(element) => (NFT_MSG_NEWSETELEM, NLM_F_CREATE, element),
+            Change::Remove(element) => (NFT_MSG_DELSETELEM, 0, element),
+        };
+        // Refusals are always told; success only of the last, which is that of all.
+        let answer = if i + 1 == changes.len() { NLM_F_ACK } else { 0 };
+        let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
+        last = connection.append(&mut bytes, kind, answer | flags, NFPROTO_INET, &body(table, element));
     }
-
-    /// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them, far more than one
-    /// proc has, are one transaction: all or none.
-    pub fn apply(&mut self, table: &str, changes: &[Change]) -> io::Result<()> {
-        changes.chunks(MOST).try_for_each(|changes| self.transaction(table, changes))
-    }
-
-    fn transaction(&mut self, table: &str, changes: &[Change]) -> io::Result<()> {
-        let mut bytes = Vec::with_capacity(256 * changes.len());
-        let batch = self.next();
-        append(&mut bytes, NFNL_MSG_BATCH_BEGIN, NLM_F_REQUEST, batch, NFPROTO_UNSPEC, &[]);
-        for (i, change) in changes.iter().enumerate() {
-            let (kind, flags, element) = match change {
-                Change::Add(element) => (NFT_MSG_NEWSETELEM, NLM_F_CREATE, element),
-                Change::Remove(element) => (NFT_MSG_DELSETELEM, 0, element),
-            };
-            let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
-            // Refusals are always told; success only of the last, which is that of all.
-            let last = if i + 1 == changes.len() { NLM_F_ACK } else { 0 };
-            append(&mut bytes, kind, NLM_F_REQUEST | last | flags, self.next(), NFPROTO_INET, &body(table, element));
-        }
-        let last = self.sequence;
-        append(&mut bytes, NFNL_MSG_BATCH_END, NLM_F_REQUEST, self.next(), NFPROTO_UNSPEC, &[]);
-        self.socket.send(&bytes, 0)?;
-        self.answer(batch, last)
-    }
-
-    fn next(&mut self) -> u32 {
-        self.sequence = self.sequence.wrapping_add(1);
-        self.sequence
-    }
-
-    /// Reads up to the answer to the last change; one to the whole batch ends it as well. Answers to an earlier batch, which
-    /// are there after a failure, are passed over.
-    fn answer(&self, batch: u32, last: u32) -> io::Result<()> {
-        let mut outcome = Ok(());
-        loop {
-            let (bytes, _) = self.socket.recv_from_full()?;
-            let mut rest = &bytes[..];
-            while let (Some(length), Some(kind), Some(sequence), Some(code)) =
-                (u32_at(rest, 0), u32_at(rest, 4), u32_at(rest, 8), u32_at(rest, 16))
-            {
-                let ours = sequence.wrapping_sub(batch) <= last.wrapping_sub(batch);
-                if ours && kind & 0xffff == u32::from(NLMSG_ERROR) {
-                    let code = code as i32;
-                    if code != 0 && outcome.is_ok() {
-                        outcome = Err(io::Error::from_raw_os_error(-code));
-                    }
-                    if sequence == batch || sequence == last {
-                        return outcome;
-                    }
-                }
-                let length = (length as usize).next_multiple_of(4).max(16);
-                rest = rest.get(length..).unwrap_or_default();
+    connection.append(&mut bytes, NFNL_MSG_BATCH_END, 0, NFPROTO_UNSPEC, &[]);
+    // An answer to the batch's beginning is one to all of it.
+    let mut outcome = Ok(());
+    connection.exchange(&bytes, batch, |answer| {
+        if let Content::Outcome(this) = answer.content {
+            if outcome.is_ok() {
+                outcome = this;
+            }
+            if answer.sequence == batch || answer.sequence == last {
+                return ControlFlow::Break(());
             }
         }
-    }
-}
-
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
-}
-
-/// One message: struct nlmsghdr, struct nfgenmsg, attributes.
-pub(super) fn append(bytes: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, family: u8, body: &[u8]) {
-    let length = 16 + 4 + body.len() as u32;
-    bytes.extend(length.to_ne_bytes());
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(flags.to_ne_bytes());
-    bytes.extend(sequence.to_ne_bytes());
-    bytes.extend(0u32.to_ne_bytes());
-    let resource = if family == NFPROTO_UNSPEC { NFNL_SUBSYS_NFTABLES } else { 0 };
-    bytes.extend([family, 0]);
-    bytes.extend(resource.to_be_bytes());
-    bytes.extend(body);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
+        ControlFlow::Continue(())
+    })?;
+    outcome
 }
 
 fn body(table: &str, element: &Element) -> Vec<u8> {
@@ -274,16 +213,5 @@ fn data(kind: u16, parts: &[Part]) -> Vec<u8> {
 fn c_string(text: &str) -> Vec<u8> {
     let mut bytes = text.as_bytes().to_vec();
     bytes.push(0);
-    bytes
-}
-
-pub(super) fn nested(kind: u16, value: Vec<u8>) -> Vec<u8> {
-    attribute(kind | NLA_F_NESTED, value)
-}
-
-pub(super) fn attribute(kind: u16, value: Vec<u8>) -> Vec<u8> {
-    let attribute = DefaultNla::new(kind, value);
-    let mut bytes = vec![0; attribute.buffer_len()];
-    attribute.emit(&mut bytes);
     bytes
 }
