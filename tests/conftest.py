@@ -39,7 +39,9 @@ def module_kip() -> Iterator[Kip]:
 @pytest.fixture
 def kip(module_kip: Kip) -> Iterator[Kip]:
     """The module's daemon; what a test starts is removed after it."""
-    if not module_kip.alive():  # that has failed the test which it died in; the others are to say something of their own
+    if (
+        not module_kip.alive()
+    ):  # that has failed the test which it died in; the others are to say something of their own
         module_kip.up()
     already, there = len(module_kip.complaints()), set(module_kip.names())
     yield module_kip

@@ -23,7 +23,14 @@ from harness.wait import wait_for
 
 
 def test_usage_errors_exit_2(kip: Kip) -> None:
-    for words in (["dance"], ["run"], ["run", "--port", "x", "--", "true"], ["sleep"], ["run", "--mem", "much", "--", "true"], []):
+    for words in (
+        ["dance"],
+        ["run"],
+        ["run", "--port", "x", "--", "true"],
+        ["sleep"],
+        ["run", "--mem", "much", "--", "true"],
+        [],
+    ):
         done = kip.cli(*words, check=False)
         assert done.returncode == 2, (words, done.returncode, done.stderr)
         assert "usage" in done.stderr.lower() or "--help" in done.stderr, done.stderr
@@ -59,7 +66,9 @@ def test_same_port_twice_in_one_proc(kip: Kip) -> None:
 
 
 def test_program_that_exits_at_once(kip: Kip) -> None:
-    line = kip.refused("run", "--name", "short", "--port", "80", "--wait-ready", "--", "sh", "-c", "echo why-it-failed >&2; exit 3")
+    line = kip.refused(
+        "run", "--name", "short", "--port", "80", "--wait-ready", "--", "sh", "-c", "echo why-it-failed >&2; exit 3"
+    )
     assert "short" in line and re.search(r"\b3\b", line), "the line has the program's exit code"
     # Without --wait-ready it has been exec'd, which is all that was asked; how it ended is kept.
     done = kip.cli("run", "--name", "brief", "--", "sh", "-c", "echo last words; exit 5", check=False)
@@ -124,7 +133,9 @@ def test_good_tarballs(kip: Kip, tmp_path: Path) -> None:
 
 def test_no_daemon(kip: Kip, tmp_path: Path) -> None:
     for words in (["ps"], ["run", "--", "true"], ["down"]):
-        done = subprocess.run([kip.program, "--data", tmp_path / "nothing", *words], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [kip.program, "--data", tmp_path / "nothing", *words], capture_output=True, text=True, timeout=20
+        )
         assert "up" in one_line_refusal(done)
 
 
@@ -271,10 +282,20 @@ UNPARKABLE = {
 }
 
 
+COUNTING = """
+print("descriptor", fd, flush=True)
+n = 0
+while True:
+    time.sleep(0.05)
+    n += 1
+    open("/tmp/alive", "w").write(str(n))
+"""
+
+
 @pytest.mark.parametrize("kind", list(UNPARKABLE))
 def test_what_cannot_be_parked_runs_on(kip: Kip, kind: str) -> None:
     """`kip sleep` refuses with the reason, `kip why` names the descriptor, the program notices nothing."""
-    script = UNPARKABLE[kind] + "\nprint('descriptor', fd, flush=True)\nn=0\nwhile True:\n  time.sleep(0.05); n+=1; open('/tmp/alive','w').write(str(n))"
+    script = UNPARKABLE[kind] + COUNTING
     proc = kip.run("stuck", ["/usr/bin/python3", "-c", script])
     wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 10)
     fd = int(proc.logs().split()[1])
@@ -286,7 +307,7 @@ def test_what_cannot_be_parked_runs_on(kip: Kip, kind: str) -> None:
     assert (view["state"], view["pids"], view["generation"]) == ("running", pids, 0)
 
     def alive() -> int:
-        return int(proc.exec("cat", "/tmp/alive").stdout or 0)
+        return int(proc.exec("cat", "/tmp/alive", check=False).stdout or 0)
 
     seen = alive()
     wait_for("the program goes on", lambda: alive() > seen, 5)
@@ -308,14 +329,22 @@ VIEW_KEYS = {
 @pytest.fixture
 def web(kip: Kip, tmp_path: Path) -> Proc:
     server = servers.lighttpd()
-    return kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--env", "HIDDEN=not-shown"])
+    return kip.run(
+        "web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--env", "HIDDEN=not-shown"]
+    )
 
 
 def test_shapes(kip: Kip, web: Proc) -> None:
     """inspect and ps have every key that scripts rely on, hot and parked."""
     hot = web.inspect()
     assert VIEW_KEYS <= hot.keys(), VIEW_KEYS - hot.keys()
-    assert (hot["name"], hot["realm"], hot["state"], hot["tier"], hot["generation"]) == ("web", "default", "running", "hot", 0)
+    assert (hot["name"], hot["realm"], hot["state"], hot["tier"], hot["generation"]) == (
+        "web",
+        "default",
+        "running",
+        "hot",
+        0,
+    )
     assert hot["pids"] and all(leftovers.is_alive(pid) for pid in hot["pids"])
     assert hot["memory"]["rss_bytes"] >= hot["memory"]["pss_bytes"] > 100_000
     assert {"rss_bytes", "pss_bytes", "kernel_bytes", "swap_bytes", "working_set_pages"} <= hot["memory"].keys()
@@ -372,7 +401,9 @@ def test_sleep_and_wake_twice(kip: Kip, web: Proc) -> None:
 
 def test_events(kip: Kip, web: Proc) -> None:
     """What happened, in order; with -f new ones as they come."""
-    follow = subprocess.Popen([kip.program, "--data", kip.data, "events", "-f", "--json"], stdout=subprocess.PIPE, text=True)
+    follow = subprocess.Popen(
+        [kip.program, "--data", kip.data, "events", "-f", "--json"], stdout=subprocess.PIPE, text=True
+    )
     try:
         web.sleep()
         http_get(web.port(), "/page.html")
@@ -439,10 +470,11 @@ def test_exec(kip: Kip) -> None:
 def test_exec_that_is_interrupted_ends_inside(kip: Kip) -> None:
     """Ctrl-C at `kip exec` does not leave the program running inside for ever."""
     proc = kip.run("shell", ["sleep", "1000"])
-    words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sleep", "777"]
+    seconds = f"7{os.getpid()}"  # by which it is known among all processes of the machine
+    words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sleep", seconds]
 
     def running() -> bool:
-        return any("sleep 777" in line for line, _, _ in leftovers.processes().values() if "kip" not in line)
+        return any(f"sleep {seconds}" in line for line, _, _ in leftovers.processes().values() if "kip" not in line)
 
     with subprocess.Popen(words) as p:
         wait_for("it runs", running, 5)
@@ -458,7 +490,9 @@ def test_logs(kip: Kip, tmp_path: Path) -> None:
     """Kept across sleeps and stops; -f goes on; the newest lines only on request."""
     server = servers.torture()
     proc = kip.run("talker", server.command, ports=server.published, tar=server.tarball(tmp_path))
-    follow = subprocess.Popen([kip.program, "--data", kip.data, "logs", "-f", "talker"], stdout=subprocess.PIPE, text=True)
+    follow = subprocess.Popen(
+        [kip.program, "--data", kip.data, "logs", "-f", "talker"], stdout=subprocess.PIPE, text=True
+    )
     try:
         client = Lines(proc.port())
         for i in range(3):
@@ -485,7 +519,9 @@ def test_logs(kip: Kip, tmp_path: Path) -> None:
 def test_log_rotation(kip: Kip) -> None:
     """A program that writes without end does not fill the disk, and the newest lines are there in order."""
     lines, line = 1_500_000, "x" * 60
-    script = f"for i in range({lines}): print('%08d {line}' % i)\nimport time; print('end', flush=True); time.sleep(1000)"
+    script = (
+        f"for i in range({lines}): print('%08d {line}' % i)\nimport time; print('end', flush=True); time.sleep(1000)"
+    )
     proc = kip.run("chatty", ["/usr/bin/python3", "-c", script])
     wait_for("it has written all", lambda: "end" in kip.cli("logs", "--tail", "1", "chatty").stdout, 60, every=0.2)
     written = lines * 70
@@ -498,7 +534,14 @@ def test_log_rotation(kip: Kip) -> None:
 
 def test_program_is_not_held_up_by_its_log(kip: Kip) -> None:
     """Nobody reads the log; the program writes at its own pace."""
-    script = "import time\nt=time.monotonic()\nfor i in range(200000): print('x' * 50)\nprint('took', time.monotonic() - t, flush=True)\ntime.sleep(1000)"
+    script = """
+import time
+begun = time.monotonic()
+for i in range(200000):
+    print("x" * 50)
+print("took", time.monotonic() - begun, flush=True)
+time.sleep(1000)
+"""
     proc = kip.run("writer", ["/usr/bin/python3", "-u", "-c", script])
     wait_for("it is through", lambda: "took" in kip.cli("logs", "--tail", "1", "writer").stdout, 60, every=0.2)
     assert float(proc.logs().split()[-1]) < 20
@@ -557,7 +600,9 @@ def test_remove_leaves_nothing_on_the_machine(kip: Kip, tmp_path: Path) -> None:
 
     def traces() -> list[str]:
         pids = [os.getpid(), *(pid for pid, (line, _, _) in leftovers.processes().items() if str(kip.data) in line)]
-        mounts = [m for pid in pids for m in Path(f"/proc/{pid}/mountinfo").read_text().splitlines() if "procs/trace" in m]
+        mounts = [
+            m for pid in pids for m in Path(f"/proc/{pid}/mountinfo").read_text().splitlines() if "procs/trace" in m
+        ]
         cgroups = [str(p) for p in Path("/sys/fs/cgroup").glob(f"*/kip-{kip.instance}/*trace*") if p.is_dir()]
         rules = subprocess.run(["nft", "list", "table", "inet", f"kip_{kip.instance}"], capture_output=True, text=True)
         return mounts + cgroups + re.findall(r".*\b29777\b.*", rules.stdout)

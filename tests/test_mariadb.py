@@ -24,7 +24,14 @@ class Session:
 
     def __init__(self, port: int):
         words = ["mariadb", "--no-defaults", "-h", "127.0.0.1", "-P", str(port), "-ukip", "-pkip", "--protocol=tcp"]
-        options = ["--skip-ssl", "--skip-reconnect", "--batch", "--skip-column-names", "--unbuffered", "--connect-timeout=20"]
+        options = [
+            "--skip-ssl",
+            "--skip-reconnect",
+            "--batch",
+            "--skip-column-names",
+            "--unbuffered",
+            "--connect-timeout=20",
+        ]
         self.client = subprocess.Popen(
             [*words, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -200,9 +200,9 @@ def test_port_taken_by_a_service_of_the_host(kip: Kip, kind: str, address: str) 
     """The refusal says who has it: the program and its pid."""
     script = f"""
 import socket, time
-s = socket.socket(socket.{'AF_INET6' if ':' in address else 'AF_INET'}, socket.{'SOCK_STREAM' if kind == 'tcp' else 'SOCK_DGRAM'})
+s = socket.socket(socket.{"AF_INET6" if ":" in address else "AF_INET"}, socket.{"SOCK_STREAM" if kind == "tcp" else "SOCK_DGRAM"})
 s.bind(({address!r}, 0))
-{'s.listen()' if kind == 'tcp' else ''}
+{"s.listen()" if kind == "tcp" else ""}
 print(s.getsockname()[1], flush=True)
 time.sleep(60)
 """

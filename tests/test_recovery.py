@@ -29,7 +29,9 @@ RECOVERING = [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|faul
 def steps() -> list[str]:
     """The steps, from the binary; when there is no binary the tests say so."""
     try:
-        done = subprocess.run([kip_module.binary(), "up", "--fault-at", "list"], capture_output=True, text=True, timeout=20)
+        done = subprocess.run(
+            [kip_module.binary(), "up", "--fault-at", "list"], capture_output=True, text=True, timeout=20
+        )
     except FileNotFoundError:
         return ["no kip is built"]
     return done.stdout.split() if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
@@ -267,8 +269,12 @@ class Story:
 
     def revive(self, act: str) -> None:
         """The daemon is dead or dying: it has said that it would."""
-        assert self.died_in is None, f"the daemon died in {self.died_in} and again in {act}\n{self.kip.stderr()[-3000:]}"
-        assert self.kip.wait_dead(20) == -signal.SIGKILL, f"{act}: the daemon ended by itself\n{self.kip.stderr()[-3000:]}"
+        assert self.died_in is None, (
+            f"the daemon died in {self.died_in} and again in {act}\n{self.kip.stderr()[-3000:]}"
+        )
+        assert self.kip.wait_dead(20) == -signal.SIGKILL, (
+            f"{act}: the daemon ended by itself\n{self.kip.stderr()[-3000:]}"
+        )
         self.died_in = act
         restart(self.kip)
 

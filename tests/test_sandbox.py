@@ -97,7 +97,10 @@ def battle(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         abstract.bind("\0kip-red-team")
         abstract.listen()
         victim = module_kip.run(
-            "victim", ["/usr/bin/python3", "-c", VICTIM], ports=["9000", "9000/udp"], flags=["--env", f"SECRET={secret}"]
+            "victim",
+            ["/usr/bin/python3", "-c", VICTIM],
+            ports=["9000", "9000/udp"],
+            flags=["--env", f"SECRET={secret}"],
         )
         stack.callback(victim.remove)
         attacker = module_kip.run("attacker", ["sleep", "100000"], ports=["9999"], tar=tar, wait_ready=False)
@@ -125,7 +128,9 @@ def battle(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         ]
         inside = verdicts(attacker.exec("/srv/red", *words).stdout)
         # In namespaces of its own, so that nothing that succeeds lasts.
-        natively = subprocess.run(["unshare", "-m", "-u", "-i", red, *words], capture_output=True, text=True, timeout=60)
+        natively = subprocess.run(
+            ["unshare", "-m", "-u", "-i", red, *words], capture_output=True, text=True, timeout=60
+        )
         yield Battle(module_kip, victim, attacker, secret, words, inside, verdicts(natively.stdout))
 
 
@@ -168,7 +173,19 @@ def test_red_team_after_a_sleep(battle: Battle) -> None:
 
 def status_of(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    keys = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Seccomp_filters")
+    keys = (
+        "Uid",
+        "Gid",
+        "Groups",
+        "CapInh",
+        "CapPrm",
+        "CapEff",
+        "CapBnd",
+        "CapAmb",
+        "NoNewPrivs",
+        "Seccomp",
+        "Seccomp_filters",
+    )
     return {k: v.strip() for k, v in (line.split(":", 1) for line in lines if ":" in line) if k in keys}
 
 
@@ -177,8 +194,12 @@ def test_credentials_are_the_same_after_a_sleep(battle: Battle) -> None:
 
     def identity() -> list[object]:
         pid = battle.victim.inspect()["pids"][-1]
-        links = {ns: os.readlink(f"/proc/{pid}/ns/{ns}") for ns in ("user", "net", "uts", "ipc")}
-        maps = [Path(f"/proc/{pid}/{name}").read_text() for name in ("uid_map", "gid_map", "cgroup", "limits", "oom_score_adj")]
+        # The user namespace is made anew with the same mapping, as are those of pids and mounts.
+        links = {ns: os.readlink(f"/proc/{pid}/ns/{ns}") for ns in ("net", "uts", "ipc")}
+        maps = [
+            Path(f"/proc/{pid}/{name}").read_text()
+            for name in ("uid_map", "gid_map", "cgroup", "limits", "oom_score_adj")
+        ]
         return [status_of(pid), links, maps]
 
     before = identity()
@@ -218,7 +239,9 @@ def test_source_addresses_cannot_be_forged(battle: Battle) -> None:
         words.append(f"spoof=spoof-{i}:{source},{to},9000,forged-{i}")
         forged.append(f"forged-{i}")
     battle.attacker.exec("/srv/red", *words)
-    script = f"import socket; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'honest', ('{target}', 9000))"
+    script = (
+        f"import socket; s=socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'honest', ('{target}', 9000))"
+    )
     battle.attacker.exec("/usr/bin/python3", "-c", script)
     wait_for("the honest datagram arrives", lambda: "honest" in datagrams(battle.victim), 5)
     seen = datagrams(battle.victim)
@@ -252,7 +275,9 @@ def test_base_is_an_allowlist(battle: Battle) -> None:
 
 def test_no_setuid_without_asking(kip: Kip) -> None:
     """A setuid program changes identity only where the spec allows it, and then within the proc's own ids."""
-    script = "cp /usr/bin/id /tmp/sid && chmod 4755 /tmp/sid && setpriv --reuid=1000 --regid=1000 --clear-groups /tmp/sid -u"
+    script = (
+        "cp /usr/bin/id /tmp/sid && chmod 4755 /tmp/sid && setpriv --reuid=1000 --regid=1000 --clear-groups /tmp/sid -u"
+    )
     plain = kip.run("plain", ["sleep", "1000"])
     assert plain.exec("sh", "-c", script).stdout.strip() == "1000"
     allowed = kip.run("allowed", ["sleep", "1000"], flags=["--allow-setuid"])
@@ -267,7 +292,8 @@ def test_memory_limit(kip: Kip, battle: Battle) -> None:
     view = proc.wait_state("stopped", 20)
     assert view["exit"] == "signal 9", view["exit"]
     assert battle.victim.state == "running"
-    modest = kip.run("modest", ["/usr/bin/python3", "-c", "d=b'x'*(20<<20)\nimport time; time.sleep(1000)"], flags=["--mem", "64M"])
+    small = "import time\ndata = b'x' * (20 << 20)\ntime.sleep(1000)"
+    modest = kip.run("modest", ["/usr/bin/python3", "-c", small], flags=["--mem", "64M"])
     modest.sleep()
     modest.wake()  # restoring needs no more than running
     assert modest.state == "running"
@@ -275,7 +301,18 @@ def test_memory_limit(kip: Kip, battle: Battle) -> None:
 
 def test_process_limit(kip: Kip) -> None:
     """A fork bomb ends at its limit and leaves the machine alone; it can be parked and removed all the same."""
-    bomb = "import os, time\nn=0\ntry:\n  while n < 500:\n    if os.fork() == 0: time.sleep(1000)\n    n+=1\nexcept OSError as e: print('stopped at', n, e.strerror, flush=True)\ntime.sleep(1000)"
+    bomb = """
+import os, time
+n = 0
+try:
+    while n < 500:
+        if os.fork() == 0:
+            time.sleep(1000)
+        n += 1
+except OSError:
+    print("stopped at", n, flush=True)
+time.sleep(1000)
+"""
     proc = kip.run("bomb", ["/usr/bin/python3", "-c", bomb], flags=["--pids", "25"])
     wait_for("the bomb has stopped", lambda: "stopped at" in proc.logs(), 10)
     reached = int(proc.logs().split()[2])
@@ -286,7 +323,14 @@ def test_process_limit(kip: Kip) -> None:
 
 
 def test_cpu_limit(kip: Kip) -> None:
-    burner = "import time\nt=time.monotonic()\nwhile time.monotonic()-t<2: pass\nprint('used', time.process_time(), flush=True)\ntime.sleep(1000)"
+    burner = """
+import time
+begun = time.monotonic()
+while time.monotonic() - begun < 2:
+    pass
+print("used", time.process_time(), flush=True)
+time.sleep(1000)
+"""
     proc = kip.run("burner", ["/usr/bin/python3", "-c", burner], flags=["--cpus", "0.25"])
     wait_for("it has measured", lambda: "used" in proc.logs(), 20)
     used = float(proc.logs().split()[1])

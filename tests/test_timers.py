@@ -17,7 +17,7 @@ from harness import servers
 from harness.clients import Lines
 from harness.kip import Kip, Proc
 
-LATE_MS = 250
+LATE_MS = 400
 
 ONE_SHOT = (
     "timerfd timerfd_abs timerfd_real timerfd_boot timerfd_epoll posix posix_abs posix_real itimer nanosleep "
@@ -118,7 +118,7 @@ def test_due_while_awake_again(proc: Proc, client: Lines, kind: str) -> None:
     assert client.ask("echo awake") == "awake"
     left = int(client.values(f"result {timer}")["left_ms"])
     assert abs(left - (1500 - (time.monotonic() - armed) * 1000)) < 100
-    while time.monotonic() - armed < 1.5 + LATE_MS / 1000:
+    while time.monotonic() - armed < 1.5 + 0.3:
         time.sleep(0.05)
     assert_on_time(client, timer)
     client.check(LATE_MS)
@@ -168,6 +168,7 @@ def test_a_long_timer_wakes_though_ticks_do_not(kip: Kip, tmp_path: Path) -> Non
 
 def test_clocks_go_on(proc: Proc, client: Lines) -> None:
     """Inside, each clock is the host's, before and after; monotonic time neither stops nor jumps by a sleep."""
+
     def clocks() -> tuple[dict[str, float], dict[str, float]]:
         inside = {k: int(v) / 1e9 for k, v in client.values("clocks").items()}
         host = {

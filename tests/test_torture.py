@@ -151,7 +151,9 @@ def test_wake_by_exec(torture: Proc) -> None:
 def test_sleep_while_an_exec_runs(torture: Proc) -> None:
     """A process started by exec is part of the proc: it sleeps with it or keeps it awake, but does not break it."""
     done: list[int] = []
-    run = threading.Thread(target=lambda: done.append(torture.exec("sh", "-c", "sleep 2; exit 9", check=False).returncode))
+    run = threading.Thread(
+        target=lambda: done.append(torture.exec("sh", "-c", "sleep 2; exit 9", check=False).returncode)
+    )
     run.start()
     wait_for("the exec runs", lambda: "sleep" in torture.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout, 5)
     torture.kip.cli("sleep", torture.name, "--to", "parked", check=False)

@@ -130,7 +130,9 @@ def test_client_that_leaves_while_parked(web: Proc) -> None:
 def leaver_ports(pid: int) -> str:
     """States of the proc's IPv4 and IPv6 TCP sockets, from its own network namespace."""
     names = {"01": "ESTABLISHED", "08": "CLOSE_WAIT", "0A": "LISTEN"}
-    lines = [line.split() for f in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{f}").read_text().splitlines()[1:]]
+    lines = [
+        line.split() for f in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{f}").read_text().splitlines()[1:]
+    ]
     return " ".join(names.get(fields[3], fields[3]) for fields in lines)
 
 

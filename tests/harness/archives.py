@@ -13,7 +13,9 @@ from pathlib import Path
 TARGET = "/tmp/kip-test-escaped"
 
 
-def entry(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "", size: int | None = None) -> tuple[tarfile.TarInfo, bytes]:
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "", size: int | None = None
+) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
     info.type, info.linkname, info.mode, info.size = kind, link, 0o755, len(data) if size is None else size
     return info, data
@@ -42,7 +44,12 @@ def zstd_zeros(count: int, before: bytes) -> bytes:
     window = bytes([10 << 3])  # 1 MiB
     head = struct.pack("<I", 0xFD2FB528) + bytes([0]) + window
     full, rest = divmod(count, 128 << 10)
-    return head + block(0, len(before), False, before) + block(1, 128 << 10, False, b"\0") * full + block(1, rest, True, b"\0")
+    return (
+        head
+        + block(0, len(before), False, before)
+        + block(1, 128 << 10, False, b"\0") * full
+        + block(1, rest, True, b"\0")
+    )
 
 
 def bomb() -> bytes:
@@ -62,7 +69,9 @@ def gzip_bomb() -> bytes:
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "absolute path": lambda: archive(entry(TARGET, data=b"x")),
     "dot dot": lambda: archive(entry("srv/../../../../../../.." + TARGET, data=b"x")),
-    "symlink out": lambda: archive(entry("out", tarfile.SYMTYPE, link="/tmp"), entry("out/kip-test-escaped", data=b"x")),
+    "symlink out": lambda: archive(
+        entry("out", tarfile.SYMTYPE, link="/tmp"), entry("out/kip-test-escaped", data=b"x")
+    ),
     "symlink out by dot dot": lambda: archive(
         entry("a", tarfile.SYMTYPE, link="../../../../../../../../tmp"), entry("a/kip-test-escaped", data=b"x")
     ),

@@ -213,7 +213,12 @@ class Kip:
     # The command line.
 
     def cli(
-        self, *words: str | Path, check: bool = True, timeout: float = 60, input: str | None = None, binary: bool = False
+        self,
+        *words: str | Path,
+        check: bool = True,
+        timeout: float = 60,
+        input: str | None = None,
+        binary: bool = False,
     ) -> subprocess.CompletedProcess[Any]:
         """Runs a command; with `check`, anything but exit code 0 is a failure."""
         done = subprocess.run(
@@ -279,12 +284,16 @@ class Kip:
 
 def one_line_refusal(done: subprocess.CompletedProcess[str]) -> str:
     """The one line of a refusal, or a failure that says what was wrong with it."""
-    shown = f"{' '.join(map(str, done.args[3:]))}: exit {done.returncode}, stderr {done.stderr!r}, stdout {done.stdout!r}"
+    shown = (
+        f"{' '.join(map(str, done.args[3:]))}: exit {done.returncode}, stderr {done.stderr!r}, stdout {done.stdout!r}"
+    )
     assert done.returncode == 1, shown
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, f"not one line: {shown}"
     assert 10 <= len(lines[0]) <= 400, f"not a clear line: {shown}"
-    assert not re.search(r"panicked|RUST_BACKTRACE|Os \{|Error \{|Some\(|\\n", lines[0]), f"debris of a program: {shown}"
+    assert not re.search(r"panicked|RUST_BACKTRACE|Os \{|Error \{|Some\(|\\n", lines[0]), (
+        f"debris of a program: {shown}"
+    )
     return lines[0]
 
 

@@ -2,6 +2,7 @@
 
 Usage: echo.py PORT.. ; each port is served by both protocols and both families. A line `who` is answered with the
 peer's address as seen from inside, anything else is echoed."""
+
 import selectors
 import socket
 import sys

@@ -102,7 +102,13 @@ async fn carry_exec(mut from: kip_worker::ExecSession, input: mpsc::Receiver<Vec
         }
     };
     tokio::spawn(feed);
-    while let Some(item) = from.output.recv().await {
+    loop {
+        let item = tokio::select! {
+            item = from.output.recv() => item,
+            // The client is gone: dropping the session ends its program.
+            () = out.closed() => return,
+        };
+        let Some(item) = item else { return };
         let item = match item {
             kip_worker::ExecOutput::Stdout(bytes) => ExecOutput::Stdout(bytes),
             kip_worker::ExecOutput::Stderr(bytes) => ExecOutput::Stderr(bytes),

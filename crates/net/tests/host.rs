@@ -40,6 +40,26 @@ fn nothing_stays_on_the_real_host() {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("instance 15 is free");
     let (traces_before, forwarding_before, alone_before) = (traces(), forwarding(), alone());
 
+    let outcome = std::panic::catch_unwind(in_and_out);
+    let i = instance(15);
+    Nat::remove(i, MEMORY.as_ref()).unwrap();
+    NetPool::new(i).unwrap().remove_all().unwrap();
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+    assert_eq!(traces_before, traces());
+    if alone_before && alone() {
+        assert_eq!(forwarding_before, forwarding());
+        fs::remove_file("/run/kip/forwarding.lock").unwrap();
+    } else {
+        println!("skipped: another instance runs here, so forwarding is not ours to compare");
+    }
+    fs::remove_file("/run/kip/instance-15").unwrap();
+    // Gone unless somebody else's files are in it.
+    let _ = fs::remove_dir("/run/kip");
+}
+
+fn in_and_out() {
     let i = instance(15);
     let pool = NetPool::new(i).unwrap();
     let nat = Nat::open(i, MEMORY.as_ref(), &[], &[]).unwrap();
@@ -57,18 +77,8 @@ fn nothing_stays_on_the_real_host() {
     let listening = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listening.local_addr().unwrap().port();
     within(ns.fd.as_fd(), || assert!(tcp(&format!("127.0.0.1:{port}"), SHORT).is_err()));
-
     nat.remove_all().unwrap();
     drop(ns);
     pool.remove_all().unwrap();
-    assert_eq!(traces_before, traces());
-    if alone_before && alone() {
-        assert_eq!(forwarding_before, forwarding());
-        fs::remove_file("/run/kip/forwarding.lock").unwrap();
-    } else {
-        println!("skipped: another instance runs here, so forwarding is not ours to compare");
-    }
-    fs::remove_file("/run/kip/instance-15").unwrap();
-    // Gone unless somebody else's files are in it.
-    let _ = fs::remove_dir("/run/kip");
+    assert!(traces().is_empty());
 }

@@ -11,3 +11,4 @@ pub mod ns;
 pub mod perf;
 pub mod process;
 pub mod sock;
+pub mod timer;

@@ -495,6 +495,7 @@ impl Task {
     async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
         let mut steps = Steps::since(at);
         self.advance(Input::Wake, record::Durability::Rename)?;
+        self.proc.shared.events.tell(Some(&self.proc.name), "waking", trigger.clone());
         fault::reach("wake-intent");
         self.proc.shared.unwatch_sockets(&self.proc);
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };

@@ -16,9 +16,10 @@ use kip_checkpoint::image::ImageError;
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
+use kip_sandbox::cgroup::CgroupError;
 use kip_snapshot::{Manifest, SnapshotError};
-use kip_types::Generation;
 use kip_types::api::StepView;
+use kip_types::{Generation, Limits};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,7 +41,7 @@ pub(crate) enum WakeError {
     #[error("the file system of the proc cannot be mounted")]
     Mounts(#[source] kip_sandbox::rootfs::RootfsError),
     #[error("the cgroup of the proc cannot be joined")]
-    Cgroup(#[source] kip_sandbox::cgroup::CgroupError),
+    Cgroup(#[source] CgroupError),
     #[error("{what} is no longer held")]
     Lost { what: String },
     #[error("the images cannot be prepared in {path}")]
@@ -78,6 +79,38 @@ impl Steps {
     }
 }
 
+/// While CRIU works in a proc's cgroup the proc's own limits are off: they are for the program, which had filled them
+/// maybe to the last process or page, and a share of a core would make the wake as slow as the program.
+struct Lifted<'a>(Option<&'a Proc>);
+
+impl<'a> Lifted<'a> {
+    /// Processes that a restore needs besides those it restores.
+    const SPARE_PIDS: usize = 64;
+    /// More than any proc has; the kernel's own limit is 4,194,304.
+    const MANY_PIDS: u32 = 1 << 20;
+
+    fn lift(proc: &'a Proc, manifest: &Manifest<Body>) -> Result<Lifted<'a>, CgroupError> {
+        let limits = &proc.spec.limits;
+        let threads = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
+        let tight = threads + Self::SPARE_PIDS > limits.pids as usize;
+        if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
+            return Ok(Lifted(None));
+        }
+        proc.cgroup.set_limits(&Limits { memory_bytes: None, cpus: None, pids: Self::MANY_PIDS })?;
+        Ok(Lifted(Some(proc)))
+    }
+}
+
+impl Drop for Lifted<'_> {
+    fn drop(&mut self) {
+        if let Some(proc) = self.0
+            && let Err(e) = proc.cgroup.set_limits(&proc.spec.limits)
+        {
+            tracing::warn!(proc = %proc.name, error = %e, "limits could not be set again after a wake");
+        }
+    }
+}
+
 /// Restores the generation; returns the host pid of the sandbox's pid 1.
 pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
@@ -89,6 +122,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     let with_pins = pins::base_changed(&body.pins);
     let mounts = proc.mounts(with_pins).map_err(WakeError::Mounts)?;
     steps.done("mounts");
+    let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let used = advanced(&images, &proc.dir.join("wake"), body)?;

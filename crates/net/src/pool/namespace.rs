@@ -119,9 +119,9 @@ impl Maker {
         let inner = inside.index_of("eth0")?.ok_or_else(|| vanished("eth0"))?;
         self.host.batch(vec![up_outside(outer, self.ipv6)])?;
         inside.batch(vec![set_link("bring eth0 up", up(inner, self.ipv6))])?;
+        inside.batch(inside_requests(inner, self.instance, addresses, self.ipv6))?;
         inside.await_carrier(inner)?;
         self.host.await_carrier(outer)?;
-        inside.batch(inside_requests(inner, self.instance, addresses, self.ipv6))?;
         self.host.batch(routes_outside(outer, self.instance, slot, addresses, self.ipv6))
     }
 
