@@ -469,7 +469,7 @@ def test_exec(kip: Kip) -> None:
 
 def test_exec_that_is_interrupted_ends_inside(kip: Kip) -> None:
     """Ctrl-C at `kip exec` does not leave the program running inside for ever."""
-    proc = kip.run("shell", ["sleep", "1000"])
+    kip.run("shell", ["sleep", "1000"])
     seconds = f"7{os.getpid()}"  # by which it is known among all processes of the machine
     words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sleep", seconds]
 

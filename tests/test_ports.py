@@ -198,9 +198,10 @@ def test_asked_port(kip: Kip, tmp_path: Path) -> None:
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_port_taken_by_a_service_of_the_host(kip: Kip, kind: str, address: str) -> None:
     """The refusal says who has it: the program and its pid."""
+    type_name = "SOCK_STREAM" if kind == "tcp" else "SOCK_DGRAM"
     script = f"""
 import socket, time
-s = socket.socket(socket.{"AF_INET6" if ":" in address else "AF_INET"}, socket.{"SOCK_STREAM" if kind == "tcp" else "SOCK_DGRAM"})
+s = socket.socket(socket.{"AF_INET6" if ":" in address else "AF_INET"}, socket.{type_name})
 s.bind(({address!r}, 0))
 {"s.listen()" if kind == "tcp" else ""}
 print(s.getsockname()[1], flush=True)

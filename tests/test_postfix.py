@@ -79,7 +79,8 @@ def test_session_lives_through_a_sleep(postfix: Proc) -> None:
 
 def test_setgid_program_inside(postfix: Proc) -> None:
     """sendmail hands mail to the setgid program postdrop, also when an unprivileged user inside sends it."""
-    command = "printf 'Subject: x\\n\\nfrom-inside\\n' | setpriv --reuid=1000 --regid=1000 --clear-groups sendmail alice@kip.test"
+    user = "setpriv --reuid=1000 --regid=1000 --clear-groups"
+    command = f"printf 'Subject: x\\n\\nfrom-inside\\n' | {user} sendmail alice@kip.test"
     postfix.exec("sh", "-c", command, timeout=20)
     postfix.sleep()
     postfix.wake()

@@ -204,7 +204,7 @@ def test_keeper_is_killed(fresh_kip: Callable[..., Kip], torture_tar: Path, asle
             proc.sleep()
         old = keeper_pid(kip)
         os.kill(old, signal.SIGKILL)
-        wait_for("another keeper is there", lambda: new_keeper(kip, old), 10)
+        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 10)
         client.check()
         if asleep:
             proc.sleep()

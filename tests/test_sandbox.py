@@ -157,7 +157,8 @@ def test_the_attacked_is_there(battle: Battle) -> None:
     """From its own inside the victim's loopback, file and abstract socket are reachable: the attacks had a target."""
     script = (
         "import socket; [socket.create_connection((h, 9100), 2) for h in ('127.0.0.1', '::1')];"
-        "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect('\\0victim-abstract'); print(open('/tmp/secret-file').read())"
+        "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).connect('\\0victim-abstract');"
+        "print(open('/tmp/secret-file').read())"
     )
     assert battle.victim.exec("/usr/bin/python3", "-c", script).stdout.strip() == battle.secret
 

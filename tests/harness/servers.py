@@ -135,7 +135,8 @@ options {
 controls { };
 zone "kip.test" { type primary; file "/etc/bind/db.kip.test"; };
 """
-    zone = "$TTL 3600\n@ IN SOA ns.kip.test. admin.kip.test. 1 3600 600 86400 3600\n@ IN NS ns.kip.test.\nns IN A 192.0.2.1\n"
+    zone = "$TTL 3600\n@ IN SOA ns.kip.test. admin.kip.test. 1 3600 600 86400 3600\n"
+    zone += "@ IN NS ns.kip.test.\nns IN A 192.0.2.1\n"
     zone += "".join(f"{name.split('.')[0]} IN A {address}\n" for name, address in ZONE_NAMES.items())
     zone += "long IN TXT " + " ".join(f'"{c * 200}"' for c in "abcdefghij") + "\n"
     files = {"etc/bind/named.conf": conf, "etc/bind/db.kip.test": zone, "var/cache/bind/": "", "run/named/": ""}
@@ -233,7 +234,11 @@ max_connections = 20
 wait_timeout = 28800
 init-file = /etc/mysql/init.sql
 """
-    init = "CREATE USER IF NOT EXISTS kip@'%' IDENTIFIED BY 'kip';\nGRANT ALL ON *.* TO kip@'%';\nCREATE DATABASE IF NOT EXISTS test;\n"
+    init = """
+CREATE USER IF NOT EXISTS kip@'%' IDENTIFIED BY 'kip';
+GRANT ALL ON *.* TO kip@'%';
+CREATE DATABASE IF NOT EXISTS test;
+"""
     start = """#!/bin/sh
 set -e
 test -d /var/lib/mysql/mysql || mariadb-install-db --defaults-file=/etc/mysql/my.cnf --skip-test-db \

@@ -142,6 +142,24 @@ pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
     files.write()
 }
 
+/// One place where each file is open, (pid inside, descriptor number) by the file's id.
+pub(crate) fn places(images: &Path) -> Result<BTreeMap<u64, (u32, i32)>, ImageError> {
+    let mut tables: BTreeMap<u64, u32> = BTreeMap::new();
+    for (pid, path) in numbered(images, "ids")? {
+        for ids in Image::read(&path)?.entries {
+            tables.entry(ids.number(2)).or_insert(pid);
+        }
+    }
+    let mut places = BTreeMap::new();
+    for (table, path) in numbered(images, "fdinfo")? {
+        let Some(&pid) = tables.get(&u64::from(table)) else { continue };
+        for descriptor in Image::read(&path)?.entries {
+            places.entry(descriptor.number(1)).or_insert((pid, descriptor.number(4) as i32));
+        }
+    }
+    Ok(places)
+}
+
 /// Pids (inside) of the tasks that have each file open, by the file's id.
 fn owners(images: &Path) -> Result<BTreeMap<u64, BTreeSet<u32>>, ImageError> {
     let mut tables: BTreeMap<u64, Vec<u32>> = BTreeMap::new();

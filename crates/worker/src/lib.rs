@@ -125,7 +125,17 @@ impl Worker {
         let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
         let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
         let base = record.base.clone();
-        let proc = Proc { name, spec, dir, slot: kit.slot, base, cgroup, holdings, shared: Arc::clone(machine) };
+        let proc = Proc {
+            name,
+            spec,
+            dir,
+            slot: kit.slot,
+            base,
+            cgroup,
+            holdings,
+            shared: Arc::clone(machine),
+            prepared: Mutex::default(),
+        };
         Ok((Arc::new(proc), kit, record))
     }
 

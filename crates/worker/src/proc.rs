@@ -10,7 +10,7 @@ use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec};
 use kip_types::{Image, ProcName, Spec};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Ids in one block: 0 to 65,535 inside.
@@ -36,6 +36,8 @@ pub(crate) struct Proc {
     pub(crate) cgroup: Cgroup,
     pub(crate) holdings: Holdings,
     pub(crate) shared: Arc<Machine>,
+    /// Mounts for the next wake, made when it fell asleep; without pins.
+    pub(crate) prepared: Mutex<Option<Mounts>>,
 }
 
 impl Proc {
@@ -92,6 +94,27 @@ impl Proc {
                 other => return other,
             }
         }
+    }
+
+    /// Makes the mounts of the next wake ahead of it. All processes must be gone.
+    pub(crate) fn prepare_mounts(&self) {
+        match self.mounts(false) {
+            Ok(mounts) => *self.prepared.lock().expect("no holder of this lock panics") = Some(mounts),
+            Err(e) => tracing::debug!(proc = %self.name, error = %e, "no mounts ahead of the wake"),
+        }
+    }
+
+    /// The mounts of a wake: those made ahead, unless the pins have to be among them.
+    pub(crate) fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
+        match self.drop_mounts() {
+            Some(mounts) if !with_pins => Ok(mounts),
+            _ => self.mounts(with_pins),
+        }
+    }
+
+    /// Gives up what was made ahead.
+    pub(crate) fn drop_mounts(&self) -> Option<Mounts> {
+        self.prepared.lock().expect("no holder of this lock panics").take()
     }
 
     /// Namespaces that are held through a sleep, with their CLONE_NEW* types. With `own_ipc` the IPC namespace is not

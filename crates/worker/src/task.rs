@@ -438,7 +438,9 @@ impl Task {
             take_custody(&proc, &body);
             fault::reach("park-custody");
             let gone = proc.wait_until_empty(Duration::from_secs(5));
-            if !gone {
+            if gone {
+                proc.prepare_mounts();
+            } else {
                 tracing::warn!(proc = %proc.name, "processes of a parked proc are still there after 5 s");
             }
             if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {

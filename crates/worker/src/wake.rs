@@ -120,7 +120,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     steps.done("helper");
     fault::reach("wake-helper");
     let with_pins = pins::base_changed(&body.pins);
-    let mounts = proc.mounts(with_pins).map_err(WakeError::Mounts)?;
+    let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
     steps.done("mounts");
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;

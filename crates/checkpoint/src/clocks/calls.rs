@@ -1,0 +1,342 @@
+//! Blocking calls: put back where CRIU interrupted them, and their time-outs made to go on.
+//!
+//! A time-out given to the call itself is pointed at one of ours in the thread's stack. One that is an option of a
+//! socket (SO_RCVTIMEO, SO_SNDTIMEO) is only noted; the wake sets what is left of it for as long as the thread enters
+//! its call. Sources: signal(7), the x86-64 system call convention and table, socket(7).
+
+use super::{Clocks, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
+use crate::wire::Message;
+use rustix::net::sockopt::{Timeout as Which, socket_timeout};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+
+/// Distance of our time-out below the stack pointer, bytes: past the 128 bytes of the red zone (x86-64 psABI 3.2.2).
+const SCRATCH_BELOW: u64 = 512;
+
+/// How a system call takes its time-out.
+enum Timeout {
+    /// Milliseconds in a register; the call is exchanged for one that takes a timespec.
+    Millis { value: u64, exchange: Exchange },
+    /// Address of a relative timespec which the kernel leaves alone.
+    Constant { address: u64, pointer: u32 },
+    /// Address of a relative timespec which the kernel has updated to what is left when it was interrupted.
+    Updated { address: u64, pointer: u32 },
+    /// As Updated, a struct timeval of select(2), to be exchanged for pselect6.
+    UpdatedTimeval { address: u64 },
+    /// An absolute time that needs no change.
+    Absolute { address: u64, clock: u64 },
+}
+
+/// Which call takes the place of one with milliseconds.
+enum Exchange {
+    /// epoll_wait(2) by epoll_pwait2.
+    EpollWait,
+    /// epoll_pwait(2) by epoll_pwait2, signal mask kept.
+    EpollPwait,
+    /// poll(2) by ppoll.
+    Poll,
+}
+
+// Fields of CRIU's x86 register message.
+const R10: u32 = 8;
+const R9: u32 = 9;
+const R8: u32 = 10;
+const AX: u32 = 11;
+const DX: u32 = 13;
+const SI: u32 = 14;
+const DI: u32 = 15;
+const ORIG_AX: u32 = 16;
+const IP: u32 = 17;
+const SP: u32 = 20;
+
+const EINTR: u64 = (-4i64) as u64;
+const RESTART_SYSCALL: u64 = 219;
+
+fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
+    let r = |f| regs.number(f);
+    let pointer = |field: u32, t: fn(u64, u32) -> Timeout| (r(field) != 0).then(|| t(r(field), field));
+    let constant: fn(u64, u32) -> Timeout = |address, pointer| Timeout::Constant { address, pointer };
+    let updated: fn(u64, u32) -> Timeout = |address, pointer| Timeout::Updated { address, pointer };
+    let millis = |field: u32, exchange| {
+        (r(field) as i32 >= 0).then(|| Timeout::Millis { value: r(field) as i32 as u64, exchange })
+    };
+    match nr {
+        7 => millis(DX, Exchange::Poll),
+        23 => (r(R8) != 0).then(|| Timeout::UpdatedTimeval { address: r(R8) }),
+        35 => pointer(DI, constant),
+        128 => pointer(DX, constant),
+        202 => match r(SI) & 0x7f {
+            0 => pointer(R10, constant),
+            9 if r(R10) != 0 => {
+                Some(Timeout::Absolute { address: r(R10), clock: if r(SI) & 256 != 0 { 0 } else { 1 } })
+            }
+            _ => None,
+        },
+        208 => pointer(R8, constant),
+        220 => pointer(R10, constant),
+        230 if r(SI) & 1 != 0 => Some(Timeout::Absolute { address: r(DX), clock: r(DI) }),
+        230 => pointer(DX, constant),
+        232 => millis(R10, Exchange::EpollWait),
+        270 => pointer(R8, updated),
+        271 => pointer(DX, updated),
+        281 => millis(R10, Exchange::EpollPwait),
+        441 => pointer(R10, constant),
+        _ => None,
+    }
+}
+
+/// A thread that waits in a system call, as it was seen just before the freeze.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waiting {
+    /// Since when it has been off the CPU, nanoseconds of CLOCK_MONOTONIC.
+    pub since_ns: i64,
+    /// Number, six arguments and stack pointer of the call: proc_pid_syscall(5).
+    pub call: [u64; 8],
+}
+
+/// Waiting threads, numbered inside.
+pub type Since = BTreeMap<u32, Waiting>;
+
+impl Waiting {
+    /// Since when, if the thread was found frozen in the same call.
+    fn since(&self, nr: u64, regs: &Message) -> Option<i64> {
+        let r = |f| regs.number(f);
+        (self.call == [nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)]).then_some(self.since_ns)
+    }
+}
+
+/// Mends one thread's registers; true if they changed.
+pub(super) fn settle_thread(
+    thread: u32,
+    regs: &mut Message,
+    now: Now,
+    since: Option<Waiting>,
+    frozen: &Frozen<'_>,
+    clocks: &mut Clocks,
+) -> bool {
+    let orig = regs.number(ORIG_AX);
+    if orig as i64 >= 0 && regs.number(AX) == EINTR {
+        // CRIU left the thread behind its call with EINTR: put it back onto the call.
+        let mut nr = orig;
+        if nr == RESTART_SYSCALL {
+            nr = number_before(thread, regs.number(IP), frozen).unwrap_or(nr);
+        }
+        regs.set_varint(AX, nr);
+        regs.set_varint(IP, regs.number(IP) - 2);
+        settle_call(thread, nr, regs, now, since, frozen, clocks);
+        return true;
+    }
+    let mut code = [0u8; 2];
+    let ip = regs.number(IP);
+    let on_call = orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
+    on_call && settle_call(thread, orig, regs, now, since, frozen, clocks)
+}
+
+/// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the `mov eax, imm32` that
+/// precedes the `syscall` instruction in every libc.
+fn number_before(thread: u32, ip: u64, frozen: &Frozen<'_>) -> Option<u64> {
+    let mut code = [0u8; 7];
+    let readable = (frozen.read)(thread, ip.checked_sub(7)?, &mut code);
+    (readable && code[0] == 0xb8 && code[5..] == [0x0f, 0x05])
+        .then(|| u64::from(u32::from_le_bytes(code[1..5].try_into().expect("4 bytes"))))
+}
+
+/// Gives a call with a relative time-out one of ours; true if registers changed.
+fn settle_call(
+    thread: u32,
+    nr: u64,
+    regs: &mut Message,
+    now: Now,
+    since: Option<Waiting>,
+    frozen: &Frozen<'_>,
+    clocks: &mut Clocks,
+) -> bool {
+    let waited = since.and_then(|w| w.since(nr, regs)).map_or(0, |s| (now.monotonic_ns - s).max(0));
+    if let Some(direction) = socket_call(nr) {
+        settle_socket(thread, direction, regs, now, waited, frozen, clocks);
+        return false;
+    }
+    let Some(timeout) = timeout_of(nr, regs) else { return false };
+    let seconds_and = |address: u64, unit: i64| -> Option<i64> {
+        let mut bytes = [0u8; 16];
+        (frozen.read)(thread, address, &mut bytes).then(|| {
+            let half = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+            half(0).saturating_mul(SECOND).saturating_add(half(8).saturating_mul(unit))
+        })
+    };
+    let (left, whole) = match timeout {
+        Timeout::Absolute { address, clock } => {
+            if let Some(left) = seconds_and(address, 1).and_then(|at| now.left(clock, at)) {
+                push_due(&mut clocks.dues, Source::Call, now, left, left.saturating_add(waited));
+            }
+            return false;
+        }
+        Timeout::Millis { value: 0, .. } => return false,
+        Timeout::Millis { value, .. } => (value as i64 * 1_000_000 - waited, value as i64 * 1_000_000),
+        Timeout::Constant { address, .. } => match seconds_and(address, 1) {
+            Some(whole) if whole > 0 => (whole - waited, whole),
+            _ => return false,
+        },
+        Timeout::Updated { address, .. } => match seconds_and(address, 1) {
+            Some(left) if left > 0 => (left, left.saturating_add(waited)),
+            _ => return false,
+        },
+        Timeout::UpdatedTimeval { address } => match seconds_and(address, 1000) {
+            Some(left) => (left, left.saturating_add(waited)),
+            None => return false,
+        },
+    };
+    let address = (regs.number(SP) - SCRATCH_BELOW) & !15;
+    point(regs, &timeout, address);
+    let left = left.max(0);
+    clocks.patches.push(Patch { thread, address, left_ns: left });
+    push_due(&mut clocks.dues, Source::Call, now, left.max(1), whole.max(1));
+    true
+}
+
+/// Lets a call take its time-out from a struct timespec at `address`.
+fn point(regs: &mut Message, timeout: &Timeout, address: u64) {
+    match timeout {
+        Timeout::Constant { pointer, .. } | Timeout::Updated { pointer, .. } => regs.set_varint(*pointer, address),
+        Timeout::UpdatedTimeval { .. } => {
+            regs.set_varint(AX, 270);
+            regs.set_varint(R8, address);
+            regs.set_varint(R9, 0);
+        }
+        Timeout::Millis { exchange: Exchange::Poll, .. } => {
+            regs.set_varint(AX, 271);
+            regs.set_varint(DX, address);
+            regs.set_varint(R10, 0);
+            regs.set_varint(R8, 0);
+        }
+        Timeout::Millis { exchange, .. } => {
+            regs.set_varint(AX, 441);
+            regs.set_varint(R10, address);
+            if matches!(exchange, Exchange::EpollWait) {
+                regs.set_varint(R8, 0);
+                regs.set_varint(R9, 0);
+            }
+        }
+        Timeout::Absolute { .. } => {}
+    }
+}
+
+/// Whether a call obeys SO_RCVTIMEO (true: SO_SNDTIMEO) of the socket in its first argument. Connecting is left out: a
+/// connect that goes on is another call than one that begins.
+fn socket_call(nr: u64) -> Option<bool> {
+    match nr {
+        0 | 19 | 43 | 45 | 47 | 288 => Some(false),
+        1 | 20 | 44 | 46 => Some(true),
+        _ => None,
+    }
+}
+
+/// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one.
+fn settle_socket(
+    thread: u32,
+    sending: bool,
+    regs: &Message,
+    now: Now,
+    waited: i64,
+    frozen: &Frozen<'_>,
+    clocks: &mut Clocks,
+) {
+    let Ok(fd) = i32::try_from(regs.number(DI)) else { return };
+    let Ok(socket) = (frozen.take)(thread, fd) else { return };
+    let option = if sending { Which::Send } else { Which::Recv };
+    let Ok(Some(whole)) = socket_timeout(socket.as_fd(), option) else { return };
+    let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
+    let left_ns = (whole_ns - waited).max(1);
+    clocks.sockets.push(SocketPatch { thread, call: regs.number(ORIG_AX), fd, sending, whole_ns, left_ns });
+    push_due(&mut clocks.dues, Source::Call, now, left_ns, whole_ns);
+}
+
+/// A struct timespec of what is left of a patch at `now`, never less than a nanosecond (0 would mean "do not wait").
+pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> [u8; 16] {
+    let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(1);
+    let mut bytes = [0u8; 16];
+    bytes[..8].copy_from_slice(&(left / SECOND).to_le_bytes());
+    bytes[8..].copy_from_slice(&(left % SECOND).to_le_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    const NOTHING: Frozen<'_> = Frozen { read: &|_, _, _| false, take: &|_, _| Err(io::ErrorKind::NotFound.into()) };
+
+    fn waiting(nr: u64, fd: u64) -> Message {
+        let mut regs = Message::default();
+        for (field, value) in [(AX, EINTR), (ORIG_AX, nr), (IP, 0x1002), (SP, 0x7000), (DI, fd)] {
+            regs.set_varint(field, value);
+        }
+        regs
+    }
+
+    #[test]
+    fn a_socket_s_own_time_out_is_noted() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.set_read_timeout(Some(std::time::Duration::from_millis(1500))).unwrap();
+        let take = |_, fd| match fd {
+            5 => Ok(socket.try_clone()?.into()),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        };
+        let frozen = Frozen { take: &take, ..NOTHING };
+        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let since = Waiting { since_ns: 9 * SECOND, call: [45, 5, 0, 0, 0, 0, 0, 0x7000] };
+        let mut clocks = Clocks::default();
+        // One that has a time-out, one whose descriptor is gone, one that sends.
+        for regs in [&mut waiting(45, 5), &mut waiting(45, 6), &mut waiting(44, 5)] {
+            assert!(settle_thread(3, regs, now, Some(since), &frozen, &mut clocks));
+            assert_eq!(regs.number(IP), 0x1000);
+        }
+        let (whole_ns, left_ns) = (1_500_000_000, 500_000_000);
+        assert_eq!(clocks.sockets, [SocketPatch { thread: 3, call: 45, fd: 5, sending: false, whole_ns, left_ns }]);
+        assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + left_ns);
+        assert!(clocks.patches.is_empty());
+    }
+
+    #[test]
+    fn an_interrupted_epoll_wait_goes_back_onto_its_call() {
+        let mut regs = Message::default();
+        for (field, value) in [(AX, EINTR), (ORIG_AX, 232), (IP, 0x1002), (SP, 0x7000), (R10, 1500), (DI, 5)] {
+            regs.set_varint(field, value);
+        }
+        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
+        let mut call = [0; 8];
+        (call[0], call[1], call[4], call[7]) = (232, 5, 1500, 0x7000);
+        let waiting = Waiting { since_ns: 9 * SECOND, call };
+        let mut other = regs.clone();
+        assert!(settle_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks));
+        assert_eq!((regs.number(AX), regs.number(IP), regs.number(DI)), (441, 0x1000, 5));
+        assert_eq!(clocks.patches, [Patch { thread: 3, address: regs.number(R10), left_ns: 500_000_000 }]);
+        assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + 500_000_000);
+        assert_eq!(clocks.dues[0].every_ns, Some(1_500_000_000));
+        // Seen in another call just before: it has only begun to wait.
+        let earlier = Waiting { call: [202, 0, 0, 0, 0, 0, 0, 0x7000], ..waiting };
+        let mut anew = Clocks::default();
+        assert!(settle_thread(3, &mut other, now, Some(earlier), &NOTHING, &mut anew));
+        assert_eq!(anew.patches[0].left_ns, 1_500_000_000);
+        let later = Now { monotonic_ns: 10 * SECOND + 200_000_000, ..now };
+        assert_eq!(patch_bytes(&clocks.patches[0], &clocks, later)[8..], 300_000_000i64.to_le_bytes());
+        // Due in the past: fires at once, never "do not wait", never for ever.
+        let late = Now { monotonic_ns: 60 * SECOND, ..now };
+        assert_eq!(patch_bytes(&clocks.patches[0], &clocks, late)[8..], 1i64.to_le_bytes());
+    }
+
+    #[test]
+    fn an_endless_wait_is_only_mended() {
+        let mut regs = Message::default();
+        for (field, value) in [(AX, EINTR), (ORIG_AX, 232), (IP, 0x1002), (SP, 0x7000), (R10, u64::from(u32::MAX))] {
+            regs.set_varint(field, value);
+        }
+        let now = Now { monotonic_ns: SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let mut clocks = Clocks::default();
+        assert!(settle_thread(1, &mut regs, now, None, &NOTHING, &mut clocks));
+        assert_eq!((regs.number(AX), regs.number(IP)), (232, 0x1000));
+        assert!(clocks.patches.is_empty() && clocks.dues.is_empty());
+    }
+}

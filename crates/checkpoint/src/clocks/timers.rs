@@ -1,0 +1,382 @@
+//! Timers: timerfds, POSIX timers, interval timers.
+//!
+//! A timerfd is noted with the time at which it expires next, on its own clock, and is set to just that in the restored
+//! process: the kernel then counts what was missed and keeps the phase. The others can be set by their own process
+//! only, so their images are moved; what they missed meanwhile is sent as one signal. Sources: timerfd_create(2),
+//! timer_settime(2), getitimer(2), and CRIU's images of timers (remaining times at the moment CRIU read them).
+
+use super::{ClockError, Clocks, Due, Frozen, Now, SECOND, Source};
+use crate::image::{Image, ImageError, numbered};
+use crate::sockets::places;
+use crate::wire::{Malformed, Message};
+use kip_sys::timer::{self, TimerSignal, Value};
+use rustix::time::{ClockId, clock_getres};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+/// CLOCK_REALTIME, CLOCK_MONOTONIC and CLOCK_REALTIME_ALARM as clock_gettime(2) numbers them.
+const REALTIME: u64 = 0;
+const MONOTONIC: u64 = 1;
+const REALTIME_ALARM: u64 = 8;
+/// Longest wait for the kernel to notice that a timer was set to a time in the past.
+const NOTICE: Duration = Duration::from_millis(20);
+/// Two readings that are to be of the same moment are not further apart than this, nanoseconds.
+const SAME_MOMENT_NS: i64 = 20_000;
+
+/// A timerfd of a sleeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timerfd {
+    /// A process that has it, as numbered inside.
+    pub pid: u32,
+    /// Its number there.
+    pub fd: i32,
+    /// The clock that `next_ns` is on, as clock_gettime(2) numbers them. A real-time timer that was set relative to its
+    /// setting does not follow changes of the clock: it is given on CLOCK_MONOTONIC.
+    pub clock: u64,
+    /// When it expires next, nanoseconds; none when it is not armed.
+    pub next_ns: Option<i64>,
+    /// Its interval, nanoseconds, or 0.
+    pub every_ns: i64,
+    /// Unread expirations at the freeze.
+    pub unread: u64,
+    /// It is relative (see `clock`).
+    pub relative: bool,
+    /// It was set with TFD_TIMER_CANCEL_ON_SET.
+    pub cancel_on_set: bool,
+}
+
+/// A signal for what a timer missed. Numbers of processes and threads are those inside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missed {
+    /// SIGALRM of the interval timer.
+    Interval {
+        /// The process.
+        pid: u32,
+    },
+    /// A POSIX timer's own signal.
+    Posix {
+        /// The process.
+        pid: u32,
+        /// The thread, for SIGEV_THREAD_ID.
+        thread: Option<u32>,
+        /// The signal.
+        signal: TimerSignal,
+    },
+}
+
+/// Seconds in one field, a fraction in another; `unit` is the fraction's length in nanoseconds.
+fn time(m: &Message, seconds: u32, fraction: u32, unit: i64) -> i64 {
+    (m.number(seconds) as i64).saturating_mul(SECOND).saturating_add((m.number(fraction) as i64).saturating_mul(unit))
+}
+
+/// Clocks that go on while a process sleeps, by their numbers in clock_gettime(2).
+fn is_wall_clock(clock: u64) -> bool {
+    matches!(clock, 0 | 1 | 7 | 8 | 9 | 11)
+}
+
+/// About when CRIU read a process's timers, never before, nanoseconds of CLOCK_MONOTONIC: it writes the process's image
+/// next, and file times lag by up to the coarse clock's step.
+pub(super) fn read_at(image: &Path, now: Now) -> Result<i64, ImageError> {
+    let written = std::fs::metadata(image).and_then(|m| m.modified());
+    let written = written.map_err(|source| ImageError::Io { path: image.to_owned(), source })?;
+    let since_epoch = written.duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
+    let step = clock_getres(ClockId::RealtimeCoarse);
+    let ago = now.realtime_ns - since_epoch - step.tv_nsec;
+    // A clock that was set in between would be worse than the dump's length.
+    Ok(now.monotonic_ns - ago.clamp(0, 60 * SECOND))
+}
+
+/// Collects what a process's timers make due; true if it has any.
+pub(super) fn collect(core: &Message, read_ns: i64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
+    let Some(timers) = core.message(3)?.map(|t| t.message(7)).transpose()?.flatten() else { return Ok(false) };
+    let before = dues.len();
+    let mut push = |source, left_ns: i64, every_ns: i64| {
+        if left_ns > 0 {
+            let at_ns = read_ns.saturating_add(left_ns);
+            dues.push(Due { source, at_ns, every_ns: (every_ns > 0).then_some(every_ns) });
+        }
+    };
+    if let Some(real) = timers.message(1)? {
+        push(Source::Interval, time(&real, 3, 4, 1000), time(&real, 1, 2, 1000));
+    }
+    for timer in timers.messages(4)? {
+        if is_wall_clock(timer.number(2)) {
+            push(Source::Posix, time(&timer, 9, 10, 1), time(&timer, 7, 8, 1));
+        }
+    }
+    Ok(dues.len() > before)
+}
+
+/// Notes every timerfd that is armed or unread, as it is now.
+pub(super) fn settle_timerfds(images: &Path, frozen: &Frozen<'_>, clocks: &mut Clocks) -> Result<(), ClockError> {
+    let path = images.join("files.img");
+    let mut timers = Vec::new();
+    for file in Image::read(&path)?.entries {
+        let timer = file.message(12).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+        timers.extend(timer.map(|t| (t.number(1), t.number(4))));
+    }
+    if timers.is_empty() {
+        return Ok(());
+    }
+    let places = places(images)?;
+    for (id, clock) in timers {
+        // One that is only on its way through a socket has no place; it stays as CRIU has it.
+        let Some(&(pid, fd)) = places.get(&id) else { continue };
+        let noted = (frozen.take)(pid, fd).and_then(|timer| note(timer.as_fd(), pid, fd, clock));
+        let Some(timer) = noted.map_err(|source| ClockError::Timerfd { pid, fd, source })? else { continue };
+        if let Some(next) = timer.next_ns {
+            let now = Now::read();
+            let left = now.left(timer.clock, next).unwrap_or(0);
+            super::push_due(&mut clocks.dues, Source::Timerfd, now, left.max(1), timer.every_ns);
+        }
+        clocks.timerfds.push(timer);
+    }
+    Ok(())
+}
+
+/// None for one that is neither armed nor unread.
+fn note(timer: BorrowedFd<'_>, pid: u32, fd: i32, clock: u64) -> io::Result<Option<Timerfd>> {
+    let (mut now, mut state);
+    let mut tries = 0;
+    loop {
+        let before = Now::read();
+        state = timer::timerfd_state(timer)?;
+        now = Now::read();
+        tries += 1;
+        if now.monotonic_ns - before.monotonic_ns < SAME_MOMENT_NS * tries {
+            break;
+        }
+    }
+    if state.left_ns == 0 && state.unread == 0 {
+        return Ok(None);
+    }
+    let relative = !state.absolute && matches!(clock, REALTIME | REALTIME_ALARM);
+    let clock = if relative { MONOTONIC } else { clock };
+    let next_ns = (state.left_ns > 0).then(|| now.on(clock).saturating_add(state.left_ns));
+    Ok(Some(Timerfd {
+        pid,
+        fd,
+        clock,
+        next_ns,
+        every_ns: state.every_ns,
+        unread: state.unread,
+        relative,
+        cancel_on_set: state.cancel_on_set,
+    }))
+}
+
+/// Sets a restored timerfd to what it was, the time that has passed included: expirations that were missed can be
+/// read. Its program must be stopped.
+///
+/// # Errors
+/// Those of timerfd_settime(2); EBADF and EINVAL when it is not the timerfd.
+pub fn set_timerfd(fd: BorrowedFd<'_>, timer: &Timerfd) -> io::Result<()> {
+    let mut unread = timer.unread;
+    match timer.next_ns {
+        None => timer::set_timerfd(fd, Value::Relative(0), 0)?,
+        Some(next) if timer.relative => {
+            let (left, missed) = advance(1, timer.every_ns, Now::read().monotonic_ns - next + 1);
+            let ahead = next - Now::read().monotonic_ns;
+            timer::set_timerfd(fd, Value::Relative(if ahead > 0 { ahead } else { left }), timer.every_ns)?;
+            unread += if ahead > 0 { 0 } else { missed };
+        }
+        Some(at_ns) => {
+            let value = Value::Absolute { at_ns, cancel_on_set: timer.cancel_on_set };
+            timer::set_timerfd(fd, value, timer.every_ns)?;
+            if unread > 0 && Now::read().left(timer.clock, at_ns).is_some_and(|left| left <= 0) {
+                unread += expired(fd)?;
+            }
+        }
+    }
+    if unread > 0 { timer::set_timerfd_unread(fd, unread) } else { Ok(()) }
+}
+
+/// What the kernel counts for a timer that was set to a time in the past, as soon as it does.
+fn expired(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let patience = Timespec { tv_sec: 0, tv_nsec: i64::from(NOTICE.subsec_nanos()) };
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&patience))?;
+    Ok(timer::timerfd_state(fd)?.unread)
+}
+
+/// Moves POSIX and interval timers in the images to `now`. They are rewritten in a directory of their own so that the
+/// generation stays as it was recorded: `from` is the generation, `to` receives the changed images. Returns what
+/// was missed.
+pub fn advance_timers(from: &Path, to: &Path, clocks: &Clocks, now: Now) -> Result<Vec<Missed>, ImageError> {
+    let mut missed = Vec::new();
+    for (pid, path) in numbered(from, "core")? {
+        let Some(read_ns) = clocks.read_ns.get(&pid) else { continue };
+        let passed = (now.monotonic_ns - read_ns).max(0);
+        let mut image = Image::read(&path)?;
+        let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+        for core in &mut image.entries {
+            core.edit_messages::<Malformed>(3, |task| {
+                task.edit_messages::<Malformed>(7, |timers| advance_task_timers(timers, pid, passed, &mut missed))
+            })
+            .map_err(damaged)?;
+        }
+        image.path = to.join(format!("core-{pid}.img"));
+        image.write()?;
+    }
+    Ok(missed)
+}
+
+/// (what is left, how many expirations of a periodic timer were missed) after `passed`; all nanoseconds. A single
+/// timer that is overdue has a nanosecond left; one that is not armed stays so.
+fn advance(left: i64, every: i64, passed: i64) -> (i64, u64) {
+    if left <= 0 {
+        return (left, 0);
+    }
+    let rest = left.saturating_sub(passed);
+    if rest > 0 {
+        return (rest, 0);
+    }
+    if every <= 0 {
+        return (1, 0);
+    }
+    let late = -rest;
+    (every - late % every, 1 + (late / every) as u64)
+}
+
+fn advance_task_timers(
+    timers: &mut Message,
+    pid: u32,
+    passed: i64,
+    all_missed: &mut Vec<Missed>,
+) -> Result<(), Malformed> {
+    timers.edit_messages::<Malformed>(1, |real| {
+        let (left, missed) = advance(time(real, 3, 4, 1000), time(real, 1, 2, 1000), passed);
+        let micros = left.max(0).saturating_add(999) / 1000;
+        real.set_varint(3, (micros / 1_000_000) as u64);
+        real.set_varint(4, (micros % 1_000_000) as u64);
+        if missed > 0 {
+            all_missed.push(Missed::Interval { pid });
+        }
+        Ok(())
+    })?;
+    timers.edit_messages::<Malformed>(4, |timer| {
+        if !is_wall_clock(timer.number(2)) {
+            return Ok(());
+        }
+        let (left, missed) = advance(time(timer, 9, 10, 1), time(timer, 7, 8, 1), passed);
+        timer.set_varint(9, (left.max(0) / SECOND) as u64);
+        timer.set_varint(10, (left.max(0) % SECOND) as u64);
+        // SIGEV_NONE is not told.
+        if missed > 0 && timer.number(4) != 1 {
+            let signal = TimerSignal {
+                signal: timer.number(3) as i32,
+                timer: timer.number(1) as i32,
+                overrun: i32::try_from(missed - 1).unwrap_or(i32::MAX),
+                value: timer.number(5),
+            };
+            let thread = timer.varint(11).map(|t| t as u32).filter(|_| timer.number(4) & 4 != 0);
+            all_missed.push(Missed::Posix { pid, thread, signal });
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
+
+    #[test]
+    fn timers_keep_their_phase() {
+        assert_eq!(advance(5 * SECOND, 0, 2 * SECOND), (3 * SECOND, 0));
+        assert_eq!(advance(5 * SECOND, 0, 9 * SECOND), (1, 0));
+        assert_eq!(advance(SECOND, 2 * SECOND, 2 * SECOND), (SECOND, 1));
+        assert_eq!(advance(SECOND, 2 * SECOND, 6 * SECOND), (SECOND, 3));
+        assert_eq!(advance(0, 0, SECOND), (0, 0));
+    }
+
+    proptest! {
+        /// Expirations are at left, left + every, ...: those up to `passed` are missed, the next one is left.
+        #[test]
+        fn a_period_is_kept(left in 1..1_000_000_000_000i64, every in 1..1_000_000_000_000i64, passed in 0..10_000_000_000_000i64) {
+            let (rest, missed) = advance(left, every, passed);
+            prop_assert!(rest >= 1);
+            prop_assert_eq!(passed + rest, left + missed as i64 * every);
+            prop_assert!(missed == 0 || rest <= every);
+        }
+
+        /// Two sleeps are as good as one.
+        #[test]
+        fn sleeps_add_up(left in 1..1_000_000_000i64, every in 1..1_000_000_000i64, a in 0..10_000_000_000i64, b in 0..10_000_000_000i64) {
+            let (between, first) = advance(left, every, a);
+            let (rest, second) = advance(between, every, b);
+            prop_assert_eq!((rest, first + second), advance(left, every, a + b));
+        }
+
+        #[test]
+        fn single_timers_are_never_early(left in 1..1_000_000_000i64, passed in 0..2_000_000_000i64) {
+            let (rest, missed) = advance(left, 0, passed);
+            prop_assert_eq!((rest, missed), ((left - passed).max(1), 0));
+        }
+    }
+
+    #[test]
+    fn missed_signals_are_told_once() {
+        let posix = |notify: u64| {
+            let mut timer = Message::default();
+            for (field, value) in
+                [(1, 6), (2, 1), (3, 40), (4, notify), (5, 77), (7, 1), (8, 0), (9, 0), (10, 500_000_000), (11, 12)]
+            {
+                timer.set_varint(field, value);
+            }
+            timer.encode()
+        };
+        let mut real = Message::default();
+        for (field, value) in [(1, 0), (2, 200_000), (3, 0), (4, 100_000)] {
+            real.set_varint(field, value);
+        }
+        let mut timers = Message::default();
+        timers.set_bytes(1, real.encode());
+        for notify in [4, 1, 0] {
+            timers.0.push((4, crate::wire::Value::Bytes(posix(notify))));
+        }
+        let mut missed = Vec::new();
+        advance_task_timers(&mut timers, 9, 2_700_000_000, &mut missed).unwrap();
+        let signal = TimerSignal { signal: 40, timer: 6, overrun: 2, value: 77 };
+        let posix = |thread| Missed::Posix { pid: 9, thread, signal };
+        assert_eq!(missed, [Missed::Interval { pid: 9 }, posix(Some(12)), posix(None)]);
+        let real = timers.message(1).unwrap().unwrap();
+        assert_eq!(time(&real, 3, 4, 1000), 200_000_000);
+        for timer in timers.messages(4).unwrap() {
+            assert_eq!(time(&timer, 9, 10, 1), 800_000_000);
+        }
+    }
+
+    /// A timerfd is noted, the time passes, and another one takes its place.
+    #[test]
+    fn a_timerfd_goes_on_in_another() {
+        let every = 40_000_000;
+        for (clock, id) in [(TimerfdClockId::Monotonic, 1), (TimerfdClockId::Realtime, 0), (TimerfdClockId::Boottime, 7)] {
+            for absolute in [false, true] {
+                let old = timerfd_create(clock, TimerfdFlags::NONBLOCK).unwrap();
+                let begin = Now::read();
+                let at_ns = begin.on(id) + every;
+                let value =
+                    if absolute { Value::Absolute { at_ns, cancel_on_set: false } } else { Value::Relative(every) };
+                timer::set_timerfd(old.as_fd(), value, every).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+                let noted = note(old.as_fd(), 1, 5, id).unwrap().unwrap();
+                let new = timerfd_create(clock, TimerfdFlags::NONBLOCK).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+                set_timerfd(new.as_fd(), &noted).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+                // Both are live: they agree for ever.
+                let (a, b) = (timer::timerfd_state(old.as_fd()).unwrap(), timer::timerfd_state(new.as_fd()).unwrap());
+                assert!(a.unread.abs_diff(b.unread) <= 1, "{id} {absolute}: {a:?} {b:?}");
+                let ticks = (Now::read().monotonic_ns - begin.monotonic_ns) / every;
+                assert!((ticks - b.unread as i64).abs() <= 1, "{id} {absolute}: {b:?} after {ticks}");
+                let apart = (a.left_ns - b.left_ns).rem_euclid(every);
+                assert!(apart.min(every - apart) < 2_000_000, "{id} {absolute}: {a:?} {b:?}");
+            }
+        }
+    }
+}
