@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -51,6 +52,7 @@ def describe(setups: list[Setup], kip: Path, criu: list[str]) -> dict[str, Any]:
         "kernel": platform.release(),
         "distribution": distribution[1] if distribution else "?",
         "kip": str(kip),
+        "kip_sha256": hashlib.sha256(kip.read_bytes()).hexdigest(),
         "kip_version": first_line(str(kip), "--version"),
         "versions": {
             **versions,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,15 +11,18 @@ from typing import Any
 
 from harness import programs
 from harness.kip import Kip
+from harness.servers import Server
 from parkwake import byhand
+from parkwake.client import Question
 from parkwake.kiphost import AWAKE, skeleton
 from parkwake.setups import Setup
-from parkwake.workspace import Failed, Workspace
-from harness.servers import Server
-from parkwake.client import Question
+from parkwake.workspace import Failed, Workspace, command
 
 # So that the pools of sandboxes and networks are full again.
 PAUSE_S = 0.15
+LAUNCHER = "sandbox alone with pools filled"
+LAUNCHER_START = f"{LAUNCHER}, first instruction"
+LAUNCHER_BUILD = "cargo build --release -p kip-sandbox --example start_latency"
 
 
 def stamp(text: str, begun: int) -> float:
@@ -38,11 +42,11 @@ def wait_stamp(read: Callable[[], str], begun: int) -> float:
     return stamp(text, begun)
 
 
-def under_kip(kip: Kip, name: str, words: list[str | Path], command: list[str]) -> tuple[int, float]:
+def under_kip(kip: Kip, name: str, words: list[str | Path], program: list[str]) -> tuple[int, float]:
     """(when it was asked for, microseconds that the command took)."""
     begun = time.monotonic_ns()
     done = subprocess.run(
-        [str(kip.program), "--data", str(kip.data), "run", "--name", name, *map(str, [*AWAKE, *words]), "--", *command],
+        [str(kip.program), "--data", str(kip.data), "run", "--name", name, *map(str, [*AWAKE, *words]), "--", *program],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
     )  # fmt: skip
     took = (time.monotonic_ns() - begun) / 1000
@@ -80,13 +84,15 @@ def measure(work: Workspace, tools: dict[str, Path], kip: Kip, number: int, samp
     return rows
 
 
-def launcher_latency(kip: Path) -> str:
-    """What the sandbox's own measurement says (crates/sandbox/examples/start_latency), if it is built."""
+def launcher(work: Workspace, kip: Path, samples: int) -> list[dict[str, Any]]:
+    """The same by the sandbox's own measurement, which talks to the launcher without a daemon; none if it is not built."""
     program = kip.parent / "examples" / "start_latency"
     if not program.exists():
-        return ""
-    try:
-        done = subprocess.run([str(program)], capture_output=True, text=True, timeout=120)
-    except subprocess.TimeoutExpired:
-        return "start_latency: not within 120 s"
-    return (done.stdout + done.stderr).strip()
+        return []
+    file = work.dir / "start-latency.json"
+    command(program, str(samples), file, timeout=300)
+    found = json.loads(file.read_text())
+    wanted = {"start: request to first instruction": LAUNCHER_START, "start: request to answer": f"{LAUNCHER}, answer"}
+    return [
+        {"what": what, "round": i, "us": ns / 1000} for key, what in wanted.items() for i, ns in enumerate(found.get(key, []))
+    ]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from xml.sax.saxutils import escape
 
-BAR, GAP, GROUP_GAP, LEFT, RIGHT, WIDTH, TOP = 15, 4, 16, 190, 150, 980, 74
+BAR, GAP, GROUP_GAP, RIGHT, WIDTH, TOP = 15, 4, 16, 150, 980, 74
 COLOURS = ["#4878a8", "#d1605e", "#e49444", "#6a9f58", "#a87c9f", "#967662", "#85b6b2", "#e7ca60", "#857aab", "#b8b0ac"]
 TEXT = 'font-family="DejaVu Sans, Helvetica, Arial, sans-serif"'
 
@@ -60,6 +60,8 @@ def draw(figure: Figure) -> str:
     else:
         low = figure.base if figure.base is not None else 0.0
         high = high + (high - low) * 0.05
+    # As wide as the texts need it, at the widths of common fonts.
+    left = 40 + 8.2 * max(len(n) for n, _ in figure.groups) + 6.4 * max(len(b.label) for b in bars)
     names = list(dict.fromkeys(b.label for b in bars))
     colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
@@ -68,7 +70,7 @@ def draw(figure: Figure) -> str:
             part = (math.log(max(value, low)) - math.log(low)) / (math.log(high) - math.log(low))
         else:
             part = (value - low) / (high - low)
-        return LEFT + min(max(part, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
+        return left + min(max(part, 0.0), 1.0) * (WIDTH - left - RIGHT)
 
     out, y = [], TOP
     for name, group in figure.groups:
@@ -76,9 +78,9 @@ def draw(figure: Figure) -> str:
         out.append(f'<text x="12" y="{y + 12}" font-size="13" font-weight="bold" {TEXT}>{escape(name)}</text>')
         for bar in group:
             fill, middle = colour[bar.label], y + BAR / 2
-            out.append(f'<text x="{LEFT - 8}" y="{y + 12}" font-size="11" text-anchor="end" {TEXT}>{escape(bar.label)}</text>')
-            width = max(x(bar.middle) - LEFT, 0.5)
-            out.append(f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{fill}"/>')
+            out.append(f'<text x="{left - 8}" y="{y + 12}" font-size="11" text-anchor="end" {TEXT}>{escape(bar.label)}</text>')
+            width = max(x(bar.middle) - left, 0.5)
+            out.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{fill}"/>')
             out.append(
                 f'<path d="M{x(bar.low):.1f} {middle} H{x(bar.high):.1f} M{x(bar.low):.1f} {y + 4} v7 M{x(bar.high):.1f} '
                 f'{y + 4} v7" stroke="#222" stroke-width="1.2" fill="none"/>'
@@ -99,7 +101,7 @@ def draw(figure: Figure) -> str:
     for tick in ticks(low, high, figure.log):
         grid.append(f'<path d="M{x(tick):.1f} {TOP - 12} V{y - 6}" stroke="#ddd"/>')
         grid.append(f'<text x="{x(tick):.1f}" y="{y + 10}" font-size="10" text-anchor="middle" {TEXT}>{number(tick)}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    middle = (left + WIDTH - RIGHT) / 2
     head = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',

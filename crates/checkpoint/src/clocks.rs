@@ -13,7 +13,7 @@ pub use calls::{Since, Waiting, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, set_timerfd};
 
 use crate::image::{Image, ImageError, numbered};
-use crate::wire::{Malformed, Message};
+use crate::wire::Malformed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -148,6 +148,15 @@ impl Now {
             monotonic_ns: ns(ClockId::Monotonic),
             realtime_ns: ns(ClockId::Realtime),
             boottime_ns: ns(ClockId::Boottime),
+        }
+    }
+
+    /// All clocks `ns` nanoseconds later.
+    pub fn later(&self, ns: i64) -> Now {
+        Now {
+            monotonic_ns: self.monotonic_ns + ns,
+            realtime_ns: self.realtime_ns + ns,
+            boottime_ns: self.boottime_ns + ns,
         }
     }
 

@@ -85,7 +85,11 @@ pub fn dump(helper: Helper, request: &DumpRequest<'_>, settle: &mut dyn FnMut() 
     let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
     let mut settled = None;
     let response = helper.call(&call, &mut |stage, _| match stage {
-        "post-dump" => *settled.insert(settle()),
+        "post-dump" => {
+            // Cgroups are left alone, but with this image in place a restore starts a process for them all the same.
+            let _ = std::fs::remove_file(request.images.join("cgroup.img"));
+            *settled.insert(settle())
+        }
         _ => true,
     })?;
     match (response.success, settled) {

@@ -112,6 +112,8 @@ impl Helper {
             .env("LD_PRELOAD", &config.shim)
             .env("KIP_RUN", &config.stage)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+        // Its symbols are bound now, while it waits, and not one by one during a wake.
+        command.env("LD_BIND_NOW", "1");
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         command.current_dir("/");
         let child = command.spawn().map_err(failed)?;

@@ -102,6 +102,8 @@ pub fn restore(
         "pre-resume" => stage(Stage::Resuming),
         _ => true,
     })?;
+    // It ends on its own; waiting for that is not part of a wake.
+    std::thread::spawn(move || drop(helper));
     if !response.success {
         return Err(RestoreError::Refused { causes: causes(&request.images.join(RESTORE_LOG), response.cr_errmsg) });
     }

@@ -1,8 +1,8 @@
 //! On the machine's real network: in, and out again without a trace.
 
-mod common;
+mod lab;
 
-use common::*;
+use lab::*;
 use kip_net::nat::Forward;
 use kip_net::reserve::reserve;
 use kip_net::{Nat, NetPool};

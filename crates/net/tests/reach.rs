@@ -1,8 +1,8 @@
 //! Who reaches whom: every way in, and the ways that must not be.
 
-mod common;
+mod lab;
 
-use common::*;
+use lab::*;
 use kip_net::nat::{Forward, Published};
 use kip_net::{Addresses, Nat, NetPool};
 use kip_types::{Protocol, Realm};

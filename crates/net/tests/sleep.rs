@@ -1,8 +1,8 @@
 //! Sockets of a proc that is not there: custody, waking, and whether anybody talks to one that is.
 
-mod common;
+mod lab;
 
-use common::*;
+use lab::*;
 use kip_net::activity::{Activity, activity_between};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::diag::Diag;

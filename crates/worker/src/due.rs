@@ -56,7 +56,7 @@ mod tests {
             .iter()
             .map(|(at, every)| Due { source: Source::Timerfd, at_ns: at * SECOND, every_ns: every.map(|e| e * SECOND) })
             .collect();
-        Clocks { frozen_ns: 100 * SECOND, patches: Vec::new(), dues }
+        Clocks { frozen_ns: 100 * SECOND, dues, ..Clocks::default() }
     }
 
     #[test]

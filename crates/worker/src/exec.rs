@@ -57,6 +57,13 @@ impl Ends {
         }
     }
 
+    /// The launcher died: nobody will be told any more.
+    pub(crate) fn forget(&self) {
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        inner.waiting.clear();
+        inner.early.clear();
+    }
+
     fn wait(&self, id: ExecId) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
         let mut inner = self.inner.lock().expect("no holder of this lock panics");
@@ -117,7 +124,7 @@ fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
     all.extend(request.env.clone());
     let env = environment(proc.name.as_str(), &all);
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
-    let executing = proc.shared.launcher.exec(Launch {
+    let executing = proc.shared.launcher().exec(Launch {
         init: init.as_fd(),
         command: &request.command,
         env: &env,

@@ -19,7 +19,7 @@ use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
-use kip_sandbox::launcher::Launcher;
+use kip_sandbox::launcher::{LaunchError, Launcher};
 use kip_types::{PortSpec, Protocol, WakeOn};
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Directory of the machine's instance locks.
 const INSTANCES: &str = "/run/kip";
@@ -42,7 +42,8 @@ pub(crate) struct Machine {
     pub(crate) instance: Instance,
     pub(crate) engine: String,
     pub(crate) keeper: Arc<Keeper>,
-    pub(crate) launcher: Arc<Launcher>,
+    pub(crate) programs: PathBuf,
+    pub(crate) launcher: Mutex<Arc<Launcher>>,
     pub(crate) pool: Arc<NetPool>,
     pub(crate) kits: Kits,
     pub(crate) nat: Nat,
@@ -184,29 +185,47 @@ impl Machine {
         self.wake_plane.remove(&proc.slot);
     }
 
-    /// Tells those who wait how their programs under exec ended; runs on a thread of its own.
-    pub(crate) fn serve_exec_ends(self: &Arc<Machine>) {
-        use rustix::event::{PollFd, PollFlags, poll};
+    /// The launcher of the moment.
+    pub(crate) fn launcher(&self) -> Arc<Launcher> {
+        Arc::clone(&self.launcher.lock().expect("no holder of this lock panics"))
+    }
+
+    /// Tells those who wait how their programs under exec ended, and starts another launcher when this one dies; runs on
+    /// a thread of its own.
+    pub(crate) fn serve_launcher(self: &Arc<Machine>) {
         let machine = Arc::clone(self);
         let serve = move || {
             while !machine.is_closing() {
-                let events = machine.launcher.events();
-                let _ = poll(&mut [PollFd::new(&events, PollFlags::IN)], None);
-                loop {
-                    match machine.launcher.next_event() {
-                        Ok(Some(ended)) => machine.exec_ends.tell(ended),
-                        Ok(None) => break,
-                        Err(e) => {
-                            if !machine.is_closing() {
-                                tracing::error!(error = chain(&e), "the launcher is gone; restart the daemon");
-                            }
-                            return;
-                        }
+                let gone = machine.serve_exec_ends(&machine.launcher());
+                if machine.is_closing() {
+                    return;
+                }
+                tracing::warn!(error = chain(&gone), "kip-launch has died; starting another");
+                machine.exec_ends.forget();
+                match Launcher::spawn(&machine.programs.join("kip-launch")) {
+                    Ok(new) => *machine.launcher.lock().expect("no holder of this lock panics") = Arc::new(new),
+                    Err(e) => {
+                        tracing::error!(error = chain(&e), "no launcher can be started");
+                        std::thread::sleep(Duration::from_secs(1));
                     }
                 }
             }
         };
-        std::thread::Builder::new().name("exec-ends".to_owned()).spawn(serve).expect("a thread can be started");
+        std::thread::Builder::new().name("launcher".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+
+    /// Returns when that launcher is gone.
+    fn serve_exec_ends(&self, launcher: &Launcher) -> LaunchError {
+        use rustix::event::{PollFd, PollFlags, poll};
+        loop {
+            match launcher.next_event() {
+                Ok(Some(ended)) => self.exec_ends.tell(ended),
+                Ok(None) => {
+                    let _ = poll(&mut [PollFd::new(&launcher.events(), PollFlags::IN)], None);
+                }
+                Err(gone) => return gone,
+            }
+        }
     }
 
     /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.

@@ -110,7 +110,7 @@ impl Worker {
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
-        machine.serve_exec_ends();
+        machine.serve_launcher();
         let worker = Arc::new(Worker { machine: Arc::clone(&machine), procs: Mutex::default() });
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
             tracing::warn!("the keeper was not running: connections of procs that were parked are lost");
@@ -162,7 +162,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let remembered = recover::read_all(&records)?;
     let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
     let new = keeper.found() == kip_keeper::Found::Started;
-    let launcher = Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?);
+    let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let cgroups = Cgroups::detect()?;
     let pool = Arc::new(NetPool::new(instance)?);
@@ -178,6 +178,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         engine,
         records,
         keeper,
+        programs: config.programs.clone(),
         launcher,
         pool,
         kits,

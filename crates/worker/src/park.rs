@@ -15,7 +15,8 @@ use crate::holdings::key;
 use crate::pins::{self, Pin, PinError};
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
-use kip_checkpoint::clocks::{self, Clocks, Now, Since};
+use crate::wake::take;
+use kip_checkpoint::clocks::{self, ClockError, Clocks, Frozen, Now, Since};
 use kip_checkpoint::dump::{DumpError, DumpRequest, dump};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::sockets;
@@ -75,6 +76,8 @@ pub(crate) enum ParkError {
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
     Image(#[from] ImageError),
+    #[error(transparent)]
+    Clock(#[from] ClockError),
     #[error(transparent)]
     Pin(#[from] PinError),
     #[error(transparent)]
@@ -179,7 +182,10 @@ fn settle(
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {
         tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
     };
-    let clocks = clocks::settle(images, now, &seen.since, &read)?;
+    let take = |thread: u32, number: i32| {
+        tree.threads.get(&thread).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|tid| take(*tid, number))
+    };
+    let clocks = clocks::settle(images, now, &seen.since, &Frozen { read: &read, take: &take })?;
     let paths = sockets::file_paths(images)?;
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
     let (fds, sockets): (Vec<_>, Vec<_>) =
@@ -214,13 +220,32 @@ fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
 }
 
 /// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
-/// something that the program has never seen.
+/// something that the program has never seen. What is there already counts as seen only if every thread slept all the
+/// while: one that runs may be about to look, and will not have done so when it is frozen.
 fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
-    places(tree).into_iter().filter_map(look).collect()
+    let asleep = tree.asleep();
+    let mut options: BTreeMap<u32, SavedOptions> = places(tree).into_iter().filter_map(look).collect();
+    if asleep.is_none() || asleep != tree.asleep() {
+        for saved in options.values_mut() {
+            saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
+        }
+    }
+    options
+}
+
+/// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot
+/// run any more.
+fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
+    custody::Seen {
+        // If there is less it has taken some, and what is left may be new.
+        queued: if frozen.queued < before.queued { 0 } else { before.queued },
+        ended: before.ended,
+        full: before.full || frozen.full,
+    }
 }
 
 fn take_sockets(
@@ -234,10 +259,12 @@ fn take_sockets(
         let failed = |source| ParkError::Socket { inode: socket.inode, source };
         let (pid, number) = places.get(&socket.inode).copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
         let fd = duplicate(pid, number).map_err(failed)?;
-        let options = match before.get(&socket.inode) {
-            Some(options) => *options,
-            None => custody::snapshot_options(fd.as_fd()).map_err(|e| failed(io::Error::other(e)))?,
-        };
+        let frozen = custody::snapshot_options(fd.as_fd()).map_err(|e| failed(io::Error::other(e)))?;
+        let known = before.get(&socket.inode);
+        // One that was made since: nobody knows whether the program has looked.
+        let seen = seen(known.map_or(custody::Seen::default(), |k| k.seen), frozen.seen);
+        let mut options = known.copied().unwrap_or(frozen);
+        options.seen = seen;
         taken.push((fd, SleepingSocket { inode: socket.inode, options }));
     }
     Ok(taken)
@@ -260,4 +287,21 @@ pub(crate) fn pipe_key(fd: &OwnedFd) -> io::Result<String> {
     let inode = rustix::fs::fstat(fd)?.st_ino;
     debug_assert!(fd.as_raw_fd() >= 0);
     Ok(format!("pipe:[{inode}]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_net::custody::Seen;
+
+    #[test]
+    fn what_a_program_may_not_have_seen_wakes_it() {
+        let queued = |queued| Seen { queued, ..Seen::default() };
+        assert_eq!(seen(queued(7), queued(7)), queued(7));
+        assert_eq!(seen(queued(7), queued(12)), queued(7));
+        assert_eq!(seen(queued(7), queued(3)), queued(0), "it has read, and 3 came after that");
+        let full = Seen { full: true, ..Seen::default() };
+        assert_eq!(seen(Seen::default(), full), full, "it waits for room");
+        assert_eq!(seen(Seen::default(), Seen { ended: true, ..full }), full, "the end is news");
+    }
 }

@@ -82,14 +82,14 @@ impl Proc {
         let user = self.holdings.get(key::USER).ok_or_else(|| lost(key::USER))?;
         let until = Instant::now() + MOUNT_WITHIN;
         loop {
-            match spec.mount(&self.shared.launcher, user.as_fd()) {
+            match spec.mount(&self.shared.launcher(), user.as_fd()) {
                 Err(RootfsError::InUse { .. }) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_micros(300))
                 }
                 // The layers are not those of the last mount: pins came or went.
                 Err(RootfsError::BaseChanged { .. }) => {
                     spec.forget_base()?;
-                    return spec.mount(&self.shared.launcher, user.as_fd());
+                    return spec.mount(&self.shared.launcher(), user.as_fd());
                 }
                 other => return other,
             }

@@ -102,7 +102,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     };
     let published = std::thread::scope(|scope| {
         let publish = scope.spawn(|| publish(proc, &ports));
-        let launched = proc.shared.launcher.start(request);
+        let launched = proc.shared.launcher().start(request);
         publish.join().expect("publishing does not panic")?;
         launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
     });
@@ -176,7 +176,7 @@ fn unpack(proc: &Proc) -> Result<(), Refusal> {
 
 /// Makes what the kit lacks, holds everything, and gives a copy of the launcher's part.
 fn hold_namespaces(proc: &Proc, kit: Kit) -> Result<Namespaces, Refusal> {
-    let made = proc.shared.launcher.namespaces(proc.first_id(), proc.name.as_str());
+    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.name.as_str());
     let made = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
     let copy = |fd: &OwnedFd| fd.try_clone().map_err(|e| refuse(Code::Exhausted, proc, "its descriptors", &e));
     let fds = vec![

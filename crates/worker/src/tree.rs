@@ -2,6 +2,8 @@
 //!
 //! Reads /proc only. A process that ends while it is looked at is left out.
 
+mod ran;
+
 use kip_checkpoint::clocks::{Since, Waiting};
 use std::collections::BTreeMap;
 use std::fs;
@@ -52,14 +54,28 @@ impl Tree {
     /// In which call, and since when, each thread (by id inside) waits. Threads that run are left out. To be read just
     /// before a freeze, which counts as running.
     pub(crate) fn waiting(&self) -> Since {
-        let Some(offset) = scheduler_offset() else { return Since::new() };
+        let mut clocks = ran::CpuClocks::default();
         let look = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one, or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
-            Some((*inside, Waiting { since_ns: last_ran(*tid)? + offset, call }))
+            Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
         };
         self.threads.iter().filter_map(look).collect()
     }
+
+    /// How often each thread has left a CPU; none unless all of them sleep. If two looks give the same, every thread
+    /// has slept from the one to the other.
+    pub(crate) fn asleep(&self) -> Option<Vec<u64>> {
+        self.threads.values().map(|tid| switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)).collect()
+    }
+}
+
+/// Context switches of a sleeping thread, from its proc_pid_status(5); none if it does not sleep.
+fn switches(status: &str) -> Option<u64> {
+    let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
+    let count = |name| field(name)?.parse::<u64>().ok();
+    let sleeps = field("State:")?.starts_with('S');
+    sleeps.then(|| Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?))?
 }
 
 /// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.
@@ -82,25 +98,6 @@ fn call_of(text: &str) -> Option<[u64; 8]> {
         *word = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
     }
     Some(call)
-}
-
-/// When the thread was last on a CPU, nanoseconds of the scheduler's clock: `se.exec_start` in proc_pid_sched.
-fn last_ran(tid: u32) -> Option<i64> {
-    exec_start(&fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)
-}
-
-fn exec_start(text: &str) -> Option<i64> {
-    let value = text.lines().find(|l| l.starts_with("se.exec_start"))?.split(':').nth(1)?.trim();
-    let (ms, ns) = value.split_once('.')?;
-    Some(ms.parse::<i64>().ok()? * 1_000_000 + ns.parse::<i64>().ok()?)
-}
-
-/// CLOCK_MONOTONIC minus the scheduler's clock, nanoseconds, to about 0.1 ms: this thread yields, which stamps it.
-fn scheduler_offset() -> Option<i64> {
-    std::thread::yield_now();
-    let now = kip_checkpoint::clocks::Now::read().monotonic_ns;
-    let own = exec_start(&fs::read_to_string("/proc/thread-self/sched").ok()?)?;
-    Some(now - own)
 }
 
 /// What the tree's descriptors refer to: target of the /proc link, by (host pid, descriptor number).
@@ -140,31 +137,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_scheduler_s_time() {
-        let text = "cat (1, #threads: 1)\n----\nse.exec_start      :       1736492.599866\n";
-        assert_eq!(exec_start(text), Some(1_736_492_599_866));
-        // A thread that has slept for 50 ms was last on a CPU about then.
-        let (tell, told) = std::sync::mpsc::channel();
-        let (go, wait) = std::sync::mpsc::channel::<()>();
-        let sleeper = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
-            wait.recv().unwrap();
-        });
-        let tid = told.recv().unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        let since = last_ran(tid).unwrap() + scheduler_offset().unwrap();
-        let waited = kip_checkpoint::clocks::Now::read().monotonic_ns - since;
-        go.send(()).unwrap();
-        sleeper.join().unwrap();
-        assert!((45_000_000..80_000_000).contains(&waited), "{waited}");
-    }
-
-    #[test]
     fn reads_calls() {
         let text = "232 0x5 0x7ffe 0x40 0xffffffffffffffff 0x0 0x8 0x7ffe1000 0x7f00\n";
         assert_eq!(call_of(text), Some([232, 5, 0x7ffe, 0x40, u64::MAX, 0, 8, 0x7ffe_1000]));
         assert_eq!(call_of("running\n"), None);
         assert_eq!(call_of("-1 0x7ffe 0x7f00\n"), None);
+    }
+
+    #[test]
+    fn only_sleepers_are_asleep() {
+        let status = "Name:\tcat\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n";
+        assert_eq!(switches(status), Some(9));
+        assert_eq!(switches(&status.replace("S (sleeping)", "R (running)")), None);
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let running = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, own)]) };
+        assert_eq!(running.asleep(), None);
     }
 
     #[test]

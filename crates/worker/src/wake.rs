@@ -5,13 +5,16 @@
 //! step, with every task stopped, time-outs are filled in, the sockets get their own options back, and our duplicates
 //! of them are let go, so that the program's close is a close.
 
+mod timers;
+
+pub(crate) use timers::take;
+
 use crate::fault;
 use crate::holdings::key;
 use crate::park::{Body, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
-use crate::tree::Tree;
-use kip_checkpoint::clocks::{self, Now};
+use kip_checkpoint::clocks::{self, Missed, Now};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
 use kip_checkpoint::sockets::inherit_key;
@@ -125,7 +128,8 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
-    let used = advanced(&images, &proc.dir.join("wake"), body)?;
+    let plan = timers::Plan::new(proc, &body.clocks);
+    let (used, missed) = advanced(&images, &proc.dir.join("wake"), body, plan.armed_at())?;
     let inherit = inherited(proc, body)?;
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
     let namespaces = proc.held_namespaces(body.own_ipc);
@@ -143,6 +147,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     steps.done("prepare");
     let mut damage = None;
     let mut root = 0;
+    let mut shortened = Vec::new();
     let restored = std::thread::scope(|scope| {
         let check = scope.spawn(|| kip_snapshot::verify(&images, &manifest.parts));
         let mut check = Some(check);
@@ -159,17 +164,19 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
                 steps.done("verified");
                 fault::reach("wake-restored");
                 damage = verdict.err();
+                plan.wait(proc, &body.clocks);
                 damage.is_none()
             }
             Stage::Resuming => {
                 steps.done("registers");
-                release(proc, body, root);
+                shortened = release(proc, body, root, &missed);
                 steps.done("release");
                 fault::reach("wake-released");
                 true
             }
         })
     });
+    timers::give_back(shortened);
     drop(mounts);
     if restored.is_err() {
         // For whoever wants to know more than the causes that are told.
@@ -202,11 +209,11 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
     Ok(list)
 }
 
-/// The images to restore from: the generation's own, or, where timers have to be moved, links to them beside the moved ones.
-fn advanced(images: &Path, scratch: &Path, body: &Body) -> Result<PathBuf, WakeError> {
-    let timers = |d: &clocks::Due| d.source != clocks::Source::Call;
-    if !body.clocks.dues.iter().any(timers) {
-        return Ok(images.to_owned());
+/// The images to restore from: the generation's own, or, where timers have to be moved, links to them beside the moved
+/// ones; and what those timers missed.
+fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result<(PathBuf, Vec<Missed>), WakeError> {
+    if body.clocks.read_ns.is_empty() {
+        return Ok((images.to_owned(), Vec::new()));
     }
     let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
     match fs::remove_dir_all(scratch) {
@@ -218,32 +225,18 @@ fn advanced(images: &Path, scratch: &Path, body: &Body) -> Result<PathBuf, WakeE
         let entry = entry.map_err(failed)?;
         fs::hard_link(entry.path(), scratch.join(entry.file_name())).map_err(failed)?;
     }
-    clocks::advance_timers(images, scratch, &body.clocks, Now::read())?;
-    Ok(scratch.to_owned())
+    let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
+    Ok((scratch.to_owned(), missed))
 }
 
 /// The last step, every task stopped and about to run.
-fn release(proc: &Proc, body: &Body, root: u32) {
+fn release(proc: &Proc, body: &Body, root: u32, missed: &[Missed]) -> Vec<timers::Shortened> {
     if body.own_ipc
         && let Err(e) = hold_new_ipc(proc, root)
     {
         tracing::warn!(proc = %proc.name, error = %e, "the restored IPC namespace is not held");
     }
-    if !body.clocks.patches.is_empty() {
-        let tree = Tree::read(&proc.cgroup.pids().unwrap_or_default());
-        let now = Now::read();
-        for patch in &body.clocks.patches {
-            let bytes = clocks::patch_bytes(patch, &body.clocks, now);
-            let written = tree
-                .threads
-                .get(&patch.thread)
-                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
-                .and_then(|tid| kip_sys::process::write_memory(*tid, patch.address, &bytes));
-            if let Err(e) = written {
-                tracing::warn!(proc = %proc.name, thread = patch.thread, error = %e, "a time-out could not be filled in");
-            }
-        }
-    }
+    let shortened = timers::set(proc, &body.clocks, missed);
     let held: Vec<_> = body
         .sockets
         .iter()
@@ -258,6 +251,7 @@ fn release(proc: &Proc, body: &Body, root: u32) {
     if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
     }
+    shortened
 }
 
 /// CRIU has made the IPC namespace anew; from now on this one is held.

@@ -128,7 +128,8 @@ pub(super) fn settle_thread(
     }
     let mut code = [0u8; 2];
     let ip = regs.number(IP);
-    let on_call = orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
+    let on_call =
+        orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
     on_call && settle_call(thread, orig, regs, now, since, frozen, clocks)
 }
 

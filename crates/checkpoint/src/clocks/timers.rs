@@ -355,7 +355,9 @@ mod tests {
     #[test]
     fn a_timerfd_goes_on_in_another() {
         let every = 40_000_000;
-        for (clock, id) in [(TimerfdClockId::Monotonic, 1), (TimerfdClockId::Realtime, 0), (TimerfdClockId::Boottime, 7)] {
+        for (clock, id) in
+            [(TimerfdClockId::Monotonic, 1), (TimerfdClockId::Realtime, 0), (TimerfdClockId::Boottime, 7)]
+        {
             for absolute in [false, true] {
                 let old = timerfd_create(clock, TimerfdFlags::NONBLOCK).unwrap();
                 let begin = Now::read();

@@ -1,0 +1,214 @@
+//! Down and up: the transitions between running and parked.
+
+use super::{Sleeping, Task, blocking, chain};
+use crate::events::now_ms;
+use crate::fault;
+use crate::holdings::key;
+use crate::park::{self, Body, ParkError};
+use crate::proc::Proc;
+use crate::record;
+use crate::state::Record;
+use crate::wake::{self, Steps, WakeError};
+use kip_checkpoint::clocks::Source;
+use kip_checkpoint::dump::DumpError;
+use kip_net::custody;
+use kip_types::api::{Code, Refusal, SleepView, WakeView};
+use kip_types::lifecycle::Input;
+use kip_types::{State, Tier};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+impl Task {
+    pub(super) async fn park_on_request(&mut self) -> Result<bool, Refusal> {
+        if matches!(self.record.state, State::Parked { .. }) {
+            return Ok(true);
+        }
+        if self.tickets.load(Ordering::SeqCst) > 0 {
+            return Err(Refusal::new(
+                Code::CannotSleep,
+                format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),
+            ));
+        }
+        self.park().await.map(|()| false)
+    }
+
+    pub(super) async fn park(&mut self) -> Result<(), Refusal> {
+        let begin = Instant::now();
+        self.advance(Input::Park, record::Durability::Rename)?;
+        self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
+        fault::reach("park-intent");
+        let State::Parking { generation, .. } = self.record.state else { unreachable!("just recorded") };
+        let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
+        let proc = Arc::clone(&self.proc);
+        let next = parked.clone();
+        let result = blocking(move || {
+            let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
+            park::park(&proc, &pids, generation, &mut || {
+                record::write_state(&proc.dir, &next, record::Durability::Fsync)
+            })
+        })
+        .await;
+        match result {
+            Ok(done) => {
+                fault::reach("park-killed");
+                self.record = parked;
+                self.finish_park(done, begin).await;
+                Ok(())
+            }
+            Err(e) => {
+                let causes = causes_of(&e);
+                self.record.cannot_sleep = causes.clone();
+                self.advance(Input::ParkRefused, record::Durability::Rename)?;
+                let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                Err(Refusal::new(Code::CannotSleep, message))
+            }
+        }
+    }
+
+    async fn finish_park(&mut self, done: park::ParkDone, begin: Instant) {
+        let proc = Arc::clone(&self.proc);
+        let body = done.body.clone();
+        let generation = self.record.generation();
+        self.running = None;
+        blocking(move || {
+            take_custody(&proc, &body);
+            fault::reach("park-custody");
+            let gone = proc.wait_until_empty(Duration::from_secs(5));
+            if gone {
+                proc.prepare_mounts();
+            } else {
+                tracing::warn!(proc = %proc.name, "processes of a parked proc are still there after 5 s");
+            }
+            if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
+            }
+        })
+        .await;
+        let view = SleepView {
+            to: Tier::Parked,
+            frozen_us: done.frozen_us,
+            total_us: begin.elapsed().as_micros() as u64,
+            bytes_written: done.bytes,
+            at_ms: now_ms(),
+        };
+        let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
+        let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
+        if let Err(e) = self.write(next, record::Durability::Rename) {
+            tracing::warn!(proc = %self.proc.name, error = %e, "the figures of a sleep are lost");
+        }
+        self.begin_sleeping(&done.body);
+        self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
+    }
+
+    pub(crate) async fn wake_on_request(&mut self, trigger: String) -> Result<bool, Refusal> {
+        match self.record.state {
+            State::Hot { .. } => {
+                if let Some(running) = &mut self.running {
+                    running.idle.touch(Instant::now());
+                    running.for_ticks = false;
+                }
+                Ok(true)
+            }
+            State::Parked { .. } => self.wake(trigger, Instant::now(), false).await.map(|()| false),
+            _ => Err(Refusal::new(
+                Code::State,
+                format!("{} cannot be woken: it is {}", self.proc.name, self.record.state.word()),
+            )),
+        }
+    }
+
+    /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5).
+    pub(super) async fn wake_retrying(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+        if self.wake(trigger.clone(), at, tick).await.is_ok() {
+            return Ok(());
+        }
+        let Err(refusal) = self.wake(trigger, at, tick).await else { return Ok(()) };
+        let message = format!("{}; starting it cold on its newest files", refusal.message);
+        tracing::warn!(proc = %self.proc.name, message, "a wake failed twice");
+        self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message);
+        self.stop(Duration::ZERO).await?;
+        self.start(false).await
+    }
+
+    pub(super) async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+        let mut steps = Steps::since(at);
+        self.advance(Input::Wake, record::Durability::Rename)?;
+        self.proc.shared.events.tell(Some(&self.proc.name), "waking", trigger.clone());
+        fault::reach("wake-intent");
+        self.proc.shared.unwatch_sockets(&self.proc);
+        let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
+        let next = self.sleeping.take().and_then(|s| s.next);
+        steps.done("decide");
+        let proc = Arc::clone(&self.proc);
+        let (result, steps) = blocking(move || {
+            let result = wake::wake(&proc, generation, &mut steps);
+            (result, steps)
+        })
+        .await;
+        match result {
+            Ok(init) => {
+                let (total_us, steps) = steps.finish();
+                let init_started = kip_sys::process::start_time(init).unwrap_or(0);
+                let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
+                let view = WakeView { trigger: trigger.clone(), from: Tier::Parked, total_us, steps, at_ms: now_ms() };
+                next.last_wake = Some(view);
+                next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
+                self.write(next, record::Durability::Rename)?;
+                fault::reach("wake-recorded");
+                self.begin_running(init, tick);
+                self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
+                Ok(())
+            }
+            Err(e) => {
+                self.advance(Input::WakeFailed, record::Durability::Rename)?;
+                self.sleeping = Some(Sleeping { next });
+                let message = self.wake_failure(&e);
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                if let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) {
+                    self.proc.shared.watch_sockets(&self.proc, &manifest.body);
+                }
+                Err(Refusal::new(Code::Failed, message))
+            }
+        }
+    }
+
+    fn wake_failure(&self, e: &WakeError) -> String {
+        let name = &self.proc.name;
+        format!(
+            "{name} cannot be woken: {}; its snapshot is kept, `kip stop {name}` and `kip start {name}` start it cold on its newest files",
+            chain(e)
+        )
+    }
+}
+
+/// Makes live sockets without a program comfortable: see [`kip_net::custody`].
+pub(crate) fn take_custody(proc: &Proc, body: &Body) {
+    for socket in &body.sockets {
+        let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode)) else {
+            continue;
+        };
+        let held = fd.try_clone().map_err(|e| e.to_string());
+        let held = held.and_then(|fd| custody::hold(fd, &socket.options).map_err(|e| chain(&e)));
+        if let Err(e) = held {
+            tracing::warn!(proc = %proc.name, inode = socket.inode, error = e, "a socket could not be taken into custody");
+        }
+    }
+}
+
+pub(super) fn source_word(source: Source) -> &'static str {
+    match source {
+        Source::Timerfd => "timerfd",
+        Source::Posix => "POSIX timer",
+        Source::Interval => "interval timer",
+        Source::Call => "time-out of a call",
+    }
+}
+
+fn causes_of(e: &ParkError) -> Vec<String> {
+    match e {
+        ParkError::Dump(DumpError::Refused { causes }) => causes.clone(),
+        other => vec![chain(other)],
+    }
+}
