@@ -139,19 +139,22 @@ def test_periodic_timers_keep_their_phase(kip: Kip, tmp_path: Path, kind: str) -
         time.sleep(0.1)
     for _ in range(3):
         result = client.values(f"result {timer}")
-        if kind == "posix_periodic":
-            # timer_getoverrun() counts what the kernel itself has counted and cannot be set from outside, so missed ticks
-            # are one signal, whose si_overrun has their number.
-            assert int(result["ticks"]) >= 1, result
-        else:
+        if kind != "posix_periodic":
             # A tick may be due between its reading and ours.
             assert abs(int(result["ticks"]) - int(result["expected"])) <= 1, result
         time.sleep(0.31)
     result = client.values(f"result {timer}")
+    if kind == "posix_periodic":
+        # timer_getoverrun() counts what the kernel itself has counted and cannot be set from outside, so the missed ticks
+        # are one signal, whose si_overrun has their number; those since the wake are single.
+        assert 1 + 0.9 // 0.2 <= int(result["ticks"]) <= int(result["expected"]), result
     phase = int(result["phase_us"]) / 1000
     if kind == "posix_periodic":
         phase %= every  # by the ticks that were counted, which are fewer
-    assert 0 <= phase < 60, f"the tick came {phase} ms after its time: the phase is lost ({result})"
+    # All but timerfds are armed by the program's own process, when CRIU has restored it: later by what the restore took
+    # longer than expected.
+    late = 20 if kind == "timerfd_periodic" else 100
+    assert 0 <= phase < late, f"the tick came {phase} ms after its time: the phase is lost ({result})"
     client.check()
 
 

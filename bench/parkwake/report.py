@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from parkwake import throughput
 from parkwake.setups import ALL
 from parkwake.starts import LAUNCHER_BUILD, LAUNCHER_START
 from parkwake.stats import percentile, ratio_interval
@@ -28,7 +29,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
 
     def one(line: Sequence[str]) -> str:
-        return "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))).rstrip()
+        return "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
 
     return "\n".join(one(line) for line in lines)
 
@@ -137,15 +138,17 @@ def throughput_table(data: Row) -> str:
             if not ways:
                 continue
             line = [f"{server}, {'kept connections' if keep else 'a connection each'}"]
-            line += [f"{percentile(ways[w], 50):,.0f}" for w in ("native", "runc", "kip", "woken")]
+            line += [f"{percentile(ways[w], 50):,.0f}" for w in throughput.WAYS]
             for way in ("kip", "woken"):
                 ratio, low, high = ratio_interval(ways[way], ways["runc"])
                 said = "reached" if low >= THROUGHPUT else "MISSED" if high < THROUGHPUT else "open"
                 line += [f"{ratio:.3f} [{low:.3f}, {high:.3f}]", said]
             rows.append([*line, str(len(ways["runc"]))])
     errors = sum(r["errors"] for r in data["throughput"])
-    head = ["replies per second, p50", "native", "runc", "kip", "woken", "kip/runc [95%]", ">= 0.98", "woken/runc [95%]", ">= 0.98", "n"]
-    return table(head, rows) + f"\n'open': the interval contains 0.98. Wrong or lost replies in all slices: {errors}. Postfix is left out."
+    head = ["replies per second, p50", *throughput.WAYS]
+    head += ["kip/runc [95%]", ">= 0.98", "woken/runc [95%]", ">= 0.98", "n"]
+    note = f"'open': the interval contains 0.98. Wrong or lost replies in all slices: {errors}. Postfix is left out."
+    return f"{table(head, rows)}\n{note}"
 
 
 def start_table(data: Row) -> str:
@@ -164,12 +167,13 @@ def start_table(data: Row) -> str:
 
 def density_table(data: Row) -> str:
     d = data["density"]
-    pss, empty = d["pss_bytes"] / 1e6, d["pss_empty_bytes"] / 1e6
+    pss, empty, cpu = d["pss_bytes"] / 1e6, d["pss_empty_bytes"] / 1e6, d["cpu_percent"]
+    counted = f"{d['processes']} in all, {d['processes_empty']} without procs"
     more = (d["processes"] - d["processes_empty"] + d["processes_of_procs"]) / d["count"]
     rows = [
         ["PSS of Kip's processes, MB", f"{pss:.1f}", f"< {PSS_MB:g}", verdict(pss < PSS_MB), f"{empty:.1f} without procs"],
-        ["CPU, % of a core", f"{d['cpu_percent']:.3f}", f"< {CPU_PERCENT:g}", verdict(d["cpu_percent"] < CPU_PERCENT), f"over {d['seconds']:.0f} s"],
-        ["processes per parked proc", f"{more:.2f}", "0", verdict(more <= 0), f"{d['processes']} in all, {d['processes_empty']} without procs"],
+        ["CPU, % of a core", f"{cpu:.3f}", f"< {CPU_PERCENT:g}", verdict(cpu < CPU_PERCENT), f"over {d['seconds']:.0f} s"],
+        ["processes per parked proc", f"{more:.2f}", "0", verdict(more <= 0), counted],
     ]  # fmt: skip
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(d["pss_by_name"].items(), key=lambda i: -i[1]))
     return table([f"{d['count']} parked lighttpds", "", "target", "", ""], rows) + f"\nPSS by program, MB: {parts}"
@@ -187,7 +191,7 @@ def text(data: Row) -> str:
         f"bench/park-wake, commit {m['commit']}, {p['begun']}, {p['samples']} samples",
         f"{m['cpu']}, {m['cores']} cores, {m['memory_bytes'] / 2**30:.0f} GiB, Linux {m['kernel']}, {m['distribution']}",
         "; ".join(f"{name}: {version}" for name, version in m["versions"].items()),
-        f"load average {p['load_at_start']:.2f} at the start, {p['load_at_end']:.2f} at the end"
+        f"load average {p['load_at_start']:.2f} at the start, {p['load_at_end']:.2f} at the end, nice {p['nice']}"
         + (" -- THE MACHINE WAS BUSY: these numbers are too high" if p["busy"] else ""),
     ]
     parts = ["\n".join(head), *[show(data) for key, show in PARTS if data.get(key)]]

@@ -59,7 +59,8 @@ def web(name: str, server: servers.Server, target_ms: float, others: str, *versi
 def redis() -> Setup:
     data = value(777)
     question = Question("tcp", Redis.pack(("GET", "key:777")), "exact:" + (b"$%d\r\n%s\r\n" % (len(data), data)).hex())
-    return Setup("redis", servers.redis(), question, ((question, True), (question, False)), 25, "", versions=("redis-server", "--version"))
+    loads = ((question, True), (question, False))
+    return Setup("redis", servers.redis(), question, loads, 25, "", versions=("redis-server", "--version"))
 
 
 def bind() -> Setup:

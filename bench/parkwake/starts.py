@@ -72,7 +72,7 @@ def measure(work: Workspace, tools: dict[str, Path], kip: Kip, number: int, samp
         time.sleep(PAUSE_S)
         name = f"first-{i + 1}"
         begun, took = under_kip(kip, name, ["--tar", tar], ["/srv/first"])
-        note("kip run with a tarball, first instruction", i, wait_stamp(lambda: kip.cli("logs", name).stdout, begun))
+        note("kip run with a tarball, first instruction", i, wait_stamp(lambda name=name: kip.cli("logs", name).stdout, begun))
         note("kip run with a tarball, the command", i, took)
         kip.cli("rm", name, "--force")
         time.sleep(PAUSE_S)

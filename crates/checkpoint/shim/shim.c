@@ -13,6 +13,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -58,6 +59,8 @@ __attribute__((constructor)) static void start(void)
 	real_ptrace = (long (*)(enum __ptrace_request, pid_t, void *, void *))dlsym(RTLD_NEXT, "ptrace");
 	if (!run)
 		return;
+	/* A daemon that dies must not take a helper in the middle of a dump with it. */
+	signal(SIGPIPE, SIG_IGN);
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		_exit(90);
 	if (mount(run, "/run", NULL, MS_BIND, NULL))

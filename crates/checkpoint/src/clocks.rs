@@ -10,12 +10,12 @@ mod calls;
 mod timers;
 
 pub use calls::{Since, Waiting, patch_bytes};
-pub use timers::{Missed, Timerfd, advance_timers, set_timerfd};
+pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
 use crate::image::{Image, ImageError, numbered};
-use crate::wire::Malformed;
+use crate::wire::{Malformed, Value};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -104,6 +104,10 @@ pub struct Frozen<'a> {
     pub read: &'a dyn Fn(u32, u64, &mut [u8]) -> bool,
     /// Duplicates a descriptor of a thread's process.
     pub take: &'a dyn Fn(u32, i32) -> io::Result<OwnedFd>,
+    /// Signals that have arrived since a moment before the freeze, as bits; it is due at once for them.
+    pub arrived: u64,
+    /// When its threads were interrupted, or a little later, nanoseconds of CLOCK_MONOTONIC.
+    pub interrupted_ns: i64,
 }
 
 /// Time cannot be taken across the sleep.
@@ -179,6 +183,8 @@ impl Now {
 /// dump, every task stopped.
 pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
     let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
+    let stopped = stopped_threads(images)?;
+    let (mut busy, mut arrived) = (false, frozen.arrived);
     for (thread, path) in numbered(images, "core")? {
         let read_ns = timers::read_at(&path, now)?;
         let mut image = Image::read(&path)?;
@@ -188,12 +194,14 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
             core.edit_messages::<Malformed>(2, |info| {
                 info.edit_messages::<Malformed>(2, |regs| {
                     let since = since.get(&thread).copied();
-                    changed |= calls::settle_thread(thread, regs, now, since, frozen, &mut clocks);
+                    let found = calls::settle_thread(thread, regs, now, since, frozen, &mut clocks);
+                    changed |= found.changed;
+                    busy |= !found.waits && !stopped.contains(&thread);
                     Ok(())
                 })
             })
             .map_err(damaged)?;
-            if timers::collect(core, read_ns, &mut clocks.dues).map_err(damaged)? {
+            if timers::collect(core, read_ns, &mut arrived, &mut clocks.dues).map_err(damaged)? {
                 clocks.read_ns.insert(thread, read_ns);
             }
         }
@@ -202,10 +210,40 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
         }
     }
     timers::settle_timerfds(images, frozen, &mut clocks)?;
+    if busy || arrived != 0 {
+        // Somebody may be waiting for what it was about to do, and would wait until something else happens.
+        clocks.dues.push(Due { source: Source::Call, at_ns: now.monotonic_ns, every_ns: None });
+    }
     for (_, path) in numbered(images, "timens")? {
         std::fs::remove_file(&path).map_err(|source| ImageError::Io { path, source })?;
     }
     Ok(clocks)
+}
+
+/// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
+fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
+    const STOPPED: u64 = 3;
+    let mut stopped = BTreeSet::new();
+    for (pid, path) in numbered(images, "core")? {
+        for core in Image::read(&path)?.entries {
+            let task = core.message(3).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+            if task.is_some_and(|t| t.number(2) == STOPPED) {
+                stopped.insert(pid);
+            }
+        }
+    }
+    if stopped.is_empty() {
+        return Ok(stopped);
+    }
+    for process in Image::read(&images.join("pstree.img"))?.entries {
+        if stopped.contains(&(process.number(1) as u32)) {
+            stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
+                Value::Varint(thread) if *n == 5 => Some(*thread as u32),
+                _ => None,
+            }));
+        }
+    }
+    Ok(stopped)
 }
 
 fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, left_ns: i64, every_ns: i64) {

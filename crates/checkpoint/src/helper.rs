@@ -194,6 +194,23 @@ impl Drop for Helper {
     }
 }
 
+/// The name that the shim gives a helper: proc_pid_comm(5).
+const COMM: &str = "criu-helper";
+
+/// Host pids of helpers, and of what they have forked, that an earlier daemon of the same stage left at work.
+///
+/// A helper whose daemon died ends its dump or restore on its own: until then its processes are not to be touched.
+pub fn strays(stage: &Path) -> Vec<u32> {
+    let stage = stage.to_string_lossy();
+    let is_stray = |pid: &u32| {
+        let read = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        // Every mount namespace of ours shows where the stage is mounted.
+        read("comm").trim_end() == COMM && read("mountinfo").contains(&format!(" {stage} "))
+    };
+    let pids = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    pids.filter_map(|e| e.file_name().to_str()?.parse().ok()).filter(is_stray).collect()
+}
+
 /// Mounts a tmpfs at `stage` and makes there what helpers want of a /run: the mount points [`ROOT`] and [`USR`].
 ///
 /// To be called in a mount namespace of the caller's own: the mount goes with it.

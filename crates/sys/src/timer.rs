@@ -166,8 +166,7 @@ mod tests {
     #[test]
     fn a_timerfd_is_read_and_set() {
         let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::NONBLOCK).unwrap();
-        let unarmed =
-            TimerfdState { left_ns: 0, every_ns: 0, unread: 0, absolute: false, cancel_on_set: false };
+        let unarmed = TimerfdState { left_ns: 0, every_ns: 0, unread: 0, absolute: false, cancel_on_set: false };
         assert_eq!(timerfd_state(fd.as_fd()).unwrap(), unarmed);
         // Set to a time in the past it has all the ticks since then, and its phase.
         let every = 50_000_000;

@@ -31,9 +31,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Remembers the machine's own forwarding settings, for all instances.
 const FORWARDING: &str = "/run/kip/forwarding";
+
+/// How long a dump or restore of the last daemon's may go on.
+const STRAYS_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a worker is opened with.
 #[derive(Debug, Clone)]
@@ -140,6 +144,23 @@ fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     Some(Published { slot, realm: spec.realm.clone(), ports })
 }
 
+/// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have begun to freeze: nobody
+/// may look at its proc before it is done.
+fn wait_for_strays(stage: &Path) {
+    let until = Instant::now() + STRAYS_WITHIN;
+    loop {
+        let strays = helper::strays(stage);
+        if strays.is_empty() {
+            return;
+        }
+        if Instant::now() > until {
+            tracing::warn!(?strays, "helpers of the last daemon do not come to their end");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
 type Assembled = (Arc<Machine>, Vec<recover::Remembered>, bool);
 
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
@@ -149,6 +170,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     };
     let run = config.data.join("run");
     fs::create_dir_all(&run).map_err(at(&run))?;
+    wait_for_strays(&run.join("stage"));
     let criu = locate::locate(config.criu.as_deref())?;
     let engine = format!("criu {}", criu.version);
     let shim = run.join("criu-shim.so");
@@ -245,7 +267,7 @@ impl Machine {
         tracing::warn!("the keeper died; starting another");
         if let Err(e) = self.keeper.respawn() {
             tracing::error!(error = chain(&e), "no keeper can be started");
-            std::thread::sleep(std::time::Duration::from_secs(1));
+            std::thread::sleep(Duration::from_secs(1));
             return;
         }
         for proc in self.live_procs() {

@@ -63,6 +63,7 @@ pub(crate) struct Body {
 struct Seen {
     since: Since,
     before: BTreeMap<u32, SavedOptions>,
+    pending: BTreeMap<u32, u64>,
     masks: Vec<String>,
     own_ipc: bool,
 }
@@ -131,7 +132,7 @@ pub(crate) fn park(
     let helper = proc.shared.helpers.take()?;
     let before = options_before(&tree);
     let since = tree.waiting();
-    let seen = Seen { since, before, masks, own_ipc };
+    let seen = Seen { since, before, pending: tree.pending(), masks, own_ipc };
     let mut outcome = None;
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut || {
@@ -176,6 +177,8 @@ fn settle(
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<(Body, u64), ParkError> {
     let now = Now::read();
+    // Before an image is rewritten, which makes it another file.
+    let interrupted_ns = clocks::interrupted_at(images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     sockets::order_unix_pairs(images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.before)?;
@@ -185,7 +188,10 @@ fn settle(
     let take = |thread: u32, number: i32| {
         tree.threads.get(&thread).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|tid| take(*tid, number))
     };
-    let clocks = clocks::settle(images, now, &seen.since, &Frozen { read: &read, take: &take })?;
+    let new = |(thread, signals): (u32, u64)| signals & !seen.pending.get(&thread).copied().unwrap_or(0);
+    let arrived = tree.pending().into_iter().map(new).fold(0, |a, b| a | b);
+    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns };
+    let clocks = clocks::settle(images, now, &seen.since, &frozen)?;
     let paths = sockets::file_paths(images)?;
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
     let (fds, sockets): (Vec<_>, Vec<_>) =

@@ -58,7 +58,16 @@ impl Tree {
         let look = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one, or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
-            Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
+            let due_ns = crate::wake::resumed_due(*tid);
+            Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call, due_ns }))
+        };
+        self.threads.iter().filter_map(look).collect()
+    }
+
+    /// Signals that wait for each thread (by id inside) or its process, as bits.
+    pub(crate) fn pending(&self) -> BTreeMap<u32, u64> {
+        let look = |(inside, tid): (&u32, &u32)| {
+            Some((*inside, pending(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)))
         };
         self.threads.iter().filter_map(look).collect()
     }
@@ -70,12 +79,29 @@ impl Tree {
     }
 }
 
+/// How often a thread has left a CPU.
+pub(crate) fn switches_of(tid: u32) -> Option<u64> {
+    count_switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim)
+}
+
+fn count_switches(status: &str) -> Option<u64> {
+    let count = |name| field(status, name)?.parse::<u64>().ok();
+    Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?)
+}
+
+/// Signals that wait for a thread or for its process: bits of proc_pid_status(5).
+fn pending(status: &str) -> u64 {
+    let bits = |name| field(status, name).and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0);
+    bits("SigPnd:") | bits("ShdPnd:")
+}
+
 /// Context switches of a sleeping thread, from its proc_pid_status(5); none if it does not sleep.
 fn switches(status: &str) -> Option<u64> {
-    let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim);
-    let count = |name| field(name)?.parse::<u64>().ok();
-    let sleeps = field("State:")?.starts_with('S');
-    sleeps.then(|| Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?))?
+    field(status, "State:")?.starts_with('S').then(|| count_switches(status))?
 }
 
 /// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.
@@ -148,6 +174,7 @@ mod tests {
     fn only_sleepers_are_asleep() {
         let status = "Name:\tcat\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n";
         assert_eq!(switches(status), Some(9));
+        assert_eq!(pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n"), 0x201);
         assert_eq!(switches(&status.replace("S (sleeping)", "R (running)")), None);
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let running = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, own)]) };

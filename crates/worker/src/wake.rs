@@ -7,7 +7,7 @@
 
 mod timers;
 
-pub(crate) use timers::take;
+pub(crate) use timers::{resumed_due, take};
 
 use crate::fault;
 use crate::holdings::key;

@@ -92,20 +92,32 @@ pub struct Waiting {
     pub since_ns: i64,
     /// Number, six arguments and stack pointer of the call: proc_pid_syscall(5).
     pub call: [u64; 8],
+    /// When its time-out ends, nanoseconds of CLOCK_MONOTONIC, if the last wake resumed the call and it has not been left
+    /// since.
+    pub due_ns: Option<i64>,
+}
+
+/// What a thread was doing when it was frozen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its registers were changed.
+    pub(super) changed: bool,
+    /// It waited in a call. Otherwise it ran, or had just got what it had waited for.
+    pub(super) waits: bool,
 }
 
 /// Waiting threads, numbered inside.
 pub type Since = BTreeMap<u32, Waiting>;
 
 impl Waiting {
-    /// Since when, if the thread was found frozen in the same call.
-    fn since(&self, nr: u64, regs: &Message) -> Option<i64> {
+    /// Whether the thread was found frozen in the same call.
+    fn in_same(&self, nr: u64, regs: &Message) -> bool {
         let r = |f| regs.number(f);
-        (self.call == [nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)]).then_some(self.since_ns)
+        self.call == [nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)]
     }
 }
 
-/// Mends one thread's registers; true if they changed.
+/// Mends one thread's registers and notes its time-out.
 pub(super) fn settle_thread(
     thread: u32,
     regs: &mut Message,
@@ -113,7 +125,7 @@ pub(super) fn settle_thread(
     since: Option<Waiting>,
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
-) -> bool {
+) -> Found {
     let orig = regs.number(ORIG_AX);
     if orig as i64 >= 0 && regs.number(AX) == EINTR {
         // CRIU left the thread behind its call with EINTR: put it back onto the call.
@@ -124,13 +136,14 @@ pub(super) fn settle_thread(
         regs.set_varint(AX, nr);
         regs.set_varint(IP, regs.number(IP) - 2);
         settle_call(thread, nr, regs, now, since, frozen, clocks);
-        return true;
+        return Found { changed: true, waits: true };
     }
     let mut code = [0u8; 2];
     let ip = regs.number(IP);
     let on_call =
         orig as i64 >= 0 && regs.number(AX) == orig && (frozen.read)(thread, ip, &mut code) && code == [0x0f, 0x05];
-    on_call && settle_call(thread, orig, regs, now, since, frozen, clocks)
+    let changed = on_call && settle_call(thread, orig, regs, now, since, frozen, clocks);
+    Found { changed, waits: on_call }
 }
 
 /// A thread that the kernel itself had restarted shows `restart_syscall`; the number is in the `mov eax, imm32` that
@@ -152,9 +165,11 @@ fn settle_call(
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
 ) -> bool {
-    let waited = since.and_then(|w| w.since(nr, regs)).map_or(0, |s| (now.monotonic_ns - s).max(0));
-    if let Some(direction) = socket_call(nr) {
-        settle_socket(thread, direction, regs, now, waited, frozen, clocks);
+    let since = since.filter(|w| w.in_same(nr, regs));
+    let due = since.and_then(|w| w.due_ns);
+    let waited = since.map_or(0, |w| (now.monotonic_ns - w.since_ns).max(0));
+    if let Some(sending) = socket_call(nr) {
+        settle_socket(thread, sending, regs, now, (waited, due), frozen, clocks);
         return false;
     }
     let Some(timeout) = timeout_of(nr, regs) else { return false };
@@ -187,9 +202,15 @@ fn settle_call(
             None => return false,
         },
     };
+    // What the kernel has left in the program's memory was left when the thread was interrupted.
+    let ago = if matches!(timeout, Timeout::Updated { .. } | Timeout::UpdatedTimeval { .. }) {
+        (now.monotonic_ns - frozen.interrupted_ns).max(0)
+    } else {
+        0
+    };
+    let left = due.map_or(left - ago, |due| due - now.monotonic_ns).clamp(0, whole.max(0));
     let address = (regs.number(SP) - SCRATCH_BELOW) & !15;
     point(regs, &timeout, address);
-    let left = left.max(0);
     clocks.patches.push(Patch { thread, address, left_ns: left });
     push_due(&mut clocks.dues, Source::Call, now, left.max(1), whole.max(1));
     true
@@ -238,7 +259,7 @@ fn settle_socket(
     sending: bool,
     regs: &Message,
     now: Now,
-    waited: i64,
+    (waited, due): (i64, Option<i64>),
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
 ) {
@@ -247,7 +268,7 @@ fn settle_socket(
     let option = if sending { Which::Send } else { Which::Recv };
     let Ok(Some(whole)) = socket_timeout(socket.as_fd(), option) else { return };
     let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
-    let left_ns = (whole_ns - waited).max(1);
+    let left_ns = due.map_or(whole_ns - waited, |due| due - now.monotonic_ns).clamp(1, whole_ns);
     clocks.sockets.push(SocketPatch { thread, call: regs.number(ORIG_AX), fd, sending, whole_ns, left_ns });
     push_due(&mut clocks.dues, Source::Call, now, left_ns, whole_ns);
 }
@@ -266,7 +287,12 @@ mod tests {
     use super::*;
     use std::io;
 
-    const NOTHING: Frozen<'_> = Frozen { read: &|_, _, _| false, take: &|_, _| Err(io::ErrorKind::NotFound.into()) };
+    const NOTHING: Frozen<'_> = Frozen {
+        read: &|_, _, _| false,
+        take: &|_, _| Err(io::ErrorKind::NotFound.into()),
+        arrived: 0,
+        interrupted_ns: i64::MAX,
+    };
 
     fn waiting(nr: u64, fd: u64) -> Message {
         let mut regs = Message::default();
@@ -286,17 +312,47 @@ mod tests {
         };
         let frozen = Frozen { take: &take, ..NOTHING };
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
-        let since = Waiting { since_ns: 9 * SECOND, call: [45, 5, 0, 0, 0, 0, 0, 0x7000] };
+        let since = Waiting { since_ns: 9 * SECOND, call: [45, 5, 0, 0, 0, 0, 0, 0x7000], due_ns: None };
         let mut clocks = Clocks::default();
         // One that has a time-out, one whose descriptor is gone, one that sends.
         for regs in [&mut waiting(45, 5), &mut waiting(45, 6), &mut waiting(44, 5)] {
-            assert!(settle_thread(3, regs, now, Some(since), &frozen, &mut clocks));
+            assert!(settle_thread(3, regs, now, Some(since), &frozen, &mut clocks).waits);
             assert_eq!(regs.number(IP), 0x1000);
         }
         let (whole_ns, left_ns) = (1_500_000_000, 500_000_000);
         assert_eq!(clocks.sockets, [SocketPatch { thread: 3, call: 45, fd: 5, sending: false, whole_ns, left_ns }]);
         assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + left_ns);
         assert!(clocks.patches.is_empty());
+        // Resumed by a wake a second ago, and waiting since long before that.
+        let since = Waiting { due_ns: Some(10 * SECOND + 200_000_000), ..since };
+        let mut clocks = Clocks::default();
+        settle_thread(3, &mut waiting(45, 5), now, Some(since), &frozen, &mut clocks);
+        assert_eq!(clocks.sockets[0].left_ns, 200_000_000);
+    }
+
+    #[test]
+    fn one_that_runs_does_not_wait() {
+        let now = Now { monotonic_ns: SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let found = |regs: &mut Message, code: [u8; 2]| {
+            let read = |_, _, buffer: &mut [u8]| {
+                buffer.copy_from_slice(&code[..buffer.len()]);
+                true
+            };
+            let frozen = Frozen { read: &read, ..NOTHING };
+            settle_thread(1, regs, now, None, &frozen, &mut Clocks::default()).waits
+        };
+        let syscall = [0x0f, 0x05];
+        assert!(found(&mut waiting(45, 5), syscall), "interrupted");
+        let with = |ax: u64, orig: u64| {
+            let mut regs = waiting(45, 5);
+            regs.set_varint(AX, ax);
+            regs.set_varint(ORIG_AX, orig);
+            regs
+        };
+        assert!(found(&mut with(45, 45), syscall), "to be made again");
+        assert!(!found(&mut with(45, 45), [0x90, 0x90]), "45 bytes were received");
+        assert!(!found(&mut with(7, 45), syscall), "7 bytes were received");
+        assert!(!found(&mut with(EINTR, u64::MAX), syscall), "in no call");
     }
 
     #[test]
@@ -309,9 +365,9 @@ mod tests {
         let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
         let mut call = [0; 8];
         (call[0], call[1], call[4], call[7]) = (232, 5, 1500, 0x7000);
-        let waiting = Waiting { since_ns: 9 * SECOND, call };
+        let waiting = Waiting { since_ns: 9 * SECOND, call, due_ns: None };
         let mut other = regs.clone();
-        assert!(settle_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks));
+        assert!(settle_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks).changed);
         assert_eq!((regs.number(AX), regs.number(IP), regs.number(DI)), (441, 0x1000, 5));
         assert_eq!(clocks.patches, [Patch { thread: 3, address: regs.number(R10), left_ns: 500_000_000 }]);
         assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + 500_000_000);
@@ -319,7 +375,7 @@ mod tests {
         // Seen in another call just before: it has only begun to wait.
         let earlier = Waiting { call: [202, 0, 0, 0, 0, 0, 0, 0x7000], ..waiting };
         let mut anew = Clocks::default();
-        assert!(settle_thread(3, &mut other, now, Some(earlier), &NOTHING, &mut anew));
+        assert!(settle_thread(3, &mut other, now, Some(earlier), &NOTHING, &mut anew).changed);
         assert_eq!(anew.patches[0].left_ns, 1_500_000_000);
         let later = Now { monotonic_ns: 10 * SECOND + 200_000_000, ..now };
         assert_eq!(patch_bytes(&clocks.patches[0], &clocks, later)[8..], 300_000_000i64.to_le_bytes());
@@ -336,7 +392,7 @@ mod tests {
         }
         let now = Now { monotonic_ns: SECOND, realtime_ns: 0, boottime_ns: 0 };
         let mut clocks = Clocks::default();
-        assert!(settle_thread(1, &mut regs, now, None, &NOTHING, &mut clocks));
+        assert!(settle_thread(1, &mut regs, now, None, &NOTHING, &mut clocks).changed);
         assert_eq!((regs.number(AX), regs.number(IP)), (232, 0x1000));
         assert!(clocks.patches.is_empty() && clocks.dues.is_empty());
     }

@@ -15,12 +15,14 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// CLOCK_REALTIME, CLOCK_MONOTONIC and CLOCK_REALTIME_ALARM as clock_gettime(2) numbers them.
 const REALTIME: u64 = 0;
 const MONOTONIC: u64 = 1;
 const REALTIME_ALARM: u64 = 8;
+/// signal(7).
+const SIGALRM: u64 = 14;
 /// Longest wait for the kernel to notice that a timer was set to a time in the past.
 const NOTICE: Duration = Duration::from_millis(20);
 /// Two readings that are to be of the same moment are not further apart than this, nanoseconds.
@@ -81,30 +83,49 @@ fn is_wall_clock(clock: u64) -> bool {
 /// next, and file times lag by up to the coarse clock's step.
 pub(super) fn read_at(image: &Path, now: Now) -> Result<i64, ImageError> {
     let written = std::fs::metadata(image).and_then(|m| m.modified());
-    let written = written.map_err(|source| ImageError::Io { path: image.to_owned(), source })?;
-    let since_epoch = written.duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
+    Ok(after(written.map_err(|source| ImageError::Io { path: image.to_owned(), source })?, now))
+}
+
+/// About when CRIU had frozen every thread, never before, nanoseconds of CLOCK_MONOTONIC: it opens the images of what
+/// they share next. `now` where the file system does not say when a file was made.
+pub fn interrupted_at(images: &Path, now: Now) -> i64 {
+    let made = std::fs::metadata(images.join("files.img")).and_then(|m| m.created());
+    made.map_or(now.monotonic_ns, |made| after(made, now))
+}
+
+/// A file's time, made no earlier than it was, nanoseconds of CLOCK_MONOTONIC.
+fn after(file: SystemTime, now: Now) -> i64 {
+    let since_epoch = file.duration_since(UNIX_EPOCH).map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(i64::MAX));
     let step = clock_getres(ClockId::RealtimeCoarse);
     let ago = now.realtime_ns - since_epoch - step.tv_nsec;
     // A clock that was set in between would be worse than the dump's length.
-    Ok(now.monotonic_ns - ago.clamp(0, 60 * SECOND))
+    now.monotonic_ns - ago.clamp(0, 60 * SECOND)
 }
 
-/// Collects what a process's timers make due; true if it has any.
-pub(super) fn collect(core: &Message, read_ns: i64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
+/// Collects what a process's timers make due; true if it has any. From `arrived`, signals that arrived since the freeze,
+/// as bits, those of periodic timers are removed: they are due as the timer is.
+pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
     let Some(timers) = core.message(3)?.map(|t| t.message(7)).transpose()?.flatten() else { return Ok(false) };
     let before = dues.len();
-    let mut push = |source, left_ns: i64, every_ns: i64| {
-        if left_ns > 0 {
-            let at_ns = read_ns.saturating_add(left_ns);
-            dues.push(Due { source, at_ns, every_ns: (every_ns > 0).then_some(every_ns) });
+    let all = *arrived;
+    let mut push = |source, signal: u64, left_ns: i64, every_ns: i64| {
+        if left_ns <= 0 {
+            return;
+        }
+        let every_ns = (every_ns > 0).then_some(every_ns);
+        dues.push(Due { source, at_ns: read_ns.saturating_add(left_ns), every_ns });
+        let bit = 1u64.checked_shl(signal.wrapping_sub(1) as u32).unwrap_or(0);
+        if every_ns.is_some() && all & bit != 0 {
+            *arrived &= !bit;
+            dues.push(Due { source, at_ns: read_ns, every_ns });
         }
     };
     if let Some(real) = timers.message(1)? {
-        push(Source::Interval, time(&real, 3, 4, 1000), time(&real, 1, 2, 1000));
+        push(Source::Interval, SIGALRM, time(&real, 3, 4, 1000), time(&real, 1, 2, 1000));
     }
     for timer in timers.messages(4)? {
         if is_wall_clock(timer.number(2)) {
-            push(Source::Posix, time(&timer, 9, 10, 1), time(&timer, 7, 8, 1));
+            push(Source::Posix, timer.number(3), time(&timer, 9, 10, 1), time(&timer, 7, 8, 1));
         }
     }
     Ok(dues.len() > before)
@@ -349,6 +370,25 @@ mod tests {
         for timer in timers.messages(4).unwrap() {
             assert_eq!(time(&timer, 9, 10, 1), 800_000_000);
         }
+    }
+
+    /// A tick that came while the program was frozen is no reason to wake at once, any other signal is.
+    #[test]
+    fn signals_of_ticks_are_gathered() {
+        let mut real = Message::default();
+        for (field, value) in [(1, 0), (2, 200_000), (3, 0), (4, 100_000)] {
+            real.set_varint(field, value);
+        }
+        let (mut core, mut task, mut timers) = (Message::default(), Message::default(), Message::default());
+        timers.set_bytes(1, real.encode());
+        task.set_bytes(7, timers.encode());
+        core.set_bytes(3, task.encode());
+        let (mut arrived, mut dues) = (1 << (SIGALRM - 1) | 1, Vec::new());
+        assert!(collect(&core, SECOND, &mut arrived, &mut dues).unwrap());
+        assert_eq!(arrived, 1);
+        let every_ns = Some(200_000_000);
+        let due = |at_ns| Due { source: Source::Interval, at_ns, every_ns };
+        assert_eq!(dues, [due(SECOND + 100_000_000), due(SECOND)]);
     }
 
     /// A timerfd is noted, the time passes, and another one takes its place.

@@ -1,9 +1,9 @@
 //! Time in the restored processes, in the last moment before they run: time-outs, timerfds, missed signals.
 
 use crate::proc::Proc;
-use crate::tree::Tree;
+use crate::tree::{Tree, switches_of};
 use kip_checkpoint::clocks::{self, Missed, Now, SocketPatch};
-use kip_sys::process::{Signal, pidfd_getfd, pidfd_open, pidfd_send_signal, write_memory};
+use kip_sys::process::{Signal, pidfd_getfd, pidfd_open, pidfd_send_signal, start_time, write_memory};
 use kip_sys::timer;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use std::collections::BTreeMap;
@@ -20,7 +20,9 @@ const BACK_WITHIN: Duration = Duration::from_secs(1);
 /// Between looks at the thread.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// What the first wake of a proc is believed to take at least until its timers are armed, nanoseconds.
+/// A thread that goes on from CRIU's stop straight into its call leaves the CPU this often.
+const SWITCHES_INTO_CALL: u64 = 1;
+/// What the very first wake is believed to take at least until timers are armed, nanoseconds.
 const FIRST_LEAD_NS: i64 = 10_000_000;
 /// A restore that takes longer than this is not waited for, nanoseconds.
 const LONGEST_LEAD_NS: i64 = 500_000_000;
@@ -39,7 +41,10 @@ pub(super) struct Plan {
 impl Plan {
     /// Begins now.
     pub(super) fn new(proc: &Proc, clocks: &clocks::Clocks) -> Plan {
-        let last = LEADS.lock().expect("no holder of this lock panics").get(proc.name.as_str()).copied();
+        let leads = LEADS.lock().expect("no holder of this lock panics");
+        // Before its first wake: the fastest of the others.
+        let last = leads.get(proc.name.as_str()).or_else(|| leads.values().min()).copied();
+        drop(leads);
         let lead_ns = last.map_or(FIRST_LEAD_NS, |last| (last / 8 * 7).min(LONGEST_LEAD_NS));
         Plan { begin: Now::read(), lead_ns: if clocks.read_ns.is_empty() { 0 } else { lead_ns } }
     }
@@ -96,7 +101,11 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed]) -> Ve
     let now = Now::read();
     for patch in &clocks.patches {
         let bytes = clocks::patch_bytes(patch, clocks, now);
-        if let Err(e) = host(patch.thread).and_then(|tid| write_memory(tid, patch.address, &bytes)) {
+        let fill = |tid| {
+            write_memory(tid, patch.address, &bytes)?;
+            remember(tid, clocks.frozen_ns + patch.left_ns)
+        };
+        if let Err(e) = host(patch.thread).and_then(fill) {
             complain("a time-out could not be filled in", patch.thread, &e);
         }
     }
@@ -106,12 +115,47 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed]) -> Ve
     patches.sort_by_key(|p| p.left_ns);
     for patch in patches {
         let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
-        match host(patch.thread).and_then(|tid| Shortened::shorten(tid, patch, Duration::from_nanos(left))) {
+        let due_ns = clocks.frozen_ns + patch.left_ns;
+        let shorten = |tid| {
+            let done = Shortened::shorten(tid, patch, Duration::from_nanos(left))?;
+            remember(tid, due_ns)?;
+            Ok(done)
+        };
+        match host(patch.thread).and_then(shorten) {
             Ok(done) => drop(shortened.insert((done.inode, patch.sending), done)),
             Err(e) => complain("the time-out of a socket could not be set", patch.thread, &e),
         }
     }
     shortened.into_values().collect()
+}
+
+/// A thread that goes on waiting in a call whose time-out has become another one.
+#[derive(Debug, Clone, Copy)]
+struct Resumed {
+    /// Of its process, for the thread's id may be used again.
+    started: u64,
+    /// How often it had left a CPU before it was let go.
+    switches: u64,
+    due_ns: i64,
+}
+
+/// By host thread id.
+static RESUMED: Mutex<BTreeMap<u32, Resumed>> = Mutex::new(BTreeMap::new());
+
+fn remember(tid: u32, due_ns: i64) -> io::Result<()> {
+    let switches = switches_of(tid).ok_or(io::ErrorKind::NotFound)?;
+    let resumed = Resumed { started: start_time(process_of(tid)?)?, switches, due_ns };
+    RESUMED.lock().expect("no holder of this lock panics").insert(tid, resumed);
+    Ok(())
+}
+
+/// When the time-out of a thread ends that waits on in the very call that the last wake resumed. A thread that has done
+/// anything since has left the CPU more often. None after the daemon was started anew: the time-out is then what can be
+/// told from outside, which may be late.
+pub(crate) fn resumed_due(tid: u32) -> Option<i64> {
+    let resumed = RESUMED.lock().expect("no holder of this lock panics").remove(&tid)?;
+    let same = process_of(tid).and_then(start_time).is_ok_and(|s| s == resumed.started);
+    (same && switches_of(tid)? == resumed.switches + SWITCHES_INTO_CALL).then_some(resumed.due_ns)
 }
 
 /// Gives sockets their own time-outs back, on a thread of its own.
