@@ -120,6 +120,11 @@ impl Helper {
         Ok(Helper { socket: ours, child })
     }
 
+    /// Whether it still waits for its request.
+    pub fn is_waiting(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// Host pid of the helper.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -205,6 +205,19 @@ pub fn verify(path: &Path, parts: &[Part]) -> Result<(), SnapshotError> {
     Ok(())
 }
 
+/// Keeps a generation that could not be restored out of the way of those to come, for whoever wants to look at it: as
+/// `failed-gen-N`, the newest such only.
+pub fn set_aside(dir: &Path, generation: Generation) -> Result<(), SnapshotError> {
+    for entry in fs::read_dir(dir).map_err(io_at(dir))? {
+        let entry = entry.map_err(io_at(dir))?;
+        if entry.file_name().to_string_lossy().starts_with("failed-gen-") {
+            fs::remove_dir_all(entry.path()).map_err(io_at(&entry.path()))?;
+        }
+    }
+    let from = path_of(dir, generation);
+    fs::rename(&from, dir.join(format!("failed-gen-{generation}"))).map_err(io_at(&from))
+}
+
 /// Removes unfinished generations, and finished ones but `keep`.
 pub fn sweep(dir: &Path, keep: Option<Generation>) -> Result<(), SnapshotError> {
     let kept = keep.map(|g| format!("gen-{g}"));
@@ -267,6 +280,18 @@ mod tests {
         assert!(path.exists() && !dir.path().join("gen-4.new").exists());
         sweep(dir.path(), None).unwrap();
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_could_not_be_restored_is_kept_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        made(dir.path());
+        set_aside(dir.path(), Generation(3)).unwrap();
+        sweep(dir.path(), None).unwrap();
+        assert!(dir.path().join("failed-gen-3/manifest.json").exists());
+        made(dir.path());
+        set_aside(dir.path(), Generation(3)).unwrap();
+        assert!(dir.path().join("failed-gen-3/manifest.json").exists());
     }
 
     #[test]

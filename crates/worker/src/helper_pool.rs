@@ -6,7 +6,7 @@ use kip_checkpoint::helper::{Helper, HelperConfig, HelperError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// HelperPool that wait: one wake and one sleep may come together; more spawn on demand and wait some milliseconds longer.
+/// Helpers that wait: one wake and one sleep may come together; more spawn on demand and wait some milliseconds longer.
 const READY: usize = 2;
 
 #[derive(Debug, Default)]
@@ -37,7 +37,11 @@ impl HelperPool {
 
     /// A waiting helper, or one that is started now.
     pub(crate) fn take(&self) -> Result<Helper, HelperError> {
-        let waiting = self.lock().helpers.pop_front();
+        let waiting = {
+            let mut waiting = self.lock();
+            // Somebody may have killed those that waited.
+            std::iter::from_fn(|| waiting.helpers.pop_front()).find_map(|mut h| h.is_waiting().then_some(h))
+        };
         self.changed.notify_one();
         waiting.map_or_else(|| Helper::spawn(&self.config), Ok)
     }

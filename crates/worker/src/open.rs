@@ -29,6 +29,7 @@ use rustix::mount::{MountPropagationFlags, mount_change};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -154,7 +155,14 @@ fn wait_for_strays(stage: &Path) {
             return;
         }
         if Instant::now() > until {
-            tracing::warn!(?strays, "helpers of the last daemon do not come to their end");
+            tracing::warn!(?strays, "helpers of the last daemon do not come to their end; they are ended");
+            for pid in strays {
+                let ended = kip_sys::process::pidfd_open(pid)
+                    .and_then(|fd| kip_sys::process::pidfd_send_signal(fd.as_fd(), kip_sys::process::Signal::KILL));
+                if let Err(e) = ended {
+                    tracing::warn!(pid, error = %e, "a helper cannot be ended");
+                }
+            }
             return;
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -251,7 +259,6 @@ impl Machine {
                 let Some(strong) = machine.upgrade() else { return };
                 let Ok(fd) = strong.keeper.watch_fd() else { return };
                 drop(strong);
-                use std::os::fd::AsFd;
                 let ended = kip_sys::process::wait_for_end(fd.as_fd(), None);
                 let Some(machine) = machine.upgrade() else { return };
                 if ended.is_err() || machine.is_closing() {

@@ -91,6 +91,8 @@ pub(crate) enum ParkError {
         #[source]
         source: io::Error,
     },
+    #[error("its namespaces are no longer held, because daemon and keeper died together: start it again")]
+    Lost,
     #[error("the state cannot be recorded")]
     Record(#[source] crate::record::RecordError),
     #[error("its processes cannot be read")]
@@ -119,6 +121,9 @@ pub(crate) fn park(
     let masks = masks_of(init).map_err(ParkError::Tree)?;
     let own_ipc = tree.maps_system_v();
     let namespaces = proc.held_namespaces(own_ipc);
+    if namespaces.len() != if own_ipc { 2 } else { 3 } {
+        return Err(ParkError::Lost);
+    }
     let borrowed: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));

@@ -10,6 +10,21 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+/// While this file is there, the proc's file systems are mounted with its pins over the base.
+const IN_USE: &str = "in-use";
+
+/// Notes whether the next run has the pins over the base.
+pub(crate) fn note_use(pins: &Path, in_use: bool) -> io::Result<()> {
+    let mark = pins.join(IN_USE);
+    if in_use {
+        return fs::write(mark, "");
+    }
+    match fs::remove_file(mark) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 /// What identified a base file when it was pinned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pin {
@@ -38,6 +53,12 @@ fn identity(path: &Path) -> io::Result<(u64, u64, u64, i64)> {
 
 /// Pins those of `paths` that come from the host's /usr, that is, are in none of `above` (directories that lie over /usr).
 pub(crate) fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Vec<Pin>, PinError> {
+    let in_use = pins.join(IN_USE).exists();
+    // Both layers must be there, whatever is in them.
+    for layer in ["root", "usr"] {
+        let path = pins.join(layer);
+        fs::create_dir_all(&path).map_err(|source| PinError { path, source })?;
+    }
     let mut made = Vec::new();
     for path in paths {
         let Some(below) = path.strip_prefix("/usr/") else { continue };
@@ -48,9 +69,17 @@ pub(crate) fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Ve
         let Ok(id) = identity(host) else { continue };
         let failed = |source| PinError { path: host.to_owned(), source };
         let target = pins.join("usr").join(below);
-        if identity(&target).is_ok_and(|have| (have.2, have.3) == (id.2, id.3)) {
-            made.push(Pin { path: path.clone(), id });
-            continue;
+        match identity(&target) {
+            Ok(have) if (have.2, have.3) == (id.2, id.3) => {
+                made.push(Pin { path: path.clone(), id });
+                continue;
+            }
+            // The program runs on the pinned file; the host's is another one.
+            Ok(have) if in_use => {
+                made.push(Pin { path: path.clone(), id: have });
+                continue;
+            }
+            _ => {}
         }
         make_parents(pins, below).map_err(failed)?;
         let temporary = target.with_extension("kip-new");
@@ -117,6 +146,14 @@ mod tests {
         let mut other = made.clone();
         other[0].id.1 += 1;
         assert!(base_changed(&other));
+        // A pin that the program runs on is kept when the host's file is replaced.
+        note_use(&pins, true).unwrap();
+        fs::remove_file(pins.join("usr/bin/true")).unwrap();
+        fs::write(pins.join("usr/bin/true"), b"older").unwrap();
+        let kept = pin(&paths, &pins, std::slice::from_ref(&above)).unwrap();
+        assert_eq!(fs::read(pins.join("usr/bin/true")).unwrap(), b"older");
+        assert!(base_changed(&kept));
+        note_use(&pins, false).unwrap();
         // Pinning again changes nothing.
         assert_eq!(pin(&paths, &pins, &[above]).unwrap(), made);
     }

@@ -2,6 +2,7 @@
 
 use crate::holdings::{Holdings, key};
 use crate::machine::Machine;
+use crate::pins;
 use crate::tree::Tree;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
@@ -23,6 +24,13 @@ fn lost(what: &str) -> LaunchError {
     LaunchError::Gone(std::io::Error::other(format!("{what} is no longer held")))
 }
 
+/// Mounts made ahead of a wake.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    mounts: Mounts,
+    with_pins: bool,
+}
+
 /// A proc, apart from its state.
 #[derive(Debug)]
 pub(crate) struct Proc {
@@ -36,8 +44,8 @@ pub(crate) struct Proc {
     pub(crate) cgroup: Cgroup,
     pub(crate) holdings: Holdings,
     pub(crate) shared: Arc<Machine>,
-    /// Mounts for the next wake, made when it fell asleep; without pins.
-    pub(crate) prepared: Mutex<Option<Mounts>>,
+    /// Mounts for the next wake, made when it fell asleep.
+    pub(crate) prepared: Mutex<Option<Prepared>>,
 }
 
 impl Proc {
@@ -79,6 +87,11 @@ impl Proc {
     /// kernel still takes them down, this waits.
     pub(crate) fn mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
         let spec = self.rootfs(with_pins);
+        if let Err(e) = pins::note_use(&self.dir.join("pins"), with_pins)
+            && with_pins
+        {
+            tracing::warn!(proc = %self.name, error = %e, "pins in use cannot be noted");
+        }
         let user = self.holdings.get(key::USER).ok_or_else(|| lost(key::USER))?;
         let until = Instant::now() + MOUNT_WITHIN;
         loop {
@@ -97,23 +110,28 @@ impl Proc {
     }
 
     /// Makes the mounts of the next wake ahead of it. All processes must be gone.
-    pub(crate) fn prepare_mounts(&self) {
-        match self.mounts(false) {
-            Ok(mounts) => *self.prepared.lock().expect("no holder of this lock panics") = Some(mounts),
+    pub(crate) fn prepare_mounts(&self, with_pins: bool) {
+        match self.mounts(with_pins) {
+            Ok(mounts) => {
+                *self.prepared.lock().expect("no holder of this lock panics") = Some(Prepared { mounts, with_pins });
+            }
             Err(e) => tracing::debug!(proc = %self.name, error = %e, "no mounts ahead of the wake"),
         }
     }
 
-    /// The mounts of a wake: those made ahead, unless the pins have to be among them.
+    /// The mounts of a wake: those made ahead, unless the base has changed since.
     pub(crate) fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
-        match self.drop_mounts() {
-            Some(mounts) if !with_pins => Ok(mounts),
-            _ => self.mounts(with_pins),
+        let prepared = self.drop_mounts();
+        if let Some(prepared) = prepared
+            && prepared.with_pins == with_pins
+        {
+            return Ok(prepared.mounts);
         }
+        self.mounts(with_pins)
     }
 
     /// Gives up what was made ahead.
-    pub(crate) fn drop_mounts(&self) -> Option<Mounts> {
+    pub(crate) fn drop_mounts(&self) -> Option<Prepared> {
         self.prepared.lock().expect("no holder of this lock panics").take()
     }
 

@@ -226,6 +226,22 @@ impl Task {
         self.write(next, durability)
     }
 
+    /// The state after something that has happened: it is so even if it cannot be recorded now, and the next daemon finds
+    /// out by itself.
+    fn settle(&mut self, input: Input) {
+        if let Ok(next) = self.record.after(input) {
+            self.keep(next);
+        }
+    }
+
+    fn keep(&mut self, next: Record) {
+        if let Err(e) = self.write(next.clone(), record::Durability::Rename) {
+            tracing::warn!(proc = %self.proc.name, error = %e, "a state is not on disk");
+            self.record = next;
+            self.publish();
+        }
+    }
+
     fn write(&mut self, next: Record, durability: record::Durability) -> Result<(), Refusal> {
         record::write_state(&self.proc.dir, &next, durability).map_err(|e| {
             Refusal::new(Code::Exhausted, format!("the state of {} cannot be recorded: {}", self.proc.name, chain(&e)))
@@ -371,9 +387,7 @@ impl Task {
         let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         stop::release(&self.proc).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
-        if let Err(e) = self.advance(Input::Exited(Some(exit)), record::Durability::Fsync) {
-            tracing::warn!(proc = %self.proc.name, error = %e, "the end of a program could not be recorded");
-        }
+        self.settle(Input::Exited(Some(exit)));
         self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
     }
 

@@ -5,6 +5,7 @@ use crate::events::now_ms;
 use crate::fault;
 use crate::holdings::key;
 use crate::park::{self, Body, ParkError};
+use crate::pins;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
@@ -18,6 +19,9 @@ use kip_types::{State, Tier};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+
+/// Between the first and the second try of a wake.
+const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
 impl Task {
     pub(super) async fn park_on_request(&mut self) -> Result<bool, Refusal> {
@@ -59,7 +63,7 @@ impl Task {
             Err(e) => {
                 let causes = causes_of(&e);
                 self.record.cannot_sleep = causes.clone();
-                self.advance(Input::ParkRefused, record::Durability::Rename)?;
+                self.settle(Input::ParkRefused);
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::CannotSleep, message))
@@ -77,7 +81,7 @@ impl Task {
             fault::reach("park-custody");
             let gone = proc.wait_until_empty(Duration::from_secs(5));
             if gone {
-                proc.prepare_mounts();
+                proc.prepare_mounts(pins::base_changed(&body.pins));
             } else {
                 tracing::warn!(proc = %proc.name, "processes of a parked proc are still there after 5 s");
             }
@@ -95,9 +99,7 @@ impl Task {
         };
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
         let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
-        if let Err(e) = self.write(next, record::Durability::Rename) {
-            tracing::warn!(proc = %self.proc.name, error = %e, "the figures of a sleep are lost");
-        }
+        self.keep(next);
         self.begin_sleeping(&done.body);
         self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
     }
@@ -124,10 +126,16 @@ impl Task {
         if self.wake(trigger.clone(), at, tick).await.is_ok() {
             return Ok(());
         }
+        // What was missing for a moment, a helper or the launcher, may be there again.
+        tokio::time::sleep(SECOND_TRY_AFTER).await;
         let Err(refusal) = self.wake(trigger, at, tick).await else { return Ok(()) };
         let message = format!("{}; starting it cold on its newest files", refusal.message);
         tracing::warn!(proc = %self.proc.name, message, "a wake failed twice");
         self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message);
+        let generation = self.record.generation();
+        if let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation) {
+            tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot cannot be set aside");
+        }
         self.stop(Duration::ZERO).await?;
         self.start(false).await
     }
@@ -155,14 +163,14 @@ impl Task {
                 let view = WakeView { trigger: trigger.clone(), from: Tier::Parked, total_us, steps, at_ms: now_ms() };
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
-                self.write(next, record::Durability::Rename)?;
+                self.keep(next);
                 fault::reach("wake-recorded");
                 self.begin_running(init, tick);
                 self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
                 Ok(())
             }
             Err(e) => {
-                self.advance(Input::WakeFailed, record::Durability::Rename)?;
+                self.settle(Input::WakeFailed);
                 self.sleeping = Some(Sleeping { next });
                 let message = self.wake_failure(&e);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
