@@ -93,8 +93,8 @@ pub struct RunArgs {
     /// Tarball that lies over the host's files
     #[arg(long, value_name = "FILE")]
     pub tar: Option<PathBuf>,
-    /// Publish [HOST:]PORT[/udp][,wake=data]; may be repeated
-    #[arg(long = "port", value_name = "PORT")]
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(help = "Publish [HOST:]PORT[/udp][,wake=data]; may be repeated", long = "port", value_name = "PORT")]
     pub ports: Vec<PortSpec>,
     /// Most memory, for example 64M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]

@@ -180,7 +180,10 @@ impl Service for Hosted {
                     return;
                 }
             }
-            while which.follow {
+            if !which.follow {
+                return;
+            }
+            loop {
                 let next = tokio::select! {
                     next = live.recv() => next,
                     () = out.closed() => return,

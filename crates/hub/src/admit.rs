@@ -40,10 +40,10 @@ fn check(spec: &Spec) -> Result<(), String> {
     }
     check_program(spec)?;
     check_ports(spec)?;
-    if let Image::Tar(path) = &spec.image {
-        if !path.is_absolute() {
-            return Err(format!("the tarball's path {} is not absolute", path.display()));
-        }
+    if let Image::Tar(path) = &spec.image
+        && !path.is_absolute()
+    {
+        return Err(format!("the tarball's path {} is not absolute", path.display()));
     }
     let limits = &spec.limits;
     if let Some(bytes) = limits.memory_bytes.filter(|b| *b < MEMORY_MIN_BYTES) {
@@ -88,10 +88,10 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
         if !inside.insert((port.proto, port.port)) {
             return Err(format!("{} port {} is published twice", port.proto, port.port));
         }
-        if let Some(host_port) = port.host_port {
-            if !outside.insert((port.proto, host_port)) {
-                return Err(format!("{} host port {host_port} is asked for twice", port.proto));
-            }
+        if let Some(host_port) = port.host_port
+            && !outside.insert((port.proto, host_port))
+        {
+            return Err(format!("{} host port {host_port} is asked for twice", port.proto));
         }
     }
     Ok(())

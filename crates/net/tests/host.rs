@@ -2,11 +2,11 @@
 
 mod lab;
 
-use lab::*;
 use kip_net::nat::Forward;
 use kip_net::reserve::reserve;
 use kip_net::{Nat, NetPool};
 use kip_types::{Protocol, Realm};
+use lab::*;
 use std::fs;
 use std::os::fd::AsFd;
 

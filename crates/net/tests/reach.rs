@@ -2,10 +2,10 @@
 
 mod lab;
 
-use lab::*;
 use kip_net::nat::{Forward, Published};
 use kip_net::{Addresses, Nat, NetPool};
 use kip_types::{Protocol, Realm};
+use lab::*;
 use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 

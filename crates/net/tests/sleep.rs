@@ -2,7 +2,6 @@
 
 mod lab;
 
-use lab::*;
 use kip_net::activity::{Activity, activity_between};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::diag::Diag;
@@ -10,6 +9,7 @@ use kip_net::wake::{Trigger, WakePoll};
 use kip_net::{NetNs, NetPool};
 use kip_sys::sock;
 use kip_types::WakeOn;
+use lab::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};

@@ -252,7 +252,8 @@ impl Worker {
         let names: Vec<ProcName> = live.iter().map(|h| h.proc.name.clone()).collect();
         for some in live.chunks(ENDING_AT_ONCE) {
             let mut ending = tokio::task::JoinSet::new();
-            for handle in some.iter().cloned() {
+            for handle in some {
+                let handle = handle.clone();
                 ending.spawn(async move {
                     handle.ask(|reply| Command::Stop { grace: Duration::from_secs(10), reply }).await
                 });

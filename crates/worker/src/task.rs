@@ -349,7 +349,7 @@ impl Task {
         let now = Instant::now();
         let cpu = self.proc.cgroup.usage().map_or(Duration::ZERO, |u| Duration::from_nanos(u.cpu_ns));
         let traffic = Traffic::read(init).ok();
-        running.idle.look(Sample { at: now, cpu, traffic }, |a, b| kip_net::activity::activity_between(a, b));
+        running.idle.look(Sample { at: now, cpu, traffic }, kip_net::activity::activity_between);
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
         }
@@ -366,13 +366,14 @@ impl Task {
                 .running
                 .as_ref()
                 .is_some_and(|r| r.idle.quiet(now) >= allowed_quiet(&self.proc, r.for_ticks) && now >= r.not_before);
-            if sleepy && !self.proc.spec.timing.never && self.tickets.load(Ordering::SeqCst) == 0 {
-                if let Err(refusal) = self.park().await
-                    && let Some(running) = &mut self.running
-                {
-                    tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
-                    running.not_before = now + RETRY_SLEEP;
-                }
+            if sleepy
+                && !self.proc.spec.timing.never
+                && self.tickets.load(Ordering::SeqCst) == 0
+                && let Err(refusal) = self.park().await
+                && let Some(running) = &mut self.running
+            {
+                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
+                running.not_before = now + RETRY_SLEEP;
             }
         } else if let Some(next) = self.sleeping.as_ref().and_then(|s| s.next)
             && Now::read().monotonic_ns >= next.at_ns
