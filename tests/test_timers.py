@@ -83,6 +83,12 @@ def test_wakes_for_it(proc: Proc, client: Lines, kind: str) -> None:
     client.check(LATE_MS)
 
 
+def transition_ms(proc: Proc) -> float:
+    """How long its last freeze and its last wake took together."""
+    view = proc.inspect()
+    return (view["last_sleep"]["frozen_us"] + view["last_wake"]["total_us"]) / 1000
+
+
 def test_all_at_once_over_many_sleeps(proc: Proc, client: Lines) -> None:
     """Everything is armed for the same time and the proc is parked and woken again and again before it: no kind starts
     anew, none forgets what has passed."""
@@ -90,23 +96,31 @@ def test_all_at_once_over_many_sleeps(proc: Proc, client: Lines) -> None:
     armed = time.monotonic()
     # SIGALRM has one timer per process; the rest can be there many times.
     timers = {kind: arm(client, kind, due_ms) for kind in ONE_SHOT}
-    sleeps = 0
+    sleeps, transitions_ms = 0, 0.0
     while time.monotonic() - armed < due_ms / 1000 - 1.2:
-        proc.sleep()
+        # Not proc.sleep(): frozen in the middle of work it wakes at once, before it can be looked at.
+        proc.kip.cli("sleep", proc.name, "--to", "parked")
         time.sleep(0.2)  # time must pass while it is parked
         assert client.ask("echo still here") == "still here"
+        transitions_ms += transition_ms(proc)
         sleeps += 1
     assert sleeps >= 4
-    proc.sleep()
+    proc.kip.cli("sleep", proc.name, "--to", "parked")
     proc.wait_state("running", 10)
+    transitions_ms += transition_ms(proc)
     while (left := due_ms / 1000 * 1.13 - (time.monotonic() - armed)) > 0:
         time.sleep(left)  # the last of them is due
+    # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program runs again; nobody
+    # can correct it from outside, so each sleep makes these two kinds later, by less than its freeze and its wake take
+    # (SPECIFICATION.md, "Known limits").
+    drift = transitions_ms
     for kind, timer in timers.items():
+        slack = due_ms / 8 if kind == "rcvtimeo" else drift if kind.startswith(("posix", "itimer")) else 0
         try:
-            assert_on_time(client, timer, due_ms / 8 if kind == "rcvtimeo" else 100)
+            assert_on_time(client, timer, slack + 100)
         except AssertionError as error:
             raise AssertionError(f"{kind}: {error}") from error
-    client.check(LATE_MS + 100)
+    client.check(LATE_MS + 100 + round(drift))
 
 
 @pytest.mark.parametrize("kind", ["nanosleep", "epoll_wait", "futex", "timerfd", "posix"])

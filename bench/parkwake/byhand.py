@@ -131,7 +131,9 @@ class Criu:
         self.images.mkdir()
         net = self.network.path.stat().st_ino
         begun = time.monotonic_ns()
-        self._criu("dump", "-t", str(self.pid), "--skip-in-flight", "--external", "mnt[/usr]:usr", "--external", f"net[{net}]:net")
+        self._criu(
+            "dump", "-t", str(self.pid), "--skip-in-flight", "--external", "mnt[/usr]:usr", "--external", f"net[{net}]:net"
+        )
         total = time.monotonic_ns() - begun
         self.network.end_servers()
         size = sum(f.stat().st_size for f in self.images.iterdir() if f.suffix == ".img")

@@ -34,17 +34,20 @@ def measure(work: Workspace, program: Path, count: int, seconds: int, say: Calla
     # Whoever has an id of this instance's blocks is a process of a proc.
     first = leftovers.FIRST_UID + kip.instance * leftovers.SLOTS * leftovers.IDS
     hosted = sum(first <= uid < first + leftovers.SLOTS * leftovers.IDS for _, uid, _ in leftovers.processes().values())
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in own}
+    sizes: dict[str, int] = {}
+    for pid, name in names.items():
+        sizes[name] = sizes.get(name, 0) + pss_bytes([pid])
     before, begun = cpu_ns(own), time.monotonic_ns()
     time.sleep(seconds)
-    used, took = cpu_ns(own) - before, time.monotonic_ns() - begun
-    by_name = {}
-    for pid in own:
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        by_name[name] = by_name.get(name, 0) + pss_bytes([pid])
+    after, took = cpu_ns(own_processes(kip)), time.monotonic_ns() - begun
+    # What came in between has all its time counted; what went is named in the result.
+    used = sum(ns - before.get(pid, 0) for pid, ns in after.items())
     result = {
-        "count": count, "seconds": took / 1e9, "pss_bytes": pss_bytes(own), "pss_empty_bytes": empty_pss,
+        "count": count, "seconds": took / 1e9, "pss_bytes": sum(sizes.values()), "pss_empty_bytes": empty_pss,
         "cpu_percent": 100 * used / took, "processes": len(own), "processes_empty": len(empty),
-        "processes_of_procs": hosted, "pss_by_name": by_name,
+        "processes_of_procs": hosted, "pss_by_name": sizes,
+        "ended_meanwhile": sorted(names[pid] for pid in before.keys() - after.keys()),
     }  # fmt: skip
     kip.down()
     return result

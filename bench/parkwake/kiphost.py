@@ -100,6 +100,13 @@ def pss_bytes(pids: Sequence[int]) -> int:
     return total
 
 
-def cpu_ns(pids: Sequence[int]) -> int:
-    """CPU time of all their threads, ended ones too: the kernel's clock of a process (clock_getcpuclockid(3))."""
-    return sum(time.clock_gettime_ns((~pid << 3) | 2) for pid in pids)
+def cpu_ns(pids: Sequence[int]) -> dict[int, int]:
+    """CPU time of each with all its threads, ended ones too: the kernel's clock of a process (clock_getcpuclockid(3)).
+    A process that has ended is left out."""
+    found = {}
+    for pid in pids:
+        try:
+            found[pid] = time.clock_gettime_ns((~pid << 3) | 2)
+        except OSError:
+            continue
+    return found

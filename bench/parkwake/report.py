@@ -161,7 +161,7 @@ def start_table(data: Row) -> str:
         said = [f"<= {target:g}", verdict(percentile(values, 50) <= target * 1000)] if target else ["", ""]
         rows.append([what, ms(percentile(values, 50)), ms(percentile(values, 90)), str(len(values)), *said])
     text = table(["starts, ms", "p50", "p90", "n", "target p50", ""], rows)
-    missing = "" if data["launcher_measured"] else f"\nnot measured: {LAUNCHER_START} (build it: {LAUNCHER_BUILD})"
+    missing = "" if data.get("launcher_measured") else f"\nnot measured: {LAUNCHER_START} (build it: {LAUNCHER_BUILD})"
     return text + missing
 
 
@@ -175,6 +175,8 @@ def density_table(data: Row) -> str:
         ["CPU, % of a core", f"{cpu:.3f}", f"< {CPU_PERCENT:g}", verdict(cpu < CPU_PERCENT), f"over {d['seconds']:.0f} s"],
         ["processes per parked proc", f"{more:.2f}", "0", verdict(more <= 0), counted],
     ]  # fmt: skip
+    if d["ended_meanwhile"]:
+        rows.append(["processes that ended while CPU was counted", ", ".join(d["ended_meanwhile"]), "", "", ""])
     parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sorted(d["pss_by_name"].items(), key=lambda i: -i[1]))
     return table([f"{d['count']} parked lighttpds", "", "target", "", ""], rows) + f"\nPSS by program, MB: {parts}"
 
@@ -197,6 +199,8 @@ def text(data: Row) -> str:
     parts = ["\n".join(head), *[show(data) for key, show in PARTS if data.get(key)]]
     if data.get("replies"):
         parts.append("failures of single measurements: " + failure_lines(data))
+    if data.get("failed"):
+        parts.append(f"THE RUN FAILED BEFORE ITS END: {data['failed']}")
     if data.get("complaints"):
         parts.append("the daemon's own account: " + data["complaints"])
     return "\n\n".join(parts) + "\n"

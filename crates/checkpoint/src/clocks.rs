@@ -35,6 +35,8 @@ pub enum Source {
     Interval,
     /// A blocking call's own time-out.
     Call,
+    /// No timer: it was frozen in the middle of work.
+    Work,
 }
 
 /// One timer of a sleeper.
@@ -212,7 +214,7 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
     timers::settle_timerfds(images, frozen, &mut clocks)?;
     if busy || arrived != 0 {
         // Somebody may be waiting for what it was about to do, and would wait until something else happens.
-        clocks.dues.push(Due { source: Source::Call, at_ns: now.monotonic_ns, every_ns: None });
+        clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None });
     }
     for (_, path) in numbered(images, "timens")? {
         std::fs::remove_file(&path).map_err(|source| ImageError::Io { path, source })?;

@@ -32,6 +32,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
+/// How often a program is looked at for a moment in which all of it sleeps, before it is frozen as it is.
+const LOOKS: u32 = 10;
+/// Between two looks.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
 
@@ -232,18 +236,26 @@ fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
 
 /// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
 /// something that the program has never seen. What is there already counts as seen only if every thread slept all the
-/// while: one that runs may be about to look, and will not have done so when it is frozen.
+/// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
+/// something is given a moment to come to rest.
 fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
-    let asleep = tree.asleep();
-    let mut options: BTreeMap<u32, SavedOptions> = places(tree).into_iter().filter_map(look).collect();
-    if asleep.is_none() || asleep != tree.asleep() {
-        for saved in options.values_mut() {
-            saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
+    for _ in 0..LOOKS {
+        let asleep = tree.asleep();
+        if asleep.is_some() {
+            let options = places(tree).into_iter().filter_map(look).collect();
+            if asleep == tree.asleep() {
+                return options;
+            }
         }
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+    let mut options: BTreeMap<u32, SavedOptions> = places(tree).into_iter().filter_map(look).collect();
+    for saved in options.values_mut() {
+        saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
     options
 }

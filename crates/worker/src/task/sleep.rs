@@ -211,6 +211,7 @@ pub(super) fn source_word(source: Source) -> &'static str {
         Source::Posix => "POSIX timer",
         Source::Interval => "interval timer",
         Source::Call => "time-out of a call",
+        Source::Work => "it was at work",
     }
 }
 
