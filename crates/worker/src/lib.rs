@@ -82,8 +82,9 @@ impl Worker {
 
     fn adopt(&self, proc: Arc<Proc>, record: Record, kit: Option<kits::Kit>) -> Handle {
         let name = proc.name.clone();
-        let handle = Task::spawn(proc, record, kit);
+        let (task, handle) = Task::new(proc, record, kit);
         self.machine.enlist(handle.clone());
+        task.start_running();
         self.procs.lock().expect("no holder of this lock panics").insert(name, handle.clone());
         handle
     }

@@ -238,9 +238,14 @@ impl Machine {
                 let Some(machine) = machine.upgrade() else { return };
                 for event in events {
                     let handle = machine.handles().get(&event.key).cloned();
-                    if let Some(handle) = handle {
-                        // A full queue already holds a reason to wake.
-                        let _ = handle.inbox.try_send(Command::Socket { label: event.to_string(), at });
+                    let Some(handle) = handle else { continue };
+                    let key = event.key;
+                    let label = event.to_string();
+                    if handle.inbox.try_send(Command::Socket { label, at }).is_err()
+                        && let Err(e) = machine.wake_plane.rearm(&key)
+                    {
+                        // Its queue was full: the event is reported again.
+                        tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a wake event is lost");
                     }
                 }
             }

@@ -142,16 +142,21 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 }
 
 impl Task {
-    /// A task for the proc in the state of its record; it runs until the proc is removed.
-    pub(crate) fn spawn(proc: Arc<Proc>, record: Record, kit: Option<Kit>) -> Handle {
+    /// A task for the proc in the state of its record. To be started by [`Task::start_running`] when its handle is known
+    /// to everybody who has something for it: a parked proc's sockets may have an event at once.
+    pub(crate) fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let status = Status { record: record.clone(), quiet_since: None, seen: None, next: None, execs: 0 };
         let (status, watcher) = watch::channel(status);
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
         let tickets = Arc::new(AtomicUsize::new(0));
         let task = Task { proc, record, inbox, status, running: None, sleeping: None, tickets, kit };
-        tokio::spawn(task.run());
-        handle
+        (task, handle)
+    }
+
+    /// Runs it until the proc is removed.
+    pub(crate) fn start_running(self) {
+        tokio::spawn(self.run());
     }
 
     async fn run(mut self) {
