@@ -1,4 +1,5 @@
-//! Compiles `init/init.c` into the static program that the crate includes. Needs a C compiler, `cc` or `$CC`.
+//! Compiles `init/init.c` and `restorer/restorer.c` into the static programs that the crate includes. Needs a C compiler,
+//! `cc` or `$CC`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,7 +12,6 @@ const FLAGS: &[&str] = &[
     "-Werror",
     "-ffreestanding",
     "-fno-stack-protector",
-    "-fno-pie",
     "-fcf-protection=none",
     "-fno-asynchronous-unwind-tables",
     "-fomit-frame-pointer",
@@ -23,15 +23,26 @@ const FLAGS: &[&str] = &[
     "-Wl,-z,noseparate-code,-z,noexecstack,-z,norelro,--gc-sections",
 ];
 
+const INIT_FLAGS: &[&str] = &["-fno-pie"];
+
+/// Code that finds everything relative to itself, for absolute addresses of 32 bits do not reach where it is linked.
+const RESTORER_FLAGS: &[&str] = &["-fpie", "-fvisibility=hidden", "-Wl,--build-id=none,-Ttext-segment=0x2000000000"];
+
 fn main() {
-    println!("cargo::rerun-if-changed=init/init.c");
     println!("cargo::rerun-if-env-changed=CC");
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("kip-init");
+    compile("init/init.c", INIT_FLAGS, "kip-init");
+    compile("restorer/restorer.c", RESTORER_FLAGS, "kip-restore");
+    println!("cargo::rustc-env=KIP_RESTORER_FLAGS={}", [FLAGS, RESTORER_FLAGS].concat().join(" "));
+}
+
+fn compile(source: &str, flags: &[&str], program: &str) {
+    println!("cargo::rerun-if-changed={source}");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join(program);
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let status = Command::new(&compiler).args(FLAGS).arg("-o").arg(&out).arg("init/init.c").status();
+    let status = Command::new(&compiler).args(FLAGS).args(flags).arg("-o").arg(&out).arg(source).status();
     match status {
         Ok(status) if status.success() => {}
-        Ok(status) => panic!("{} could not compile init/init.c: {status}", compiler.display()),
-        Err(e) => panic!("{} is needed to compile init/init.c: {e}", compiler.display()),
+        Ok(status) => panic!("{} could not compile {source}: {status}", compiler.display()),
+        Err(e) => panic!("{} is needed to compile {source}: {e}", compiler.display()),
     }
 }

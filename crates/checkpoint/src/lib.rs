@@ -1,7 +1,8 @@
-//! Drives CRIU: takes a process tree apart into images and brings it back.
+//! Takes a process tree apart into images and brings it back: by CRIU, or, where it can, by a restorer of our own.
 //!
-//! Owns helpers ([`helper`]), the requests ([`dump`], [`restore`]) and what Kip changes in images ([`sockets`],
-//! [`clocks`]). Never stores anything for good, never decides when, knows nothing of procs.
+//! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`],
+//! [`clocks`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
+//! [`rebuild`] talks, and finished by ptrace ([`resume`]). Never stores anything for good, never decides when, knows nothing of procs.
 #![forbid(unsafe_code)]
 
 pub mod clocks;
@@ -9,7 +10,11 @@ pub mod dump;
 pub mod helper;
 pub mod image;
 pub mod locate;
+pub mod plan;
+pub mod rebuild;
+pub mod registers;
 pub mod restore;
+pub mod resume;
 pub mod rpc;
 pub mod sockets;
 pub mod wire;

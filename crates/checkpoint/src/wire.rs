@@ -122,6 +122,24 @@ impl Message {
         self.varint(number).unwrap_or(0)
     }
 
+    /// Every varint of a repeated field, in order. CRIU writes one field each; the packed form, all in one, is as valid.
+    pub fn varints(&self, number: u32) -> Result<Vec<u64>, Malformed> {
+        let mut all = Vec::new();
+        for (_, value) in self.0.iter().filter(|(n, _)| *n == number) {
+            match value {
+                Value::Varint(v) => all.push(*v),
+                Value::Bytes(packed) => {
+                    let mut at = 0;
+                    while at < packed.len() {
+                        all.push(read_varint(packed, &mut at)?);
+                    }
+                }
+                Value::Fixed64(_) | Value::Fixed32(_) => {}
+            }
+        }
+        Ok(all)
+    }
+
     /// The bytes of that number.
     pub fn bytes(&self, number: u32) -> Option<&[u8]> {
         self.0.iter().rev().find_map(|(n, v)| match v {
@@ -213,6 +231,19 @@ mod tests {
         .unwrap();
         assert_eq!(back.message(3).unwrap().unwrap().number(1), 301);
         assert_eq!(back.varint(1), Some(u64::MAX));
+    }
+
+    #[test]
+    fn repeated_varints_come_packed_or_one_by_one() {
+        let m = Message(vec![
+            (4, Value::Varint(300)),
+            (5, Value::Varint(1)),
+            (4, Value::Bytes(vec![0xac, 0x02, 0x07])),
+            (4, Value::Varint(0)),
+        ]);
+        assert_eq!(m.varints(4).unwrap(), [300, 300, 7, 0]);
+        assert!(m.varints(6).unwrap().is_empty());
+        assert!(Message(vec![(4, Value::Bytes(vec![0xac]))]).varints(4).is_err());
     }
 
     #[test]

@@ -80,6 +80,9 @@ pub struct UpArgs {
     /// Kill the daemon at this recorded step (tests); `list` shows the steps
     #[arg(long, value_name = "STEP", hide = true)]
     pub fault_at: Option<String>,
+    /// Let CRIU do every wake, none by plan (tests, comparison)
+    #[arg(long, hide = true)]
+    pub only_criu: bool,
     /// What to log on stderr, for example debug or warn,kip_worker=debug
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,

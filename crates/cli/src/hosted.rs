@@ -24,9 +24,9 @@ pub struct Hosted {
 }
 
 /// Opens the worker of the data directory that `lock` holds.
-pub async fn open(lock: &DataLock, criu: Option<PathBuf>) -> anyhow::Result<Hosted> {
+pub async fn open(lock: &DataLock, criu: Option<PathBuf>, only_criu: bool) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
-    let config = Config { data: data.clone(), criu, programs: programs()? };
+    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }

@@ -1,4 +1,5 @@
-//! Measures how long a sandbox takes from the request to the program's first instructions, and what it is made of.
+//! Measures how long a sandbox takes from the request to the program's first instructions, as a start and with a restorer
+//! as its pid 1, and what it is made of.
 //!
 //! `cargo run --release --example start_latency -p kip-sandbox [SAMPLES]`, as root. Prints a table in microseconds; the raw
 //! samples go to the file named by the second argument, as JSON.
@@ -6,7 +7,8 @@
 
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
-use kip_sandbox::launcher::{ExecRequest, Launcher, Namespaces, StartRequest, environment};
+use kip_sandbox::launcher::{ExecRequest, Launcher, Namespaces, RestoreRequest, StartRequest, environment};
+use kip_sandbox::restorer;
 use kip_sandbox::rootfs::{Mounts, RootfsSpec};
 use kip_types::Limits;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -29,7 +31,7 @@ static long call(long n, long a, long b, long c) {
 void _start(void) {
     long t[2];
     call(228, 1, (long)t, 0);
-    call(1, 1, (long)t, sizeof t);
+    call(1, OUT, (long)t, sizeof t);
     call(231, 0, 0, 0);
 }
 "#;
@@ -79,6 +81,29 @@ impl Bench {
         (first - began, answered - began)
     }
 
+    /// As [`Bench::start`], of a restorer that writes its clock.
+    fn restore(&self, mounts: Mounts, program: &OwnedFd) -> (i64, i64) {
+        let (out, out_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
+        let began = now_ns();
+        let Namespaces { user, uts, ipc } = &self.namespaces;
+        let request = RestoreRequest {
+            mounts,
+            user: user.as_fd(),
+            net: self.net.as_fd(),
+            uts: uts.as_fd(),
+            ipc: ipc.as_fd(),
+            control: out_in.as_fd(),
+            program: program.as_fd(),
+            cgroup: &self.cgroup,
+        };
+        let started = self.launcher.restore(request).expect("it starts");
+        let answered = now_ns();
+        drop(out_in);
+        let first = read_clock(out);
+        kip_sys::process::wait_for_end(started.pidfd.as_fd(), None).expect("poll");
+        (first - began, answered - began)
+    }
+
     fn exec(&self, init: &OwnedFd) -> i64 {
         let (out, out_in) = pipe_with(PipeFlags::CLOEXEC).expect("pipe");
         let began = now_ns();
@@ -109,13 +134,12 @@ fn read_clock(out: OwnedFd) -> i64 {
     word(0) * 1_000_000_000 + word(8)
 }
 
-fn compile(into: &Path) {
+/// A program that writes its clock to this descriptor.
+fn compile(into: &Path, out: i32, flags: &str) {
     let source = into.with_extension("c");
     std::fs::write(&source, PROGRAM).expect("write");
     let mut cc = std::process::Command::new("cc");
-    cc.args(["-Os", "-nostdlib", "-static", "-fno-stack-protector", "-fno-pie", "-no-pie", "-o"])
-        .arg(into)
-        .arg(&source);
+    cc.args(flags.split_whitespace()).arg(format!("-DOUT={out}")).arg("-o").arg(into).arg(&source);
     assert!(cc.status().expect("cc").success());
     std::fs::remove_file(source).expect("remove");
 }
@@ -138,7 +162,9 @@ fn main() {
     let dir = PathBuf::from(format!("/tmp/kip-bench-{}", std::process::id()));
     let layer = dir.join("layer");
     std::fs::create_dir_all(layer.join("srv")).expect("create");
-    compile(&layer.join("srv/first"));
+    compile(&layer.join("srv/first"), 1, "-Os -nostdlib -static -fno-stack-protector -fno-pie -no-pie");
+    compile(&dir.join("restorer"), restorer::CONTROL_FD, restorer::COMPILER_FLAGS);
+    let restorer = File::open(dir.join("restorer")).expect("compiled").into();
     let base = Base::prepare(&dir.join("base")).expect("base");
     let launcher = Launcher::spawn(&launcher_path()).expect("build kip-launch first: cargo build --release");
     let cgroups = Cgroups::detect().expect("cgroups");
@@ -171,6 +197,9 @@ fn main() {
         let (first, answered) = bench.start(kept.duplicate().expect("Linux 6.15"));
         note("start: request to first instruction", first);
         note("start: request to answer", answered);
+        let (first, answered) = bench.restore(kept.duplicate().expect("Linux 6.15"), &restorer);
+        note("restore: request to first instruction", first);
+        note("restore: request to answer", answered);
         note("exec: request to first instruction", bench.exec(&init));
         let began = now_ns();
         let spare = bench.launcher.namespaces(UID_BASE, "bench").expect("namespaces");

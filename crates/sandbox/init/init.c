@@ -1,10 +1,11 @@
 /* Pid 1 of a sandbox: starts the program, tells how that went, reaps whatever is orphaned, ends with the program.
  *
  *   kip-init WORKDIR COMMAND [ARGUMENT]...      (an empty WORKDIR is "/"; the environment is the program's)
+ *   kip-init --resume PID                       (the program is there, as a child of the process that becomes init)
  *
  * Descriptor 3 is the write end of the status pipe. Records of 8 bytes go there, struct record below:
- *   'R' pid      the program has been exec'd; its pid inside
- *   'E' errno    it could not be; step tells what failed; init then exits with 127
+ *   'R' pid      the program has been exec'd; its pid inside. Not after --resume
+ *   'E' errno    it could not be, or init has no such child; step tells what failed; init then exits with 127
  *   'X' status   the program has ended, as wait4(2) tells it; init then exits likewise and the kernel kills the rest
  *
  * It is checkpointed with every proc, so it is freestanding and owns no more than a page of text and a stack, and
@@ -20,7 +21,7 @@ typedef unsigned long word;
 enum { SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_madvise = 28, SYS_clone = 56,
        SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_fcntl = 72, SYS_chdir = 80, SYS_setsid = 112,
        SYS_exit_group = 231 };
-enum { ENOENT = 2, EINTR = 4, EACCES = 13, ENOTDIR = 20, ENAMETOOLONG = 36 };
+enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EACCES = 13, ENOTDIR = 20, ENAMETOOLONG = 36 };
 enum { CLONE_VM = 0x100, CLONE_VFORK = 0x4000, SIGCHLD = 17, SIG_SETMASK = 2, F_SETFD = 2, FD_CLOEXEC = 1,
        MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096 };
 
@@ -156,6 +157,24 @@ __attribute__((noinline)) static int start_program(struct start *start)
     return pid;
 }
 
+/* The pid of "--resume PID", or 0 where the arguments are others: a working directory is absolute or empty. */
+static long resumed(int argc, char **argv)
+{
+    static const char word[] = "--resume";
+    long pid = 0;
+    if (argc != 3)
+        return 0;
+    for (int i = 0; i < (int)sizeof word; i++)
+        if (argv[1][i] != word[i])
+            return 0;
+    for (char *digit = argv[2]; *digit; digit++) {
+        if (*digit < '0' || *digit > '9' || pid > 1 << 24)
+            end(2);
+        pid = pid * 10 + *digit - '0';
+    }
+    return pid;
+}
+
 __attribute__((noreturn, used)) static void begin(word *stack)
 {
     int argc = stack[0];
@@ -170,15 +189,22 @@ __attribute__((noreturn, used)) static void begin(word *stack)
     if (argc < 3)
         end(2);
     struct start start = { argv[1], argv + 2, envp, 0, 0 };
-    long program = start_program(&start);
-    if (start.error) {
-        report('E', start.step, start.error);
-        end(127);
+    long program = resumed(argc, argv);
+    if (!program) {
+        program = start_program(&start);
+        if (start.error) {
+            report('E', start.step, start.error);
+            end(127);
+        }
+        report('R', 0, program);
     }
-    report('R', 0, program);
     for (;;) {
         int status = 0;
         long ended = call(SYS_wait4, -1, (word)&status, 0, 0);
+        if (ended == -ECHILD) {
+            report('E', 3, ECHILD);
+            end(127);
+        }
         if (ended != program)
             continue;
         report('X', 0, status);

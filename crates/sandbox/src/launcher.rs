@@ -93,6 +93,27 @@ pub struct StartRequest<'a> {
     pub status: BorrowedFd<'a>,
 }
 
+/// A sandbox to start with a restorer in the place of init.
+#[derive(Debug)]
+pub struct RestoreRequest<'a> {
+    /// Used up: a mount can be attached only once.
+    pub mounts: Mounts,
+    /// The user namespace, which will own the pid and mount namespaces too.
+    pub user: BorrowedFd<'a>,
+    /// The network namespace.
+    pub net: BorrowedFd<'a>,
+    /// The uts namespace.
+    pub uts: BorrowedFd<'a>,
+    /// The ipc namespace.
+    pub ipc: BorrowedFd<'a>,
+    /// Becomes [`crate::restorer::CONTROL_FD`].
+    pub control: BorrowedFd<'a>,
+    /// What to execute, e.g. a memfd with [`crate::restorer::RESTORER`]; nobody may have it open for writing.
+    pub program: BorrowedFd<'a>,
+    /// From [`crate::cgroup::Cgroup::task_files`].
+    pub cgroup: &'a [OwnedFd],
+}
+
 /// A program to run in a sandbox that is there.
 #[derive(Debug)]
 pub struct ExecRequest<'a> {
@@ -209,6 +230,28 @@ impl Launcher {
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, request.allow_setuid);
         let (init_pid, pidfd) = self.process(&Request::Start(program), &fds)?;
+        Ok(Started { init_pid, pidfd })
+    }
+
+    /// Makes a sandbox as for a start and executes a restorer as its pid 1: with every capability of the sandbox's user
+    /// namespace and without a system call filter, both of which it must give up itself. The program finds only the
+    /// control socket, and as stdin, stdout and stderr the sandbox's null device or, if that is none, nothing.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn restore(&self, request: RestoreRequest<'_>) -> Result<Started, LaunchError> {
+        let mut fds = vec![
+            request.mounts.root.as_fd(),
+            request.mounts.usr.as_fd(),
+            request.user,
+            request.net,
+            request.uts,
+            request.ipc,
+            request.control,
+            request.program,
+        ];
+        fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
+        let (init_pid, pidfd) = self.process(&Request::Restore, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
 

@@ -1,7 +1,7 @@
 //! Sandboxes: the files, namespaces, groups and rules that a proc's processes live in, and `kip-launch`, which builds them.
 //!
 //! Owns the base and layers of a root filesystem ([`base`], [`rootfs`], [`archive`]), control groups ([`cgroup`]), the
-//! system call filter ([`seccomp`]), the sandbox's pid 1 ([`init`]) and the launcher ([`launcher`] is its client,
+//! system call filter ([`seccomp`]), the sandbox's pid 1 ([`init`]; while it is restored, [`restorer`]) and the launcher ([`launcher`] is its client,
 //! [`launch`] the resident process). Never knows of sleep: what holds descriptors while a proc is parked, and when, is
 //! decided elsewhere.
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ pub mod init;
 pub mod launch;
 pub mod launcher;
 mod protocol;
+pub mod restorer;
 pub mod rootfs;
 pub mod seccomp;
 

@@ -20,6 +20,8 @@ pub(crate) enum Request {
         /// What to run.
         program: Program,
     },
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, cgroup task files..): [`Reply::Process`].
+    Restore,
     /// (): [`Reply::Ready`] with (user ns, uts ns, ipc ns).
     Namespaces {
         /// Host id of the sandbox's id 0.
@@ -120,6 +122,8 @@ pub enum Step {
     WorkDir,
     /// execve(2).
     Exec,
+    /// execveat(2) of the restorer.
+    Restorer,
     /// Creating a user namespace and its mapping.
     NewUser,
     /// Creating uts and ipc namespaces.
@@ -152,6 +156,7 @@ impl fmt::Display for Step {
             Step::Seccomp => "install the system call filter",
             Step::WorkDir => "change to the working directory",
             Step::Exec => "execute the program",
+            Step::Restorer => "execute the restorer",
             Step::NewUser => "make a user namespace",
             Step::NewUtsIpc => "make uts and ipc namespaces",
             Step::Layers => "attach the layers of the root filesystem",

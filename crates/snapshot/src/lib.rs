@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 pub const FORMAT: u32 = 1;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
-/// Logs and statistics of CRIU's; they are not part of a generation.
-const NOT_PART: [&str; 5] = ["dump.log", "stats-dump", "restore.log", "stats-restore", MANIFEST];
+/// Logs and statistics of CRIU's, and what is derived from the rest; they are not part of a generation.
+const NOT_PART: [&str; 6] = ["dump.log", "stats-dump", "restore.log", "stats-restore", "wake.plan", MANIFEST];
 
 /// One file of a generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +50,11 @@ pub struct Manifest<B> {
     pub parts: Vec<Part>,
     /// What the owner of the processes needs to bring them back.
     pub body: B,
+}
+
+/// `uname -r` of this machine.
+pub fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
 /// A generation cannot be made, read or trusted.
@@ -127,8 +132,7 @@ pub fn seal<B: Serialize>(
     let names = part_names(growing)?;
     let parts = names.iter().map(|name| sync_and_read(growing, name)).collect::<Result<Vec<_>, _>>()?;
     let bytes = parts.iter().map(|p| p.size).sum();
-    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-    let manifest = Manifest { format: FORMAT, generation, engine: engine.to_owned(), kernel, parts, body };
+    let manifest = Manifest { format: FORMAT, generation, engine: engine.to_owned(), kernel: kernel(), parts, body };
     let path = growing.join(MANIFEST);
     let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
     File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| f.sync_all())).map_err(io_at(&path))?;

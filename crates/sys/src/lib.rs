@@ -12,3 +12,4 @@ pub mod perf;
 pub mod process;
 pub mod sock;
 pub mod timer;
+pub mod trace;

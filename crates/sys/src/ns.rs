@@ -22,6 +22,8 @@ pub struct Clone {
     pub new_pid: bool,
     /// CLONE_NEWUSER.
     pub new_user: bool,
+    /// CLONE_PARENT: the child is not ours but our parent's, who is told of its end as of ours. An init cannot do that.
+    pub sibling: bool,
 }
 
 /// A child process.
@@ -36,7 +38,8 @@ pub struct Child {
 /// Runs `child` in a new process and lets that exit with what it returns: clone(2) with CLONE_PIDFD (Linux 5.2).
 ///
 /// With [`Clone::shared`] what the child writes to borrowed variables is seen by the parent afterwards. A child that
-/// execs leaves whatever `child` owned undropped.
+/// execs leaves whatever `child` owned undropped. Such a child may make another one itself, which then has a stack of
+/// its own in the same memory: each of the three stands still while the next one runs.
 ///
 /// # Errors
 /// EPERM, ENOMEM, EAGAIN (pids limit), ENOSPC (too many namespaces).
@@ -55,6 +58,7 @@ pub fn clone_child(how: Clone, child: &mut dyn FnMut() -> i32) -> io::Result<Chi
         (how.new_mount, libc::CLONE_NEWNS),
         (how.new_pid, libc::CLONE_NEWPID),
         (how.new_user, libc::CLONE_NEWUSER),
+        (how.sibling, libc::CLONE_PARENT),
     ] {
         if wanted {
             flags |= flag;
@@ -147,6 +151,24 @@ pub fn exec(path: &CStr, arguments: &Strings, environment: &Strings) -> io::Erro
     io::Error::last_os_error()
 }
 
+/// As [`exec`], of an open file: execveat(2) with AT_EMPTY_PATH, Linux 3.19. Nothing that is still open for writing can be
+/// executed (ETXTBSY), a script must not be close-on-exec.
+pub fn exec_open(program: BorrowedFd<'_>, arguments: &Strings, environment: &Strings) -> io::Error {
+    // SAFETY: the path is an empty C string; both lists are null-terminated arrays of pointers to C strings that the
+    // borrowed `Strings` own.
+    unsafe {
+        libc::syscall(
+            libc::SYS_execveat,
+            program.as_raw_fd(),
+            c"".as_ptr(),
+            arguments.pointers.as_ptr(),
+            environment.pointers.as_ptr(),
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    io::Error::last_os_error()
+}
+
 /// Blocks SIGCHLD and returns a descriptor, close-on-exec and nonblocking, that is readable while one is pending:
 /// signalfd(2).
 ///
@@ -184,13 +206,17 @@ pub fn unblock_signals() -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Gives every signal its default effect: signal(2). An ignored signal stays ignored across execve(2), and Rust's
-/// start-up code ignores SIGPIPE.
+/// Gives every signal its default effect: rt_sigaction(2). An ignored signal stays ignored across execve(2), and Rust's
+/// start-up code ignores SIGPIPE. For processes with one thread: two signals are libc's own, which it uses among threads
+/// and lets nobody touch, but which may come to us ignored.
 pub fn default_signals() {
+    // Of the kernel's own layout: SIG_DFL, no flags, no restorer, an empty mask.
+    let action = [0_u64; 4];
     for number in 1..=64 {
-        // SAFETY: SIG_DFL installs no handler, so nothing of ours can run in a signal's context. The kernel and libc
-        // refuse the numbers for which this cannot be done.
-        unsafe { libc::signal(number, libc::SIG_DFL) };
+        // SAFETY: `action` lives and is as large as what the kernel reads, with its mask of 8 bytes; the old action is not
+        // asked for. SIG_DFL installs no handler, so nothing of ours can run in a signal's context. The kernel refuses
+        // the numbers for which this cannot be done.
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, number, action.as_ptr(), std::ptr::null_mut::<u64>(), 8) };
     }
 }
 
@@ -287,5 +313,44 @@ mod tests {
         })
         .unwrap();
         assert_eq!(wait(&child), Some(9));
+    }
+
+    #[test]
+    fn a_child_s_sibling_is_our_child_and_all_share_memory() {
+        let mut seen = Vec::new();
+        let mut sibling = None;
+        // Its pidfd comes to us because the child has our descriptor table.
+        let how = Clone { shared: true, files: true, ..Clone::default() };
+        let child = clone_child(how, &mut || {
+            seen.push(1);
+            let how = Clone { shared: true, sibling: true, ..Clone::default() };
+            let made = clone_child(how, &mut || {
+                seen.push(2);
+                5
+            });
+            seen.push(3);
+            sibling = Some(made);
+            4
+        })
+        .unwrap();
+        let sibling = sibling.unwrap().unwrap();
+        assert_eq!(seen, [1, 2, 3]);
+        assert_eq!((wait(&sibling), wait(&child)), (Some(5), Some(4)));
+    }
+
+    #[test]
+    fn an_open_file_is_executed() {
+        let list = |items: &[&str]| Strings::new(items.iter().map(|s| CString::new(*s).unwrap()).collect());
+        let (arguments, environment) = (list(&["sh", "-c", "exit 6"]), list(&[]));
+        let how = Clone { shared: true, ..Clone::default() };
+        for (path, status) in [("/bin/sh", 6), ("/dev/null", libc::EACCES)] {
+            let file = std::fs::File::open(path).unwrap();
+            let child = clone_child(how, &mut || {
+                let error = exec_open(std::os::fd::AsFd::as_fd(&file), &arguments, &environment);
+                error.raw_os_error().unwrap()
+            })
+            .unwrap();
+            assert_eq!(wait(&child), Some(status));
+        }
     }
 }

@@ -32,8 +32,12 @@ pub(crate) mod key {
     pub(crate) const STATUS_WRITE: &str = "io/status-w";
     /// Prefix of port reservations.
     pub(crate) const PORT: &str = "port/";
-    /// Prefix of the sockets of a parked proc, by inode.
-    pub(crate) const SOCKET: &str = "sock/";
+    /// Prefix of all that is held only while the proc is parked.
+    pub(crate) const ASLEEP: &str = "asleep/";
+    /// Prefix of the INET sockets of a parked proc, by inode.
+    pub(crate) const SOCKET: &str = "asleep/socket/";
+    /// Prefix of what else the kernel keeps of a parked proc, by the file's id in the images.
+    pub(crate) const OBJECT: &str = "asleep/object/";
 }
 
 /// One proc's descriptors.

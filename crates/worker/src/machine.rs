@@ -44,6 +44,10 @@ pub(crate) struct Machine {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) programs: PathBuf,
     pub(crate) launcher: Mutex<Arc<Launcher>>,
+    /// `kip-restore`, to be executed by descriptor.
+    pub(crate) restorer: OwnedFd,
+    /// Wakes are CRIU's alone.
+    pub(crate) only_criu: bool,
     pub(crate) pool: Arc<NetPool>,
     pub(crate) kits: Kits,
     pub(crate) nat: Nat,

@@ -22,14 +22,16 @@ use kip_net::{Nat, NetPool, Slot};
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
+use kip_sandbox::restorer::RESTORER;
 use kip_sys::ns::Unshare;
 use kip_types::api::{Code, Refusal};
 use kip_types::{ProcName, Protocol, Spec, State};
+use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use std::collections::{BTreeSet, HashMap};
-use std::fs;
-use std::io;
-use std::os::fd::AsFd;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -49,6 +51,8 @@ pub struct Config {
     pub criu: Option<PathBuf>,
     /// Directory of `kip-keeper` and `kip-launch`.
     pub programs: PathBuf,
+    /// No wake is made without CRIU (tests).
+    pub only_criu: bool,
 }
 
 /// A worker could not be opened.
@@ -171,6 +175,13 @@ fn wait_for_strays(stage: &Path) {
 
 type Assembled = (Arc<Machine>, Vec<recover::Remembered>, bool);
 
+/// `kip-restore`, read-only, for nobody may execute what somebody can write to.
+fn restorer() -> io::Result<OwnedFd> {
+    let memory = rustix::fs::memfd_create("kip-restore", MemfdFlags::CLOEXEC)?;
+    File::from(memory.try_clone()?).write_all(RESTORER)?;
+    Ok(File::open(format!("/proc/self/fd/{}", memory.as_raw_fd()))?.into())
+}
+
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let at = |path: &Path| {
         let path = path.to_owned();
@@ -210,6 +221,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         keeper,
         programs: config.programs.clone(),
         launcher,
+        restorer: restorer().map_err(at(&run))?,
+        only_criu: config.only_criu,
         pool,
         kits,
         nat,

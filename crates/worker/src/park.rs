@@ -19,6 +19,7 @@ use crate::wake::take;
 use kip_checkpoint::clocks::{self, ClockError, Clocks, Frozen, Now, Since};
 use kip_checkpoint::dump::{DumpError, DumpRequest, dump};
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::plan::{self, PlanError};
 use kip_checkpoint::sockets;
 use kip_keeper::KeeperError;
 use kip_net::custody::{self, SavedOptions};
@@ -83,6 +84,8 @@ pub(crate) enum ParkError {
     Image(#[from] ImageError),
     #[error(transparent)]
     Clock(#[from] ClockError),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     #[error(transparent)]
     Pin(#[from] PinError),
     #[error(transparent)]
@@ -168,7 +171,7 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
     // For whoever wants to know more than the causes that are told.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
-    if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
+    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = %e, "sockets of a snapshot that was called off stay with the keeper");
     }
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
@@ -203,9 +206,11 @@ fn settle(
     let clocks = clocks::settle(images, now, &seen.since, &frozen)?;
     let paths = sockets::file_paths(images)?;
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
-    let (fds, sockets): (Vec<_>, Vec<_>) =
+    let objects = if proc.shared.only_criu { Vec::new() } else { take_objects(&tree, images)? };
+    let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc };
+    fds.extend(objects);
     fault::reach("park-images");
     let (_, bytes) = kip_snapshot::seal(images, generation, &proc.shared.engine, body.clone())?;
     fault::reach("park-sealed");
@@ -289,6 +294,18 @@ fn take_sockets(
         let mut options = known.copied().unwrap_or(frozen);
         options.seen = seen;
         taken.push((fd, SleepingSocket { inode: socket.inode, options }));
+    }
+    Ok(taken)
+}
+
+/// What can be held instead of rebuilt, with its key; nothing if the tree is for CRIU in any case.
+fn take_objects(tree: &Tree, images: &Path) -> Result<Vec<(String, OwnedFd)>, ParkError> {
+    let mut taken = Vec::new();
+    for object in plan::objects(images)? {
+        let Some(&host) = tree.threads.get(&object.pid) else { return Ok(Vec::new()) };
+        // Without it the wake takes the other way.
+        let Ok(fd) = duplicate(host, object.fd) else { return Ok(Vec::new()) };
+        taken.push((format!("{}{}", key::OBJECT, object.id), fd));
     }
     Ok(taken)
 }

@@ -131,7 +131,14 @@ async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
         let helper = pids.len() > tree.pids.len();
         let traced = tree.pids.iter().any(|pid| is_traced(*pid));
         if !helper && !traced {
-            return tree.init();
+            if !tree.pids.iter().any(|pid| is_half_made(*pid)) {
+                return tree.init();
+            }
+            tracing::info!(proc = %proc.name, "a rebuild that was cut off is undone");
+            if let Err(e) = proc.cgroup.kill(Duration::from_secs(5)) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "processes of a rebuild cannot be ended");
+            }
+            return None;
         }
         if Instant::now() > until {
             tracing::warn!(proc = %proc.name, "a dump or restore of the last daemon does not end; its processes are ended");
@@ -140,6 +147,12 @@ async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Whether the restorer still stands in it, see [`kip_checkpoint::rebuild`].
+fn is_half_made(pid: u32) -> bool {
+    let stack = format!("{:x}-", kip_checkpoint::plan::RESTORER_STACK);
+    fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.lines().any(|l| l.starts_with(&stack)))
 }
 
 fn is_traced(pid: u32) -> bool {
@@ -157,7 +170,7 @@ fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation)
             tracing::warn!(proc = %proc.name, error = chain(&e), "options of a socket could not be put back");
         }
     }
-    if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
+    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "the keeper did not let sockets go");
     }
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {

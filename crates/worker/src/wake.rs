@@ -5,6 +5,7 @@
 //! step, with every task stopped, time-outs are filled in, the sockets get their own options back, and our duplicates
 //! of them are let go, so that the program's close is a close.
 
+mod rebuild;
 mod timers;
 
 pub(crate) use timers::{resumed_due, take};
@@ -14,7 +15,7 @@ use crate::holdings::key;
 use crate::park::{Body, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
-use kip_checkpoint::clocks::{self, Missed, Now};
+use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
 use kip_checkpoint::sockets::inherit_key;
@@ -39,6 +40,8 @@ pub(crate) enum WakeError {
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
     Image(#[from] ImageError),
+    #[error(transparent)]
+    Rebuild(Box<rebuild::Failure>),
     #[error("the helper for the restore cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("the file system of the proc cannot be mounted")]
@@ -119,13 +122,23 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
     let images = kip_snapshot::path_of(&proc.dir, generation);
     let manifest: Manifest<Body> = kip_snapshot::open(&images)?;
     let body = &manifest.body;
+    let with_pins = pins::base_changed(&body.pins);
+    let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
+    if let Some(ready) = rebuild::ready(proc, &images, &manifest) {
+        match rebuild::rebuild(proc, &images, &manifest, &ready, with_pins, steps) {
+            Ok(init) => return Ok(init),
+            Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
+            Err(e) => {
+                tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "not rebuilt by plan, CRIU restores it");
+                steps.done("not rebuilt");
+            }
+        }
+    }
     let helper = proc.shared.helpers.take()?;
     steps.done("helper");
     fault::reach("wake-helper");
-    let with_pins = pins::base_changed(&body.pins);
     let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
     steps.done("mounts");
-    let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let plan = timers::Plan::new(proc, &body.clocks);
@@ -169,7 +182,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
             }
             Stage::Resuming => {
                 steps.done("registers");
-                shortened = release(proc, body, root, &missed);
+                shortened = release(proc, body, &body.clocks, root, &missed);
                 steps.done("release");
                 fault::reach("wake-released");
                 true
@@ -229,14 +242,20 @@ fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result
     Ok((scratch.to_owned(), missed))
 }
 
-/// The last step, every task stopped and about to run.
-fn release(proc: &Proc, body: &Body, root: u32, missed: &[Missed]) -> Vec<timers::Shortened> {
+/// The last step, every task stopped and about to run. `clocks` is what of the body's has to be set.
+fn release(
+    proc: &Proc,
+    body: &Body,
+    clocks: &Clocks,
+    root: u32,
+    missed: &[Missed],
+) -> Vec<timers::Shortened> {
     if body.own_ipc
         && let Err(e) = hold_new_ipc(proc, root)
     {
         tracing::warn!(proc = %proc.name, error = %e, "the restored IPC namespace is not held");
     }
-    let shortened = timers::set(proc, &body.clocks, missed);
+    let shortened = timers::set(proc, clocks, missed);
     let held: Vec<_> = body
         .sockets
         .iter()
@@ -248,7 +267,7 @@ fn release(proc: &Proc, body: &Body, root: u32, missed: &[Missed]) -> Vec<timers
         }
     }
     drop(held);
-    if let Err(e) = proc.holdings.drop_prefix(key::SOCKET) {
+    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
     }
     shortened

@@ -48,11 +48,7 @@ pub(super) fn confine(namespace: UserNamespace<'_>, allow_setuid: bool, filter: 
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
         kip_sys::ns::unshare(mount).map_err(Failure::at(Step::UserNamespace))?;
     }
-    let (uid, gid) = (Uid::ROOT, Gid::ROOT);
-    set_thread_groups(&[])
-        .and_then(|()| set_thread_res_gid(gid, gid, gid))
-        .and_then(|()| set_thread_res_uid(uid, uid, uid))
-        .map_err(Failure::at(Step::Ids))?;
+    become_root()?;
     limit_bounding_set().map_err(Failure::at(Step::Capabilities))?;
     if !allow_setuid {
         set_no_new_privs(true).map_err(Failure::at(Step::NoNewPrivs))?;
@@ -61,6 +57,15 @@ pub(super) fn confine(namespace: UserNamespace<'_>, allow_setuid: bool, filter: 
     kip_sys::caps::add_seccomp_filter(filter).map_err(Failure::at(Step::Seccomp))?;
     let sets = CapabilitySets { effective: CAPABILITIES, permitted: CAPABILITIES, inheritable: CapabilitySet::empty() };
     set_capabilities(None, sets).map_err(Failure::at(Step::Capabilities))
+}
+
+/// Takes the ids 0 of the user namespace, and no others.
+pub(super) fn become_root() -> Result<(), Failure> {
+    let (uid, gid) = (Uid::ROOT, Gid::ROOT);
+    set_thread_groups(&[])
+        .and_then(|()| set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| set_thread_res_uid(uid, uid, uid))
+        .map_err(Failure::at(Step::Ids))
 }
 
 /// The kernel refuses the first number that it has no capability for.

@@ -9,6 +9,7 @@
 mod confine;
 mod exec;
 mod prepare;
+mod restore;
 mod start;
 mod template;
 
@@ -26,6 +27,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use template::Template;
 
 /// What is made once.
@@ -42,7 +44,7 @@ type Spawned = Child;
 fn spawn(how: Clone, steps: impl Fn() -> Result<Infallible, Failure>) -> Result<Spawned, Failure> {
     let mut failure = None;
     let child = clone_child(how, &mut || {
-        let Err(f) = steps();
+        let Err(f) = catch_unwind(AssertUnwindSafe(&steps)).unwrap_or_else(|_| Err(panicked()));
         failure = Some(f);
         127
     })
@@ -52,6 +54,24 @@ fn spawn(how: Clone, steps: impl Fn() -> Result<Infallible, Failure>) -> Result<
         Some(failure) => Err(failure),
         None => Ok(child),
     }
+}
+
+/// Runs something in a child that shares memory and descriptors, but not namespaces, and returns what it made.
+fn in_child<T>(step: Step, mut make: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+    let mut made = None;
+    let how = Clone { shared: true, files: true, ..Clone::default() };
+    // The main loop reaps it.
+    clone_child(how, &mut || {
+        made = Some(catch_unwind(AssertUnwindSafe(&mut make)).unwrap_or_else(|_| Err(panicked())));
+        0
+    })
+    .map_err(Failure::at(Step::Clone))?;
+    made.unwrap_or_else(|| Err(Failure::new(step, Errno::CHILD)))
+}
+
+/// A panic in a child is ours to tell, where panics unwind at all.
+fn panicked() -> Failure {
+    Failure { step: Step::Clone, errno: Errno::NOTRECOVERABLE.raw_os_error(), detail: "a bug: it panicked".into() }
 }
 
 /// Serves requests on `socket` until its other end is closed.
@@ -163,6 +183,12 @@ impl Server {
                 let parts = exec::Parts { init, stdin, stdout, stderr, cgroups };
                 let child = exec::exec(prepared, &parts, &program)?;
                 self.execs.insert(child.pid, id);
+                Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
+            }
+            Request::Restore => {
+                let ([root, usr, user, net, uts, ipc, control, program], cgroups) = first(fds)?;
+                let parts = restore::Parts { root, usr, user, net, uts, ipc, control, program, cgroups };
+                let child = restore::restore(&parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
             Request::Namespaces { uid_base, hostname } => {

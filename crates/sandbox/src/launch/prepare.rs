@@ -53,7 +53,7 @@ fn user_namespace(prepared: &Prepared, uid_base: u32) -> std::io::Result<OwnedFd
 
 fn uts_and_ipc(prepared: &Prepared, user: BorrowedFd<'_>, hostname: &str) -> Result<[OwnedFd; 2], Failure> {
     let proc = prepared.template.proc.as_fd();
-    in_child(Step::NewUtsIpc, || {
+    super::in_child(Step::NewUtsIpc, || {
         let one = |what| unshare(what).map_err(Failure::at(Step::NewUtsIpc));
         one(Unshare { uts: true, ..Unshare::default() })?;
         rustix::system::sethostname(hostname.as_bytes()).map_err(Failure::at(Step::NewUtsIpc))?;
@@ -65,19 +65,6 @@ fn uts_and_ipc(prepared: &Prepared, user: BorrowedFd<'_>, hostname: &str) -> Res
         };
         Ok([open("self/ns/uts")?, open("self/ns/ipc")?])
     })
-}
-
-/// Runs something in a child that shares memory and descriptors, but not namespaces, and returns what it made.
-fn in_child<T>(step: Step, mut make: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
-    let mut made = None;
-    let how = Clone { shared: true, files: true, ..Clone::default() };
-    let child = clone_child(how, &mut || {
-        made = Some(make());
-        0
-    })
-    .map_err(Failure::at(Step::Clone))?;
-    reap(&child).map_err(Failure::at(step))?;
-    made.unwrap_or_else(|| Err(Failure::new(step, Errno::CHILD)))
 }
 
 fn reap(child: &Child) -> rustix::io::Result<()> {

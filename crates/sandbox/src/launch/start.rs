@@ -1,14 +1,14 @@
 //! Starting a sandbox: one child whose steps read from top to bottom.
 
 use super::confine::{UserNamespace, confine};
-use super::template::{NEW_ROOT, enter_root, mount_new};
+use super::template::{NEW_ROOT, enter_root, mount_proc};
 use super::{Prepared, Spawned};
 use crate::init;
 use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountAttrFlags, MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
+use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -58,23 +58,8 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     // The session's leader has to be inside the pid namespace, or it cannot be checkpointed.
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
-    for (fd, kind) in [
-        (&parts.net, LinkNameSpaceType::Network),
-        (&parts.uts, LinkNameSpaceType::HostNameAndNISDomainName),
-        (&parts.ipc, LinkNameSpaceType::InterProcessCommunication),
-    ] {
-        move_into_link_name_space(fd.as_fd(), Some(kind)).map_err(Failure::at(Step::Namespaces))?;
-    }
-    move_mount(&parts.root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
-        .map_err(Failure::at(Step::Root))?;
-    attach(&parts.usr, parts.root.as_fd(), "usr").map_err(Failure::at(Step::Usr))?;
-    let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let proc = mount_new("proc", safe).map_err(Failure::at(Step::Proc))?;
-    attach(&proc, parts.root.as_fd(), "proc").map_err(Failure::at(Step::Proc))?;
-    for path in MASKED {
-        mask(&proc, path).map_err(Failure::at(Step::Mask))?;
-    }
-    rustix::process::fchdir(&parts.root).and_then(|()| enter_root()).map_err(Failure::at(Step::Pivot))?;
+    enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
+    enter_mounts(parts.root.as_fd(), parts.usr.as_fd())?;
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
     place_stdio([null.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
     confine(UserNamespace::Itself(parts.user.as_fd()), program.allow_setuid, &prepared.filter)
@@ -88,6 +73,31 @@ pub(super) fn enter_cgroups(files: &[OwnedFd]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Enters the namespaces that belong to the initial user namespace, in part, and are therefore entered from there.
+pub(super) fn enter_namespaces(net: BorrowedFd<'_>, uts: BorrowedFd<'_>, ipc: BorrowedFd<'_>) -> Result<(), Failure> {
+    for (fd, kind) in [
+        (net, LinkNameSpaceType::Network),
+        (uts, LinkNameSpaceType::HostNameAndNISDomainName),
+        (ipc, LinkNameSpaceType::InterProcessCommunication),
+    ] {
+        move_into_link_name_space(fd, Some(kind)).map_err(Failure::at(Step::Namespaces))?;
+    }
+    Ok(())
+}
+
+/// Puts the sandbox's mounts in the place of the template's, of which nothing stays: in a mount namespace that is a copy
+/// of the launcher's, and with a /proc of the caller's pid namespace.
+pub(super) fn enter_mounts(root: BorrowedFd<'_>, usr: BorrowedFd<'_>) -> Result<(), Failure> {
+    move_mount(root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(Failure::at(Step::Root))?;
+    attach(usr, root, "usr").map_err(Failure::at(Step::Usr))?;
+    let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
+    attach(proc.as_fd(), root, "proc").map_err(Failure::at(Step::Proc))?;
+    for path in MASKED {
+        mask(&proc, path).map_err(Failure::at(Step::Mask))?;
+    }
+    rustix::process::fchdir(root).and_then(|()| enter_root()).map_err(Failure::at(Step::Pivot))
+}
+
 pub(super) fn place_stdio(fds: [BorrowedFd<'_>; 3]) -> Result<(), Failure> {
     rustix::stdio::dup2_stdin(fds[0])
         .and_then(|()| rustix::stdio::dup2_stdout(fds[1]))
@@ -96,7 +106,7 @@ pub(super) fn place_stdio(fds: [BorrowedFd<'_>; 3]) -> Result<(), Failure> {
 }
 
 /// Attaches a mount to a directory of the sandbox, which the tenant may have replaced: links are not followed.
-fn attach(mount: &OwnedFd, root: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
+fn attach(mount: BorrowedFd<'_>, root: BorrowedFd<'_>, name: &str) -> rustix::io::Result<()> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let target = rustix::fs::openat2(root, name, flags, Mode::empty(), resolve)?;
@@ -118,7 +128,7 @@ fn mask(proc: &OwnedFd, path: &str) -> rustix::io::Result<()> {
 }
 
 /// The sandbox's own null device, which is in no mount of ours. The tenant may have put something else there.
-fn open_null() -> rustix::io::Result<OwnedFd> {
+pub(super) fn open_null() -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let path = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;

@@ -1,8 +1,10 @@
 //! The launcher's own mount namespace: a small tmpfs and nothing of the host's.
 //!
 //! Every sandbox's mount namespace begins as a copy of this one, so what is not here cannot leak, and copying is cheap.
-//! It holds `/dev/null` (for masks), `/new` (where a sandbox's root is attached before pivot_root) and `/layers/N` (where
-//! the layers of an overlay are attached while it is mounted: kernels before 6.15 take no detached mount as a layer).
+//! It holds `/dev/null` (for masks), `/new` (where a sandbox's root is attached before pivot_root), `/layers/N` (where
+//! the layers of an overlay are attached while it is mounted: kernels before 6.15 take no detached mount as a layer) and
+//! `/proc`, for its being there: within a user namespace the kernel mounts a proc only beside one that is wholly visible
+//! (mount_namespaces(7)). With everything else of the template it is gone from a sandbox when that changes its root.
 
 use crate::protocol::{Failure, Step};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
@@ -16,13 +18,15 @@ use std::os::fd::OwnedFd;
 pub(super) const NEW_ROOT: &str = "/new";
 /// Where the layers are.
 pub(super) const LAYERS: &str = "/layers";
+/// Where a proc is that nobody uses.
+const PROC: &str = "/proc";
 /// Most layers of a root and its /usr together.
 pub(super) const MOST_LAYERS: usize = 24;
 
 /// What the launcher keeps of the host: descriptors that cannot be walked out of.
 #[derive(Debug)]
 pub(super) struct Template {
-    /// The host's /proc.
+    /// The template's /proc, of the launcher's own pid namespace: the host's.
     pub proc: OwnedFd,
     /// The launcher's own pid namespace, to come back to.
     pub pid_namespace: OwnedFd,
@@ -32,8 +36,6 @@ impl Template {
     /// Moves the calling process into a new mount namespace with only the template in it.
     pub fn enter() -> Result<Template, Failure> {
         let at = |e: rustix::io::Errno| Failure::new(Step::Template, e);
-        let path = OFlags::PATH | OFlags::CLOEXEC;
-        let proc = rustix::fs::open("/proc", path | OFlags::DIRECTORY, Mode::empty()).map_err(at)?;
         let pid_namespace =
             rustix::fs::open("/proc/self/ns/pid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(at)?;
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
@@ -45,13 +47,15 @@ impl Template {
         move_mount(&tmpfs, "", CWD, "/proc", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at)?;
         rustix::process::fchdir(&tmpfs).map_err(at)?;
         enter_root().map_err(at)?;
+        let proc = mount_proc().map_err(at)?;
+        move_mount(&proc, "", CWD, PROC, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at)?;
         Ok(Template { proc, pid_namespace })
     }
 }
 
 fn fill(tmpfs: &OwnedFd) -> rustix::io::Result<()> {
     let (mode, null) = (Mode::from(0o755), rustix::fs::makedev(1, 3));
-    for dir in ["dev", &NEW_ROOT[1..], &LAYERS[1..]] {
+    for dir in ["dev", &NEW_ROOT[1..], &LAYERS[1..], &PROC[1..]] {
         rustix::fs::mkdirat(tmpfs, dir, mode)?;
     }
     for n in 0..=MOST_LAYERS {
@@ -68,8 +72,14 @@ pub(super) fn enter_root() -> rustix::io::Result<()> {
     rustix::process::chdir("/")
 }
 
+/// A new detached mount of the /proc of the caller's pid namespace.
+pub(super) fn mount_proc() -> rustix::io::Result<OwnedFd> {
+    let safe = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    mount_new("proc", safe)
+}
+
 /// A new detached mount of a filesystem without a source.
-pub(super) fn mount_new(kind: &str, attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
+fn mount_new(kind: &str, attributes: MountAttrFlags) -> rustix::io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
     fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)

@@ -4,7 +4,9 @@
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::{Cgroup, Cgroups};
 use kip_sandbox::init::{RECORD_BYTES, Record};
-use kip_sandbox::launcher::{ExecRequest, LaunchError, Launcher, Namespaces, StartRequest, Started, environment};
+use kip_sandbox::launcher::{
+    ExecRequest, LaunchError, Launcher, Namespaces, RestoreRequest, StartRequest, Started, environment,
+};
 use kip_sandbox::rootfs::{Mounts, RootfsSpec};
 use kip_types::Limits;
 use kip_types::lifecycle::Exit;
@@ -86,6 +88,26 @@ impl Place {
             status: status_in.as_fd(),
         })?;
         Ok(Running { started, stdout: stdout.into(), status: status.into() })
+    }
+
+    /// What a restore of this place asks for.
+    pub fn restore_request<'a>(
+        &'a self,
+        mounts: Mounts,
+        control: &'a OwnedFd,
+        program: &'a OwnedFd,
+        cgroup: &'a [OwnedFd],
+    ) -> RestoreRequest<'a> {
+        RestoreRequest {
+            mounts,
+            user: self.namespaces.user.as_fd(),
+            net: self.net.as_fd(),
+            uts: self.namespaces.uts.as_fd(),
+            ipc: self.namespaces.ipc.as_fd(),
+            control: control.as_fd(),
+            program: program.as_fd(),
+            cgroup,
+        }
     }
 
     /// Runs a shell command to its end: output and exit.

@@ -12,10 +12,11 @@ use crate::state::Record;
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::Source;
 use kip_checkpoint::dump::DumpError;
+use kip_checkpoint::plan::{self, PlanError};
 use kip_net::custody;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::lifecycle::Input;
-use kip_types::{State, Tier};
+use kip_types::{Generation, State, Tier};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -79,6 +80,7 @@ impl Task {
         blocking(move || {
             take_custody(&proc, &body);
             fault::reach("park-custody");
+            plan_wake(&proc, generation, &body);
             let gone = proc.wait_until_empty(Duration::from_secs(5));
             if gone {
                 proc.prepare_mounts(pins::base_changed(&body.pins));
@@ -188,6 +190,24 @@ impl Task {
             "{name} cannot be woken: {}; its snapshot is kept, `kip stop {name}` and `kip start {name}` start it cold on its newest files",
             chain(e)
         )
+    }
+}
+
+/// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.
+fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
+    /// The first process that pid 1 makes.
+    const PROGRAM: u32 = 2;
+    if proc.shared.only_criu {
+        return;
+    }
+    let images = kip_snapshot::path_of(&proc.dir, generation);
+    let made = plan::compile(&images, &body.clocks.read_ns, kip_sandbox::init::PATH, PROGRAM);
+    match made.and_then(|plan| plan.save(&images)) {
+        Ok(()) => {}
+        Err(PlanError::Unsupported { what }) => {
+            tracing::debug!(proc = %proc.name, what, "CRIU will do the next wake");
+        }
+        Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
     }
 }
 

@@ -1,0 +1,190 @@
+//! Turns the images of a snapshot into the plan by which `kip-restore` rebuilds the tree without CRIU.
+//!
+//! The plan is made after a dump, ahead of the wake, and only of what both sides know well: [`compile`] says
+//! [`PlanError::Unsupported`] about everything else, and CRIU then restores as it always could. What the kernel can keep
+//! without a process (sockets, pipes, epoll sets, eventfds, timerfds) is not rebuilt but held open through the sleep
+//! ([`objects`]) and handed back. Everything in memory and on disk comes from the same images that CRIU reads.
+//!
+//! A plan is a derived file: it belongs to one generation on one boot of one kernel, carries its own checksum, and can be
+//! thrown away at any time. Its layout is that of the structures in crates/sandbox/restorer/restorer.c.
+
+mod files;
+mod layout;
+mod memory;
+mod tasks;
+
+pub use files::{Object, objects};
+pub use layout::{AREA, AREA_END, RESTORER_STACK};
+
+use crate::image::ImageError;
+use crate::registers::Registers;
+use crate::wire::Malformed;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Name of the file in the images' directory.
+pub const PLAN: &str = "wake.plan";
+/// First word of the file.
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN1");
+/// Magic, checksum, length of the description.
+const HEAD_BYTES: usize = 24;
+
+/// What the wake hands to the restorer, in this order, after the plan itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Received {
+    /// The plan.
+    Plan,
+    /// This file of the images' directory, read-only.
+    Pages(String),
+    /// The held object with this file id of the images.
+    Object(u64),
+    /// The held INET socket with this inode.
+    Socket(u32),
+}
+
+/// A thread that will report itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedThread {
+    /// Number inside.
+    pub id: u32,
+    /// What it goes on with.
+    pub registers: Registers,
+}
+
+/// A process that will report itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedTask {
+    /// Number inside.
+    pub pid: u32,
+    /// Where its vdso will be.
+    pub vdso: u64,
+    /// Its threads, the leader first.
+    pub threads: Vec<PlannedThread>,
+}
+
+/// A plan and what the daemon needs to carry it out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// What is handed over.
+    pub received: Vec<Received>,
+    /// The tree without pid 1, by the index that the restorer calls each by.
+    pub tasks: BTreeMap<u64, PlannedTask>,
+    /// Number of the first descriptor of the restorer's own.
+    pub base: u64,
+    /// For the restorer.
+    #[serde(skip)]
+    pub program: Vec<u8>,
+    /// Where that is in the plan's file.
+    #[serde(skip)]
+    pub at: u64,
+}
+
+/// No plan can be made; CRIU has to restore.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The tree has something that only CRIU can restore.
+    #[error("{what}")]
+    Unsupported {
+        /// What.
+        what: String,
+    },
+    /// An image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// A message in an image.
+    #[error("an image is damaged")]
+    Damaged(#[from] Malformed),
+    /// The plan's own file.
+    #[error("the plan cannot be read or written")]
+    File(#[source] io::Error),
+}
+
+/// For `?` on what is not supported.
+fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
+    Err(PlanError::Unsupported { what: what.into() })
+}
+
+/// Makes the plan. `read_ns` is when CRIU read the timers of each process ([`crate::clocks::Clocks::read_ns`]); `init` is
+/// the path inside of kip-init, which becomes pid 1 and waits for the process `program`.
+pub fn compile(
+    images: &Path,
+    read_ns: &BTreeMap<u32, i64>,
+    init: &str,
+    program: u32,
+) -> Result<Plan, PlanError> {
+    for (prefix, what) in [
+        ("remap-fpath", "a deleted file is open or mapped"),
+        ("ghost-file", "a deleted file is open or mapped"),
+        ("ipcns-shm", "System V memory"),
+        ("ipcns-msg", "System V messages"),
+        ("ipcns-sem", "System V semaphores"),
+    ] {
+        if has_any(images, prefix)? {
+            return unsupported(what);
+        }
+    }
+    let mut writer = layout::Writer::new();
+    let mut files = files::Files::read(images)?;
+    let tree = tasks::read(images)?;
+    let (tasks, made) = tasks::write(&mut writer, &mut files, images, &tree, read_ns, init, program)?;
+    Ok(Plan { received: files.received, tasks, base: made.base, program: made.bytes, at: 0 })
+}
+
+fn has_any(images: &Path, prefix: &str) -> Result<bool, PlanError> {
+    let io = |source| ImageError::Io { path: images.to_owned(), source };
+    for entry in fs::read_dir(images).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let name = entry.file_name();
+        // An image of nothing but its magic number says that there is nothing.
+        if name.to_string_lossy().starts_with(prefix) && entry.metadata().map_err(io)?.len() > 8 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+impl Plan {
+    /// Writes [`PLAN`]: a head, a description in JSON and, at a page boundary, the restorer's part.
+    pub fn save(&self, images: &Path) -> Result<(), PlanError> {
+        let text = serde_json::to_vec(self).expect("numbers and strings");
+        let mut rest = text.clone();
+        rest.resize((HEAD_BYTES + text.len()).next_multiple_of(layout::PAGE) - HEAD_BYTES, 0);
+        rest.extend_from_slice(&self.program);
+        let mut bytes = Vec::with_capacity(HEAD_BYTES + rest.len());
+        for word in [MAGIC, u64::from(crc32fast::hash(&rest)), text.len() as u64] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(&rest);
+        let path = images.join(PLAN);
+        let temporary = images.join("wake.plan.new");
+        fs::write(&temporary, bytes).and_then(|()| fs::rename(&temporary, &path)).map_err(PlanError::File)
+    }
+
+    /// Reads it back; None if there is none.
+    pub fn load(images: &Path) -> Result<Option<Plan>, PlanError> {
+        let bytes = match fs::read(images.join(PLAN)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(PlanError::File)?,
+        };
+        let damaged = || PlanError::File(io::ErrorKind::InvalidData.into());
+        let word = |n: usize| -> Option<u64> {
+            Some(u64::from_le_bytes(bytes.get(8 * n..8 * n + 8)?.try_into().expect("8 bytes")))
+        };
+        let (Some(MAGIC), Some(crc), Some(length)) = (word(0), word(1), word(2)) else { return Err(damaged()) };
+        let rest = &bytes[HEAD_BYTES..];
+        if u64::from(crc32fast::hash(rest)) != crc {
+            return Err(damaged());
+        }
+        let length = usize::try_from(length).map_err(|_| damaged())?;
+        let text = rest.get(..length).ok_or_else(damaged)?;
+        let mut plan: Plan = serde_json::from_slice(text).map_err(|_| damaged())?;
+        let at = (HEAD_BYTES + length).next_multiple_of(layout::PAGE);
+        plan.program = bytes.get(at..).ok_or_else(damaged)?.to_vec();
+        plan.at = at as u64;
+        Ok(Some(plan))
+    }
+}

@@ -1,0 +1,232 @@
+//! Descriptors: what is opened by path, and what was held.
+
+use super::layout::{Span, Writer};
+use super::{PlanError, Received, unsupported};
+use crate::image::Image;
+use crate::sockets;
+use crate::wire::Message;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// `fd_types` of CRIU's images.
+pub(super) mod kind {
+    pub(crate) const REG: u64 = 1;
+    pub(crate) const PIPE: u64 = 2;
+    pub(crate) const UNIXSK: u64 = 5;
+    pub(crate) const EVENTFD: u64 = 6;
+    pub(crate) const EVENTPOLL: u64 = 7;
+    pub(crate) const SIGNALFD: u64 = 9;
+    pub(crate) const TIMERFD: u64 = 17;
+}
+
+/// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
+const LEAST_BASE: u64 = 320;
+
+/// open(2) flags that only matter when a file is made, or would follow the snapshot's own: O_CREAT, O_EXCL, O_NOCTTY,
+/// O_TRUNC, O_CLOEXEC.
+const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
+/// `__O_TMPFILE`.
+const TMPFILE: u64 = 0o20_000_000;
+const O_RDWR: u64 = 2;
+
+/// A kernel object that outlives the tree, held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Object {
+    /// Its file id in the images.
+    pub id: u64,
+    /// A process that has it open, as numbered inside.
+    pub pid: u32,
+    /// Its descriptor there.
+    pub fd: i32,
+}
+
+/// What has to be held for a plan beyond the INET sockets; empty if the tree has something open that can be in no plan.
+pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
+    let files = Files::read(images)?;
+    let places = sockets::places(images)?;
+    let mut found = Vec::new();
+    for (id, file) in &files.by_id {
+        match files.check(file) {
+            Err(PlanError::Unsupported { .. }) => return Ok(Vec::new()),
+            other => other?,
+        }
+        if file.number(1) != kind::REG
+            && let Some(&(pid, fd)) = places.get(id)
+        {
+            found.push(Object { id: *id, pid, fd });
+        }
+    }
+    Ok(found)
+}
+
+/// The files of a tree.
+#[derive(Debug)]
+pub(super) struct Files {
+    by_id: BTreeMap<u64, Message>,
+    /// What is handed over, by its place.
+    pub received: Vec<Received>,
+    /// (path, flags, position, size or !0) of what is opened, by its place after those.
+    opened: Vec<(String, u64, u64, u64)>,
+    places: BTreeMap<Key, usize>,
+}
+
+/// Something that gets one descriptor.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    /// An open file of the program's.
+    File(u64),
+    /// A path, for a mapping, an executable or a directory.
+    Path(String, u64),
+}
+
+/// A descriptor of the restorer's; [`Files::number`] says which when all are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ref {
+    Received(usize),
+    Opened(usize),
+}
+
+impl Files {
+    pub(super) fn read(images: &Path) -> Result<Files, PlanError> {
+        let entries = Image::read(&images.join("files.img"))?.entries;
+        let by_id = entries.into_iter().map(|f| (f.number(2), f)).collect();
+        Ok(Files { by_id, received: vec![Received::Plan], opened: Vec::new(), places: BTreeMap::new() })
+    }
+
+    fn file(&self, id: u64) -> Result<&Message, PlanError> {
+        match self.by_id.get(&id) {
+            Some(file) => Ok(file),
+            None => unsupported(format!("file {id} is in no image")),
+        }
+    }
+
+    pub(super) fn kind(&self, id: u64) -> u64 {
+        self.by_id.get(&id).map_or(0, |f| f.number(1))
+    }
+
+    /// The entries of an epoll set.
+    pub(super) fn watches(&self, id: u64) -> Result<Vec<Message>, PlanError> {
+        let set = self.file(id)?.message(9)?.unwrap_or_default();
+        Ok(set.messages(4)?)
+    }
+
+    /// Whether such a file can be in a plan.
+    fn check(&self, file: &Message) -> Result<(), PlanError> {
+        match file.number(1) {
+            kind::REG => {
+                let reg = file.message(3)?.unwrap_or_default();
+                if inode_of(&reg).is_none() {
+                    self.path(&reg)?;
+                }
+                Ok(())
+            }
+            kind::UNIXSK => {
+                let socket = file.message(16)?.unwrap_or_default();
+                // One that has a place in the file system holds that: the next mount of it would find it busy.
+                match socket.bytes(11).and_then(|name| name.first()) {
+                    Some(first) if *first != 0 => unsupported("a unix socket bound to a path"),
+                    _ => Ok(()),
+                }
+            }
+            kind::PIPE | kind::EVENTFD | kind::EVENTPOLL | kind::SIGNALFD | kind::TIMERFD => Ok(()),
+            other => unsupported(format!("an open file of CRIU's type {other}")),
+        }
+    }
+
+    /// The path of a regular file, if it can be opened by it.
+    fn path(&self, reg: &Message) -> Result<String, PlanError> {
+        let path = reg.string(6).unwrap_or_default();
+        let owner = reg.message(5)?.unwrap_or_default();
+        if !path.starts_with('/') || path.starts_with("/proc/") || reg.number(9) != 0 {
+            return unsupported(format!("the open file {path}"));
+        }
+        if owner.number(5) != 0 || reg.number(2) & TMPFILE == TMPFILE {
+            return unsupported(format!("how {path} is open"));
+        }
+        Ok(path)
+    }
+
+    /// An open file of the program's, with what all who share it share.
+    pub(super) fn open_file(&mut self, id: u64) -> Result<Ref, PlanError> {
+        let file = self.file(id)?.clone();
+        self.check(&file)?;
+        let key = Key::File(id);
+        if file.number(1) != kind::REG {
+            return Ok(self.receive(key, Received::Object(id)));
+        }
+        let reg = file.message(3)?.unwrap_or_default();
+        if let Some(inode) = inode_of(&reg) {
+            return Ok(self.receive(key, Received::Socket(inode)));
+        }
+        let path = self.path(&reg)?;
+        let size = reg.varint(8).unwrap_or(u64::MAX);
+        Ok(self.open(key, (path, reg.number(2) & !NOT_AGAIN, reg.number(3), size)))
+    }
+
+    /// A file by its path alone, for a mapping, an executable or a directory.
+    pub(super) fn open_path(&mut self, id: u64, writable: bool) -> Result<Ref, PlanError> {
+        let file = self.file(id)?.clone();
+        let Some(reg) = file.message(3)?.filter(|_| file.number(1) == kind::REG) else {
+            return unsupported("a mapping of something that is no regular file");
+        };
+        let path = self.path(&reg)?;
+        let flags = if writable { O_RDWR } else { 0 };
+        let size = reg.varint(8).unwrap_or(u64::MAX);
+        Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
+    }
+
+    /// The path of a file.
+    pub(super) fn path_of(&self, id: u64) -> Result<String, PlanError> {
+        Ok(self.file(id)?.message(3)?.and_then(|r| r.string(6)).unwrap_or_default())
+    }
+
+    /// A file of the images' directory.
+    pub(super) fn pages(&mut self, name: &str) -> Ref {
+        self.receive(Key::Path(name.to_owned(), u64::MAX), Received::Pages(name.to_owned()))
+    }
+
+    fn receive(&mut self, key: Key, what: Received) -> Ref {
+        let next = self.received.len();
+        let place = *self.places.entry(key).or_insert(next);
+        if place == next {
+            self.received.push(what);
+        }
+        Ref::Received(place)
+    }
+
+    fn open(&mut self, key: Key, what: (String, u64, u64, u64)) -> Ref {
+        let next = self.opened.len();
+        let place = *self.places.entry(key).or_insert(next);
+        if place == next {
+            self.opened.push(what);
+        }
+        Ref::Opened(place)
+    }
+
+    /// Every reference must have been made by now.
+    pub(super) fn number(&self, of: Ref) -> u64 {
+        match of {
+            Ref::Received(n) => n as u64,
+            Ref::Opened(n) => (self.received.len() + n) as u64,
+        }
+    }
+
+    pub(super) fn write(&self, writer: &mut Writer) -> Span {
+        let items: Vec<Vec<u64>> = self
+            .opened
+            .iter()
+            .map(|(path, flags, position, size)| vec![writer.string(path), *flags, *position, *size])
+            .collect();
+        writer.list(&items)
+    }
+}
+
+/// The inode of a socket that has been turned into a file: see [`crate::sockets`].
+fn inode_of(reg: &Message) -> Option<u32> {
+    reg.string(6)?.strip_prefix("/socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// A number that is above all of the program's descriptors and those that arrive together.
+pub(super) fn base_above(highest: u64) -> u64 {
+    (highest + 2).max(LEAST_BASE)
+}

@@ -1,0 +1,253 @@
+//! Mappings and their contents.
+
+use super::files::{Files, Ref};
+use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
+use super::{PlanError, unsupported};
+use crate::image::Image;
+use crate::wire::Message;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// VMA_AREA_* of CRIU's images.
+mod status {
+    pub(super) const REGULAR: u64 = 1;
+    pub(super) const STACK: u64 = 1 << 1;
+    pub(super) const VSYSCALL: u64 = 1 << 2;
+    pub(super) const VDSO: u64 = 1 << 3;
+    pub(super) const HEAP: u64 = 1 << 5;
+    pub(super) const FILE_PRIVATE: u64 = 1 << 6;
+    pub(super) const FILE_SHARED: u64 = 1 << 7;
+    pub(super) const ANON_SHARED: u64 = 1 << 8;
+    pub(super) const ANON_PRIVATE: u64 = 1 << 9;
+    pub(super) const VVAR: u64 = 1 << 12;
+    pub(super) const KNOWN: u64 = REGULAR
+        | STACK
+        | VSYSCALL
+        | VDSO
+        | HEAP
+        | FILE_PRIVATE
+        | FILE_SHARED
+        | ANON_SHARED
+        | ANON_PRIVATE
+        | VVAR;
+}
+
+/// Page flags of pagemap images.
+const IN_PARENT: u64 = 1;
+const PRESENT: u64 = 4;
+
+const PROT_WRITE: u64 = 2;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_HUGETLB: u64 = 0x4_0000;
+/// Where [`Mapping::kind`] says so, `ours` is the number of a shared memory.
+const KIND_SHARED: u64 = 1;
+
+/// The vdso and what belongs to it: (offset from its start, size) of each piece, as they follow each other.
+pub(super) type VdsoShape = Vec<(u64, u64)>;
+
+/// One mapping.
+#[derive(Debug)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    protection: u64,
+    flags: u64,
+    file: Option<Ref>,
+    shared: Option<u64>,
+    offset: u64,
+    advice: u64,
+    written: bool,
+}
+
+/// Pages that follow each other in a file.
+#[derive(Debug)]
+pub(super) struct Pages {
+    file: Ref,
+    position: u64,
+    /// Where the last run ends in the file.
+    end: u64,
+    runs: Vec<(u64, u64)>,
+}
+
+/// The memory of one process.
+#[derive(Debug)]
+pub(super) struct Memory {
+    mappings: Vec<Mapping>,
+    pages: Vec<Pages>,
+    /// Start of the vdso.
+    pub vdso: u64,
+    pub vdso_shape: VdsoShape,
+}
+
+/// Memory shared among processes or mappings, by CRIU's number: its place among all and its size.
+#[derive(Debug, Default)]
+pub(super) struct SharedMemory(BTreeMap<u64, u64>);
+
+impl SharedMemory {
+    fn note(&mut self, id: u64, size: u64) {
+        let known = self.0.entry(id).or_insert(0);
+        *known = (*known).max(size);
+    }
+
+    fn place(&self, id: u64) -> u64 {
+        self.0.keys().position(|k| *k == id).expect("noted before") as u64
+    }
+
+    /// `struct shared` for each, with its contents.
+    pub(super) fn read(&self, images: &Path, files: &mut Files) -> Result<Vec<(u64, Vec<Pages>)>, PlanError> {
+        let mut address = SHARED;
+        let mut all = Vec::new();
+        for (id, size) in &self.0 {
+            let path = images.join(format!("pagemap-shmem-{id}.img"));
+            let pages = if path.exists() { read_pages(&path, files, address, &[])? } else { Vec::new() };
+            all.push((*size, pages));
+            address += size.next_multiple_of(PAGE as u64);
+        }
+        if address > AREA_END {
+            return unsupported("more shared memory than there is room to make it");
+        }
+        Ok(all)
+    }
+}
+
+impl Memory {
+    /// Reads `mm-PID.img` and the pages that belong to it.
+    pub(super) fn read(
+        images: &Path,
+        pid: u32,
+        mm: &Message,
+        files: &mut Files,
+        shared: &mut SharedMemory,
+    ) -> Result<Memory, PlanError> {
+        let mut memory = Memory { mappings: Vec::new(), pages: Vec::new(), vdso: 0, vdso_shape: Vec::new() };
+        let mut special = Vec::new();
+        for vma in mm.messages(14)? {
+            let (start, end, status) = (vma.number(1), vma.number(2), vma.number(7));
+            if status & !status::KNOWN != 0 || vma.number(6) & MAP_HUGETLB != 0 {
+                return unsupported(format!("a mapping of CRIU's kind {status:#x}"));
+            }
+            if status & status::VSYSCALL != 0 {
+                continue;
+            }
+            if start < AREA_END && end > AREA {
+                return unsupported("a mapping where the restorer needs room");
+            }
+            if status & (status::VDSO | status::VVAR) != 0 {
+                if status & status::VDSO != 0 {
+                    memory.vdso = start;
+                }
+                special.push((start, end - start));
+                continue;
+            }
+            memory.mappings.push(mapping(&vma, status, files, shared)?);
+        }
+        special.sort_unstable();
+        if memory.vdso == 0 {
+            return unsupported("a process without a vdso");
+        }
+        memory.vdso_shape = special.iter().map(|(at, size)| (at.wrapping_sub(memory.vdso), *size)).collect();
+        memory.pages = read_pages(&images.join(format!("pagemap-{pid}.img")), files, 0, &special)?;
+        let mut runs: Vec<(u64, u64)> = memory.pages.iter().flat_map(|p| p.runs.iter().copied()).collect();
+        runs.sort_unstable();
+        for m in &mut memory.mappings {
+            let first = runs.partition_point(|(at, length)| at + length <= m.start);
+            m.written = runs.get(first).is_some_and(|(at, _)| *at < m.end);
+        }
+        Ok(memory)
+    }
+
+    pub(super) fn write(&self, writer: &mut Writer, files: &Files, shared: &SharedMemory) -> (Span, Span, Span) {
+        let mappings: Vec<Vec<u64>> = self
+            .mappings
+            .iter()
+            .map(|m| {
+                let ours = m.file.map(|f| files.number(f)).or(m.shared.map(|id| shared.place(id))).unwrap_or(u64::MAX);
+                let kind = if m.shared.is_some() { KIND_SHARED } else { 0 };
+                let (offset, written) = (m.offset, u64::from(m.written));
+                vec![m.start, m.end, m.protection, m.flags, ours, offset, kind, m.advice, written]
+            })
+            .collect();
+        let vdso: Vec<Vec<u64>> =
+            self.vdso_shape.iter().map(|(offset, size)| vec![*offset, *size, self.vdso.wrapping_add(*offset)]).collect();
+        (writer.list(&mappings), write_pages(writer, files, &self.pages), writer.list(&vdso))
+    }
+}
+
+fn mapping(
+    vma: &Message,
+    status: u64,
+    files: &mut Files,
+    shared: &mut SharedMemory,
+) -> Result<Mapping, PlanError> {
+    let (start, end, protection, flags) = (vma.number(1), vma.number(2), vma.number(5), vma.number(6));
+    let mut m = Mapping {
+        start,
+        end,
+        protection,
+        flags,
+        file: None,
+        shared: None,
+        offset: vma.number(3),
+        advice: vma.number(9),
+        written: false,
+    };
+    if status & status::ANON_SHARED != 0 {
+        shared.note(vma.number(4), m.offset + (end - start));
+        m.shared = Some(vma.number(4));
+    } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
+        // Whoever mapped it to write to the file had it open for that.
+        let opened_for_writing = vma.number(10) & 3 != 0 || protection & PROT_WRITE != 0;
+        m.file = Some(files.open_path(vma.number(4), status & status::FILE_SHARED != 0 && opened_for_writing)?);
+        m.flags &= !MAP_ANONYMOUS;
+    } else {
+        m.flags |= MAP_ANONYMOUS;
+        m.offset = 0;
+    }
+    Ok(m)
+}
+
+/// The page runs of a pagemap image, moved by `base`; without those in `except` (start, size).
+fn read_pages(path: &Path, files: &mut Files, base: u64, except: &[(u64, u64)]) -> Result<Vec<Pages>, PlanError> {
+    let image = Image::read(path)?;
+    let mut entries = image.entries.iter();
+    let Some(head) = entries.next() else { return Ok(Vec::new()) };
+    let file = files.pages(&format!("pages-{}.img", head.number(1)));
+    let mut lists: Vec<Pages> = Vec::new();
+    let mut position = 0;
+    for entry in entries {
+        let flags = entry.number(4);
+        if flags & IN_PARENT != 0 || entry.number(3) != 0 {
+            return unsupported("pages in another snapshot");
+        }
+        if flags & PRESENT == 0 {
+            continue;
+        }
+        let at = entry.number(1) + base;
+        let pages = entry.varint(5).filter(|n| *n != 0).unwrap_or_else(|| entry.number(2));
+        let length = pages * PAGE as u64;
+        let skipped = except.iter().any(|(start, size)| at < start + size && at + length > *start);
+        if !skipped {
+            match lists.last_mut() {
+                Some(list) if list.end == position => {
+                    list.runs.push((at, length));
+                    list.end += length;
+                }
+                _ => lists.push(Pages { file, position, end: position + length, runs: vec![(at, length)] }),
+            }
+        }
+        position += length;
+    }
+    Ok(lists)
+}
+
+pub(super) fn write_pages(writer: &mut Writer, files: &Files, lists: &[Pages]) -> Span {
+    let items: Vec<Vec<u64>> = lists
+        .iter()
+        .map(|list| {
+            let runs: Vec<Vec<u64>> = list.runs.iter().map(|(at, length)| vec![*at, *length]).collect();
+            let Span(at, count) = writer.list(&runs);
+            vec![files.number(list.file), list.position, at, count]
+        })
+        .collect();
+    writer.list(&items)
+}

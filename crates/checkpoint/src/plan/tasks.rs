@@ -1,0 +1,471 @@
+//! Processes and threads.
+
+use super::files::{Files, Ref, base_above, kind};
+use super::layout::{Program, Span, Writer};
+use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
+use super::{PlanError, PlannedTask, PlannedThread, unsupported};
+use crate::image::Image;
+use crate::registers;
+use crate::wire::Message;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// `task_state` of a process that is neither dead nor stopped.
+const ALIVE: u64 = 1;
+/// SS_DISABLE.
+const NO_STACK: u64 = 2;
+const SIG_DFL: u64 = 0;
+/// SIGKILL and SIGSTOP have no action.
+const UNCATCHABLE: [u64; 2] = [9, 19];
+const SECOND: u64 = 1_000_000_000;
+const MICROSECOND: u64 = 1000;
+/// Clocks that tell time, as opposed to CPU time: clock_gettime(2).
+const WALL_CLOCKS: [u64; 6] = [0, 1, 7, 8, 9, 11];
+
+/// One process, its images read.
+#[derive(Debug)]
+pub(super) struct Task {
+    pid: u32,
+    parent: Option<usize>,
+    leads_session: bool,
+    /// 0 is the parent's.
+    group: u64,
+    threads: Vec<(u32, Message)>,
+    core: Message,
+    mm: Message,
+    fs: Message,
+    descriptors: Vec<Message>,
+}
+
+fn one(images: &Path, name: &str) -> Result<Message, PlanError> {
+    match Image::read(&images.join(name))?.entries.into_iter().next() {
+        Some(entry) => Ok(entry),
+        None => unsupported(format!("an empty {name}")),
+    }
+}
+
+/// The tree, parents before their children; the first is pid 1.
+pub(super) fn read(images: &Path) -> Result<Vec<Task>, PlanError> {
+    let mut entries = Image::read(&images.join("pstree.img"))?.entries;
+    entries.sort_by_key(|e| e.number(1) != 1);
+    let mut tree: Vec<Task> = Vec::new();
+    let mut shared_ids = BTreeSet::new();
+    let mut sessions: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    while !entries.is_empty() {
+        let ready = |e: &Message| e.number(2) == 0 || tree.iter().any(|t| u64::from(t.pid) == e.number(2));
+        let Some(place) = entries.iter().position(ready) else { return unsupported("a process without a parent") };
+        let entry = entries.remove(place);
+        let (pid, parent_pid, group, session) = (entry.number(1), entry.number(2), entry.number(3), entry.number(4));
+        let parent = tree.iter().position(|t| u64::from(t.pid) == parent_pid);
+        sessions.insert(pid, (session, group));
+        let of_parent = sessions.get(&parent_pid).copied().unwrap_or((session, group));
+        if session != pid && session != of_parent.0 {
+            return unsupported("a process in the session of one that has ended");
+        }
+        if group != pid && group != of_parent.1 {
+            return unsupported("a process in the group of another than its parent");
+        }
+        let core = one(images, &format!("core-{pid}.img"))?;
+        let ids = one(images, &format!("ids-{pid}.img"))?;
+        for (number, what) in [(1, "memory"), (2, "descriptors"), (3, "directories"), (4, "signal actions")] {
+            if !shared_ids.insert((number, ids.number(number))) {
+                return unsupported(format!("processes that share their {what}"));
+            }
+        }
+        let mut threads = vec![(pid as u32, core.clone())];
+        for thread in entry.varints(5)? {
+            if thread != pid {
+                threads.push((thread as u32, one(images, &format!("core-{thread}.img"))?));
+            }
+        }
+        let descriptors = images.join(format!("fdinfo-{}.img", ids.number(2)));
+        tree.push(Task {
+            pid: pid as u32,
+            parent,
+            leads_session: session == pid && parent.is_some(),
+            group: if group == of_parent.1 { 0 } else { group },
+            threads,
+            core,
+            mm: one(images, &format!("mm-{pid}.img"))?,
+            fs: one(images, &format!("fs-{pid}.img"))?,
+            descriptors: if descriptors.exists() { Image::read(&descriptors)?.entries } else { Vec::new() },
+        });
+    }
+    Ok(tree)
+}
+
+/// Writes everything. Two passes: references first, so that the numbers of all descriptors are known when they are
+/// written.
+pub(super) fn write(
+    writer: &mut Writer,
+    files: &mut Files,
+    images: &Path,
+    tree: &[Task],
+    read_ns: &BTreeMap<u32, i64>,
+    init: &str,
+    program: u32,
+) -> Result<(BTreeMap<u64, PlannedTask>, Program), PlanError> {
+    let filters = Filters::read(images)?;
+    let mut shared = SharedMemory::default();
+    let mut found = Vec::new();
+    let mut highest = 0;
+    let mut shape: Option<VdsoShape> = None;
+    for task in tree {
+        let is_init = task.parent.is_none();
+        let references = References::gather(task, files)?;
+        highest = references.descriptors.iter().map(|d| d.0).max().unwrap_or(0).max(highest);
+        let memory =
+            if is_init { None } else { Some(Memory::read(images, task.pid, &task.mm, files, &mut shared)?) };
+        if let Some(memory) = &memory
+            && *shape.get_or_insert_with(|| memory.vdso_shape.clone()) != memory.vdso_shape
+        {
+            return unsupported("processes of several kernels");
+        }
+        found.push((references, memory));
+    }
+    let shared_pages = shared.read(images, files)?;
+    let file_list = files.write(writer);
+    let shared_items: Vec<Vec<u64>> = shared_pages
+        .iter()
+        .map(|(size, pages)| {
+            let Span(at, count) = write_pages(writer, files, pages);
+            vec![*size, 0, at, count]
+        })
+        .collect();
+    let shared_list = writer.list(&shared_items);
+    let locks = locks(images)?;
+    let mut planned = BTreeMap::new();
+    let mut items = Vec::new();
+    for (index, (task, (references, memory))) in tree.iter().zip(&found).enumerate() {
+        let item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, read_ns)?;
+        items.push(item);
+        if let Some(memory) = memory {
+            planned.insert(index as u64, task.planned(memory.vdso)?);
+        }
+    }
+    let tasks = writer.list(&items);
+    let vdso: Vec<Vec<u64>> =
+        shape.unwrap_or_default().iter().map(|(offset, size)| vec![*offset, *size, 0]).collect();
+    let vdso = writer.list(&vdso);
+    let (init, argument) = (writer.string(init), writer.string(&program.to_string()));
+    let writer = std::mem::replace(writer, Writer::new());
+    let made = writer.finish(base_above(highest), [file_list, shared_list, tasks, vdso], init, argument);
+    Ok((planned, made))
+}
+
+/// What of a task is a descriptor.
+struct References {
+    /// (number, file, flags).
+    descriptors: Vec<(u64, Ref, u64)>,
+    directory: Ref,
+    executable: Option<Ref>,
+    /// (set, number, events, data) of signalfds in epoll sets.
+    watches: Vec<Vec<u64>>,
+}
+
+impl References {
+    fn gather(task: &Task, files: &mut Files) -> Result<References, PlanError> {
+        if files.path_of(task.fs.number(2))? != "/" {
+            return unsupported("a process with another root directory, chroot(2)");
+        }
+        let mut descriptors = Vec::new();
+        let mut signalfds = BTreeSet::new();
+        for d in &task.descriptors {
+            if files.kind(d.number(1)) == kind::SIGNALFD {
+                signalfds.insert(d.number(4));
+            }
+            descriptors.push((d.number(4), files.open_file(d.number(1))?, d.number(2)));
+        }
+        let mut watches = Vec::new();
+        for d in task.descriptors.iter().filter(|d| files.kind(d.number(1)) == kind::EVENTPOLL) {
+            for watch in files.watches(d.number(1))? {
+                if signalfds.contains(&watch.number(2)) {
+                    watches.push(vec![d.number(4), watch.number(2), watch.number(3), watch.number(4)]);
+                }
+            }
+        }
+        let executable = match task.parent {
+            Some(_) => Some(files.open_path(task.mm.number(12), false)?),
+            None => None,
+        };
+        Ok(References { descriptors, directory: files.open_path(task.fs.number(1), false)?, executable, watches })
+    }
+}
+
+impl Task {
+    fn tc(&self) -> Result<Message, PlanError> {
+        Ok(self.core.message(3)?.unwrap_or_default())
+    }
+
+    fn planned(&self, vdso: u64) -> Result<PlannedTask, PlanError> {
+        let mut threads = Vec::new();
+        for (id, core) in &self.threads {
+            let Some(registers) = registers::read(core)? else {
+                return unsupported("registers that this machine does not have");
+            };
+            threads.push(PlannedThread { id: *id, registers });
+        }
+        Ok(PlannedTask { pid: self.pid, vdso, threads })
+    }
+
+    /// `struct task`.
+    #[expect(clippy::too_many_arguments, reason = "everything a task is made of")]
+    fn write(
+        &self,
+        writer: &mut Writer,
+        files: &Files,
+        filters: &Filters,
+        shared: &SharedMemory,
+        references: &References,
+        memory: Option<&Memory>,
+        locks: &BTreeMap<u32, Vec<Vec<u64>>>,
+        read_ns: &BTreeMap<u32, i64>,
+    ) -> Result<Vec<u64>, PlanError> {
+        let tc = self.tc()?;
+        self.check(&tc)?;
+        let descriptors: Vec<Vec<u64>> =
+            references.descriptors.iter().map(|(number, of, flags)| vec![*number, files.number(*of), *flags]).collect();
+        let descriptors = writer.list(&descriptors);
+        let (mappings, pages, vdso) =
+            memory.map(|m| m.write(writer, files, shared)).unwrap_or_default();
+        let signals = writer.list(&signals(&tc)?);
+        let limits = writer.list(&limits(&tc)?);
+        let base_ns = read_ns.get(&self.pid).copied().unwrap_or(0) as u64;
+        let timers = tc.message(7)?.unwrap_or_default();
+        let posix = writer.list(&posix_timers(&timers, base_ns)?);
+        let mut thread_items = Vec::new();
+        for (id, core) in &self.threads {
+            thread_items.push(thread(writer, *id, core, &tc)?);
+        }
+        let threads = writer.list(&thread_items);
+        let filters = writer_filters(writer, filters, &self.threads)?;
+        let locks = writer.list(locks.get(&self.pid).map_or(&[], Vec::as_slice));
+        let watches = writer.list(&references.watches);
+        let auxv: Vec<u64> = self.mm.varints(13)?;
+        let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
+        let mut item = vec![
+            u64::from(self.pid),
+            self.parent.map_or(u64::MAX, |p| p as u64),
+            u64::from(self.leads_session),
+            self.group,
+        ];
+        for span in [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso] {
+            item.extend([span.0, span.1]);
+        }
+        item.extend([
+            files.number(references.directory),
+            self.fs.varint(3).unwrap_or(0o022),
+            references.executable.map_or(u64::MAX, |e| files.number(e)),
+            self.mm.varint(15).unwrap_or(1),
+            self.mm.number(17),
+            tc.number(18),
+            tc.number(3),
+            tc.number(22),
+        ]);
+        item.extend(intervals(&timers, base_ns)?);
+        // prctl_mm_map has brk after start_brk and start_stack behind both; the image's order is another one.
+        item.extend([1, 2, 3, 4, 6, 7, 5, 8, 9, 10, 11].map(|n| self.mm.number(n)));
+        item.extend([auxv.0, auxv.1]);
+        Ok(item)
+    }
+
+    fn check(&self, tc: &Message) -> Result<(), PlanError> {
+        if tc.number(1) != ALIVE {
+            return unsupported("a process that has ended or is stopped");
+        }
+        let queued = |m: Option<Message>| m.map(|q| q.0.len()).unwrap_or(0);
+        if queued(tc.message(10)?) > 0 {
+            return unsupported("a signal that waits");
+        }
+        if !self.mm.messages(16)?.is_empty() {
+            return unsupported("asynchronous I/O");
+        }
+        if self.mm.varint(15).unwrap_or(1) > 1 {
+            return unsupported("a process that may only be dumped by root");
+        }
+        let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
+        let own: i32 = own.trim().parse().unwrap_or(0);
+        if tc.varint(14).is_some_and(|adj| adj as i32 != own) {
+            return unsupported("an out-of-memory score of its own");
+        }
+        for (_, core) in &self.threads {
+            let thread = core.message(5)?.unwrap_or_default();
+            if queued(thread.message(9)?) > 0 {
+                return unsupported("a signal that waits");
+            }
+            if thread.message(15)?.is_some_and(|r| r.number(4) != 0) {
+                return unsupported("a thread in a restartable sequence");
+            }
+            let info = core.message(2)?.unwrap_or_default();
+            if info.messages(4)?.iter().any(|tls| tls.number(2) != 0) {
+                return unsupported("32-bit thread areas");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn signals(tc: &Message) -> Result<Vec<Vec<u64>>, PlanError> {
+    let mut items = Vec::new();
+    let numbers = (1..=64).filter(|n| !UNCATCHABLE.contains(n));
+    for (number, action) in numbers.zip(tc.messages(15)?) {
+        if action.number(5) != 0 {
+            return unsupported("a 32-bit signal handler");
+        }
+        let (handler, flags, restorer, mask) = (action.number(1), action.number(2), action.number(3), action.number(4));
+        if handler != SIG_DFL || flags != 0 {
+            items.push(vec![number, handler, flags, restorer, mask]);
+        }
+    }
+    Ok(items)
+}
+
+fn limits(tc: &Message) -> Result<Vec<Vec<u64>>, PlanError> {
+    let all = tc.message(8)?.unwrap_or_default().messages(1)?;
+    Ok((0..).zip(all).map(|(resource, limit)| vec![resource, limit.number(1), limit.number(2)]).collect())
+}
+
+/// Real, virtual, profiling: (due or left, every) each, nanoseconds.
+fn intervals(timers: &Message, base_ns: u64) -> Result<[u64; 6], PlanError> {
+    let mut words = [0; 6];
+    for (which, number) in [(0, 1), (1, 2), (2, 3)] {
+        let timer = timers.message(number)?.unwrap_or_default();
+        let left = timer.number(3) * SECOND + timer.number(4) * MICROSECOND;
+        words[2 * which] = if left > 0 && which == 0 { base_ns + left } else { left };
+        words[2 * which + 1] = timer.number(1) * SECOND + timer.number(2) * MICROSECOND;
+    }
+    Ok(words)
+}
+
+fn posix_timers(timers: &Message, base_ns: u64) -> Result<Vec<Vec<u64>>, PlanError> {
+    let mut items = Vec::new();
+    for t in timers.messages(4)? {
+        let absolute = WALL_CLOCKS.contains(&t.number(2));
+        let left = t.number(9) * SECOND + t.number(10);
+        let due = if left > 0 && absolute { base_ns + left } else { left };
+        let every = t.number(7) * SECOND + t.number(8);
+        let thread = t.varint(11).unwrap_or(0);
+        items.push(vec![
+            t.number(1),
+            t.number(2),
+            t.number(3),
+            t.number(4),
+            t.number(5),
+            thread,
+            u64::from(absolute),
+            due,
+            every,
+        ]);
+    }
+    Ok(items)
+}
+
+/// `struct thread`.
+fn thread(writer: &mut Writer, id: u32, core: &Message, tc: &Message) -> Result<Vec<u64>, PlanError> {
+    let info = core.message(2)?.unwrap_or_default();
+    let thread = core.message(5)?.unwrap_or_default();
+    let comm = thread.string(13).or_else(|| tc.string(6)).unwrap_or_default();
+    let stack = thread.message(7)?.filter(|s| s.number(3) & NO_STACK == 0).unwrap_or_default();
+    let rseq = thread.message(15)?.unwrap_or_default();
+    // A sint32 is stored folded: 0, -1, 1, -2 ..
+    let nice = thread.number(3);
+    let nice = (nice >> 1) ^ (nice & 1).wrapping_neg();
+    let Some(creds) = thread.message(10)? else { return unsupported("a thread without credentials") };
+    let credentials = credentials(writer, &creds)?;
+    Ok(vec![
+        u64::from(id),
+        info.number(1),
+        thread.number(1),
+        thread.number(2),
+        stack.number(1),
+        stack.number(2),
+        stack.number(3),
+        thread.number(8),
+        thread.number(4),
+        thread.number(5),
+        nice,
+        writer.string(&comm),
+        rseq.number(1),
+        rseq.number(2),
+        rseq.number(3),
+        credentials,
+    ])
+}
+
+/// `struct credentials`; says where.
+fn credentials(writer: &mut Writer, creds: &Message) -> Result<u64, PlanError> {
+    if creds.bytes(15).is_some() || creds.bytes(16).is_some() || creds.bytes(17).is_some() {
+        return unsupported("a profile of a security module");
+    }
+    let groups = creds.varints(14)?;
+    let count = groups.len() as u64;
+    let groups: Vec<u8> = groups.iter().flat_map(|g| (*g as u32).to_le_bytes()).collect();
+    let groups = writer.bytes(&groups);
+    let set = |number| -> Result<u64, PlanError> {
+        let words = creds.varints(number)?;
+        Ok(words.first().copied().unwrap_or(0) | words.get(1).copied().unwrap_or(0) << 32)
+    };
+    let mut words: Vec<u64> = (1..=8).map(|n| creds.number(n)).collect();
+    words.extend([groups, count, set(9)?, set(10)?, set(11)?, set(12)?, set(19)?, creds.number(13), creds.number(18)]);
+    Ok(writer.words(&words))
+}
+
+/// System call filters: each names the one that was there before it.
+#[derive(Debug)]
+struct Filters(Vec<Message>);
+
+impl Filters {
+    fn read(images: &Path) -> Result<Filters, PlanError> {
+        let path = images.join("seccomp.img");
+        if !path.exists() {
+            return Ok(Filters(Vec::new()));
+        }
+        Ok(Filters(one(images, "seccomp.img")?.messages(1)?))
+    }
+}
+
+/// The filter that all threads have. One alone is the sandbox's own, under which the restorer can finish; of more nobody
+/// knows what they forbid.
+fn writer_filters(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
+    let mut all = BTreeSet::new();
+    for (_, core) in threads {
+        let thread = core.message(5)?.unwrap_or_default();
+        all.insert((thread.number(11), thread.varint(12)));
+    }
+    match (all.len(), all.first()) {
+        (1, Some((0, _))) => Ok(Span::default()),
+        (1, Some((2, Some(last)))) => {
+            let Some(filter) = filters.0.get(*last as usize) else { return unsupported("an unknown filter") };
+            if filter.varint(2).is_some() {
+                return unsupported("system call filters of the program's own");
+            }
+            let code = filter.bytes(1).unwrap_or_default();
+            let at = writer.bytes(code);
+            Ok(writer.list(&[vec![at, code.len() as u64 / 8, filter.number(3)]]))
+        }
+        _ => unsupported("threads with system call filters of their own"),
+    }
+}
+
+/// File locks by the process that sets them.
+fn locks(images: &Path) -> Result<BTreeMap<u32, Vec<Vec<u64>>>, PlanError> {
+    let mut by_pid: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
+    let path = images.join("filelocks.img");
+    if !path.exists() {
+        return Ok(by_pid);
+    }
+    for lock in Image::read(&path)?.entries {
+        let (kind, kind_of_lock) = (lock.number(1), lock.number(2));
+        if !matches!(kind, 1 | 2 | 4) || kind_of_lock > 1 {
+            return unsupported("a lease or a mandatory lock");
+        }
+        by_pid.entry(lock.number(3) as u32).or_default().push(vec![
+            kind,
+            kind_of_lock,
+            lock.number(4),
+            lock.number(5),
+            lock.number(6),
+        ]);
+    }
+    Ok(by_pid)
+}

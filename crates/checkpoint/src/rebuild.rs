@@ -1,0 +1,195 @@
+//! Talks to `kip-restore` while it rebuilds a tree from a [`Plan`].
+//!
+//! The caller starts the restorer with the socket that [`Rebuild::begin`] returns, as descriptor 3; everything it needs is
+//! queued there already. Each process and thread tells its host pid as credentials, which the kernel translates; when all
+//! have closed the socket all of them are ready or dead. Crash: nothing is kept; the caller kills what there is.
+
+use crate::plan::{AREA, AREA_END, PLAN, Plan};
+use crate::resume::{Process, Stopped, Thread, stop, syscall_offset};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// Words of `struct said`.
+const SAID_WORDS: usize = 5;
+/// Its kinds.
+const FAILED: u64 = 1;
+const TASK: u64 = 2;
+const THREAD: u64 = 3;
+/// A restorer that says nothing for so long hangs.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Names of the restorer's steps, `enum AT_START..` in restorer.c.
+const STEPS: [&str; 25] = [
+    "start",
+    "receive",
+    "read the plan",
+    "open a file",
+    "find a file as it was",
+    "make shared memory",
+    "fork",
+    "enter its process group",
+    "place a descriptor",
+    "enter its directory",
+    "map memory",
+    "read pages",
+    "protect memory",
+    "move the vdso",
+    "describe its memory",
+    "set a signal action",
+    "set a limit",
+    "set a timer",
+    "start a thread",
+    "set a thread's attribute",
+    "take its credentials",
+    "install its filter",
+    "set a file lock",
+    "watch a descriptor",
+    "execute kip-init",
+];
+
+/// The tree could not be rebuilt.
+#[derive(Debug, thiserror::Error)]
+pub enum RebuildError {
+    /// The socket, or the restorer's silence.
+    #[error("no word from the restorer")]
+    Socket(#[source] io::Error),
+    /// The restorer failed.
+    #[error("the restorer could not {step} (process {process}, {place:#x})")]
+    Failed {
+        /// What it did.
+        step: &'static str,
+        /// Index of the process in the plan; -1 before there is any.
+        process: i64,
+        /// Address, descriptor or place in the plan.
+        place: u64,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A process or thread is missing.
+    #[error("process {pid} (as numbered inside) did not come up whole")]
+    Missing {
+        /// Which.
+        pid: u32,
+    },
+    /// ptrace(2).
+    #[error("the rebuilt processes cannot be given their registers")]
+    Trace(#[source] io::Error),
+    /// The plan's file.
+    #[error("the plan's file")]
+    Plan(#[source] io::Error),
+}
+
+/// What the restorer says, and the host pid that it says it of.
+type Said = ([u64; SAID_WORDS], Option<u32>);
+
+/// A rebuild under way.
+#[derive(Debug)]
+pub struct Rebuild<'a> {
+    plan: &'a Plan,
+    socket: OwnedFd,
+    /// Host ids by (index of the process, number inside).
+    found: BTreeMap<(u64, u32), u32>,
+}
+
+impl<'a> Rebuild<'a> {
+    /// Queues the plan and the descriptors that are received after it, in the plan's order; returns the restorer's end.
+    pub fn begin(
+        plan: &'a Plan,
+        images: &Path,
+        received: &[BorrowedFd<'_>],
+    ) -> Result<(Rebuild<'a>, OwnedFd), RebuildError> {
+        let file = File::open(images.join(PLAN)).map_err(RebuildError::Plan)?;
+        let (socket, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(RebuildError::Socket)?;
+        let set = sockopt::set_socket_passcred(&socket, true)
+            .and_then(|()| sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)));
+        set.map_err(|e| RebuildError::Socket(e.into()))?;
+        let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(received.iter().copied()).collect();
+        let chunks: Vec<_> = all.chunks(kip_sys::fdpass::MAX_FDS).collect();
+        for (n, chunk) in chunks.iter().enumerate() {
+            let more = u64::from(n + 1 < chunks.len());
+            let words = [plan.base, plan.at, plan.program.len() as u64, chunk.len() as u64, more];
+            let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+            kip_sys::fdpass::send(socket.as_fd(), &bytes, chunk).map_err(RebuildError::Socket)?;
+        }
+        Ok((Rebuild { plan, socket, found: BTreeMap::new() }, theirs))
+    }
+
+    /// Waits until every process and thread stands ready. The restorer's end must be closed here.
+    pub fn wait(&mut self) -> Result<(), RebuildError> {
+        while let Some((words, pid)) = self.next()? {
+            match (words[0], pid) {
+                (TASK, Some(host)) => {
+                    let inside = words[2] as u32;
+                    self.found.insert((words[1], inside), host);
+                }
+                (THREAD, Some(host)) => {
+                    self.found.insert((words[1], words[2] as u32), host);
+                }
+                (FAILED, _) => {
+                    return Err(RebuildError::Failed {
+                        step: STEPS.get((words[2] as usize).wrapping_sub(1)).unwrap_or(&"go on"),
+                        process: words[1] as i64,
+                        place: words[4],
+                        source: io::Error::from_raw_os_error(words[3] as i32),
+                    });
+                }
+                _ => return Err(RebuildError::Socket(io::ErrorKind::InvalidData.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// One word; None at the end.
+    fn next(&self) -> Result<Option<Said>, RebuildError> {
+        let failed = |e: rustix::io::Errno| RebuildError::Socket(e.into());
+        let mut bytes = [0; SAID_WORDS * 8];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let message = rustix::io::retry_on_intr(|| {
+            recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
+        })
+        .map_err(failed)?;
+        if message.bytes == 0 {
+            return Ok(None);
+        }
+        if message.bytes != bytes.len() || message.flags.contains(ReturnFlags::TRUNC) {
+            return Err(RebuildError::Socket(io::ErrorKind::InvalidData.into()));
+        }
+        let pid = control.drain().find_map(|m| match m {
+            RecvAncillaryMessage::ScmCredentials(c) => Some(c.pid.as_raw_nonzero().get() as u32),
+            _ => None,
+        });
+        let mut words = [0; SAID_WORDS];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(chunk.try_into().expect("8 bytes"));
+        }
+        Ok(Some((words, pid)))
+    }
+
+    /// Takes every thread by ptrace, unmaps the restorer and gives each its registers. They run at [`Stopped::go`], to
+    /// be called by the same thread. `init` is the host pid of pid 1, which keeps what it has.
+    pub fn stop(&self, init: u32) -> Result<Stopped, RebuildError> {
+        static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
+        let offset = OFFSET.get_or_init(syscall_offset).ok_or_else(|| RebuildError::Trace(io::ErrorKind::Unsupported.into()))?;
+        let init = Thread { tid: init, registers: None };
+        let mut processes = vec![Process { threads: vec![init], unmap: (0, 0), syscall_at: 0 }];
+        for (index, task) in &self.plan.tasks {
+            let mut threads = Vec::new();
+            for thread in &task.threads {
+                let missing = RebuildError::Missing { pid: thread.id };
+                let tid = *self.found.get(&(*index, thread.id)).ok_or(missing)?;
+                threads.push(Thread { tid, registers: Some(&thread.registers) });
+            }
+            processes.push(Process { threads, unmap: (AREA, AREA_END - AREA), syscall_at: task.vdso + offset });
+        }
+        stop(&processes).map_err(RebuildError::Trace)
+    }
+}

@@ -1,0 +1,155 @@
+//! The fast way up: the tree is rebuilt from its plan, with what was held through the sleep, without CRIU.
+//!
+//! Anything that is missing or goes wrong before the program runs leaves generation and held descriptors as they were,
+//! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
+
+use super::{Steps, WakeError, release, timers};
+use crate::fault;
+use crate::holdings::key;
+use crate::park::Body;
+use crate::proc::Proc;
+use kip_checkpoint::clocks::Clocks;
+use kip_checkpoint::plan::{Plan, Received};
+use kip_checkpoint::rebuild::{Rebuild, RebuildError};
+use kip_sandbox::cgroup::CgroupError;
+use kip_sandbox::launcher::{LaunchError, RestoreRequest};
+use kip_sandbox::rootfs::RootfsError;
+use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::process::{Signal, pidfd_send_signal};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Processes of a rebuild that failed are gone after this.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why a rebuild failed; CRIU may still succeed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Rebuild(#[from] RebuildError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("the file system of the proc cannot be mounted")]
+    Mounts(#[source] RootfsError),
+    #[error("the cgroup of the proc cannot be joined")]
+    Cgroup(#[source] CgroupError),
+    #[error("its first process cannot be watched")]
+    Init(#[source] io::Error),
+    /// The generation itself: CRIU would fail as well.
+    #[error(transparent)]
+    Damaged(SnapshotError),
+}
+
+/// Everything that a rebuild takes, at hand.
+pub(super) struct Ready {
+    plan: Plan,
+    received: Vec<Arc<OwnedFd>>,
+    namespaces: [Arc<OwnedFd>; 4],
+}
+
+/// None if there is no plan of this generation for this kernel, or something of it is no longer held.
+pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Option<Ready> {
+    if proc.shared.only_criu || manifest.kernel != kip_snapshot::kernel() {
+        return None;
+    }
+    let plan = match Plan::load(images) {
+        Ok(plan) => plan?,
+        Err(e) => {
+            tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "the plan of a wake cannot be used");
+            return None;
+        }
+    };
+    let get = |what: &Received| match what {
+        Received::Plan => None,
+        Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
+        Received::Object(id) => proc.holdings.get(&format!("{}{id}", key::OBJECT)),
+        Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
+    };
+    let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
+    let namespace = |key| proc.holdings.get(key);
+    let namespaces = [namespace(key::USER)?, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
+    Some(Ready { plan, received, namespaces })
+}
+
+/// Rebuilds; returns the host pid of pid 1.
+pub(super) fn rebuild(
+    proc: &Proc,
+    images: &Path,
+    manifest: &Manifest<Body>,
+    ready: &Ready,
+    with_pins: bool,
+    steps: &mut Steps,
+) -> Result<u32, Failure> {
+    let body = &manifest.body;
+    steps.done("plan");
+    fault::reach("wake-helper");
+    let mounts = proc.take_mounts(with_pins).map_err(Failure::Mounts)?;
+    let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
+    let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
+    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received)?;
+    let [user, net, uts, ipc] = &ready.namespaces;
+    steps.done("mounts");
+    let started = proc.shared.launcher().restore(RestoreRequest {
+        mounts,
+        user: user.as_fd(),
+        net: net.as_fd(),
+        uts: uts.as_fd(),
+        ipc: ipc.as_fd(),
+        control: control.as_fd(),
+        program: proc.shared.restorer.as_fd(),
+        cgroup: &cgroup,
+    })?;
+    drop(control);
+    steps.done("processes");
+    fault::reach("wake-created");
+    let (init, pidfd) = (started.init_pid, started.pidfd);
+    let result = std::thread::scope(|scope| {
+        let check = scope.spawn(|| kip_snapshot::verify(images, &manifest.parts));
+        rebuild.wait()?;
+        steps.done("memory");
+        let verdict = check.join().expect("verify does not panic");
+        steps.done("verified");
+        verdict.map_err(Failure::Damaged)?;
+        fault::reach("wake-restored");
+        let stopped = rebuild.stop(init)?;
+        steps.done("registers");
+        // What is released below is nowhere else any more: from here on the tree lives, whatever becomes of us.
+        stopped.outlive().map_err(RebuildError::Trace)?;
+        // Timerfds were held: nothing was missed.
+        let clocks = Clocks { timerfds: Vec::new(), ..body.clocks.clone() };
+        let shortened = release(proc, body, &clocks, init, &[]);
+        steps.done("release");
+        fault::reach("wake-released");
+        stopped.go().map_err(RebuildError::Trace)?;
+        timers::give_back(shortened);
+        Ok(())
+    });
+    match result {
+        Ok(()) => {
+            steps.done("resume");
+            fault::reach("wake-resumed");
+            Ok(init)
+        }
+        Err(e) => {
+            // With pid 1 the kernel ends all the others.
+            pidfd_send_signal(pidfd.as_fd(), Signal::KILL).map_err(Failure::Init)?;
+            if !proc.wait_until_empty(GONE_WITHIN) {
+                tracing::warn!(proc = %proc.name, "processes of a wake that failed are still there after 5 s");
+            }
+            Err(e)
+        }
+    }
+}
+
+impl From<Failure> for WakeError {
+    fn from(failure: Failure) -> WakeError {
+        match failure {
+            Failure::Damaged(e) => WakeError::Snapshot(e),
+            other => WakeError::Rebuild(Box::new(other)),
+        }
+    }
+}
