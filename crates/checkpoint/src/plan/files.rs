@@ -17,6 +17,7 @@ pub(super) mod kind {
     pub(crate) const EVENTPOLL: u64 = 7;
     pub(crate) const SIGNALFD: u64 = 9;
     pub(crate) const TIMERFD: u64 = 17;
+    pub(crate) const MEMFD: u64 = 18;
 }
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
@@ -46,6 +47,10 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
     let places = sockets::places(images)?;
     let mut found = Vec::new();
     for (id, file) in &files.by_id {
+        // Only mapped, its descriptor closed.
+        if file.number(1) == kind::MEMFD && !places.contains_key(id) {
+            continue;
+        }
         match files.check(file) {
             Err(PlanError::Unsupported { .. }) => return Ok(Vec::new()),
             other => other?,
@@ -63,6 +68,8 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
 #[derive(Debug)]
 pub(super) struct Files {
     by_id: BTreeMap<u64, Message>,
+    /// Memory files by the number of their inode.
+    memory: BTreeMap<u64, Message>,
     /// What is handed over, by its place.
     pub received: Vec<Received>,
     /// (path, flags, position, size or !0) of what is opened, by its place after those.
@@ -90,7 +97,10 @@ impl Files {
     pub(super) fn read(images: &Path) -> Result<Files, PlanError> {
         let entries = Image::read(&images.join("files.img"))?.entries;
         let by_id = entries.into_iter().map(|f| (f.number(2), f)).collect();
-        Ok(Files { by_id, received: vec![Received::Plan], opened: Vec::new(), places: BTreeMap::new() })
+        let path = images.join("memfd.img");
+        let memory = if path.exists() { Image::read(&path)?.entries } else { Vec::new() };
+        let memory = memory.into_iter().map(|m| (m.number(7), m)).collect();
+        Ok(Files { by_id, memory, received: vec![Received::Plan], opened: Vec::new(), places: BTreeMap::new() })
     }
 
     fn file(&self, id: u64) -> Result<&Message, PlanError> {
@@ -173,6 +183,15 @@ impl Files {
         let flags = if writable { O_RDWR } else { 0 };
         let size = reg.varint(8).unwrap_or(u64::MAX);
         Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
+    }
+
+    /// A memory file that is only mapped: CRIU's number for its contents, and its size.
+    pub(super) fn memory_file(&self, id: u64) -> Result<(u64, u64), PlanError> {
+        let inode = self.file(id)?.message(20)?.map_or(0, |f| f.number(5));
+        match self.memory.get(&inode) {
+            Some(memory) if memory.number(8) == 0 => Ok((memory.number(5), memory.number(4))),
+            _ => unsupported("a memory file of huge pages"),
+        }
     }
 
     /// The path of a file.

@@ -20,6 +20,7 @@ mod status {
     pub(super) const ANON_SHARED: u64 = 1 << 8;
     pub(super) const ANON_PRIVATE: u64 = 1 << 9;
     pub(super) const VVAR: u64 = 1 << 12;
+    pub(super) const MEMFD: u64 = 1 << 14;
     pub(super) const KNOWN: u64 = REGULAR
         | STACK
         | VSYSCALL
@@ -29,7 +30,8 @@ mod status {
         | FILE_SHARED
         | ANON_SHARED
         | ANON_PRIVATE
-        | VVAR;
+        | VVAR
+        | MEMFD;
 }
 
 /// Page flags of pagemap images.
@@ -194,6 +196,14 @@ fn mapping(
     if status & status::ANON_SHARED != 0 {
         shared.note(vma.number(4), m.offset + (end - start));
         m.shared = Some(vma.number(4));
+    } else if status & status::MEMFD != 0 {
+        if status & status::FILE_SHARED == 0 {
+            return unsupported("a private mapping of a memory file");
+        }
+        // What CRIU makes of anonymous shared memory, or a memory file that has been closed.
+        let (id, size) = files.memory_file(vma.number(4))?;
+        shared.note(id, size.max(m.offset + (end - start)));
+        m.shared = Some(id);
     } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         // Whoever mapped it to write to the file had it open for that.
         let opened_for_writing = vma.number(10) & 3 != 0 || protection & PROT_WRITE != 0;

@@ -238,7 +238,7 @@ impl Task {
             thread_items.push(thread(writer, *id, core, &tc)?);
         }
         let threads = writer.list(&thread_items);
-        let filters = writer_filters(writer, filters, &self.threads)?;
+        let filters = filter_of(writer, filters, &self.threads)?;
         let locks = writer.list(locks.get(&self.pid).map_or(&[], Vec::as_slice));
         let watches = writer.list(&references.watches);
         let auxv: Vec<u64> = self.mm.varints(13)?;
@@ -424,26 +424,33 @@ impl Filters {
     }
 }
 
-/// The filter that all threads have. One alone is the sandbox's own, under which the restorer can finish; of more nobody
-/// knows what they forbid.
-fn writer_filters(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
+/// The filter that all threads have. CRIU says so by TSYNC at the leader's and leaves the others' out. One alone is the sandbox's own, under which
+/// the restorer can finish; of more nobody knows what they forbid.
+fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
+    const DISABLED: u64 = 0;
+    const FILTER: u64 = 2;
+    const TSYNC: u64 = 1;
     let mut all = BTreeSet::new();
+    let mut of_all = false;
     for (_, core) in threads {
         let thread = core.message(5)?.unwrap_or_default();
-        all.insert((thread.number(11), thread.varint(12)));
+        match (thread.number(11), thread.varint(12).and_then(|last| filters.0.get(last as usize))) {
+            (DISABLED, _) if of_all => {}
+            (DISABLED, _) => drop(all.insert(None)),
+            (FILTER, Some(filter)) if filter.varint(2).is_none() => {
+                of_all |= filter.number(3) & TSYNC != 0;
+                all.insert(Some((filter.bytes(1).unwrap_or_default(), filter.number(3) & !TSYNC)));
+            }
+            _ => return unsupported("system call filters of the program's own"),
+        }
     }
     match (all.len(), all.first()) {
-        (1, Some((0, _))) => Ok(Span::default()),
-        (1, Some((2, Some(last)))) => {
-            let Some(filter) = filters.0.get(*last as usize) else { return unsupported("an unknown filter") };
-            if filter.varint(2).is_some() {
-                return unsupported("system call filters of the program's own");
-            }
-            let code = filter.bytes(1).unwrap_or_default();
+        (1, Some(None)) => Ok(Span::default()),
+        (1, Some(Some((code, flags)))) => {
             let at = writer.bytes(code);
-            Ok(writer.list(&[vec![at, code.len() as u64 / 8, filter.number(3)]]))
+            Ok(writer.list(&[vec![at, code.len() as u64 / 8, *flags]]))
         }
-        _ => unsupported("threads with system call filters of their own"),
+        _ => unsupported("threads with different system call filters"),
     }
 }
 
