@@ -135,17 +135,23 @@ async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
                 return tree.init();
             }
             tracing::info!(proc = %proc.name, "a rebuild that was cut off is undone");
-            if let Err(e) = proc.cgroup.kill(Duration::from_secs(5)) {
-                tracing::warn!(proc = %proc.name, error = chain(&e), "processes of a rebuild cannot be ended");
-            }
+            end_processes(proc);
             return None;
         }
         if Instant::now() > until {
             tracing::warn!(proc = %proc.name, "a dump or restore of the last daemon does not end; its processes are ended");
-            let _ = proc.cgroup.kill(Duration::from_secs(5));
+            end_processes(proc);
             return None;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Ends what is half made; the proc wakes in the same cgroup later.
+fn end_processes(proc: &Proc) {
+    let ended = proc.cgroup.kill(Duration::from_secs(5));
+    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec.limits)) {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "what was half made is not ended whole");
     }
 }
 

@@ -16,6 +16,7 @@ pub(super) mod kind {
     pub(crate) const EVENTFD: u64 = 6;
     pub(crate) const EVENTPOLL: u64 = 7;
     pub(crate) const SIGNALFD: u64 = 9;
+    pub(crate) const NETLINKSK: u64 = 13;
     pub(crate) const TIMERFD: u64 = 17;
     pub(crate) const MEMFD: u64 = 18;
 }
@@ -138,7 +139,12 @@ impl Files {
                     _ => Ok(()),
                 }
             }
-            kind::PIPE | kind::EVENTFD | kind::EVENTPOLL | kind::SIGNALFD | kind::TIMERFD => Ok(()),
+            kind::PIPE
+            | kind::EVENTFD
+            | kind::EVENTPOLL
+            | kind::SIGNALFD
+            | kind::NETLINKSK
+            | kind::TIMERFD => Ok(()),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
     }
