@@ -47,6 +47,7 @@ def cycles(bind: Proc, count: int) -> None:
 
 def test_twenty_cycles(bind: Proc) -> None:
     cycles(bind, CYCLES)
+    assert bind.rebuilt()
 
 
 def test_ipv6(bind: Proc) -> None:

@@ -68,6 +68,7 @@ def cycles(redis: Proc, count: int) -> None:
 
 def test_twenty_cycles(redis: Proc) -> None:
     cycles(redis, CYCLES)
+    assert redis.rebuilt()
 
 
 def test_background_save_after_a_wake(redis: Proc) -> None:

@@ -27,13 +27,16 @@ ONE_SHOT = (
 PERIODIC = "timerfd_periodic posix_periodic itimer_periodic".split()
 
 
-@pytest.fixture(scope="module")
-def proc(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
-    """Short timers count: --tick 100ms."""
+@pytest.fixture(scope="module", params=["criu", "plan"])
+def proc(request: pytest.FixtureRequest, module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+    """Short timers count: --tick 100ms. Wakes are by CRIU, and by plan."""
     server = servers.torture()
     tar = server.tarball(tmp_path_factory.mktemp("tar"))
-    proc = module_kip.run("timers", server.command, ports=server.published, tar=tar, flags=["--tick", "100ms"])
+    flags = ["--tick", "100ms", *(["--env", servers.ONLY_CRIU] if request.param == "plan" else [])]
+    name = f"timers-{request.param}"
+    proc = module_kip.run(name, server.command, ports=server.published, tar=tar, flags=flags)
     yield proc
+    assert proc.rebuilt() == (request.param == "plan")
     proc.remove()
 
 

@@ -19,11 +19,13 @@ from harness.wait import wait_for
 CYCLES = 20
 
 
-@pytest.fixture(scope="module")
-def torture(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+@pytest.fixture(scope="module", params=["criu", "plan"])
+def torture(request: pytest.FixtureRequest, module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+    """With everything, which CRIU restores; and with all but a few things, which Kip's own restorer does."""
     server = servers.torture()
     tar = server.tarball(tmp_path_factory.mktemp("tar"))
-    proc = module_kip.run(server.name, server.command, ports=server.published, tar=tar)
+    flags = ["--env", servers.ONLY_CRIU] if request.param == "plan" else []
+    proc = module_kip.run(f"torture-{request.param}", server.command, ports=server.published, tar=tar, flags=flags)
     yield proc
     proc.remove()
 
@@ -58,6 +60,7 @@ def test_it_is_right_without_sleeping(torture: Proc) -> None:
 
 def test_twenty_cycles(torture: Proc) -> None:
     cycles(torture, CYCLES)
+    assert torture.rebuilt() == torture.name.endswith("plan")
 
 
 def test_static_program(kip: Kip, tmp_path: Path) -> None:

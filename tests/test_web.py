@@ -75,6 +75,7 @@ def cycles(proc: Proc, server: servers.Server, count: int) -> None:
 
 def test_twenty_cycles(web: Proc, server: servers.Server) -> None:
     cycles(web, server, CYCLES)
+    assert web.rebuilt()
 
 
 def test_both_loopbacks(web: Proc, server: servers.Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -13,6 +14,22 @@ def percentile(values: Sequence[float], p: float) -> float:
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def pooled_interval(
+    rows: Sequence[tuple[Sequence[float], Sequence[float]]], draws: int = 2000
+) -> tuple[float, float, float]:
+    """Geometric mean of the ratios of several rows (over, under), with the bounds of its 95% bootstrap interval: rounds
+    are drawn within each row."""
+    pick = random.Random(21)
+    pairs = [list(zip(over, under, strict=True)) for over, under in rows]
+
+    def mean(chosen: Sequence[Sequence[tuple[float, float]]]) -> float:
+        logs = [math.log(sum(o for o, _ in row) / sum(u for _, u in row)) for row in chosen]
+        return math.exp(sum(logs) / len(logs))
+
+    means = [mean([pick.choices(row, k=len(row)) for row in pairs]) for _ in range(draws)]
+    return mean(pairs), percentile(means, 2.5), percentile(means, 97.5)
 
 
 def ratio_interval(over: Sequence[float], under: Sequence[float], draws: int = 4000) -> tuple[float, float, float]:

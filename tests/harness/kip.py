@@ -96,6 +96,12 @@ class Proc:
         self.kip.cli("wake", self.name, timeout=timeout)
         return self.inspect()
 
+    def rebuilt(self) -> bool:
+        """Whether the last wake was by plan, by Kip's own restorer, and not by CRIU."""
+        steps = {step["name"] for step in self.inspect()["last_wake"]["steps"]}
+        assert ("plan" in steps) != ("helper" in steps), f"both ways in one wake: {steps}"
+        return "plan" in steps
+
     def wait_state(self, state: str, timeout: float = 30) -> dict[str, Any]:
         def reached() -> dict[str, Any] | None:
             view = self.inspect()

@@ -46,13 +46,16 @@ enum { SYS_read = 0, SYS_close = 3, SYS_lseek = 8, SYS_mmap = 9, SYS_mprotect = 
        SYS_mlock = 149, SYS_prctl = 157, SYS_futex = 202, SYS_set_tid_address = 218, SYS_timer_create = 222,
        SYS_timer_settime = 223, SYS_clock_gettime = 228, SYS_epoll_ctl = 233, SYS_openat = 257, SYS_set_robust_list = 273,
        SYS_preadv = 295, SYS_prlimit64 = 302, SYS_seccomp = 317, SYS_fstat = 5, SYS_rseq = 334, SYS_clone3 = 435,
-       SYS_close_range = 436, SYS_membarrier = 324 };
+       SYS_close_range = 436, SYS_membarrier = 324,
+       SYS_rt_sigtimedwait = 128, SYS_rt_sigqueueinfo = 129, SYS_rt_tgsigqueueinfo = 297, SYS_waitid = 247,
+       SYS_sched_yield = 24 };
 
-enum { EINTR = 4, EINVAL = 22, EAGAIN = 11 };
+enum { EPERM = 1, EINTR = 4, EAGAIN = 11, EINVAL = 22 };
 enum { PROT_READ = 1, PROT_WRITE = 2, PROT_EXEC = 4, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_FIXED = 0x10,
        MAP_ANONYMOUS = 0x20, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2 };
 enum { CLONE_VM = 0x100, CLONE_FS = 0x200, CLONE_FILES = 0x400, CLONE_SIGHAND = 0x800, CLONE_THREAD = 0x10000,
-       CLONE_SYSVSEM = 0x40000, SIGCHLD = 17, SIGALRM = 14 };
+       CLONE_SYSVSEM = 0x40000, CLONE_PARENT = 0x8000, SIGCHLD = 17, SIGALRM = 14 };
+enum { P_PID = 1, WEXITED = 4, WNOWAIT = 0x1000000, RLIMIT_CORE = 4, SIG_SETMASK = 2, SIG_UNBLOCK = 1, INFO_SIZE = 128 };
 enum { O_CLOEXEC = 02000000, AT_FDCWD = -100, AT_SYSINFO_EHDR = 33 };
 
 /* --- The plan --- */
@@ -84,14 +87,20 @@ struct piece {
     word offset, size, target; /* offset from the start of the vdso, two's complement */
 };
 
+enum { TASK_ALIVE = 0, TASK_DEAD = 1, TASK_GHOST = 2 };
 struct task {
-    word pid, parent, leads_session, group; /* parent: index, ~0 none. group: 0 as the parent's, else its number */
+    word pid, maker, sibling; /* who forks it, as its child or as its own parent's; ~0 for pid 1 */
+    word leads_session, group; /* group: 0 as the maker's, else its number */
+    word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: the leader of a session, gone */
     struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso;
     word directory, umask, executable, dumpable, thp_disabled, subreaper, personality, membarrier;
     word interval[6]; /* real (due, every: ns; due on CLOCK_MONOTONIC), virtual, prof (left, every: ns) */
     word mm[11];      /* start_code .. env_end as in struct prctl_mm_map */
     struct span auxv; /* bytes */
+    struct span pending; /* siginfo_t, 128 bytes each */
 };
+
+_Static_assert(sizeof(struct task) == 58 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;
@@ -141,7 +150,10 @@ struct filter {
 struct thread {
     word id, clear_tid, robust, robust_size, stack, stack_size, stack_flags, death_signal, policy, priority, nice, comm;
     word rseq, rseq_size, rseq_signature, credentials;
+    struct span pending;
 };
+
+_Static_assert(sizeof(struct thread) == 18 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct credentials {
     word uid, gid, euid, egid, suid, sgid, fsuid, fsgid;
@@ -373,14 +385,52 @@ static void run_task(word index) __attribute__((noreturn));
 static void fork_children(word index)
 {
     struct task *task = at(plan()->tasks.at);
+    int dead = 0;
     for (word i = 0; i < plan()->tasks.count; i++, task++) {
-        if (task->parent != index)
+        if (task->maker != index)
             continue;
         int pid = (int)task->pid;
-        struct clone how = { 0, 0, 0, 0, SIGCHLD, 0, 0, 0, (word)&pid, 1, 0 };
+        /* The signal at its end is that of its maker, if that is not its parent. */
+        struct clone how = { task->sibling ? CLONE_PARENT : 0, 0, 0, 0, task->sibling ? 0 : SIGCHLD, 0, 0, 0, (word)&pid, 1, 0 };
         if (must(call2(SYS_clone3, &how, sizeof how), AT_FORK, task->pid) == 0)
             run_task(i);
+        if (task->state == TASK_DEAD) {
+            must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED | WNOWAIT, 0), AT_FORK, task->pid);
+            dead = 1;
+        }
     }
+    /* The parent has long been told of them. */
+    word child = 1UL << (SIGCHLD - 1), none[2] = { 0, 0 };
+    while (dead && call4(SYS_rt_sigtimedwait, &child, 0, none, sizeof child) > 0)
+        ;
+}
+
+/* Its leader may be on its way. */
+static void enter_group(word group)
+{
+    for (word tries = 0;; tries++) {
+        long done = call2(SYS_setpgid, 0, group);
+        if (done != -EPERM || tries > 100000) {
+            must(done, AT_GROUP, group);
+            return;
+        }
+        call1(SYS_sched_yield, 0);
+    }
+}
+
+/* A zombie, once more. */
+__attribute__((noreturn)) static void die(word status)
+{
+    word signal = status & 0x7f;
+    if (signal) {
+        word none[2] = { 0, 0 }, action[4] = { 0, 0, 0, 0 }, mask = 1UL << (signal - 1);
+        call4(SYS_prlimit64, 0, RLIMIT_CORE, none, 0);
+        call4(SYS_rt_sigaction, signal, action, 0, 8);
+        call2(SYS_kill, ((struct task *)at(plan()->tasks.at) + task_now)->pid, signal);
+        call4(SYS_rt_sigprocmask, SIG_UNBLOCK, &mask, 0, sizeof mask);
+    }
+    for (;;)
+        call1(SYS_exit_group, status >> 8 & 0xff);
 }
 
 /* --- Every process --- */
@@ -557,6 +607,17 @@ static void set_watches(struct task *task)
     }
 }
 
+/* Signals that wait. All are blocked here, so they go on waiting. */
+static void queue(struct span list, word pid, word thread)
+{
+    char *info = at(list.at);
+    for (word i = 0; i < list.count; i++, info += INFO_SIZE) {
+        int signal = *(int *)info;
+        must(thread ? call4(SYS_rt_tgsigqueueinfo, pid, thread, signal, info) : call3(SYS_rt_sigqueueinfo, pid, signal, info),
+             AT_SIGNAL, 1000 + (word)signal);
+    }
+}
+
 /* --- Every thread --- */
 
 static void set_thread(struct thread *thread)
@@ -575,6 +636,7 @@ static void set_thread(struct thread *thread)
     }
     if (thread->nice)
         must(call3(SYS_setpriority, 0, 0, thread->nice), AT_SETTING, 5);
+    queue(thread->pending, ((struct task *)at(plan()->tasks.at) + task_now)->pid, thread->id);
     if (thread->rseq)
         must(call4(SYS_rseq, thread->rseq, thread->rseq_size, 0, thread->rseq_signature), AT_SETTING, 6);
 }
@@ -701,16 +763,25 @@ static void run_task(word index)
     if (task->leads_session)
         must(call1(SYS_setsid, 0), AT_GROUP, 0);
     else if (task->group)
-        must(call2(SYS_setpgid, 0, task->group), AT_GROUP, task->group);
+        enter_group(task->group);
+    if (task->state == TASK_DEAD) {
+        call2(SYS_prctl, PR_SET_NAME, at(leader->comm));
+        die(task->status);
+    }
     fork_children(index);
+    if (task->state == TASK_GHOST)
+        die(0);
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
     tell(&said, task->pid);
     map_memory(task);
     set_mm(task);
     place_descriptors(task);
+    /* Before record locks are set: to close any descriptor of a file gives up the process's locks on it. */
+    call3(SYS_close_range, plan()->base, ~0U, 0);
     set_locks(task);
     set_watches(task);
     set_signals(task);
+    queue(task->pending, task->pid, 0);
     set_limits(task);
     if (task->personality)
         must(call1(SYS_personality, task->personality), AT_SETTING, 8);
@@ -727,7 +798,7 @@ static void run_task(word index)
     if (task->subreaper)
         must(call2(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1), AT_SETTING, 9);
     must(call2(SYS_prctl, PR_SET_DUMPABLE, task->dumpable), AT_SETTING, 10);
-    call3(SYS_close_range, plan()->base - 1, ~0U, 0);
+    call1(SYS_close, socket_at);
     stand();
 }
 
@@ -764,7 +835,7 @@ static void move_to_memory(void)
 __attribute__((noreturn, used)) static void run(word vdso)
 {
     word every = ~0UL;
-    call4(SYS_rt_sigprocmask, 2, &every, 0, sizeof every);
+    call4(SYS_rt_sigprocmask, SIG_SETMASK, &every, 0, sizeof every);
     receive();
     move_to_memory();
     struct piece *piece = at(plan()->vdso.at);

@@ -134,6 +134,10 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Re
             }
         }
     }
+    // CRIU makes them anew, some under names that are taken as long as these live.
+    if let Err(e) = proc.holdings.drop_prefix(key::OBJECT) {
+        tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");
+    }
     let helper = proc.shared.helpers.take()?;
     steps.done("helper");
     fault::reach("wake-helper");

@@ -313,9 +313,8 @@ static void *run(void *arg) {
 int blockers_count(void) { return COUNT; }
 
 void blockers_start(void) {
-    const char *skip = getenv("TORTURE_SKIP");
     for (int i = 0; i < COUNT; i++) {
-        if (skip && strstr(skip, blockers[i].name)) {
+        if (skipped(blockers[i].name)) {
             blockers[i].poke = NULL;
             continue;
         }

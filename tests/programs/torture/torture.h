@@ -41,6 +41,8 @@ void die(const char *what) __attribute__((noreturn));
 #define EXPECT(cond, ...) \
     do { if (!(cond)) broken(__VA_ARGS__); } while (0)
 
+/* Whether TORTURE_SKIP, a list with commas, has the word: what CRIU can restore and Kip's own restorer cannot. */
+bool skipped(const char *word);
 /* Nanoseconds of a clock. */
 int64_t now_ns(clockid_t clock);
 /* The n-th byte pattern of a seed: fills and compares memory. */

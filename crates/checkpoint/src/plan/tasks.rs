@@ -12,6 +12,16 @@ use std::path::Path;
 
 /// `task_state` of a process that is neither dead nor stopped.
 const ALIVE: u64 = 1;
+/// Of a zombie.
+const DEAD: u64 = 2;
+/// Words of `struct task`, and where its threads are.
+const TASK_WORDS: usize = 58;
+const TASK_THREADS: usize = 19;
+/// Words of `struct thread`, and where its name is.
+const THREAD_WORDS: usize = 18;
+const THREAD_COMM: usize = 11;
+/// Bytes of a siginfo_t.
+const INFO_BYTES: usize = 128;
 /// SS_DISABLE.
 const NO_STACK: u64 = 2;
 const SIG_DFL: u64 = 0;
@@ -22,14 +32,30 @@ const MICROSECOND: u64 = 1000;
 /// Clocks that tell time, as opposed to CPU time: clock_gettime(2).
 const WALL_CLOCKS: [u64; 6] = [0, 1, 7, 8, 9, 11];
 
-/// One process, its images read.
+/// What a process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    /// It runs.
+    Alive,
+    /// It has ended, with this status, and its parent has not asked yet.
+    Zombie(u64),
+    /// It has ended and gone, but a session is named after it.
+    Ghost,
+}
+
+/// One process, its images read; of one that is not alive most are empty.
 #[derive(Debug)]
 pub(super) struct Task {
     pid: u32,
-    parent: Option<usize>,
-    leads_session: bool,
-    /// 0 is the parent's.
+    life: Life,
+    /// Who forks it; none for pid 1.
+    maker: Option<usize>,
+    /// The maker's parent is its parent, too.
+    sibling: bool,
+    session: u64,
     group: u64,
+    /// The group is the maker's.
+    inherits_group: bool,
     threads: Vec<(u32, Message)>,
     core: Message,
     mm: Message,
@@ -44,54 +70,121 @@ fn one(images: &Path, name: &str) -> Result<Message, PlanError> {
     }
 }
 
-/// The tree, parents before their children; the first is pid 1.
+/// The tree, makers before what they make; the first is pid 1.
+///
+/// A process is made by its parent if it is in its parent's session or leads its own. An orphan is in another session than
+/// pid 1, its parent: it is made by the session's leader, as a sibling of that. Where the leader has ended, another
+/// process takes its number for as long as that takes.
 pub(super) fn read(images: &Path) -> Result<Vec<Task>, PlanError> {
-    let mut entries = Image::read(&images.join("pstree.img"))?.entries;
-    entries.sort_by_key(|e| e.number(1) != 1);
+    let entries = Image::read(&images.join("pstree.img"))?.entries;
+    let all: BTreeMap<u64, &Message> = entries.iter().map(|e| (e.number(1), e)).collect();
     let mut tree: Vec<Task> = Vec::new();
     let mut shared_ids = BTreeSet::new();
-    let mut sessions: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-    while !entries.is_empty() {
-        let ready = |e: &Message| e.number(2) == 0 || tree.iter().any(|t| u64::from(t.pid) == e.number(2));
-        let Some(place) = entries.iter().position(ready) else { return unsupported("a process without a parent") };
-        let entry = entries.remove(place);
-        let (pid, parent_pid, group, session) = (entry.number(1), entry.number(2), entry.number(3), entry.number(4));
-        let parent = tree.iter().position(|t| u64::from(t.pid) == parent_pid);
-        sessions.insert(pid, (session, group));
-        let of_parent = sessions.get(&parent_pid).copied().unwrap_or((session, group));
-        if session != pid && session != of_parent.0 {
-            return unsupported("a process in the session of one that has ended");
+    let Some(init) = all.get(&1) else { return unsupported("a tree without pid 1") };
+    let mut left: Vec<&Message> = entries.iter().filter(|e| e.number(1) != 1).collect();
+    tree.push(Task::read(images, init, None, &tree, &mut shared_ids)?);
+    while !left.is_empty() {
+        let at = |pid: u64| tree.iter().position(|t| u64::from(t.pid) == pid);
+        let mut made = None;
+        for (place, entry) in left.iter().enumerate() {
+            let (pid, parent_pid, session) = (entry.number(1), entry.number(2), entry.number(4));
+            let Some(parent) = at(parent_pid) else { continue };
+            if session == pid || session == tree[parent].session {
+                made = Some((place, parent, false));
+                break;
+            }
+            match (at(session), all.get(&session)) {
+                (Some(leader), _) if tree[leader].maker == Some(parent) => made = Some((place, leader, true)),
+                (None, Some(_)) => continue,
+                (None, None) if parent == 0 => {
+                    tree.push(Task::ghost(session));
+                    made = Some((place, tree.len() - 1, true));
+                }
+                _ => return unsupported("a process in a session that none of its ancestors leads"),
+            }
+            break;
         }
-        if group != pid && group != of_parent.1 {
-            return unsupported("a process in the group of another than its parent");
+        let Some((place, maker, sibling)) = made else { return unsupported("a process without a parent") };
+        let task = Task::read(images, left.remove(place), Some((maker, sibling)), &tree, &mut shared_ids)?;
+        tree.push(task);
+    }
+    for task in &tree {
+        let led = tree.iter().any(|t| t.group == task.group && u64::from(t.pid) == t.group && t.session == task.session);
+        if !task.inherits_group && !led {
+            return unsupported("a process in a group whose leader has ended");
         }
+    }
+    Ok(tree)
+}
+
+impl Task {
+    fn read(
+        images: &Path,
+        entry: &Message,
+        maker: Option<(usize, bool)>,
+        tree: &[Task],
+        shared_ids: &mut BTreeSet<(u32, u64)>,
+    ) -> Result<Task, PlanError> {
+        let (pid, group, session) = (entry.number(1), entry.number(3), entry.number(4));
         let core = one(images, &format!("core-{pid}.img"))?;
+        let tc = core.message(3)?.unwrap_or_default();
+        // What a process that leads a session inherits does not count: setsid(2) makes it lead a group as well.
+        let leads = session == pid;
+        let inherits_group = leads || maker.is_some_and(|(maker, _)| tree[maker].group == group);
+        let mut task = Task {
+            pid: pid as u32,
+            life: if tc.number(1) == DEAD { Life::Zombie(tc.number(2)) } else { Life::Alive },
+            maker: maker.map(|m| m.0),
+            sibling: maker.is_some_and(|m| m.1),
+            session,
+            group,
+            inherits_group,
+            threads: vec![(pid as u32, core.clone())],
+            core,
+            mm: Message::default(),
+            fs: Message::default(),
+            descriptors: Vec::new(),
+        };
+        if task.life != Life::Alive {
+            return Ok(task);
+        }
         let ids = one(images, &format!("ids-{pid}.img"))?;
         for (number, what) in [(1, "memory"), (2, "descriptors"), (3, "directories"), (4, "signal actions")] {
             if !shared_ids.insert((number, ids.number(number))) {
                 return unsupported(format!("processes that share their {what}"));
             }
         }
-        let mut threads = vec![(pid as u32, core.clone())];
         for thread in entry.varints(5)? {
             if thread != pid {
-                threads.push((thread as u32, one(images, &format!("core-{thread}.img"))?));
+                task.threads.push((thread as u32, one(images, &format!("core-{thread}.img"))?));
             }
         }
         let descriptors = images.join(format!("fdinfo-{}.img", ids.number(2)));
-        tree.push(Task {
-            pid: pid as u32,
-            parent,
-            leads_session: session == pid && parent.is_some(),
-            group: if group == of_parent.1 { 0 } else { group },
-            threads,
-            core,
-            mm: one(images, &format!("mm-{pid}.img"))?,
-            fs: one(images, &format!("fs-{pid}.img"))?,
-            descriptors: if descriptors.exists() { Image::read(&descriptors)?.entries } else { Vec::new() },
-        });
+        if descriptors.exists() {
+            task.descriptors = Image::read(&descriptors)?.entries;
+        }
+        task.mm = one(images, &format!("mm-{pid}.img"))?;
+        task.fs = one(images, &format!("fs-{pid}.img"))?;
+        Ok(task)
     }
-    Ok(tree)
+
+    /// A child of pid 1 that lives only to lead a session.
+    fn ghost(session: u64) -> Task {
+        Task {
+            pid: session as u32,
+            life: Life::Ghost,
+            maker: Some(0),
+            sibling: false,
+            session,
+            group: session,
+            inherits_group: true,
+            threads: vec![(session as u32, Message::default())],
+            core: Message::default(),
+            mm: Message::default(),
+            fs: Message::default(),
+            descriptors: Vec::new(),
+        }
+    }
 }
 
 /// Writes everything. Two passes: references first, so that the numbers of all descriptors are known when they are
@@ -111,7 +204,11 @@ pub(super) fn write(
     let mut highest = 0;
     let mut shape: Option<VdsoShape> = None;
     for task in tree {
-        let is_init = task.parent.is_none();
+        if task.life != Life::Alive {
+            found.push(None);
+            continue;
+        }
+        let is_init = task.maker.is_none();
         let references = References::gather(task, files)?;
         highest = references.descriptors.iter().map(|d| d.0).max().unwrap_or(0).max(highest);
         let memory =
@@ -121,7 +218,7 @@ pub(super) fn write(
         {
             return unsupported("processes of several kernels");
         }
-        found.push((references, memory));
+        found.push(Some((references, memory)));
     }
     let shared_pages = shared.read(images, files)?;
     let file_list = files.write(writer);
@@ -136,7 +233,11 @@ pub(super) fn write(
     let locks = locks(images)?;
     let mut planned = BTreeMap::new();
     let mut items = Vec::new();
-    for (index, (task, (references, memory))) in tree.iter().zip(&found).enumerate() {
+    for (index, (task, found)) in tree.iter().zip(&found).enumerate() {
+        let Some((references, memory)) = found else {
+            items.push(task.write_dead(writer)?);
+            continue;
+        };
         let item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, read_ns)?;
         items.push(item);
         if let Some(memory) = memory {
@@ -184,7 +285,7 @@ impl References {
                 }
             }
         }
-        let executable = match task.parent {
+        let executable = match task.maker {
             Some(_) => Some(files.open_path(task.mm.number(12), false)?),
             None => None,
         };
@@ -243,12 +344,7 @@ impl Task {
         let watches = writer.list(&references.watches);
         let auxv: Vec<u64> = self.mm.varints(13)?;
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
-        let mut item = vec![
-            u64::from(self.pid),
-            self.parent.map_or(u64::MAX, |p| p as u64),
-            u64::from(self.leads_session),
-            self.group,
-        ];
+        let mut item = self.identity();
         for span in [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso] {
             item.extend([span.0, span.1]);
         }
@@ -266,16 +362,44 @@ impl Task {
         // prctl_mm_map has brk after start_brk and start_stack behind both; the image's order is another one.
         item.extend([1, 2, 3, 4, 6, 7, 5, 8, 9, 10, 11].map(|n| self.mm.number(n)));
         item.extend([auxv.0, auxv.1]);
+        let pending = pending(writer, tc.message(10)?)?;
+        item.extend([pending.0, pending.1]);
+        Ok(item)
+    }
+
+    /// The first words of `struct task`.
+    fn identity(&self) -> Vec<u64> {
+        let (state, status) = match self.life {
+            Life::Alive => (0, 0),
+            Life::Zombie(status) => (1, status),
+            Life::Ghost => (2, 0),
+        };
+        vec![
+            u64::from(self.pid),
+            self.maker.map_or(u64::MAX, |p| p as u64),
+            u64::from(self.sibling),
+            u64::from(self.maker.is_some() && self.session == u64::from(self.pid)),
+            if self.inherits_group { 0 } else { self.group },
+            state,
+            status,
+        ]
+    }
+
+    /// `struct task` of one that ends at once: nothing but its name.
+    fn write_dead(&self, writer: &mut Writer) -> Result<Vec<u64>, PlanError> {
+        let comm = writer.string(&self.tc()?.string(6).unwrap_or_default());
+        let mut thread = vec![0; THREAD_WORDS];
+        (thread[0], thread[THREAD_COMM]) = (u64::from(self.pid), comm);
+        let threads = writer.list(&[thread]);
+        let mut item = self.identity();
+        item.resize(TASK_WORDS, 0);
+        (item[TASK_THREADS], item[TASK_THREADS + 1]) = (threads.0, threads.1);
         Ok(item)
     }
 
     fn check(&self, tc: &Message) -> Result<(), PlanError> {
         if tc.number(1) != ALIVE {
-            return unsupported("a process that has ended or is stopped");
-        }
-        let queued = |m: Option<Message>| m.map(|q| q.0.len()).unwrap_or(0);
-        if queued(tc.message(10)?) > 0 {
-            return unsupported("a signal that waits");
+            return unsupported("a process that is stopped");
         }
         if !self.mm.messages(16)?.is_empty() {
             return unsupported("asynchronous I/O");
@@ -290,9 +414,6 @@ impl Task {
         }
         for (_, core) in &self.threads {
             let thread = core.message(5)?.unwrap_or_default();
-            if queued(thread.message(9)?) > 0 {
-                return unsupported("a signal that waits");
-            }
             if thread.message(15)?.is_some_and(|r| r.number(4) != 0) {
                 return unsupported("a thread in a restartable sequence");
             }
@@ -372,6 +493,7 @@ fn thread(writer: &mut Writer, id: u32, core: &Message, tc: &Message) -> Result<
     let nice = (nice >> 1) ^ (nice & 1).wrapping_neg();
     let Some(creds) = thread.message(10)? else { return unsupported("a thread without credentials") };
     let credentials = credentials(writer, &creds)?;
+    let pending = pending(writer, thread.message(9)?)?;
     Ok(vec![
         u64::from(id),
         info.number(1),
@@ -389,7 +511,21 @@ fn thread(writer: &mut Writer, id: u32, core: &Message, tc: &Message) -> Result<
         rseq.number(2),
         rseq.number(3),
         credentials,
+        pending.0,
+        pending.1,
     ])
+}
+
+/// Signals that wait, each as the kernel has it.
+fn pending(writer: &mut Writer, queue: Option<Message>) -> Result<Span, PlanError> {
+    let mut bytes = Vec::new();
+    for signal in queue.unwrap_or_default().messages(1)? {
+        match signal.bytes(1) {
+            Some(info) if info.len() == INFO_BYTES => bytes.extend_from_slice(info),
+            _ => return unsupported("a signal of another kernel"),
+        }
+    }
+    Ok(Span(writer.bytes(&bytes), (bytes.len() / INFO_BYTES) as u64))
 }
 
 /// `struct credentials`; says where.

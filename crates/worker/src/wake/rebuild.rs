@@ -109,11 +109,13 @@ pub(super) fn rebuild(
     let (init, pidfd) = (started.init_pid, started.pidfd);
     let result = std::thread::scope(|scope| {
         let check = scope.spawn(|| kip_snapshot::verify(images, &manifest.parts));
-        rebuild.wait()?;
+        let ready = rebuild.wait();
         steps.done("memory");
         let verdict = check.join().expect("verify does not panic");
         steps.done("verified");
+        // First, for damage may be why the restorer failed.
         verdict.map_err(Failure::Damaged)?;
+        ready?;
         fault::reach("wake-restored");
         let stopped = rebuild.stop(init)?;
         steps.done("registers");
