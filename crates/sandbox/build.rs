@@ -31,6 +31,9 @@ const RESTORER_FLAGS: &[&str] = &["-fpie", "-fvisibility=hidden", "-Wl,--build-i
 fn main() {
     println!("cargo::rerun-if-env-changed=CC");
     compile("init/init.c", INIT_FLAGS, "kip-init");
+    for part in ["kernel.h", "plan.h", "settings.h"] {
+        println!("cargo::rerun-if-changed=restorer/{part}");
+    }
     compile("restorer/restorer.c", RESTORER_FLAGS, "kip-restore");
     println!("cargo::rustc-env=KIP_RESTORER_FLAGS={}", [FLAGS, RESTORER_FLAGS].concat().join(" "));
 }

@@ -11,6 +11,7 @@
 mod files;
 mod layout;
 mod memory;
+mod settings;
 mod tasks;
 
 pub use files::{Object, objects};
@@ -110,12 +111,7 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
 
 /// Makes the plan. `read_ns` is when CRIU read the timers of each process ([`crate::clocks::Clocks::read_ns`]); `init` is
 /// the path inside of kip-init, which becomes pid 1 and waits for the process `program`.
-pub fn compile(
-    images: &Path,
-    read_ns: &BTreeMap<u32, i64>,
-    init: &str,
-    program: u32,
-) -> Result<Plan, PlanError> {
+pub fn compile(images: &Path, read_ns: &BTreeMap<u32, i64>, init: &str, program: u32) -> Result<Plan, PlanError> {
     for (prefix, what) in [
         ("remap-fpath", "a deleted file is open or mapped"),
         ("ghost-file", "a deleted file is open or mapped"),

@@ -178,7 +178,8 @@ impl<'a> Rebuild<'a> {
     /// be called by the same thread. `init` is the host pid of pid 1, which keeps what it has.
     pub fn stop(&self, init: u32) -> Result<Stopped, RebuildError> {
         static OFFSET: OnceLock<Option<u64>> = OnceLock::new();
-        let offset = OFFSET.get_or_init(syscall_offset).ok_or_else(|| RebuildError::Trace(io::ErrorKind::Unsupported.into()))?;
+        let offset =
+            OFFSET.get_or_init(syscall_offset).ok_or_else(|| RebuildError::Trace(io::ErrorKind::Unsupported.into()))?;
         let init = Thread { tid: init, registers: None };
         let mut processes = vec![Process { threads: vec![init], unmap: (0, 0), syscall_at: 0 }];
         for (index, task) in &self.plan.tasks {

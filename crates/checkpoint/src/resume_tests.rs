@@ -1,3 +1,5 @@
+//! Tests of [`super`] on a program of their own, this test binary started anew, and on `cat`. Never on a sandbox.
+
 use super::*;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -112,7 +114,12 @@ impl Subject {
     }
 
     fn process<'a>(&self, registers: &'a [Registers], unmap: (u64, u64)) -> Process<'a> {
-        let threads = self.tids.iter().zip(registers).map(|(tid, registers)| Thread { tid: *tid, registers: Some(registers) }).collect();
+        let threads = self
+            .tids
+            .iter()
+            .zip(registers)
+            .map(|(tid, registers)| Thread { tid: *tid, registers: Some(registers) })
+            .collect();
         Process { threads, unmap, syscall_at: self.syscall_at() }
     }
 
@@ -281,9 +288,8 @@ fn a_thread_of_another_tracer_is_refused() {
     is_killed(subject);
 }
 
-/// Prints what `stop` and `go` cost; `cargo test --release -p kip-checkpoint cost_of -- --ignored --nocapture`.
+/// Prints what `stop` and `go` cost: `cargo test --release -p kip-checkpoint cost_of -- --nocapture`.
 #[test]
-#[ignore = "a measurement"]
 fn cost_of_stop_and_go() {
     for threads in [1, 30] {
         let subject = if threads == 1 { Subject::cat() } else { Subject::start(threads) };

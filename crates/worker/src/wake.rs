@@ -247,13 +247,7 @@ fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result
 }
 
 /// The last step, every task stopped and about to run. `clocks` is what of the body's has to be set.
-fn release(
-    proc: &Proc,
-    body: &Body,
-    clocks: &Clocks,
-    root: u32,
-    missed: &[Missed],
-) -> Vec<timers::Shortened> {
+fn release(proc: &Proc, body: &Body, clocks: &Clocks, root: u32, missed: &[Missed]) -> Vec<timers::Shortened> {
     if body.own_ipc
         && let Err(e) = hold_new_ipc(proc, root)
     {

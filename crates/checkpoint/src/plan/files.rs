@@ -139,12 +139,7 @@ impl Files {
                     _ => Ok(()),
                 }
             }
-            kind::PIPE
-            | kind::EVENTFD
-            | kind::EVENTPOLL
-            | kind::SIGNALFD
-            | kind::NETLINKSK
-            | kind::TIMERFD => Ok(()),
+            kind::PIPE | kind::EVENTFD | kind::EVENTPOLL | kind::SIGNALFD | kind::NETLINKSK | kind::TIMERFD => Ok(()),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
     }

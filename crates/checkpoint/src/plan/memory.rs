@@ -169,18 +169,16 @@ impl Memory {
                 vec![m.start, m.end, m.protection, m.flags, ours, offset, kind, m.advice, written]
             })
             .collect();
-        let vdso: Vec<Vec<u64>> =
-            self.vdso_shape.iter().map(|(offset, size)| vec![*offset, *size, self.vdso.wrapping_add(*offset)]).collect();
+        let vdso: Vec<Vec<u64>> = self
+            .vdso_shape
+            .iter()
+            .map(|(offset, size)| vec![*offset, *size, self.vdso.wrapping_add(*offset)])
+            .collect();
         (writer.list(&mappings), write_pages(writer, files, &self.pages), writer.list(&vdso))
     }
 }
 
-fn mapping(
-    vma: &Message,
-    status: u64,
-    files: &mut Files,
-    shared: &mut SharedMemory,
-) -> Result<Mapping, PlanError> {
+fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMemory) -> Result<Mapping, PlanError> {
     let (start, end, protection, flags) = (vma.number(1), vma.number(2), vma.number(5), vma.number(6));
     let mut m = Mapping {
         start,

@@ -1,0 +1,140 @@
+/* The plan as crates/checkpoint/src/plan.rs writes it, where everything lies in a process that is being rebuilt, and what is
+ * said over the socket. Structures are of 64-bit words; places are offsets from the plan's start. */
+#ifndef KIP_RESTORER_PLAN_H
+#define KIP_RESTORER_PLAN_H
+
+#include "kernel.h"
+
+#define AREA 0x2000000000UL
+#define AREA_END 0x3000000000UL
+#define MAIN_STACK (AREA + 0x01000000UL)
+#define MAIN_STACK_SIZE 0x10000UL
+#define PLAN (AREA + 0x10000000UL)
+#define VDSO (AREA + 0x20000000UL)
+#define STACKS (AREA + 0x30000000UL)
+#define STACK_SIZE 0x2000UL
+#define COPY (AREA + 0x40000000UL)
+#define SHARED (AREA + 0x100000000UL)
+#define USER_END 0x7ffffffff000UL
+#define PAGE 4096UL
+
+struct span {
+    word at, count;
+};
+
+struct plan {
+    word magic, size;
+    word base;     /* number of the first descriptor of ours; the program's are all below */
+    struct span files, shared, tasks;
+    struct span vdso; /* struct piece */
+    word init;     /* offset of the path of kip-init */
+    word init_arg; /* offset of the pid of the program, in decimal */
+};
+
+struct file {
+    word path, flags, position, size; /* size: ~0 where it does not matter */
+};
+
+/* Memory that several mappings share: made once by pid 1. */
+struct shared {
+    word size, prefilled; /* page runs */
+    struct span pages;
+};
+
+struct piece {
+    word offset, size, target; /* offset from the start of the vdso, two's complement */
+};
+
+enum { TASK_ALIVE = 0, TASK_DEAD = 1, TASK_GHOST = 2 };
+struct task {
+    word pid, maker, sibling; /* who forks it, as its child or as its own parent's; ~0 for pid 1 */
+    word leads_session, group; /* group: 0 as the maker's, else its number */
+    word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: the leader of a session, gone */
+    struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso;
+    word directory, umask, executable, dumpable, thp_disabled, subreaper, personality, membarrier;
+    word interval[6]; /* real (due, every: ns; due on CLOCK_MONOTONIC), virtual, prof (left, every: ns) */
+    word mm[11];      /* start_code .. env_end as in struct prctl_mm_map */
+    struct span auxv; /* bytes */
+    struct span pending; /* siginfo_t, 128 bytes each */
+};
+
+_Static_assert(sizeof(struct task) == 58 * sizeof(word), "as plan/tasks.rs writes it");
+
+struct descriptor {
+    word number, ours, flags;
+};
+
+enum { MAPPING_PLAIN = 0, MAPPING_SHARED = 1 };
+struct mapping {
+    word start, end, protection, flags, ours, offset, kind, advice; /* kind SHARED: ours is the index of struct shared */
+    word written; /* has pages to fill in */
+};
+
+/* A run of pages that follow each other in memory; runs of one list follow each other in the file. */
+struct pages {
+    word ours, position;
+    struct span runs; /* struct iovec */
+};
+
+struct vector {
+    word base, length;
+};
+
+struct signal {
+    word number, handler, flags, restorer, mask;
+};
+
+struct limit {
+    word resource, soft, hard;
+};
+
+struct timer {
+    word id, clock, signal, notify, value, thread, absolute, due, every; /* due: ns on the clock of the plan's maker */
+};
+
+struct lock {
+    word kind, type, number, start, length; /* kind 1 POSIX, 2 flock, 4 OFD */
+};
+
+/* A signalfd in an epoll set: the kernel drops it there when the process that added it goes. */
+struct watch {
+    word set, number, events, data;
+};
+
+struct filter {
+    word at, count, flags;
+};
+
+struct thread {
+    word id, clear_tid, robust, robust_size, stack, stack_size, stack_flags, death_signal, policy, priority, nice, comm;
+    word rseq, rseq_size, rseq_signature, credentials;
+    struct span pending;
+};
+
+_Static_assert(sizeof(struct thread) == 18 * sizeof(word), "as plan/tasks.rs writes it");
+
+struct credentials {
+    word uid, gid, euid, egid, suid, sgid, fsuid, fsgid;
+    struct span groups; /* u32 */
+    word inheritable, permitted, effective, bounding, ambient, securebits, no_new_privs;
+};
+
+/* --- What goes over the socket --- */
+
+/* From the daemon, with `count` descriptors; the first of all is the file with the plan in it. */
+struct packet {
+    word base, plan_at, plan_size, count, more;
+};
+
+enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3 };
+/* To the daemon; that of a task or thread carries its pid, which the kernel translates, as SCM_CREDENTIALS. */
+struct said {
+    word kind, task, step, error, detail;
+};
+
+/* Steps, for messages. */
+enum { AT_START = 1, AT_RECEIVE, AT_PLAN, AT_OPEN, AT_SIZE, AT_SHARED, AT_FORK, AT_GROUP, AT_DESCRIPTOR, AT_DIRECTORY, AT_MAP,
+       AT_PAGES, AT_PROTECT, AT_VDSO, AT_MM, AT_SIGNAL, AT_LIMIT, AT_TIMER, AT_THREAD, AT_SETTING, AT_CREDENTIALS, AT_FILTER,
+       AT_LOCK, AT_WATCH, AT_EXEC };
+
+#endif
