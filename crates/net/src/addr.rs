@@ -12,6 +12,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 pub const INSTANCES: u8 = 16;
 /// Slot numbers of an instance are below this.
 pub const SLOTS: u16 = 2048;
+/// Those of them that a proc can have: a low byte of 0 or 255 is no host's address.
+pub const USABLE_SLOTS: u16 = SLOTS - SLOTS / 256 * 2;
 
 /// Number of a data directory's daemon on this machine, below [`INSTANCES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

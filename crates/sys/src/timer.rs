@@ -10,6 +10,15 @@ const TFD_IOC_SET_TICKS: libc::c_ulong = 0x4008_5400;
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
 
+/// Whether timer_create(2) can be told the number that a timer had before: prctl(2) PR_TIMER_CREATE_RESTORE_IDS, Linux 6.16.
+pub fn can_choose_timer_ids() -> bool {
+    const PR_TIMER_CREATE_RESTORE_IDS: libc::c_int = 77;
+    const GET: libc::c_ulong = 2;
+    const NONE: libc::c_ulong = 0;
+    // SAFETY: prctl takes no pointer here; GET changes nothing.
+    unsafe { libc::prctl(PR_TIMER_CREATE_RESTORE_IDS, GET, NONE, NONE, NONE) >= 0 }
+}
+
 /// A timerfd at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimerfdState {

@@ -20,7 +20,7 @@ pub(crate) struct Kit {
 /// A kit could not be made.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KitError {
-    #[error("no slot is free: this data directory already has {} procs", kip_net::addr::SLOTS)]
+    #[error("no slot is free: this data directory already has {} procs", kip_net::addr::USABLE_SLOTS)]
     Full,
     #[error(transparent)]
     Net(#[from] kip_net::pool::NetNsError),

@@ -46,8 +46,8 @@ pub(crate) struct Machine {
     pub(crate) launcher: Mutex<Arc<Launcher>>,
     /// `kip-restore`, to be executed by descriptor.
     pub(crate) restorer: OwnedFd,
-    /// Wakes are CRIU's alone.
-    pub(crate) only_criu: bool,
+    /// Wakes are CRIU's alone: asked for, or because this kernel cannot make the sandbox of a rebuild.
+    pub(crate) only_criu: AtomicBool,
     pub(crate) pool: Arc<NetPool>,
     pub(crate) kits: Kits,
     pub(crate) nat: Nat,

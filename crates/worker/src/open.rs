@@ -131,7 +131,14 @@ impl Worker {
         let swept = Arc::clone(&machine);
         let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec, r)).collect();
         let names: BTreeSet<ProcName> = recovered.iter().map(|(p, _)| p.name.clone()).collect();
+        let bases: Vec<PathBuf> = recovered.iter().map(|(p, _)| p.base.clone()).collect();
+        let (swept_bases, all_bases) = (Arc::clone(&machine), machine.data.join("base"));
         blocking(move || swept.sweep(&live, &names)).await?;
+        // Skeletons of a state of the host's files that no proc lies over any more; none if there is one of which nobody knows.
+        let all_known = fs::read_dir(machine.data.join("procs")).is_ok_and(|d| d.count() == recovered.len());
+        if all_known && let Err(e) = blocking(move || swept_bases.base.remove_others(&all_bases, &bases)).await {
+            tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
+        }
         for (proc, record) in recovered {
             worker.adopt(proc, record, None);
         }
@@ -222,7 +229,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         programs: config.programs.clone(),
         launcher,
         restorer: restorer().map_err(at(&run))?,
-        only_criu: config.only_criu,
+        only_criu: config.only_criu.into(),
         pool,
         kits,
         nat,

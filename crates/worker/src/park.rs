@@ -31,6 +31,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How often a program is looked at for a moment in which all of it sleeps, before it is frozen as it is.
@@ -206,7 +207,7 @@ fn settle(
     let clocks = clocks::settle(images, now, &seen.since, &frozen)?;
     let paths = sockets::file_paths(images)?;
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
-    let objects = if proc.shared.only_criu { Vec::new() } else { take_objects(&tree, images)? };
+    let objects = if proc.shared.only_criu.load(Ordering::Relaxed) { Vec::new() } else { take_objects(&tree, images)? };
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc };

@@ -104,6 +104,7 @@ pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
             Refusal::new(Code::Failed, format!("the files of {} cannot be removed: {}", proc.name, chain(&e)))
         })?;
         proc.shared.strike(proc.slot);
+        crate::wake::forget(proc.name.as_str());
         Ok(())
     })
     .await

@@ -8,7 +8,7 @@
 mod rebuild;
 mod timers;
 
-pub(crate) use timers::{resumed_due, take};
+pub(crate) use timers::{forget, resumed_due, take};
 
 use crate::fault;
 use crate::holdings::key;

@@ -321,6 +321,9 @@ impl Task {
         let limits = writer.list(&limits(&tc)?);
         let base_ns = read_ns.get(&self.pid).copied().unwrap_or(0) as u64;
         let timers = tc.message(7)?.unwrap_or_default();
+        if !timers.messages(4)?.is_empty() && !kip_sys::timer::can_choose_timer_ids() {
+            return unsupported("POSIX timers on a kernel that numbers them as it likes");
+        }
         let posix = writer.list(&posix_timers(&timers, base_ns)?);
         let mut thread_items = Vec::new();
         for (id, core) in &self.threads {

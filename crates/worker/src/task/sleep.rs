@@ -197,7 +197,7 @@ impl Task {
 fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
     /// The first process that pid 1 makes.
     const PROGRAM: u32 = 2;
-    if proc.shared.only_criu {
+    if proc.shared.only_criu.load(Ordering::Relaxed) {
         return;
     }
     let images = kip_snapshot::path_of(&proc.dir, generation);

@@ -21,6 +21,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// Processes of a rebuild that failed are gone after this.
@@ -53,7 +54,7 @@ pub(super) struct Ready {
 
 /// None if there is no plan of this generation for this kernel, or something of it is no longer held.
 pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Option<Ready> {
-    if proc.shared.only_criu || manifest.kernel != kip_snapshot::kernel() {
+    if proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
         return None;
     }
     let plan = match Plan::load(images) {
@@ -102,7 +103,12 @@ pub(super) fn rebuild(
         control: control.as_fd(),
         program: proc.shared.restorer.as_fd(),
         cgroup: &cgroup,
-    })?;
+    });
+    if let Err(LaunchError::Failed(_)) = started {
+        // It will not succeed the next time either: an older kernel, or one with other rules.
+        proc.shared.only_criu.store(true, Ordering::Relaxed);
+    }
+    let started = started?;
     drop(control);
     steps.done("processes");
     fault::reach("wake-created");

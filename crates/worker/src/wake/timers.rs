@@ -30,6 +30,11 @@ const LONGEST_LEAD_NS: i64 = 500_000_000;
 /// How long the last wake of each proc took from moving its timers in the images until they were armed, nanoseconds.
 static LEADS: Mutex<BTreeMap<String, i64>> = Mutex::new(BTreeMap::new());
 
+/// Of a proc that is removed.
+pub(crate) fn forget(name: &str) {
+    LEADS.lock().expect("no holder of this lock panics").remove(name);
+}
+
 /// POSIX and interval timers are stored as what is left when CRIU arms them. The images are made for a moment that is
 /// a little sooner than the last restore was ready for it; if this one is faster, it waits.
 #[derive(Debug, Clone, Copy)]
