@@ -184,3 +184,43 @@ impl Plan {
         Ok(Some(plan))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let registers =
+            Registers { general: (0..27).collect(), floating: vec![0, 0, 7, 0, 0, 0, 0, 0, 0, 9], blocked: 4 };
+        let task = PlannedTask { pid: 2, vdso: 0x7000, threads: vec![PlannedThread { id: 2, registers }] };
+        Plan {
+            received: vec![
+                Received::Plan,
+                Received::Pages("pages-2.img".into()),
+                Received::Object(7),
+                Received::Socket(9),
+            ],
+            tasks: BTreeMap::from([(1, task)]),
+            base: 320,
+            program: (0..9000u32).map(|n| n as u8).collect(),
+            at: 4096,
+        }
+    }
+
+    #[test]
+    fn a_saved_plan_is_read_back_and_every_flipped_bit_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Plan::load(dir.path()).unwrap(), None);
+        plan().save(dir.path()).unwrap();
+        assert_eq!(Plan::load(dir.path()).unwrap(), Some(plan()));
+        let good = fs::read(dir.path().join(PLAN)).unwrap();
+        for at in (0..16).chain((24..good.len()).step_by(97)) {
+            let mut bad = good.clone();
+            bad[at] ^= 16;
+            fs::write(dir.path().join(PLAN), bad).unwrap();
+            assert!(Plan::load(dir.path()).is_err(), "byte {at}");
+        }
+        fs::write(dir.path().join(PLAN), &good[..good.len() - 1]).unwrap();
+        assert!(Plan::load(dir.path()).is_err(), "cut short");
+    }
+}

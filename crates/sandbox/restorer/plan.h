@@ -56,9 +56,10 @@ struct task {
     word mm[11];      /* start_code .. env_end as in struct prctl_mm_map */
     struct span auxv; /* bytes */
     struct span pending; /* siginfo_t, 128 bytes each */
+    struct span populate; /* struct vector: longer runs of anonymous memory that will be filled */
 };
 
-_Static_assert(sizeof(struct task) == 58 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 60 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;

@@ -272,6 +272,10 @@ static void map_memory(struct task *task)
         int fd = m->flags & MAP_ANONYMOUS ? -1 : ours(m->ours);
         must(call6(SYS_mmap, m->start, length, protection, m->flags | MAP_FIXED, fd, m->offset), AT_MAP, m->start);
     }
+    /* A fault for each page would take longer than to read it. */
+    struct vector *run = at(task->populate.at);
+    for (word i = 0; i < task->populate.count; i++, run++)
+        call3(SYS_madvise, run->base, run->length, MADV_POPULATE_WRITE);
     read_pages(task->pages);
     for (word i = 0; i < task->mappings.count; i++) {
         struct mapping *m = mappings + i;

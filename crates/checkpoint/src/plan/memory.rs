@@ -41,6 +41,8 @@ const PRESENT: u64 = 4;
 const PROT_WRITE: u64 = 2;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MAP_HUGETLB: u64 = 0x4_0000;
+/// Shorter runs are left to faults, bytes.
+const LEAST_POPULATED: u64 = 4 * PAGE as u64;
 /// Where [`Mapping::kind`] says so, `ours` is the number of a shared memory.
 const KIND_SHARED: u64 = 1;
 
@@ -156,6 +158,23 @@ impl Memory {
             m.written = runs.get(first).is_some_and(|(at, _)| *at < m.end);
         }
         Ok(memory)
+    }
+
+    /// Runs of anonymous memory long enough that it pays to have their pages made in one call.
+    pub(super) fn write_populate(&self, writer: &mut Writer) -> Span {
+        let mut found = Vec::new();
+        let mut runs: Vec<(u64, u64)> = self.pages.iter().flat_map(|p| p.runs.iter().copied()).collect();
+        runs.sort_unstable();
+        for m in self.mappings.iter().filter(|m| m.written && m.file.is_none() && m.shared.is_none()) {
+            let first = runs.partition_point(|(at, length)| at + length <= m.start);
+            for (at, length) in runs[first..].iter().take_while(|(at, _)| *at < m.end) {
+                let (start, end) = ((*at).max(m.start), (at + length).min(m.end));
+                if end - start >= LEAST_POPULATED {
+                    found.push(vec![start, end - start]);
+                }
+            }
+        }
+        writer.list(&found)
     }
 
     pub(super) fn write(&self, writer: &mut Writer, files: &Files, shared: &SharedMemory) -> (Span, Span, Span) {

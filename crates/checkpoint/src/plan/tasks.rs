@@ -16,7 +16,7 @@ const ALIVE: u64 = 1;
 /// Of a zombie.
 const DEAD: u64 = 2;
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 58;
+const TASK_WORDS: usize = 60;
 const TASK_THREADS: usize = 19;
 /// Words of `struct thread`, and where its name is.
 const THREAD_WORDS: usize = 18;
@@ -354,7 +354,9 @@ impl Task {
         item.extend([1, 2, 3, 4, 6, 7, 5, 8, 9, 10, 11].map(|n| self.mm.number(n)));
         item.extend([auxv.0, auxv.1]);
         let pending = pending(writer, tc.message(10)?)?;
-        item.extend([pending.0, pending.1]);
+        let populate = memory.map(|m| m.write_populate(writer)).unwrap_or_default();
+        item.extend([pending.0, pending.1, populate.0, populate.1]);
+        debug_assert_eq!(item.len(), TASK_WORDS);
         Ok(item)
     }
 
@@ -416,3 +418,7 @@ impl Task {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "tasks_tests.rs"]
+mod tests;

@@ -1,0 +1,100 @@
+//! Tests of [`super`]: who makes whom, on images made up here.
+
+use super::*;
+use crate::wire::Value;
+use std::fs;
+
+/// Writes an image of one or more entries.
+fn image(dir: &Path, name: &str, entries: &[Message]) {
+    let mut bytes = 0x5456_4319u32.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&[0; 4]);
+    for entry in entries {
+        let entry = entry.encode();
+        bytes.extend_from_slice(&(entry.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&entry);
+    }
+    fs::write(dir.join(name), bytes).unwrap();
+}
+
+fn message(fields: &[(u32, u64)]) -> Message {
+    Message(fields.iter().map(|(n, v)| (*n, Value::Varint(*v))).collect())
+}
+
+/// A tree of (pid, parent, group, session, state, status).
+fn tree(processes: &[(u64, u64, u64, u64, u64, u64)]) -> Result<Vec<Task>, PlanError> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut entries = Vec::new();
+    for (pid, parent, group, session, state, status) in processes {
+        entries.push(message(&[(1, *pid), (2, *parent), (3, *group), (4, *session), (5, *pid)]));
+        let mut core = message(&[(1, 1)]);
+        core.set_bytes(3, message(&[(1, *state), (2, *status)]).encode());
+        image(dir.path(), &format!("core-{pid}.img"), &[core]);
+        image(dir.path(), &format!("ids-{pid}.img"), &[message(&[(1, *pid), (2, *pid), (3, *pid), (4, *pid)])]);
+        for name in ["mm", "fs"] {
+            image(dir.path(), &format!("{name}-{pid}.img"), &[Message::default()]);
+        }
+    }
+    image(dir.path(), "pstree.img", &entries);
+    read(dir.path())
+}
+
+/// (pid, pid of the maker, sibling, group if not the maker's) of each but pid 1.
+fn made(tree: &[Task]) -> Vec<(u32, u32, bool, Option<u64>)> {
+    let of = |t: &Task| {
+        let maker = tree[t.maker?].pid;
+        Some((t.pid, maker, t.sibling, (!t.inherits_group).then_some(t.group)))
+    };
+    tree.iter().filter_map(of).collect()
+}
+
+fn refused(processes: &[(u64, u64, u64, u64, u64, u64)]) -> String {
+    tree(processes).map(|t| made(&t)).unwrap_err().to_string()
+}
+
+#[test]
+fn parents_make_their_children_wherever_they_stand_in_the_image() {
+    let found = tree(&[(4, 2, 2, 2, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (1, 0, 1, 1, ALIVE, 0)]).unwrap();
+    assert_eq!(made(&found), [(2, 1, false, None), (4, 2, false, None)]);
+    assert_eq!((found[1].identity()[3], found[2].identity()[3]), (1, 0), "only 2 leads a session");
+}
+
+#[test]
+fn groups_within_a_session_are_entered() {
+    // A shell with a job of two processes.
+    let job = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (5, 2, 5, 2, ALIVE, 0), (6, 2, 5, 2, ALIVE, 0)];
+    let found = tree(&job).unwrap();
+    assert_eq!(made(&found), [(2, 1, false, None), (5, 2, false, Some(5)), (6, 2, false, Some(5))]);
+    let no_leader = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (6, 2, 5, 2, ALIVE, 0)];
+    assert!(refused(&no_leader).contains("group"));
+}
+
+#[test]
+fn an_orphan_is_made_by_the_leader_of_its_session() {
+    let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (9, 1, 2, 2, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0)]).unwrap();
+    assert_eq!(made(&found), [(2, 1, false, None), (9, 2, true, None)]);
+}
+
+#[test]
+fn a_daemon_s_session_gets_a_leader_for_a_moment() {
+    let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (9, 1, 8, 8, ALIVE, 0)]).unwrap();
+    assert_eq!(made(&found), [(2, 1, false, None), (8, 1, false, None), (9, 8, true, None)]);
+    assert_eq!(found[2].life, Life::Ghost);
+    // Only pid 1 reaps what is not its own.
+    let deep = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (9, 2, 8, 8, ALIVE, 0)];
+    assert!(refused(&deep).contains("session"));
+}
+
+#[test]
+fn zombies_have_their_status() {
+    let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (3, 2, 2, 2, DEAD, 0x700)]).unwrap();
+    assert_eq!(found[2].life, Life::Zombie(0x700));
+    assert_eq!(found[2].identity(), [3, 1, 0, 0, 0, 1, 0x700]);
+}
+
+#[test]
+fn a_stopped_process_is_not_for_us() {
+    const STOPPED: u64 = 3;
+    let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, STOPPED, 0)]).unwrap();
+    let task = &found[1];
+    assert!(task.check(&task.tc().unwrap()).unwrap_err().to_string().contains("stopped"));
+}
