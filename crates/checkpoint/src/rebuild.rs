@@ -22,8 +22,10 @@ const SAID_WORDS: usize = 5;
 const FAILED: u64 = 1;
 const TASK: u64 = 2;
 const THREAD: u64 = 3;
-/// A restorer that says nothing for so long hangs.
+/// A restorer that says nothing for so long hangs; and so much longer for every byte that it has to read.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The slowest disk that is waited for, bytes per second.
+const SLOWEST: u64 = 50_000_000;
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
 const STEPS: [&str; 25] = [
@@ -101,15 +103,18 @@ pub struct Rebuild<'a> {
 
 impl<'a> Rebuild<'a> {
     /// Queues the plan and the descriptors that are received after it, in the plan's order; returns the restorer's end.
+    /// `bytes` is the size of the snapshot.
     pub fn begin(
         plan: &'a Plan,
         images: &Path,
         received: &[BorrowedFd<'_>],
+        bytes: u64,
     ) -> Result<(Rebuild<'a>, OwnedFd), RebuildError> {
         let file = File::open(images.join(PLAN)).map_err(RebuildError::Plan)?;
         let (socket, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(RebuildError::Socket)?;
+        let patience = PATIENCE + Duration::from_secs(bytes / SLOWEST);
         let set = sockopt::set_socket_passcred(&socket, true)
-            .and_then(|()| sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE)));
+            .and_then(|()| sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(patience)));
         set.map_err(|e| RebuildError::Socket(e.into()))?;
         let all: Vec<BorrowedFd<'_>> = std::iter::once(file.as_fd()).chain(received.iter().copied()).collect();
         let chunks: Vec<_> = all.chunks(kip_sys::fdpass::MAX_FDS).collect();

@@ -401,12 +401,13 @@ static void run_task(word index)
     set_watches(task);
     set_signals(task);
     queue(task->pending, task->pid, 0);
-    set_limits(task);
     if (task->personality)
         must(call1(SYS_personality, task->personality), AT_SETTING, 8);
     start_threads(task);
     set_intervals(task);
     set_timers(task);
+    /* After all that takes memory and processes of our own. */
+    set_limits(task);
     set_thread(leader);
     set_ids(at(leader->credentials));
     set_filters(task);

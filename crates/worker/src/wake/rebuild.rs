@@ -91,7 +91,8 @@ pub(super) fn rebuild(
     let mounts = proc.take_mounts(with_pins).map_err(Failure::Mounts)?;
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
-    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received)?;
+    let bytes = manifest.parts.iter().map(|p| p.size).sum();
+    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes)?;
     let [user, net, uts, ipc] = &ready.namespaces;
     steps.done("mounts");
     let started = proc.shared.launcher().restore(RestoreRequest {
