@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another.
@@ -18,6 +18,7 @@ const ALLOWED: [(&str, &[&str]); 12] = [
     ("kip-sandbox", &[TYPES, SYS]),
     ("kip-checkpoint", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
+    ("kip-pager", &[TYPES, SYS]),
     // Policy: brings the mechanisms together.
     ("kip-worker", &[TYPES, SYS, "kip-keeper", "kip-net", "kip-sandbox", "kip-checkpoint", "kip-snapshot"]),
     // The edge: knows a worker only by the interface that it defines itself.

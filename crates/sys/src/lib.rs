@@ -5,11 +5,14 @@
 
 pub mod caps;
 pub mod fdpass;
+pub mod inject;
 pub mod mount;
 pub mod netns;
 pub mod ns;
+pub mod pagemap;
 pub mod perf;
 pub mod process;
 pub mod sock;
 pub mod timer;
 pub mod trace;
+pub mod uffd;

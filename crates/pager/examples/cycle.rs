@@ -1,0 +1,226 @@
+//! Real servers through cycles of sleep and wake, with a table: memory hot and hibernated, how long the way down takes,
+//! and how long the first reply does with the set in memory, compressed, on disk, and by faults only. Run as root.
+
+use kip_pager::memory::SpaceId;
+use kip_pager::proc::{Custodian, Proc, Sets};
+use kip_pager::serve::Server;
+use kip_pager::set::Predictor;
+use kip_pager::stop::stop;
+use std::collections::HashMap;
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+#[derive(Default)]
+struct Holder(Mutex<HashMap<SpaceId, OwnedFd>>);
+
+impl Custodian for Holder {
+    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
+        self.0.lock().expect("held by no panic").insert(space, uffd.try_clone_to_owned()?);
+        Ok(())
+    }
+    fn release(&self, space: SpaceId) {
+        self.0.lock().expect("held by no panic").remove(&space);
+    }
+}
+
+struct Program {
+    name: &'static str,
+    child: Child,
+    port: u16,
+    request: &'static [u8],
+    keep: Option<TcpStream>,
+    keeps: bool,
+}
+
+impl Program {
+    fn start(name: &'static str, port: u16, request: &'static [u8], keeps: bool, command: &mut Command) -> Self {
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
+        let until = Instant::now() + Duration::from_secs(10);
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < until, "{name} does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Self { name, child, port, request, keep: None, keeps }
+    }
+
+    fn ask(&mut self, request: &[u8]) -> Duration {
+        let began = Instant::now();
+        let mut stream = match self.keep.take() {
+            Some(stream) => stream,
+            None => TcpStream::connect(("127.0.0.1", self.port)).expect("connects"),
+        };
+        stream.set_nodelay(true).expect("a socket");
+        stream.write_all(request).expect("is written");
+        let mut answer = [0u8; 65536];
+        let mut got = stream.read(&mut answer).expect("an answer");
+        while got > 0 && !complete(&answer[..got]) {
+            match stream.read(&mut answer[got..]).expect("an answer") {
+                0 => break,
+                n => got += n,
+            }
+        }
+        assert!(got > 0, "{} answers nothing", self.name);
+        let took = began.elapsed();
+        if self.keeps {
+            self.keep = Some(stream);
+        }
+        took
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn complete(answer: &[u8]) -> bool {
+    !answer.starts_with(b"HTTP") || String::from_utf8_lossy(answer).ends_with("hello\n")
+}
+
+fn field(pid: u32, file: &str, name: &str) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or("0");
+    line.split_ascii_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+fn memory(pid: u32) -> (u64, u64) {
+    (field(pid, "smaps_rollup", "Rss:"), field(pid, "smaps_rollup", "Pss:"))
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn cycle(number: u32, mut program: Program, server: &Arc<Server>) {
+    let pid = program.child.id();
+    let dir = tempfile::tempdir_in(std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into))
+        .expect("a directory");
+    let holder = Arc::new(Holder::default());
+    let predictor = Predictor::LastUse;
+    let mut proc = Proc::create(number, dir.path(), server.clone(), holder, predictor).expect("a proc");
+    let request = program.request;
+    for _ in 0..50 {
+        program.ask(request);
+    }
+    let hot = median((0..50).map(|_| program.ask(request).as_secs_f64() * 1e6).collect());
+    let hot_memory = memory(pid);
+    let mut downs = Vec::new();
+    let mut down = |proc: &mut Proc, sets| {
+        let began = Instant::now();
+        let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
+        let report = proc.deflate(&stopped, true, sets).expect("goes down");
+        stopped.go();
+        let took = began.elapsed().as_secs_f64() * 1e3;
+        proc.arm(&[pid], Duration::from_millis(100));
+        downs.push(took);
+        report[&pid].clone()
+    };
+    let first = down(&mut proc, Sets::Memory);
+    let mut asleep = memory(pid);
+    program.ask(request);
+    let mut replies = Vec::new();
+    let mut awake = (0, 0);
+    let mut set = (0, 0);
+    let mut installs = Vec::new();
+    for sets in [Sets::Memory, Sets::Packed, Sets::Disk, Sets::None] {
+        let mut times = Vec::new();
+        for _ in 0..12 {
+            let report = down(&mut proc, sets);
+            asleep = asleep.min(memory(pid));
+            std::thread::sleep(Duration::from_millis(15));
+            times.push(program.ask(request).as_secs_f64() * 1e6);
+            if sets == Sets::Memory {
+                let space = proc.memory(pid).expect("is served");
+                installs.extend(space.state().since.woke.map(|(_, us)| us as f64));
+                awake = memory(pid);
+            }
+            if sets == Sets::Packed {
+                set = (report.set_pages, report.set_bytes);
+            }
+        }
+        replies.push(median(times[2..].to_vec()));
+    }
+    let later = median(downs[2..14].to_vec());
+    println!(
+        "| {} | {}/{} | {}/{} | {} | {:.1} | {:.1} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} pages, {} KB packed, {:.0} us | {} ranges |",
+        program.name,
+        hot_memory.0,
+        hot_memory.1,
+        asleep.0,
+        asleep.1,
+        awake.0,
+        downs[0],
+        later,
+        hot,
+        replies[0],
+        replies[1],
+        replies[2],
+        replies[3],
+        set.0,
+        set.1 / 1024,
+        median(installs),
+        first.converted,
+    );
+}
+
+fn main() {
+    let server = Arc::new(Server::start().expect("a server"));
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name);
+    let write = |name: &str, text: &str| std::fs::write(at(name), text).expect("is written");
+    write("index.html", "hello\n");
+    write(
+        "lighttpd.conf",
+        &format!(
+            "server.document-root = \"{0}\"\nserver.port = 18081\nserver.bind = \"127.0.0.1\"\nindex-file.names = (\"index.html\")\n\
+             server.max-keep-alive-requests = 100000\nserver.max-keep-alive-idle = 600\n",
+            dir.path().display()
+        ),
+    );
+    write(
+        "n.js",
+        "require('http').createServer((q,r)=>r.end('hello\\n')).listen(18084,'127.0.0.1').keepAliveTimeout=600000",
+    );
+    println!(
+        "| program | hot RSS/PSS KB | hibernated | awake RSS | first deflate ms | later | hot us | set in RAM | packed | on disk | faults | set | converted |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    let only = std::env::args().nth(1).unwrap_or_default();
+    let wanted = |name: &str| only.is_empty() || only == name;
+    if wanted("lighttpd") {
+        let mut command = Command::new("/usr/sbin/lighttpd");
+        cycle(
+            1,
+            Program::start("lighttpd", 18081, GET, true, command.arg("-D").arg("-f").arg(at("lighttpd.conf"))),
+            &server,
+        );
+    }
+    if wanted("redis") {
+        let mut command = Command::new("/usr/bin/redis-server");
+        command
+            .args(["--enable-debug-command", "yes", "--port", "18082", "--save", "", "--bind", "127.0.0.1", "--dir"])
+            .arg(dir.path());
+        let mut redis = Program::start("redis 100 MB", 18082, b"GET key:4242\r\n", true, &mut command);
+        redis.ask(b"DEBUG POPULATE 100000 key 1000\r\n");
+        redis.ask(b"DEBUG POPULATE 1 set 1\r\n");
+        cycle(2, redis, &server);
+    }
+    if wanted("python") {
+        let python = Path::new("/usr/bin/python3");
+        let mut command = Command::new(if python.exists() { python } else { Path::new("python3") });
+        command.args(["-m", "http.server", "18083", "--bind", "127.0.0.1", "-d"]).arg(dir.path());
+        cycle(3, Program::start("python http.server", 18083, b"GET / HTTP/1.0\r\n\r\n", false, &mut command), &server);
+    }
+    if wanted("node") {
+        cycle(4, Program::start("node", 18084, GET, true, Command::new("/usr/bin/node").arg(at("n.js"))), &server);
+    }
+}

@@ -1,0 +1,424 @@
+//! Takes a stopped process's memory out: the steps in their order, for one process.
+//!
+//! 1. written pages of private file mappings become private memory ([`crate::convert`]);
+//! 2. one scan tells what is there and what was written since it came;
+//! 3. what will be dropped is registered, so that it is known before anything is lost that it can be;
+//! 4. written pages that are not zeros go to the swap file, then the slot map is changed; the working set is kept;
+//! 5. part by part: registration is lifted (our own dropping would wait for us to read its event), one injected call drops
+//!    the part, and it is registered again before the thread that made the call can touch anything.
+//!
+//! Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5 the thread is not let go
+//! between drop and registration, and the kernel kills the process if we die there.
+
+use crate::convert::{self, within};
+use crate::memory::{Memory, Since};
+use crate::plant::{Scratch, call};
+use crate::set::{History, Keep, Record, Stored};
+use crate::slots::Change;
+use crate::space::{Kind, Mapping, Reason, mappings};
+use crate::swap::{Aligned, PAGE};
+use kip_sys::inject::Hand;
+use kip_sys::pagemap::{self, Filter, Region, States};
+use kip_sys::process::write_memory;
+use kip_sys::uffd::{self, Catch};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd as _;
+
+const PAGE64: u64 = PAGE as u64;
+/// Pages read and written at once.
+const CHUNK: usize = 256;
+/// Ranges that one call drops (UIO_MAXIOV).
+const RANGES: usize = 1024;
+/// Bytes of the injected list of ranges.
+pub(crate) const SCRATCH: u64 = (RANGES * 16) as u64;
+
+/// What was done with one process.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Deflated {
+    /// Pages that were there and are gone.
+    pub dropped_pages: u64,
+    /// Pages written to the swap file.
+    pub written_pages: u64,
+    /// Pages of zeros that were there.
+    pub zero_pages: u64,
+    /// Ranges of file mappings that became private memory.
+    pub converted: usize,
+    /// Pages of the working set, and the memory that they take.
+    pub set_pages: usize,
+    /// Bytes of memory that the set takes.
+    pub set_bytes: usize,
+    /// Bytes that are there and were left, by reason.
+    pub left: BTreeMap<Reason, u64>,
+}
+
+/// How a process is taken out.
+#[derive(Debug, Clone, Copy)]
+pub struct How<'a> {
+    /// Drops clean pages of files too; they come back from the page cache.
+    pub drop_files: bool,
+    /// Where its working set is kept.
+    pub keep: Keep<'a>,
+}
+
+/// Takes the memory of one process out. No other thread may hold the state of `memory`; its faults must be served.
+///
+/// # Errors
+/// The kernel's or the swap file's. The process is whole all the same.
+pub(crate) fn deflate(
+    pid: u32,
+    hand: &Hand,
+    scratch: &Scratch,
+    memory: &Memory,
+    history: &mut History,
+    how: How<'_>,
+) -> io::Result<(Deflated, Option<Stored>)> {
+    let pagemap = pagemap::open(pid)?;
+    let whole = PAGE64..(1 << 47) - PAGE64;
+    let filter = Filter {
+        any: States::PRESENT | States::SWAPPED,
+        tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO,
+        ..Filter::default()
+    };
+    let mut report = Deflated::default();
+    let mut maps = mappings(pid)?;
+    let mut regions = pagemap::scan(pagemap.as_fd(), whole.clone(), filter)?;
+    for (range, protection) in convert::written(&maps, &regions) {
+        match convert::turn(pid, hand, &range, protection) {
+            Ok(()) => report.converted += 1,
+            Err(error) => tracing::warn!(pid, ?range, %error, "a written file mapping stays in memory"),
+        }
+    }
+    if report.converted > 0 {
+        maps = mappings(pid)?;
+        regions = pagemap::scan(pagemap.as_fd(), whole, filter)?;
+    }
+    maps.retain(|m| m.range.start != scratch.at);
+    let (segments, pages) = register(memory, &maps, &regions, &mut report)?;
+    let stored = save(pid, memory, &pages, history, how.keep, &mut report)?;
+    let mut parts: Vec<(Range<u64>, bool)> = segments.into_iter().map(|range| (range, true)).collect();
+    if how.drop_files {
+        parts.extend(clean_files(&maps, &regions, &mut report).map(|range| (range, false)));
+    }
+    for part in parts.chunks(RANGES) {
+        drop_part(pid, hand, scratch, memory, part)?;
+    }
+    report.dropped_pages += pages.len() as u64;
+    Ok((report, stored))
+}
+
+/// A page that is there.
+struct Page {
+    address: u64,
+    written: bool,
+}
+
+/// Registers all that holds or held pages, and tells those that are there. What cannot be registered is left.
+fn register(
+    memory: &Memory,
+    maps: &[Mapping],
+    regions: &[Region],
+    report: &mut Deflated,
+) -> io::Result<(Vec<Range<u64>>, Vec<Page>)> {
+    let state = memory.state();
+    let (mut segments, mut pages) = (Vec::new(), Vec::new());
+    for mapping in maps {
+        let there = || within(&mapping.range, regions);
+        let bytes = || there().map(|(range, _)| range.end - range.start).sum::<u64>();
+        match mapping.kind {
+            Kind::Left(reason) => *report.left.entry(reason).or_default() += bytes(),
+            Kind::Anonymous => {
+                if there().next().is_none() && state.map.runs().inside(&mapping.range).is_empty() {
+                    continue;
+                }
+                // The whole of it: a mapping that we have split cannot be moved by mremap(2) any more.
+                let registered = uffd::register(memory.uffd.as_fd(), mapping.range.clone(), Catch::Both);
+                if let Err(error) = registered {
+                    tracing::debug!(range = ?mapping.range, %error, "a mapping cannot be watched");
+                    *report.left.entry(Reason::Watched).or_default() += bytes();
+                    continue;
+                }
+                segments.push(mapping.range.clone());
+                for (range, states) in there() {
+                    let addresses = range.step_by(PAGE);
+                    if states.has(States::ZERO) {
+                        report.zero_pages += addresses.count() as u64;
+                    } else {
+                        let written = states.has(States::WRITTEN);
+                        pages.extend(addresses.map(|address| Page { address, written }));
+                    }
+                }
+            }
+            Kind::File | Kind::Kernel => {}
+        }
+    }
+    Ok((segments, pages))
+}
+
+/// Parts of file mappings that hold nothing but the page cache's pages.
+fn clean_files<'a>(
+    maps: &'a [Mapping],
+    regions: &'a [Region],
+    report: &mut Deflated,
+) -> impl Iterator<Item = Range<u64>> + use<'a> {
+    let files = maps.iter().filter(|m| m.kind == Kind::File);
+    let clean = files.filter(|m| {
+        let mut there = within(&m.range, regions).peekable();
+        there.peek().is_some() && there.all(|(_, states)| states.has(States::FILE))
+    });
+    report.dropped_pages += clean
+        .clone()
+        .flat_map(|m| within(&m.range, regions))
+        .map(|(range, _)| (range.end - range.start) / PAGE64)
+        .sum::<u64>();
+    clean.map(|m| m.range.clone())
+}
+
+/// The set that is expected next, with room for the bytes of its pages.
+struct Collected {
+    index: HashMap<u64, usize>,
+    pages: Vec<(u64, Option<u32>)>,
+    bytes: Aligned,
+}
+
+impl Collected {
+    fn new(mut predicted: Vec<u64>) -> Self {
+        predicted.sort_unstable();
+        let bytes = Aligned::new(predicted.len() * PAGE);
+        let index = predicted.iter().enumerate().map(|(index, page)| (*page, index)).collect();
+        Self { index, pages: predicted.into_iter().map(|page| (page, None)).collect(), bytes }
+    }
+
+    fn take(&mut self, address: u64, slot: Option<u32>, bytes: &[u8]) {
+        if let (Some(index), Some(slot)) = (self.index.get(&address), slot) {
+            self.pages[*index].1 = Some(slot);
+            self.bytes[index * PAGE..(index + 1) * PAGE].copy_from_slice(bytes);
+        }
+    }
+
+    /// Those that have bytes, which are all that are no zeros.
+    fn keep(self, how: Keep<'_>) -> io::Result<Option<Stored>> {
+        let have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].1.is_some()).collect();
+        let mut bytes = Aligned::new(have.len() * PAGE);
+        for (to, from) in have.iter().enumerate() {
+            bytes[to * PAGE..(to + 1) * PAGE].copy_from_slice(&self.bytes[from * PAGE..(from + 1) * PAGE]);
+        }
+        let pages = have.into_iter().filter_map(|index| Some((self.pages[index].0, self.pages[index].1?))).collect();
+        Stored::keep(pages, bytes, how)
+    }
+}
+
+/// Puts what was written into the swap file and says so in the slot map; records and predicts the working set.
+fn save(
+    pid: u32,
+    memory: &Memory,
+    pages: &[Page],
+    history: &mut History,
+    keep: Keep<'_>,
+    report: &mut Deflated,
+) -> io::Result<Option<Stored>> {
+    let mut state = memory.state();
+    if let Some(record) = record(&state.since, pages) {
+        history.push(record);
+    }
+    let mut set = Collected::new(if keep == Keep::Nowhere { Vec::new() } else { history.predict() });
+    let needed: Vec<&Page> = pages.iter().filter(|p| p.written || set.index.contains_key(&p.address)).collect();
+    let mut buffer = Aligned::new(CHUNK * PAGE);
+    let mut changes = Vec::new();
+    let mut saved = Ok(());
+    for chunk in needed.chunks(CHUNK) {
+        let bytes = &mut buffer[..chunk.len() * PAGE];
+        saved = read_pages(pid, chunk, bytes).and_then(|()| {
+            let slots = place(&state.map, chunk, bytes, &mut changes, report);
+            for (page, (slot, bytes)) in chunk.iter().zip(slots.iter().zip(bytes.chunks_exact(PAGE))) {
+                set.take(page.address, *slot, bytes);
+            }
+            write_pages(state.map.swap(), chunk, &slots, bytes, report)
+        });
+        if saved.is_err() {
+            break;
+        }
+    }
+    let saved = saved.and_then(|()| state.map.change(&changes));
+    if let Err(error) = saved {
+        give_up(&state.map, &changes);
+        return Err(error);
+    }
+    state.map.compact()?;
+    // Pages that are expected and have not come back this time.
+    let there: HashSet<u64> = pages.iter().map(|page| page.address).collect();
+    let missing: Vec<u64> = set.index.keys().copied().filter(|page| !there.contains(page)).collect();
+    for address in missing {
+        if let Some((slot, _)) = state.map.runs().get(address).filter(|(slot, _)| *slot < crate::source::PARKED) {
+            state.map.swap().read(slot, &mut buffer[..PAGE])?;
+            set.take(address, Some(slot), &buffer[..PAGE]);
+        }
+    }
+    let stored = set.keep(keep)?;
+    report.set_pages = stored.as_ref().map_or(0, |s| s.pages.len());
+    report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
+    state.armed = None;
+    state.read_ahead = false;
+    state.since = Since::default();
+    Ok(stored)
+}
+
+/// What came back since the last sleep; none if there was none.
+fn record(since: &Since, pages: &[Page]) -> Option<Record> {
+    if since.faults.is_empty() && since.ahead.is_empty() {
+        return None;
+    }
+    let there: HashSet<u64> = pages.iter().map(|page| page.address).collect();
+    let mut touched: Vec<u64> = Vec::new();
+    let mut seen = HashSet::new();
+    let written = pages.iter().filter(|page| page.written).map(|page| page.address);
+    for page in since.faults.iter().copied().filter(|page| there.contains(page)).chain(written) {
+        if seen.insert(page) {
+            touched.push(page);
+        }
+    }
+    let mut unknown: Vec<u64> =
+        since.ahead.iter().copied().filter(|page| there.contains(page) && !seen.contains(page)).collect();
+    unknown.sort_unstable();
+    Some(Record { touched, unknown })
+}
+
+fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {
+    let mut ranges: Vec<Range<u64>> = Vec::new();
+    for page in pages {
+        match ranges.last_mut() {
+            Some(last) if last.end == page.address => last.end += PAGE64,
+            _ => ranges.push(page.address..page.address + PAGE64),
+        }
+    }
+    match pagemap::read_ranges(pid, &ranges, buffer)? {
+        all if all == buffer.len() => Ok(()),
+        _ => Err(io::Error::from(rustix::io::Errno::FAULT)),
+    }
+}
+
+/// The slot of each page, none for zeros; a new one where the old is shared with a forked process. New ones are changes.
+fn place(
+    map: &crate::slots::SlotMap,
+    pages: &[&Page],
+    bytes: &[u8],
+    changes: &mut Vec<Change>,
+    report: &mut Deflated,
+) -> Vec<Option<u32>> {
+    let place = |(page, bytes): (&&Page, &[u8])| {
+        let (address, old) = (page.address, map.runs().get(page.address).map(|(slot, _)| slot));
+        if !page.written {
+            return old;
+        }
+        if is_zero(bytes) {
+            report.zero_pages += 1;
+            if old.is_some() {
+                changes.push(Change::Clear(address..address + PAGE64));
+            }
+            return None;
+        }
+        let slot = match old.filter(|slot| map.swap().sole(*slot)) {
+            Some(slot) => slot,
+            None => {
+                let slot = map.swap().allocate();
+                match changes.last_mut() {
+                    Some(Change::Set(range, first))
+                        if range.end == address && *first + ((address - range.start) / PAGE64) as u32 == slot =>
+                    {
+                        range.end += PAGE64;
+                    }
+                    _ => changes.push(Change::Set(address..address + PAGE64, slot)),
+                }
+                slot
+            }
+        };
+        Some(slot)
+    };
+    pages.iter().zip(bytes.chunks_exact(PAGE)).map(place).collect()
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks_exact(64).all(|part| part == [0; 64])
+}
+
+/// Writes pages that were written, as many at once as lie one behind the other.
+fn write_pages(
+    swap: &crate::swap::Swap,
+    pages: &[&Page],
+    slots: &[Option<u32>],
+    bytes: &mut [u8],
+    report: &mut Deflated,
+) -> io::Result<()> {
+    // First pages of the group in the buffer, which is packed as we go, and in the file.
+    let (mut first, mut count, mut slot) = (0, 0, 0);
+    for (index, (page, place)) in pages.iter().zip(slots).enumerate() {
+        let Some(place) = place.filter(|_| page.written) else { continue };
+        if count > 0 && place != slot + count as u32 {
+            swap.write(slot, &bytes[first * PAGE..(first + count) * PAGE])?;
+            (first, count) = (index, 0);
+        }
+        if count == 0 {
+            (first, slot) = (index, place);
+        }
+        bytes.copy_within(index * PAGE..(index + 1) * PAGE, (first + count) * PAGE);
+        count += 1;
+        report.written_pages += 1;
+    }
+    if count > 0 {
+        swap.write(slot, &bytes[first * PAGE..(first + count) * PAGE])?;
+    }
+    Ok(())
+}
+
+/// Gives back the slots of changes that were not made.
+fn give_up(map: &crate::slots::SlotMap, changes: &[Change]) {
+    for change in changes {
+        if let Change::Set(range, slot) = change {
+            map.swap().release(*slot..*slot + ((range.end - range.start) / PAGE64) as u32);
+        }
+    }
+}
+
+/// Drops ranges by one call; those with `true` are watched.
+fn drop_part(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, part: &[(Range<u64>, bool)]) -> io::Result<()> {
+    const DONTNEED: u64 = 4;
+    const SELF: u64 = -10000i64 as u64;
+    let list: Vec<u8> = part.iter().flat_map(|(r, _)| [r.start, r.end - r.start]).flat_map(u64::to_le_bytes).collect();
+    write_memory(pid, scratch.at, &list)?;
+    let watched = || part.iter().filter(|(_, watched)| *watched).map(|(range, _)| range.clone());
+    let fd = memory.uffd.as_fd();
+    watched().try_for_each(|range| uffd::unregister(fd, range))?;
+    let dropped = hand.call(call::PROCESS_MADVISE, &[SELF, scratch.at, part.len() as u64, DONTNEED, 0]);
+    // Whatever was dropped must be watched again before the thread runs.
+    for range in watched() {
+        if let Err(error) = uffd::register(fd, range.clone(), Catch::Both) {
+            tracing::warn!(pid, ?range, %error, "memory that cannot be watched any more is put back");
+            put_back(pid, memory, &range)?;
+        }
+    }
+    let all: u64 = part.iter().map(|(range, _)| range.end - range.start).sum();
+    match dropped {
+        Ok(done) if done == all => Ok(()),
+        Ok(_) => {
+            tracing::debug!(pid, "not all memory was dropped");
+            Ok(())
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Writes into unwatched memory what the slot map says of it.
+fn put_back(pid: u32, memory: &Memory, range: &Range<u64>) -> io::Result<()> {
+    use std::os::unix::fs::FileExt as _;
+    let file = std::fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?;
+    let state = memory.state();
+    let mut page = Aligned::new(PAGE);
+    for address in state.map.runs().inside(range).into_iter().flat_map(|part| part.step_by(PAGE)) {
+        if let Some((slot, _)) = state.map.runs().get(address).filter(|(slot, _)| *slot < crate::source::PARKED) {
+            state.map.swap().read(slot, &mut page)?;
+            file.write_all_at(&page, address)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,33 @@
+//! The pager: memory of running processes taken out to a private swap file, and brought back by faults or in one go.
+//!
+//! Owns swap files, slot maps, working sets and the serving of faults. Touches a process only by its userfaultfd, and,
+//! while it is stopped, by the injection of `kip_sys::inject`. Never decides when anybody sleeps.
+//!
+//! ```text
+//! running --stop--> Stopped --deflate--> out --go--> blocked --arm--> armed --first fault--> awake
+//!                                         |
+//!                                         +--(held)--wake--go--> awake
+//! ```
+//!
+//! From here, top down: [`proc`] one proc and the whole way; [`stop`] its threads; [`plant`] a userfaultfd from inside a
+//! sandbox; [`deflate`] the steps down, with [`space`] and [`convert`]; [`memory`] one address space and its way up;
+//! [`serve`] the threads; [`slots`], [`swap`], [`source`] and [`set`] what is kept where.
+//!
+//! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
+//! wait at missing pages until [`proc::Proc::adopt`]. The one exception is a process in which we are just making calls:
+//! the kernel kills it. What a program can notice: [`convert`] takes files' names out of its maps, and mappings that are
+//! watched do not join new ones beside them, so that mremap(2) over both fails where it would not have.
+#![forbid(unsafe_code)]
+
+pub mod convert;
+pub mod deflate;
+pub mod memory;
+pub mod plant;
+pub mod proc;
+pub mod serve;
+pub mod set;
+pub mod slots;
+pub mod source;
+pub mod space;
+pub mod stop;
+pub mod swap;

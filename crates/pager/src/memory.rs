@@ -1,0 +1,296 @@
+//! One address space that is served: its userfaultfd, its slot map, and the set that its first fault installs.
+//!
+//! ```text
+//! quiet --fault--> served one by one
+//! armed --first fault, or wake()--> the set is installed, then quiet with reading ahead
+//! ```
+//!
+//! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
+//! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
+//! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
+
+use crate::set::Stored;
+use crate::slots::{Change, SlotMap};
+use crate::source::{PARKED, PageSource};
+use crate::swap::{Aligned, PAGE};
+use kip_sys::uffd::{self, CopyMode, Event, Features};
+use rustix::io::Errno;
+use std::collections::HashSet;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+const PAGE64: u64 = PAGE as u64;
+/// Pages that one fault of an awake program brings, as far as their slots follow each other.
+const READ_AHEAD: usize = 8;
+
+/// Pages of zeros that a fault in memory that was never used brings.
+const ZERO_AHEAD: u64 = 32;
+
+/// The name of an address space within its proc.
+pub type SpaceId = u64;
+
+/// What every userfaultfd of ours does.
+pub fn features() -> Features {
+    Features::FORK
+        | Features::REMAP
+        | Features::REMOVE
+        | Features::UNMAP
+        | Features::FAULT_WP
+        | Features::WP_UNPOPULATED
+        | Features::WP_ASYNC
+}
+
+/// What happened since the last sleep.
+#[derive(Debug, Clone, Default)]
+pub struct Since {
+    /// Pages whose faults were served, in order.
+    pub faults: Vec<u64>,
+    /// Pages that were installed ahead.
+    pub ahead: HashSet<u64>,
+    /// When the first fault of an armed space came, and how long the set took in microseconds.
+    pub woke: Option<(Instant, u64)>,
+    /// Pages of the set that were installed.
+    pub installed: usize,
+}
+
+/// What can change while it is served.
+#[derive(Debug)]
+pub struct State {
+    /// What missing pages hold.
+    pub map: SlotMap,
+    /// Pages of a parked snapshot, for slots from [`PARKED`] on.
+    pub parked: Option<Arc<dyn PageSource>>,
+    /// What the first fault installs.
+    pub armed: Option<Stored>,
+    /// What happened since the last sleep.
+    pub since: Since,
+    /// Whether faults bring their neighbours.
+    pub read_ahead: bool,
+    /// Faults that could not be served yet.
+    again: Vec<(u64, bool)>,
+    /// The address space is gone.
+    pub gone: bool,
+    buffer: Aligned,
+}
+
+/// One address space.
+#[derive(Debug)]
+pub struct Memory {
+    /// Its name.
+    pub id: SpaceId,
+    /// Its userfaultfd.
+    pub uffd: OwnedFd,
+    state: Mutex<State>,
+}
+
+/// What is to be done with a forked child's userfaultfd, while the parent's map is as it was at the fork.
+pub type Birth<'a> = &'a mut dyn FnMut(&State, OwnedFd) -> io::Result<()>;
+
+/// How far filling came.
+#[derive(Debug, PartialEq, Eq)]
+enum Filled {
+    All,
+    /// The kernel wants events to be read, or memory, first.
+    Again,
+    Gone,
+}
+
+/// Puts bytes into pages that are missing, leaving out those that are not, or that are no longer mapped.
+fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> io::Result<Filled> {
+    let mut most = bytes.len();
+    while !bytes.is_empty() {
+        let length = most.min(bytes.len());
+        let error = match uffd::copy(uffd, to, &bytes[..length], CopyMode { protect, wake: true }) {
+            Ok(done) => {
+                (to, bytes) = (to + done as u64, &bytes[done..]);
+                most = bytes.len();
+                continue;
+            }
+            Err(e) => e,
+        };
+        match Errno::from_io_error(&error) {
+            // The range crosses the end of a mapping.
+            Some(Errno::NOENT) if length > PAGE => {
+                most = (length / 2).next_multiple_of(PAGE);
+                continue;
+            }
+            Some(Errno::NOENT | Errno::EXIST) => uffd::wake(uffd, to..to + PAGE64)?,
+            Some(Errno::AGAIN | Errno::NOMEM) => return Ok(Filled::Again),
+            Some(Errno::SRCH) => return Ok(Filled::Gone),
+            _ => return Err(error),
+        }
+        (to, bytes) = (to + PAGE64, &bytes[PAGE..]);
+        most = bytes.len();
+    }
+    Ok(Filled::All)
+}
+
+impl Memory {
+    /// A space that is served from now on.
+    pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap) -> Self {
+        let state = State {
+            map,
+            parked: None,
+            armed: None,
+            since: Since::default(),
+            read_ahead: false,
+            again: Vec::new(),
+            gone: false,
+            buffer: Aligned::new(READ_AHEAD * PAGE),
+        };
+        Self { id, uffd, state: Mutex::new(state) }
+    }
+
+    /// Its state; no faults are served while it is held.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("nobody panics with a space's state")
+    }
+
+    /// After a pager has died: lets all threads that wait for pages ask again, for their faults may have been taken by it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn ask_again(&self) -> io::Result<()> {
+        uffd::wake(self.uffd.as_fd(), PAGE64..(1 << 47) - PAGE64)
+    }
+
+    /// Takes and answers all events, in their order.
+    ///
+    /// # Errors
+    /// The kernel's or the source's. What could not be answered is tried again the next time.
+    pub fn serve(&self, birth: Birth<'_>) -> io::Result<()> {
+        let mut state = self.state();
+        let mut turns = 0;
+        loop {
+            let events = state.map.events.read(self.uffd.as_fd())?;
+            if events.is_empty() && (state.again.is_empty() || state.gone) {
+                return Ok(());
+            }
+            for (address, write) in std::mem::take(&mut state.again) {
+                self.fault(&mut state, address, write)?;
+            }
+            for (index, event) in events.into_iter().enumerate() {
+                match event {
+                    Event::Fault { address, protected: true, .. } => {
+                        uffd::write_protect(self.uffd.as_fd(), address..address + PAGE64, false)?;
+                        uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
+                    }
+                    Event::Fault { address, write, .. } => self.fault(&mut state, address, write)?,
+                    Event::Fork(uffd) => {
+                        if let Err(error) = birth(&state, uffd) {
+                            tracing::error!(space = self.id, %error, "a forked child is not looked after");
+                            continue;
+                        }
+                    }
+                    Event::Remap { from, to, length } => state.map.event(index, &Change::Move { from, to, length })?,
+                    Event::Remove(range) | Event::Unmap(range) => state.map.event(index, &Change::Clear(range))?,
+                }
+                state.map.done(index);
+            }
+            turns += 1;
+            if turns > 64 {
+                // The kernel has announced a change whose event is still to come.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
+        if state.since.faults.last() != Some(&address) {
+            state.since.faults.push(address);
+        }
+        if state.armed.is_some() {
+            self.install(state)?;
+        }
+        match self.bring(state, address, write)? {
+            Filled::All => {}
+            Filled::Again => state.again.push((address, write)),
+            Filled::Gone => state.gone = true,
+        }
+        Ok(())
+    }
+
+    /// Fills the page at `address`, and those behind it that lie behind it in the source too.
+    fn bring(&self, state: &mut State, address: u64, write: bool) -> io::Result<Filled> {
+        let uffd = self.uffd.as_fd();
+        let Some((slot, end)) = state.map.runs().get(address) else {
+            if state.read_ahead {
+                // Memory that is used for the first time: the kernel gives the pages behind it by itself then.
+                let most = address + ZERO_AHEAD * PAGE64;
+                let end = state.map.runs().next_from(address).map_or(most, |next| next.min(most));
+                if uffd::zero(uffd, address..end, true).is_ok() {
+                    return Ok(Filled::All);
+                }
+            }
+            state.buffer[..PAGE].fill(0);
+            return fill(uffd, address, &state.buffer[..PAGE], !write);
+        };
+        let most = if state.read_ahead { READ_AHEAD as u64 } else { 1 };
+        let pages = most.min((end - address) / PAGE64) as usize;
+        let State { map, parked, buffer, .. } = state;
+        let buffer = &mut buffer[..pages * PAGE];
+        match parked {
+            Some(parked) if slot >= PARKED => parked.read(slot - PARKED, buffer)?,
+            _ => map.swap().read(slot, buffer)?,
+        }
+        let filled = fill(uffd, address, buffer, true)?;
+        state.since.ahead.extend((1..pages as u64).map(|page| address + page * PAGE64));
+        Ok(filled)
+    }
+
+    /// Installs the armed set, run by run. From here on the program counts as awake.
+    ///
+    /// # Errors
+    /// The kernel's. A set that cannot be had is given up: its pages come by faults.
+    pub fn install(&self, state: &mut State) -> io::Result<()> {
+        let began = Instant::now();
+        let Some(set) = state.armed.take() else { return Ok(()) };
+        state.read_ahead = true;
+        let (pages, bytes) = match set.load() {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                tracing::warn!(space = self.id, %error, "a working set is lost, its pages come one by one");
+                return Ok(());
+            }
+        };
+        // Only what missing pages still hold.
+        let valid = |(address, slot): &(u64, u32)| state.map.runs().get(*address).is_some_and(|(s, _)| s == *slot);
+        let mut run: Range<usize> = 0..0;
+        for index in 0..=pages.len() {
+            let good = pages.get(index).is_some_and(valid);
+            let follows = good && !run.is_empty() && pages[run.end - 1].0 + PAGE64 == pages[index].0;
+            if follows {
+                run.end = index + 1;
+                continue;
+            }
+            if !run.is_empty() {
+                let part = &bytes[run.start * PAGE..run.end * PAGE];
+                if fill(self.uffd.as_fd(), pages[run.start].0, part, true)? != Filled::All {
+                    break;
+                }
+                state.since.installed += run.len();
+                state.since.ahead.extend(pages[run.clone()].iter().map(|(address, _)| *address));
+            }
+            run = if good { index..index + 1 } else { 0..0 };
+        }
+        state.since.woke = Some((began, began.elapsed().as_micros() as u64));
+        Ok(())
+    }
+
+    /// Installs the set now, as the first fault would have.
+    ///
+    /// # Errors
+    /// As [`Memory::install`].
+    pub fn wake(&self) -> io::Result<()> {
+        self.install(&mut self.state())
+    }
+
+    /// Whether the address space is gone (its process has ended or executed another program).
+    pub fn is_gone(&self) -> bool {
+        let ask = uffd::write_protect(self.uffd.as_fd(), 0..PAGE64, false);
+        ask.is_err_and(|e| Errno::from_io_error(&e) == Some(Errno::SRCH))
+    }
+}

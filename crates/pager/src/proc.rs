@@ -1,0 +1,402 @@
+//! One proc: its processes' address spaces, its swap file, and the steps down and up for all of them together.
+//!
+//! On disk, in a directory of its own: `swap`, `space-N.map` for each address space, `space-N.set` for sets kept there.
+//! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
+//! takes both up with [`Proc::adopt`].
+
+use crate::deflate::{self, Deflated, How};
+use crate::memory::{Memory, SpaceId, State};
+use crate::plant::{Scratch, plant};
+use crate::serve::{Nursery, Server};
+use crate::set::{History, Keep, Predictor, Stored};
+use crate::slots::{Change, Runs, SlotMap};
+use crate::space;
+use crate::stop::{Stopped, StoppedProcess};
+use crate::swap::Swap;
+use kip_sys::inject::Hand;
+use kip_sys::uffd::{self, Catch};
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// Holds duplicates of userfaultfds, so that our death lets processes wait rather than lose their memory.
+pub trait Custodian: Send + Sync {
+    /// Holds a duplicate under a name.
+    ///
+    /// # Errors
+    /// Nothing is taken out of a process whose descriptor is not held.
+    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()>;
+    /// Lets go of it.
+    fn release(&self, space: SpaceId);
+}
+
+/// Where working sets are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sets {
+    /// In memory.
+    Memory,
+    /// In memory, compressed.
+    Packed,
+    /// On disk.
+    Disk,
+    /// There are none.
+    None,
+}
+
+/// Why a proc's memory stays where it is.
+#[derive(Debug, thiserror::Error)]
+pub enum DeflateError {
+    /// One of its processes could not be injected into.
+    #[error("no calls can be made in process {pid}")]
+    Inject {
+        /// Which.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The memory of one of its processes could not be taken out.
+    #[error("the memory of process {pid} cannot be taken out")]
+    Deflate {
+        /// Which.
+        pid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What the server needs to look after forks; shared with it.
+struct Family {
+    number: u64,
+    directory: PathBuf,
+    swap: Arc<Swap>,
+    custodian: Arc<dyn Custodian>,
+    next: AtomicU64,
+    spaces: Mutex<BTreeMap<SpaceId, Member>>,
+}
+
+struct Member {
+    memory: Arc<Memory>,
+    /// None: a forked child that has not been matched with a process yet.
+    pid: Option<u32>,
+}
+
+impl Family {
+    fn spaces(&self) -> MutexGuard<'_, BTreeMap<SpaceId, Member>> {
+        self.spaces.lock().expect("nobody panics with the spaces")
+    }
+
+    fn path(&self, id: SpaceId, kind: &str) -> PathBuf {
+        self.directory.join(format!("space-{:x}.{kind}", id & 0xffff_ffff))
+    }
+
+    fn take_in(&self, uffd: OwnedFd, runs: Runs, pid: Option<u32>) -> io::Result<Arc<Memory>> {
+        let id = self.number << 32 | self.next.fetch_add(1, Ordering::Relaxed);
+        let map = SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs)?;
+        self.custodian.hold(id, uffd.as_fd())?;
+        let memory = Arc::new(Memory::new(id, uffd, map));
+        self.spaces().insert(id, Member { memory: memory.clone(), pid });
+        Ok(memory)
+    }
+}
+
+impl Nursery for Family {
+    fn born(&self, parent: SpaceId, state: &State, uffd: OwnedFd) -> io::Result<Arc<Memory>> {
+        let pid = self.spaces().get(&parent).and_then(|member| member.pid);
+        let mut runs = state.map.runs().clone();
+        for range in pid.map(space::not_inherited).transpose()?.unwrap_or_default() {
+            runs.forget(&Change::Clear(range));
+        }
+        self.take_in(uffd, runs, None)
+    }
+}
+
+/// What is known of a process beside its memory.
+#[derive(Debug)]
+struct Known {
+    id: SpaceId,
+    history: History,
+    /// What its first fault is to install.
+    set: Option<Stored>,
+}
+
+/// One proc.
+pub struct Proc {
+    family: Arc<Family>,
+    server: Arc<Server>,
+    device: OwnedFd,
+    syscall_offset: u64,
+    predictor: Predictor,
+    known: HashMap<u32, Known>,
+}
+
+impl Proc {
+    /// A proc that has not slept yet. `number` is its own among all that `server` serves; `directory` exists and is empty.
+    ///
+    /// # Errors
+    /// The file system's, or no /dev/userfaultfd.
+    pub fn create(
+        number: u32,
+        directory: &Path,
+        server: Arc<Server>,
+        custodian: Arc<dyn Custodian>,
+        predictor: Predictor,
+    ) -> io::Result<Self> {
+        let swap = Arc::new(Swap::create(&directory.join("swap"))?);
+        Self::with(number, directory, server, custodian, predictor, swap)
+    }
+
+    fn with(
+        number: u32,
+        directory: &Path,
+        server: Arc<Server>,
+        custodian: Arc<dyn Custodian>,
+        predictor: Predictor,
+        swap: Arc<Swap>,
+    ) -> io::Result<Self> {
+        let family = Arc::new(Family {
+            number: u64::from(number),
+            directory: directory.into(),
+            swap,
+            custodian,
+            next: AtomicU64::new(1),
+            spaces: Mutex::default(),
+        });
+        let syscall_offset = crate::stop::syscall_offset()?;
+        Ok(Self { family, server, device: uffd::open_device()?, syscall_offset, predictor, known: HashMap::new() })
+    }
+
+    /// Takes up what a dead pager served: its directory, and the userfaultfds that somebody held, each with its name and
+    /// its process, where that is known. `forked` gives out the descriptor that had a number in the dead pager, of a
+    /// child whose birth it did not finish.
+    ///
+    /// # Errors
+    /// The kernel's or the file system's. Nothing is lost by trying again.
+    pub fn adopt(
+        number: u32,
+        directory: &Path,
+        server: Arc<Server>,
+        custodian: Arc<dyn Custodian>,
+        predictor: Predictor,
+        held: Vec<(SpaceId, Option<u32>, OwnedFd)>,
+        mut forked: impl FnMut(i32) -> io::Result<OwnedFd>,
+    ) -> io::Result<Self> {
+        let swap = Arc::new(Swap::open(&directory.join("swap"))?);
+        let mut proc = Self::with(number, directory, server, custodian, predictor, swap)?;
+        let family = proc.family.clone();
+        let last = held.iter().map(|(id, ..)| id & 0xffff_ffff).max().unwrap_or(0);
+        family.next.store(last + 1, Ordering::Relaxed);
+        // All maps are counted before any slot is given up.
+        let mut maps = Vec::new();
+        for (id, pid, uffd) in held {
+            maps.push((id, pid, uffd, SlotMap::open(&family.path(id, "map"), family.swap.clone())?));
+        }
+        for (id, pid, uffd, mut map) in maps {
+            map.take_left(|map, number| family.take_in(forked(number)?, map.runs().clone(), None).map(drop))?;
+            let memory = Arc::new(Memory::new(id, uffd, map));
+            family.spaces().insert(id, Member { memory, pid });
+            if let Some(pid) = pid {
+                proc.known.insert(pid, Known { id, history: History::new(predictor), set: None });
+            }
+        }
+        let spaces: Vec<Arc<Memory>> = family.spaces().values().map(|member| member.memory.clone()).collect();
+        for memory in spaces {
+            proc.server.add(&memory, family.clone())?;
+            memory.ask_again()?;
+        }
+        Ok(proc)
+    }
+
+    /// The address space of a process, if it is served.
+    pub fn memory(&self, pid: u32) -> Option<Arc<Memory>> {
+        let id = self.known.get(&pid)?.id;
+        self.family.spaces().get(&id).map(|member| member.memory.clone())
+    }
+
+    /// The swap file.
+    pub fn swap(&self) -> &Swap {
+        &self.family.swap
+    }
+
+    /// Takes the memory of stopped processes out. They are still stopped; let go, they come back by faults, and by their
+    /// sets after [`Proc::arm`] or [`Proc::wake`].
+    ///
+    /// # Errors
+    /// See [`DeflateError`]. All processes are whole; some may have their memory out, which comes back by itself.
+    pub fn deflate(
+        &mut self,
+        stopped: &Stopped,
+        drop_files: bool,
+        sets: Sets,
+    ) -> Result<BTreeMap<u32, Deflated>, DeflateError> {
+        self.sweep();
+        let mut reports = BTreeMap::new();
+        for process in stopped.processes.values() {
+            let pid = process.pid;
+            let inject = |source| DeflateError::Inject { pid, source };
+            let hand = process.hand(self.syscall_offset).map_err(inject)?;
+            let scratch = Scratch::map(&hand, deflate::SCRATCH).map_err(inject)?;
+            let done = self.deflate_one(process, &hand, &scratch, drop_files, sets);
+            scratch.unmap(&hand).and_then(|()| hand.give_back()).map_err(inject)?;
+            reports.insert(pid, done.map_err(|source| DeflateError::Deflate { pid, source })?);
+        }
+        Ok(reports)
+    }
+
+    fn deflate_one(
+        &mut self,
+        process: &StoppedProcess,
+        hand: &Hand,
+        scratch: &Scratch,
+        drop_files: bool,
+        sets: Sets,
+    ) -> io::Result<Deflated> {
+        let pid = process.pid;
+        let memory = self.space_of(pid, hand, scratch)?;
+        self.server.move_to(memory.id, processor(pid))?;
+        let path = self.family.path(memory.id, "set");
+        let keep = match sets {
+            Sets::Memory => Keep::Memory,
+            Sets::Packed => Keep::Packed,
+            Sets::Disk => Keep::File(&path),
+            Sets::None => Keep::Nowhere,
+        };
+        let known = self.known.get_mut(&pid).expect("it has a space");
+        let how = How { drop_files, keep };
+        let (report, set) = deflate::deflate(pid, hand, scratch, &memory, &mut known.history, how)?;
+        known.set = set;
+        Ok(report)
+    }
+
+    /// The space of a process: known, a forked child's that is matched now, or a new one.
+    fn space_of(&mut self, pid: u32, hand: &Hand, scratch: &Scratch) -> io::Result<Arc<Memory>> {
+        if let Some(memory) = self.memory(pid) {
+            return Ok(memory);
+        }
+        let orphan = self.matching(scratch);
+        let memory = match orphan {
+            Some(memory) => memory,
+            None => {
+                let uffd = plant(pid, hand, scratch, &self.device)?;
+                let memory = self.family.take_in(uffd, Runs::default(), Some(pid))?;
+                self.server.add(&memory, self.family.clone())?;
+                memory
+            }
+        };
+        if let Some(member) = self.family.spaces().get_mut(&memory.id) {
+            member.pid = Some(pid);
+        }
+        let known = Known { id: memory.id, history: History::new(self.predictor), set: None };
+        self.known.insert(pid, known);
+        Ok(memory)
+    }
+
+    /// The space without a process that has the scratch: only its userfaultfd can register there.
+    fn matching(&self, scratch: &Scratch) -> Option<Arc<Memory>> {
+        let range = scratch.at..scratch.at + scratch.length();
+        let spaces = self.family.spaces();
+        let orphans = spaces.values().filter(|member| member.pid.is_none());
+        let mut fits = orphans.filter(|member| {
+            let fd = member.memory.uffd.as_fd();
+            uffd::register(fd, range.clone(), Catch::Missing)
+                .is_ok_and(|()| uffd::unregister(fd, range.clone()).is_ok())
+        });
+        fits.next().map(|member| member.memory.clone())
+    }
+
+    /// Waits until processes that run again wait for something, and arms their sets: the first fault from then on is
+    /// their wake. Those that do not come to rest within `patience` come back by faults.
+    pub fn arm(&mut self, pids: &[u32], patience: Duration) {
+        let until = Instant::now() + patience;
+        for pid in pids {
+            let Some(memory) = self.memory(*pid) else { continue };
+            let mut before = usize::MAX;
+            loop {
+                let now = memory.state().since.faults.len();
+                if now == before && at_rest(*pid) {
+                    break;
+                }
+                before = now;
+                if Instant::now() > until {
+                    break;
+                }
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            let _ = self.server.move_to(memory.id, processor(*pid));
+            if let Some(known) = self.known.get_mut(pid) {
+                memory.state().armed = known.set.take();
+            }
+        }
+    }
+
+    /// Installs the sets of processes that are still stopped, or armed, now.
+    ///
+    /// # Errors
+    /// The kernel's; what was not installed comes by faults.
+    pub fn wake(&mut self, pids: &[u32]) -> io::Result<()> {
+        for pid in pids {
+            let Some(memory) = self.memory(*pid) else { continue };
+            let set = self.known.get_mut(pid).and_then(|known| known.set.take());
+            let mut state = memory.state();
+            state.armed = set.or(state.armed.take());
+            memory.install(&mut state)?;
+            state.read_ahead = true;
+        }
+        Ok(())
+    }
+
+    /// Gives up spaces that are gone: their processes have ended or executed other programs.
+    pub fn sweep(&mut self) {
+        let mut spaces = self.family.spaces();
+        let gone: Vec<SpaceId> = spaces.iter().filter(|(_, m)| m.memory.is_gone()).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.server.remove(id);
+            self.family.custodian.release(id);
+            spaces.remove(&id);
+            self.known.retain(|_, known| known.id != id);
+            for kind in ["map", "set"] {
+                // A set that was never made, or is gone already.
+                let _ = std::fs::remove_file(self.family.path(id, kind));
+            }
+        }
+    }
+
+    /// The names of all spaces served, with their processes where they are known.
+    pub fn spaces(&self) -> Vec<(SpaceId, Option<u32>)> {
+        self.family.spaces().iter().map(|(id, member)| (*id, member.pid)).collect()
+    }
+}
+
+impl std::fmt::Debug for Proc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proc").field("directory", &self.family.directory).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Proc {
+    fn drop(&mut self) {
+        let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();
+        ids.into_iter().for_each(|id| self.server.remove(id));
+    }
+}
+
+/// Whether all threads wait for something. One that waits for a page does too, which is why faults are counted as well.
+fn at_rest(pid: u32) -> bool {
+    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    tasks.flatten().all(|task| {
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit(')').next().is_none_or(|rest| !rest.starts_with(" R") && !rest.starts_with(" D"))
+    })
+}
+
+/// The processor that a process last ran on: proc_pid_stat(5), field 39.
+fn processor(pid: u32) -> usize {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let rest = stat.rsplit(')').next().unwrap_or_default();
+    rest.split_ascii_whitespace().nth(39 - 3).and_then(|field| field.parse().ok()).unwrap_or(0)
+}

@@ -1,0 +1,172 @@
+//! What of a process's address space can be taken out, and what not and why.
+//!
+//! Reads /proc/PID/maps and status, and the costly smaps only where locked, pinned or huge pages say that it matters.
+//! Decides by the kind of a mapping only; which of its pages are there is another question.
+
+use std::io;
+use std::ops::Range;
+
+/// Why a mapping is left as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// Shared with others, or a file's.
+    Shared,
+    /// Locked by mlock(2).
+    Locked,
+    /// A device's memory or registered for direct access.
+    Pinned,
+    /// Huge pages of hugetlbfs.
+    Huge,
+    /// Not readable, not even for us.
+    Unreadable,
+    /// Watched by a userfaultfd of the program's own.
+    Watched,
+}
+
+/// What can be done with a mapping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Private memory: taken out.
+    Anonymous,
+    /// A private mapping of a file: written pages are turned into private memory, others are the page cache's.
+    File,
+    /// The kernel's own (vdso and its data).
+    Kernel,
+    /// Left.
+    Left(Reason),
+}
+
+/// A mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// Addresses.
+    pub range: Range<u64>,
+    /// PROT_READ, PROT_WRITE and PROT_EXEC as in mmap(2).
+    pub protection: u64,
+    /// What can be done with it.
+    pub kind: Kind,
+}
+
+/// The mappings of a process, by address.
+///
+/// # Errors
+/// `NotFound` or ESRCH when it has ended.
+pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mut mappings: Vec<Mapping> = maps.lines().filter_map(mapping).collect();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let device = maps.lines().any(|line| line.contains(" /dev/"));
+    if device || ["VmLck:", "VmPin:", "HugetlbPages:"].iter().any(|name| field(&status, name) > 0) {
+        let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+        let marks = marks(&smaps);
+        for mapping in &mut mappings {
+            let reason = marks.iter().find(|(start, _)| *start == mapping.range.start).and_then(|(_, r)| *r);
+            if let (Some(reason), Kind::Anonymous | Kind::File) = (reason, mapping.kind) {
+                mapping.kind = Kind::Left(reason);
+            }
+        }
+    }
+    Ok(mappings)
+}
+
+fn field(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0)
+}
+
+/// Start of each mapping in smaps, with what its flags forbid.
+fn marks(smaps: &str) -> Vec<(u64, Option<Reason>)> {
+    let mut found = Vec::new();
+    let mut start = 0;
+    for line in smaps.lines() {
+        if let Some(mapping) = mapping(line) {
+            start = mapping.range.start;
+        } else if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let has = |flag: &str| flags.split_ascii_whitespace().any(|f| f == flag);
+            let reason = if has("lo") {
+                Some(Reason::Locked)
+            } else if has("io") || has("pf") || has("mm") {
+                Some(Reason::Pinned)
+            } else if has("ht") {
+                Some(Reason::Huge)
+            } else {
+                None
+            };
+            found.push((start, reason));
+        }
+    }
+    found
+}
+
+/// Ranges that a child does not inherit as they are (MADV_WIPEONFORK, MADV_DONTFORK).
+///
+/// # Errors
+/// As [`mappings`].
+pub fn not_inherited(pid: u32) -> io::Result<Vec<Range<u64>>> {
+    let smaps = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
+    let mut found = Vec::new();
+    let mut range = 0..0;
+    for line in smaps.lines() {
+        if let Some(mapping) = mapping(line) {
+            range = mapping.range;
+        } else if let Some(flags) = line.strip_prefix("VmFlags:")
+            && flags.split_ascii_whitespace().any(|f| f == "wf" || f == "dc")
+        {
+            found.push(range.clone());
+        }
+    }
+    Ok(found)
+}
+
+/// A line of maps: `start-end rwxp offset dev inode path`.
+fn mapping(line: &str) -> Option<Mapping> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let range = u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?;
+    let permissions = fields.next()?.as_bytes();
+    let bit = |index: usize, value: u64| if permissions.get(index)? != &b'-' { Some(value) } else { Some(0) };
+    let protection = bit(0, 1)? | bit(1, 2)? | bit(2, 4)?;
+    let inode: u64 = fields.nth(2)?.parse().ok()?;
+    let path = fields.next().unwrap_or("");
+    let kind = match path {
+        "[vdso]" | "[vvar]" | "[vvar_vclock]" | "[vsyscall]" => Kind::Kernel,
+        _ if permissions.get(3) == Some(&b's') => Kind::Left(Reason::Shared),
+        _ if path.starts_with("/anon_hugepage") => Kind::Left(Reason::Huge),
+        // Writable without readable is as good as readable to the processor, not to us.
+        _ if inode == 0 && protection & 1 == 0 => Kind::Left(Reason::Unreadable),
+        _ if inode == 0 => Kind::Anonymous,
+        _ => Kind::File,
+    };
+    Some(Mapping { range, protection, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_maps_are_understood() {
+        let kind = |line: &str| mapping(line).unwrap().kind;
+        let heap = "5555-5556 rw-p 00000000 00:00 0                          [heap]";
+        assert_eq!(
+            mapping(&heap.replace("5555-5556", "55550000-55560000")),
+            Some(Mapping { range: 0x5555_0000..0x5556_0000, protection: 3, kind: Kind::Anonymous })
+        );
+        assert_eq!(kind("1000-2000 r-xp 00001000 fe:00 123 /usr/bin/a file"), Kind::File);
+        assert_eq!(kind("1000-2000 rw-s 00001000 00:01 9 /memfd:x (deleted)"), Kind::Left(Reason::Shared));
+        assert_eq!(kind("1000-2000 rw-p 00000000 00:10 9 /anon_hugepage (deleted)"), Kind::Left(Reason::Huge));
+        assert_eq!(kind("1000-2000 ---p 00000000 00:00 0"), Kind::Left(Reason::Unreadable));
+        assert_eq!(kind("1000-2000 r-xp 00000000 00:00 0 [vdso]"), Kind::Kernel);
+        assert_eq!(mapping("VmFlags: rd wr mr mw me ac sd"), None);
+    }
+
+    #[test]
+    fn our_own_are_all_there() {
+        let mappings = mappings(std::process::id()).unwrap();
+        let local = 1u8;
+        let at = &raw const local as u64;
+        let ours = mappings.iter().find(|m| m.range.contains(&at)).unwrap();
+        assert_eq!((ours.kind, ours.protection), (Kind::Anonymous, 3));
+        assert!(mappings.iter().any(|m| m.kind == Kind::File) && mappings.iter().any(|m| m.kind == Kind::Kernel));
+    }
+}

@@ -1,0 +1,225 @@
+//! Whole processes brought to a stop, all of their threads, and let go again without having noticed.
+//!
+//! A thread that waits for a missing page stops only when the page has come, so faults must be served by other threads
+//! meanwhile. Traces belong to the calling thread: [`Stopped`] cannot leave it, and if the thread ends, everything runs on.
+//! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
+
+use kip_sys::inject::{self, Hand};
+use kip_sys::trace::{self, Stop};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::marker::PhantomData;
+use std::time::Instant;
+
+/// Why processes do not stop.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    /// A thread cannot be traced or looked at.
+    #[error("thread {tid} of process {pid} cannot be stopped")]
+    Thread {
+        /// Its process.
+        pid: u32,
+        /// Itself.
+        tid: u32,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The processes cannot be listed.
+    #[error("the processes to stop cannot be listed")]
+    List(#[source] io::Error),
+    /// New threads or processes came faster than they were stopped.
+    #[error("new threads come faster than they can be stopped")]
+    Unstable,
+}
+
+/// A process all of whose threads stand still.
+#[derive(Debug)]
+pub struct StoppedProcess {
+    /// Its id.
+    pub pid: u32,
+    /// Its threads.
+    pub threads: Vec<u32>,
+    /// Those that were put back onto a call that had ended with EINTR.
+    mended: Vec<u32>,
+}
+
+/// Processes that stand still; dropped, they run on.
+#[derive(Debug)]
+pub struct Stopped {
+    /// By id.
+    pub processes: BTreeMap<u32, StoppedProcess>,
+    _here: PhantomData<*const ()>,
+}
+
+fn ended(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc_esrch()) || error.kind() == io::ErrorKind::NotFound
+}
+
+fn libc_esrch() -> i32 {
+    rustix::io::Errno::SRCH.raw_os_error()
+}
+
+fn threads(pid: u32) -> io::Result<Vec<u32>> {
+    let ids = fs::read_dir(format!("/proc/{pid}/task"))?;
+    Ok(ids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// Stops all threads of all processes that `list` tells, until nothing new comes. Processes that end are left out.
+///
+/// # Errors
+/// See [`StopError`]; all run on then.
+pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
+    let mut stopped = Stopped { processes: BTreeMap::new(), _here: PhantomData };
+    loop {
+        let mut fresh = Vec::new();
+        for pid in list().map_err(StopError::List)? {
+            // A process that has just ended has no threads.
+            for tid in threads(pid).unwrap_or_default() {
+                let process = stopped.processes.entry(pid).or_insert_with(|| StoppedProcess {
+                    pid,
+                    threads: Vec::new(),
+                    mended: Vec::new(),
+                });
+                if !process.threads.contains(&tid) && seize(pid, tid)? {
+                    process.threads.push(tid);
+                    fresh.push((pid, tid));
+                }
+            }
+        }
+        if fresh.is_empty() {
+            stopped.processes.retain(|_, process| !process.threads.is_empty());
+            return Ok(stopped);
+        }
+        if Instant::now() > until {
+            return Err(StopError::Unstable);
+        }
+        for (pid, tid) in fresh {
+            stopped.wait(pid, tid, until).map_err(|source| StopError::Thread { pid, tid, source })?;
+        }
+    }
+}
+
+/// Begins to stop a thread; not so if it has ended.
+fn seize(pid: u32, tid: u32) -> Result<bool, StopError> {
+    // One that is just ending is refused like one that somebody else traces, for some microseconds.
+    let until = Instant::now() + std::time::Duration::from_millis(20);
+    loop {
+        match inject::seize(tid).and_then(|()| trace::interrupt(tid)) {
+            Ok(()) => return Ok(true),
+            Err(e) if ended(&e) || has_ended(pid, tid) => return Ok(false),
+            Err(source) if Instant::now() > until => return Err(StopError::Thread { pid, tid, source }),
+            Err(_) => std::thread::yield_now(),
+        }
+    }
+}
+
+/// A thread that is gone, a leader that has called pthread_exit, or a process nobody has waited for.
+fn has_ended(pid: u32, tid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")) else { return true };
+    stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z") || rest.starts_with(" X"))
+}
+
+impl Stopped {
+    fn wait(&mut self, pid: u32, tid: u32, until: Instant) -> io::Result<()> {
+        let process = self.processes.get_mut(&pid).expect("its threads have just been added");
+        let result = loop {
+            match inject::until_stopped(tid, until) {
+                Ok(Stop::Event) => break inject::mend(tid),
+                Ok(_) => inject::run(tid, 0)?,
+                Err(e) => break Err(e),
+            }
+        };
+        match result {
+            Ok(mended) => {
+                if mended {
+                    process.mended.push(tid);
+                }
+            }
+            Err(e) if ended(&e) => process.threads.retain(|t| *t != tid),
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Lets all run.
+    pub fn go(self) {}
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for process in std::mem::take(&mut self.processes).into_values() {
+            for tid in process.threads {
+                if process.mended.contains(&tid) && signal_waits(process.pid, tid) {
+                    // What fails here fails because it has died.
+                    let _ = inject::unmend(tid);
+                }
+                if trace::detach(tid).is_err() {
+                    let_go(tid);
+                }
+            }
+        }
+    }
+}
+
+/// A thread that has not stopped yet, or has died.
+fn let_go(tid: u32) {
+    let until = Instant::now() + std::time::Duration::from_secs(1);
+    while let Ok(found) = inject::look(tid) {
+        match found {
+            inject::Found::Ended => return,
+            inject::Found::Stopped(_) if trace::detach(tid).is_ok() => return,
+            _ if Instant::now() > until => return tracing::error!(tid, "a thread is not let go"),
+            _ => std::thread::yield_now(),
+        }
+    }
+}
+
+/// Whether a signal that the thread does not block came while it stood still.
+fn signal_waits(pid: u32, tid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
+    let mask = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0)
+    };
+    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & mask("SigCgt:") != 0
+}
+
+impl StoppedProcess {
+    /// A thread that makes calls for us: one that stands in a call if there is one, for it is in no critical section of
+    /// rseq(2), which the kernel would take for left once we have moved its thread.
+    ///
+    /// # Errors
+    /// As [`Hand::take`].
+    pub fn hand(&self, syscall_offset: u64) -> io::Result<Hand> {
+        let idle = |tid: &&u32| trace::get_general(**tid).is_ok_and(|registers| inject::in_call(&registers));
+        let tid = self.threads.iter().find(idle).or(self.threads.first());
+        let tid = *tid.ok_or_else(|| io::Error::from_raw_os_error(libc_esrch()))?;
+        Hand::take(tid, vdso(self.pid)? + syscall_offset)
+    }
+}
+
+fn vdso(pid: u32) -> io::Result<u64> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
+    let start = line.and_then(|line| u64::from_str_radix(line.split('-').next()?, 16).ok());
+    start.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, format!("process {pid} has no vdso")))
+}
+
+/// Offset in bytes of a `syscall` instruction in this kernel's vdso, found in our own; the same for every 64-bit process.
+///
+/// # Errors
+/// `Unsupported` if there is none.
+pub fn syscall_offset() -> io::Result<u64> {
+    use std::os::unix::fs::FileExt as _;
+    let none = || io::Error::new(io::ErrorKind::Unsupported, "the vdso has no syscall instruction");
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let line = maps.lines().find(|line| line.ends_with("[vdso]")).ok_or_else(none)?;
+    let (start, end) = line.split(' ').next().and_then(|range| range.split_once('-')).ok_or_else(none)?;
+    let parse = |text| u64::from_str_radix(text, 16).map_err(|_| none());
+    let (start, end) = (parse(start)?, parse(end)?);
+    let mut image = vec![0u8; (end - start) as usize];
+    fs::File::open("/proc/self/mem")?.read_exact_at(&mut image, start)?;
+    image.windows(2).position(|pair| pair == [0x0f, 0x05]).map(|at| at as u64).ok_or_else(none)
+}

@@ -1,0 +1,200 @@
+//! The private swap file of one proc: numbered slots of one page each, counted references, no page cache.
+//!
+//! Owns the file and which slots are in use. Never knows which page lies in which slot (that is [`crate::slots`]). The
+//! counts live in memory only: whoever opens the file again counts what its slot maps refer to. A crash leaves slots
+//! that nobody refers to, which are free then. Nothing is synced: the file is of no use once its processes are gone, and
+//! they go with the machine.
+
+use crate::source::PARKED;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+use std::sync::Mutex;
+
+/// Bytes of a page and of a slot.
+pub const PAGE: usize = 4096;
+
+/// Bytes at an address that a device accepts, whole pages.
+#[derive(Debug, Default)]
+pub struct Aligned {
+    bytes: Vec<u8>,
+    at: usize,
+    length: usize,
+}
+
+impl Aligned {
+    /// Zeros.
+    pub fn new(length: usize) -> Self {
+        let bytes = vec![0u8; length + PAGE];
+        let at = bytes.as_ptr().align_offset(PAGE);
+        Self { bytes, at, length }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[self.at..self.at + self.length]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.at..self.at + self.length]
+    }
+}
+
+/// Opens a file past the page cache where its file system can do that, mode 0600.
+pub(crate) fn open_direct(path: &Path, create: bool) -> io::Result<File> {
+    let open = |flags| {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(create).truncate(create).mode(0o600).custom_flags(flags);
+        options.open(path)
+    };
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    open(direct).or_else(|e| if e.kind() == io::ErrorKind::InvalidInput { open(0) } else { Err(e) })
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// References to each slot.
+    of: Vec<u32>,
+    /// Where the search for a free one begins.
+    next: usize,
+    used: usize,
+}
+
+/// The swap file of one proc.
+#[derive(Debug)]
+pub struct Swap {
+    file: File,
+    counts: Mutex<Counts>,
+}
+
+impl Swap {
+    /// A new, empty one.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: open_direct(path, true)?, counts: Mutex::default() })
+    }
+
+    /// The one of a pager that has died; all slots count as free until slot maps refer to them.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: open_direct(path, false)?, counts: Mutex::default() })
+    }
+
+    fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
+        self.counts.lock().expect("no holder of the counts panics")
+    }
+
+    /// A free slot, referred to once from now on; those that follow each other in time do so in the file where they can.
+    pub fn allocate(&self) -> u32 {
+        let mut counts = self.counts();
+        let (length, next) = (counts.of.len(), counts.next);
+        let free =
+            if counts.used == length { None } else { (next..length).chain(0..next).find(|slot| counts.of[*slot] == 0) };
+        let slot = free.unwrap_or_else(|| {
+            counts.of.push(0);
+            length
+        });
+        counts.of[slot] = 1;
+        counts.used += 1;
+        counts.next = slot + 1;
+        slot as u32
+    }
+
+    /// One more reference to each slot; those of a parked snapshot are not counted.
+    pub fn hold(&self, slots: Range<u32>) {
+        if slots.start >= PARKED {
+            return;
+        }
+        let mut counts = self.counts();
+        if counts.of.len() < slots.end as usize {
+            counts.of.resize(slots.end as usize, 0);
+        }
+        for slot in slots {
+            counts.of[slot as usize] += 1;
+            counts.used += usize::from(counts.of[slot as usize] == 1);
+        }
+    }
+
+    /// One reference less to each slot.
+    pub fn release(&self, slots: Range<u32>) {
+        if slots.start >= PARKED {
+            return;
+        }
+        let mut counts = self.counts();
+        for slot in slots {
+            let count = &mut counts.of[slot as usize];
+            *count = count.checked_sub(1).expect("a slot is released once for each reference");
+            let free = *count == 0;
+            counts.used -= usize::from(free);
+        }
+    }
+
+    /// Whether a slot is referred to exactly once, so that its page may be overwritten.
+    pub fn sole(&self, slot: u32) -> bool {
+        self.counts().of.get(slot as usize) == Some(&1)
+    }
+
+    /// Slots in use.
+    pub fn used(&self) -> usize {
+        self.counts().used
+    }
+
+    /// Writes whole pages from `slot` on.
+    ///
+    /// # Errors
+    /// The file system's; EINVAL when `bytes` is not aligned.
+    pub fn write(&self, slot: u32, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(bytes, u64::from(slot) * PAGE as u64)
+    }
+
+    /// Reads whole pages from `slot` on.
+    ///
+    /// # Errors
+    /// The file system's; EINVAL when `buffer` is not aligned.
+    pub fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(buffer, u64::from(slot) * PAGE as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_reused_when_nobody_refers_to_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let swap = Swap::create(&dir.path().join("swap")).unwrap();
+        let slots: Vec<u32> = (0..4).map(|_| swap.allocate()).collect();
+        assert_eq!(slots, [0, 1, 2, 3]);
+        swap.hold(1..3);
+        assert!(swap.sole(0) && !swap.sole(1));
+        swap.release(0..4);
+        assert_eq!((swap.used(), swap.allocate(), swap.allocate()), (2, 0, 3), "only what is free");
+        assert_eq!(swap.allocate(), 4, "it grows when it is full");
+    }
+
+    #[test]
+    fn pages_come_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("swap");
+        let mut page = Aligned::new(2 * PAGE);
+        page.fill(7);
+        Swap::create(&path).unwrap().write(3, &page).unwrap();
+        let swap = Swap::open(&path).unwrap();
+        page.fill(0);
+        swap.read(3, &mut page).unwrap();
+        assert!(page.iter().all(|b| *b == 7));
+        use std::os::unix::fs::PermissionsExt as _;
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,141 @@
+//! Real processes whose memory is taken out and comes back, checked page by page by themselves.
+
+mod rig;
+
+use kip_pager::proc::Sets;
+use rig::{Rig, Torture, rss, stopped, tree};
+use std::process::Command;
+
+#[test]
+fn all_comes_back_by_faults() {
+    let mut torture = Torture::start(&[]);
+    let mut rig = Rig::new();
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", torture.pid)).unwrap().count();
+    let before = descriptors();
+    let hot = rss(torture.pid);
+    let asleep = rig.sleep(torture.pid, Sets::None);
+    assert!(asleep < hot / 20, "{asleep} of {hot} bytes are still there");
+    assert_eq!(descriptors(), before);
+    torture.good("cscc");
+    let stopped = stopped(torture.pid);
+    let report = rig.proc.deflate(&stopped, true, Sets::None).unwrap();
+    stopped.go();
+    let written = report[&torture.pid].written_pages;
+    assert!((4096 / 7..1000).contains(&written), "only what was written is: {written}");
+    torture.good("c");
+}
+
+#[test]
+fn all_comes_back_with_sets() {
+    for sets in [Sets::Memory, Sets::Packed, Sets::Disk] {
+        let mut torture = Torture::start(&[]);
+        let mut rig = Rig::new();
+        rig.sleep(torture.pid, sets);
+        torture.good("wnc");
+        for _ in 0..4 {
+            rig.sleep(torture.pid, sets);
+            torture.good("n");
+            let memory = rig.proc.memory(torture.pid).unwrap();
+            assert!(memory.state().since.installed > 1000, "{:?}", memory.state().since.installed);
+            torture.good("wcdcucmczc");
+        }
+    }
+}
+
+#[test]
+fn held_processes_come_back_complete() {
+    let mut torture = Torture::start(&["threads"]);
+    let mut rig = Rig::new();
+    rig.sleep(torture.pid, Sets::Memory);
+    torture.good("wc");
+    let stopped = stopped(torture.pid);
+    rig.proc.deflate(&stopped, true, Sets::Memory).unwrap();
+    let asleep = rss(torture.pid);
+    assert!(asleep <= 64 << 10, "{asleep}");
+    torture.send('c');
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(rss(torture.pid) <= asleep, "it is held");
+    rig.proc.wake(&[torture.pid]).unwrap();
+    assert!(rss(torture.pid) > 10 << 20);
+    stopped.go();
+    assert_eq!(torture.receive(), "ok");
+    torture.good("io");
+}
+
+#[test]
+fn no_thread_sees_eintr() {
+    let mut torture = Torture::start(&["threads"]);
+    let mut rig = Rig::new();
+    for round in 0..40 {
+        std::thread::sleep(std::time::Duration::from_millis(round * 7 % 23));
+        rig.sleep(torture.pid, if round % 2 == 0 { Sets::None } else { Sets::Memory });
+        torture.good("c");
+    }
+    torture.good("io");
+}
+
+#[test]
+fn what_the_program_does_to_its_mappings_is_followed() {
+    let mut torture = Torture::start(&[]);
+    let mut rig = Rig::new();
+    for letters in ["dc", "uc", "mc", "zc", "bc", "fc", "xc", "wfdmuc", "mmdumzfc", "fffc"] {
+        rig.sleep(torture.pid, Sets::None);
+        torture.good(letters);
+        rig.sleep(torture.pid, Sets::Memory);
+        torture.good(letters);
+    }
+    rig.proc.sweep();
+    assert_eq!(rig.proc.spaces().len(), 1, "children that have ended are forgotten");
+}
+
+#[test]
+fn children_sleep_with_their_parents() {
+    let mut torture = Torture::start(&[]);
+    let mut rig = Rig::new();
+    rig.sleep(torture.pid, Sets::None);
+    // Born while all of the memory is away.
+    torture.good("F");
+    assert_eq!(tree(torture.pid).unwrap().len(), 2);
+    let used = rig.proc.swap().used();
+    for letters in ["Cc", "sCWc", "Cdc", "WCWCuc", "mCc"] {
+        rig.sleep(torture.pid, Sets::Memory);
+        torture.good(letters);
+    }
+    assert_eq!(rig.proc.spaces().iter().filter(|(_, pid)| pid.is_some()).count(), 2);
+    assert!(rig.proc.swap().used() < used * 2, "what neither has written is there once");
+}
+
+#[test]
+fn a_sandbox_that_forbids_all_of_it_is_no_obstacle() {
+    let user = ["-U", "-m", "-p", "-f", "--map-user=65534", "--kill-child"];
+    let mut torture = Torture::by(Command::new("unshare").args(user).arg(rig::program()).arg("filter"));
+    torture.pid = *tree(torture.pid).unwrap().last().unwrap();
+    let mut rig = Rig::new();
+    for letters in ["c", "wfc", "dmuc"] {
+        let asleep = rig.sleep(torture.pid, Sets::Memory);
+        assert!(asleep < 200 << 10, "{asleep}");
+        torture.good(letters);
+    }
+}
+
+/// Any order of everything, the same for a seed (KIP_SEED).
+#[test]
+fn random_sequences_lose_nothing() {
+    let mut seed: u64 = std::env::var("KIP_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    let mut next = |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let mut torture = Torture::start(&["threads"]);
+    let mut rig = Rig::new();
+    for step in 0..120 {
+        match next(6) {
+            0 | 1 => drop(rig.sleep(torture.pid, [Sets::Memory, Sets::Packed, Sets::Disk, Sets::None][next(4)])),
+            _ => {
+                let letter = ['w', 'd', 'u', 'm', 'z', 'b', 'f', 's', 'F', 'C', 'W', 'c'][next(12)];
+                assert_eq!(torture.order(letter), "ok", "step {step}: {letter}");
+            }
+        }
+    }
+    torture.good("cCio");
+}

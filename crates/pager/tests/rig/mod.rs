@@ -1,0 +1,152 @@
+//! What the tests share: the program of torture.c, a custodian, and a proc around them.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use kip_pager::memory::SpaceId;
+use kip_pager::proc::{Custodian, Proc, Sets};
+use kip_pager::serve::Server;
+use kip_pager::set::Predictor;
+use kip_pager::stop::{Stopped, stop};
+use std::collections::HashMap;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Holds descriptors in this process.
+#[derive(Default)]
+pub struct Holder(pub Mutex<HashMap<SpaceId, OwnedFd>>);
+
+impl Custodian for Holder {
+    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
+        self.0.lock().unwrap().insert(space, uffd.try_clone_to_owned()?);
+        Ok(())
+    }
+    fn release(&self, space: SpaceId) {
+        self.0.lock().unwrap().remove(&space);
+    }
+}
+
+pub fn program() -> PathBuf {
+    static BUILT: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torture.c");
+            let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("torture-{}", std::process::id()));
+            let gcc = Command::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&to).arg(source).status().unwrap();
+            assert!(gcc.success());
+            to
+        })
+        .clone()
+}
+
+/// A running torture program.
+pub struct Torture {
+    pub child: Child,
+    answers: BufReader<ChildStdout>,
+    /// Its id, which is not the child's when it was started by way of others.
+    pub pid: u32,
+}
+
+impl Torture {
+    pub fn start(arguments: &[&str]) -> Self {
+        Self::by(Command::new(program()).args(arguments))
+    }
+
+    pub fn by(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        let mut torture = Self { pid: child.id(), child, answers };
+        assert_eq!(torture.answer(), "ready");
+        torture
+    }
+
+    fn answer(&mut self) -> String {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    pub fn order(&mut self, letter: char) -> String {
+        self.send(letter);
+        self.answer()
+    }
+
+    pub fn send(&mut self, letter: char) {
+        self.child.stdin.as_mut().unwrap().write_all(format!("{letter}\n").as_bytes()).unwrap();
+    }
+
+    pub fn receive(&mut self) -> String {
+        self.answer()
+    }
+
+    #[track_caller]
+    pub fn good(&mut self, letters: &str) {
+        for letter in letters.chars() {
+            assert_eq!(self.order(letter), "ok", "after {letter}");
+        }
+    }
+}
+
+impl Drop for Torture {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process and all below it.
+pub fn tree(pid: u32) -> io::Result<Vec<u32>> {
+    let mut pids = vec![pid];
+    let mut next = 0;
+    while let Some(pid) = pids.get(next).copied() {
+        next += 1;
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+        for task in tasks.flatten() {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            pids.extend(children.split_ascii_whitespace().filter_map(|child| child.parse::<u32>().ok()));
+        }
+    }
+    Ok(pids)
+}
+
+pub fn stopped(pid: u32) -> Stopped {
+    stop(|| tree(pid), Instant::now() + Duration::from_secs(5)).unwrap()
+}
+
+pub struct Rig {
+    pub dir: tempfile::TempDir,
+    pub holder: Arc<Holder>,
+    pub proc: Proc,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let holder = Arc::new(Holder::default());
+        let server = Arc::new(Server::start().unwrap());
+        let proc = Proc::create(1, dir.path(), server, holder.clone(), Predictor::LastUse).unwrap();
+        Self { dir, holder, proc }
+    }
+
+    /// All the way down; armed if there are sets. Returns resident bytes.
+    pub fn sleep(&mut self, pid: u32, sets: Sets) -> u64 {
+        // Its last answer came before it waits for the next order.
+        let call = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
+        while !call().starts_with("0 ") {
+            std::thread::yield_now();
+        }
+        let stopped = stopped(pid);
+        let pids: Vec<u32> = stopped.processes.keys().copied().collect();
+        self.proc.deflate(&stopped, true, sets).unwrap();
+        stopped.go();
+        self.proc.arm(&pids, Duration::from_millis(100));
+        rss(pid)
+    }
+}
+
+pub fn rss(pid: u32) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
