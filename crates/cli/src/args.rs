@@ -7,6 +7,7 @@ use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{Image, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Virtual memory for processes: programs that look always on and cost nothing while idle.
 #[derive(Debug, Parser)]
@@ -34,6 +35,8 @@ pub enum Command {
     Start(NameArg),
     /// List procs
     Ps,
+    /// Watch procs by tier, memory, CPU and wakes; `q` ends it
+    Top(TopArgs),
     /// Show everything about a proc
     Inspect(NameArg),
     /// Show what a proc wrote
@@ -195,6 +198,16 @@ pub struct SleepArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Seconds from one screen to the next
+    #[arg(short, long, value_name = "SECS", value_parser = parse_delay, default_value = "1")]
+    pub delay: Duration,
+    /// Print one screen without control codes and end; so it is, too, if the output is no terminal
+    #[arg(long)]
+    pub once: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct EventsArgs {
     /// Go on with new ones
     #[arg(short, long)]
@@ -212,6 +225,13 @@ fn parse_env(s: &str) -> Result<(String, String), String> {
     match s.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+fn parse_delay(s: &str) -> Result<Duration, String> {
+    match s.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("write seconds, from 0.1 to 3600".to_owned()),
     }
 }
 
@@ -377,6 +397,9 @@ mod tests {
             &["sleep", "web", "--to", "hot"],
             &["exec", "web"],
             &["inspect"],
+            &["top", "-d", "0"],
+            &["top", "-d", "soon"],
+            &["top", "web"],
             &["logs", "web", "--tail", "-1"],
             &["dance"],
             &[],

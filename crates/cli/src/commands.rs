@@ -2,7 +2,7 @@
 
 use crate::args::{Command, LogsArgs};
 use crate::output::{print, print_json};
-use crate::{exec, follow, text, view};
+use crate::{exec, follow, text, top, view};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -23,6 +23,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Down => down(client, json).await?,
         Command::Run(args) => show(&client.run(&args.into_request()?).await?, json, view::run)?,
         Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,
+        Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
         Command::Inspect(args) => show(&client.inspect(&name(&args.name)?).await?, json, view::inspect)?,
         Command::Stop(args) => show(&client.stop(&name(&args.name)?, args.grace).await?, json, stopped)?,

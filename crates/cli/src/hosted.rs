@@ -217,6 +217,7 @@ impl Service for Hosted {
             pid: std::process::id(),
             worker: self.worker.name().to_owned(),
             keeper_pid: self.worker.keeper_pid(),
+            wakes_last_minute: self.worker.wakes_last_minute(),
         })
     }
 

@@ -12,6 +12,7 @@ mod follow;
 mod hosted;
 mod output;
 mod text;
+mod top;
 mod up;
 mod view;
 

@@ -1,7 +1,9 @@
 //! The API's views as people read them.
 
 use crate::text::{ago, bytes, micros, millis, one_line, short, table, utc};
-use kip_types::api::{Event, Moved, PortView, ProcView, SleepView, WakeView, WhyView};
+use kip_types::api::{
+    Event, Moved, NextWakeView, PortView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
+};
 use kip_types::spec::{Image, Spec};
 use std::fmt::Write;
 
@@ -153,6 +155,7 @@ fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {
         ("stood still", micros(sleep.frozen_us)),
         ("in all", micros(sleep.total_us)),
         ("written", bytes(sleep.bytes_written)),
+        ("given back", sleep.memory_bytes.map_or_else(dash, bytes)),
     ]
 }
 
@@ -208,18 +211,45 @@ pub fn wake(moved: &Moved) -> String {
     }
 }
 
-/// `kip why`.
+/// `kip why`: the reasons, then what was seen, then where the time of the last wake went.
 pub fn why(why: &WhyView) -> String {
-    let mut text = format!("{} is {}\n", why.name, why.state);
     let mut rows = Vec::new();
-    rows.extend(why.awake_because.iter().map(|line| ("awake because", one_line(line))));
-    rows.extend(why.cannot_sleep.iter().map(|line| ("cannot sleep", one_line(line))));
-    rows.extend(why.last_wake.iter().map(|wake| {
-        ("last wake", format!("{}, in {} by {}", ago(wake.at_ms), micros(wake.total_us), one_line(&wake.trigger)))
-    }));
-    let rows: Vec<_> = rows.into_iter().map(|(key, value)| vec![format!("  {key}"), value]).collect();
-    text.push_str(&table(&rows));
-    text
+    rows.extend(why.awake_because.iter().map(|line| ("awake because", line.clone())));
+    rows.extend(why.cannot_sleep.iter().map(|line| ("cannot sleep", line.clone())));
+    rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
+    let mut text = Sections::default();
+    let title = format!("{} is {}", why.name, why.state);
+    if rows.is_empty() {
+        text.0 = format!("{title}\n");
+    }
+    text.add(&title, rows);
+    if let Some(seen) = &why.seen {
+        text.add("timers", timers(seen));
+    }
+    text.add("last wake", why.last_wake.iter().flat_map(last_wake).collect());
+    let steps = why.last_wake.iter().flat_map(|wake| &wake.steps);
+    let rows: Vec<_> =
+        steps.map(|step| vec![format!("    {}", one_line(&step.name)), format!("{:>9} us", step.us)]).collect();
+    text.0 + &table(&rows)
+}
+
+fn next_wake(next: &NextWakeView) -> String {
+    let due = millis(next.due_ms);
+    match next.gathered {
+        true => format!("in {due} for ticks ({}), which are gathered", next.kind),
+        false => format!("for a timer ({}) that is due in {due}", next.kind),
+    }
+}
+
+fn timers(seen: &SeenView) -> Vec<(&'static str, String)> {
+    let row = |timer: &TimerView| {
+        let thread = timer.tid.map(|tid| format!(", tid {tid}")).unwrap_or_default();
+        let due = timer.due_ms.map_or_else(|| "is set".to_owned(), |ms| format!("is due in {}", millis(ms)));
+        let every = timer.every_ms.map(|ms| format!(", every {}", millis(ms))).unwrap_or_default();
+        let (name, pid) = (&timer.program.name, timer.program.pid);
+        ("", format!("{} of {name} (pid {pid}{thread}) {due}{every}", timer.kind))
+    };
+    seen.timers.iter().map(row).collect()
 }
 
 /// One line of `kip events`.
@@ -312,6 +342,34 @@ b             stopped  -       8080->80/tcp  -       -     -              sh -c 
             assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
         }
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn why_tells_timers_and_each_step_of_the_wake() {
+        let program = serde_json::json!({"name": "web", "pid": 2});
+        let timer = |kind: &str, due: Option<u64>, tid: Option<u32>| serde_json::json!({"kind": kind, "program": program, "tid": tid, "due_ms": due, "every_ms": null});
+        let timers = [timer("timerfd", Some(5000), None), timer("time-out of futex", None, Some(9))];
+        let why: WhyView = serde_json::from_value(serde_json::json!({
+            "name": "web", "state": "running", "awake_because": ["x"], "cannot_sleep": [], "last_wake": wake(),
+            "seen": {"watched_us": 1, "threads": [], "sockets": [], "sockets_in_all": 0, "timers": timers, "execs": []},
+        }))
+        .unwrap();
+        let text = super::why(&why);
+        for line in [
+            "    timerfd of web (pid 2) is due in 5.0s",
+            "    time-out of futex of web (pid 2, tid 9) is set",
+            "  by      tcp 0.0.0.0:80 (connection)",
+            "    helper                   400 us",
+            "    restore processes       6000 us",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line:?} is not in\n{text}");
+        }
+        let next = serde_json::json!({"kind": "timerfd", "due_ms": 5000, "begins_ms": 4900, "gathered": false});
+        let asleep: WhyView = serde_json::from_value(serde_json::json!({
+            "name": "web", "state": "parked", "awake_because": [], "cannot_sleep": [], "next_wake": next, "last_wake": null,
+        }))
+        .unwrap();
+        assert_eq!(super::why(&asleep), "web is parked\n  next wake  for a timer (timerfd) that is due in 5.0s\n");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Protocol, Spec};
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Why a request was not carried out. `message` is one clear line: what, where, what to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -204,6 +204,9 @@ pub struct SleepView {
     pub total_us: u64,
     /// Bytes written to disk.
     pub bytes_written: u64,
+    /// Its proportional set just before it was frozen, bytes: what the sleep gave back. Null in records of older daemons.
+    #[serde(default)]
+    pub memory_bytes: Option<u64>,
     /// When, milliseconds since the epoch.
     pub at_ms: u64,
 }
@@ -263,23 +266,190 @@ pub struct ProcView {
     pub idle_ms: Option<u64>,
     /// The next timer that will wake it, milliseconds from now; null unless parked with one.
     pub next_timer_ms: Option<u64>,
+    /// CPU time its processes have used, microseconds; null unless running. Where it counts from is not defined: two
+    /// looks give what was used between them.
+    #[serde(default)]
+    pub cpu_us: Option<u64>,
+    /// How often it was woken since it was last started.
+    #[serde(default)]
+    pub wakes: u64,
     /// What it was asked to be. Environment values are left out of listings.
     pub spec: Spec,
 }
 
-/// `GET /v1/procs/NAME/why`.
+/// `GET /v1/procs/NAME/why`. For a running proc the answer takes a second, in which its threads are watched.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WhyView {
     /// Name.
     pub name: ProcName,
     /// The lifecycle's word.
     pub state: String,
-    /// What keeps it awake now; empty for a sleeper.
+    /// What keeps it awake now, as lines for people, the strongest reason first; empty for a sleeper.
     pub awake_because: Vec<String>,
+    /// What the newest activity was; null for a sleeper.
+    pub activity: Option<ActivityKind>,
+    /// Milliseconds since then, told once a second; null for a sleeper.
+    pub quiet_ms: Option<u64>,
+    /// Milliseconds of quiet after which it is parked; null for a sleeper and with `--never-sleep`.
+    pub parks_after_ms: Option<u64>,
+    /// What its threads and sockets do; null for a sleeper, and when the look was given up (`awake_because` says so).
+    pub seen: Option<SeenView>,
     /// What stood in the way of the last sleep that was refused; empty when none was.
     pub cannot_sleep: Vec<String>,
+    /// When that was, milliseconds since the epoch; null when none was or an earlier daemon saw it.
+    pub cannot_sleep_at_ms: Option<u64>,
+    /// The timer that will wake a sleeper; null for the awake, and without one.
+    pub next_wake: Option<NextWakeView>,
     /// The last wake.
     pub last_wake: Option<WakeView>,
+}
+
+/// What was seen of a running proc's newest activity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ActivityKind {
+    /// Payload was received or sent.
+    Traffic,
+    /// It used more than 1% of a core.
+    Cpu,
+    /// It was started, woken or called and has done nothing that counts since.
+    Called,
+}
+
+/// What a running proc's threads and sockets did within a second.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeenView {
+    /// How long the threads were watched, microseconds.
+    pub watched_us: u64,
+    /// Threads that were on a CPU meanwhile, the busiest first, at most 32. One that ended meanwhile is not seen.
+    pub threads: Vec<ThreadView>,
+    /// Connections, flows of datagrams and listeners with connections that wait to be accepted: the one with the newest
+    /// packet first, at most 256.
+    pub sockets: Vec<SocketView>,
+    /// How many of those there are in all.
+    pub sockets_in_all: usize,
+    /// Timers and time-outs of calls that are set, the next one first, at most 64.
+    pub timers: Vec<TimerView>,
+    /// Programs that run in it by `kip exec`.
+    pub execs: Vec<ProgramView>,
+}
+
+/// A process of a proc.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramView {
+    /// The name the kernel has for it, at most 15 bytes.
+    pub name: String,
+    /// Its process id inside.
+    pub pid: u32,
+}
+
+/// A thread with CPU time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadView {
+    /// The thread's own name, at most 15 bytes.
+    pub name: String,
+    /// Its id inside.
+    pub tid: u32,
+    /// Its process.
+    pub program: ProgramView,
+    /// CPU time while it was watched, microseconds.
+    pub cpu_us: u64,
+}
+
+/// A socket, as the proc sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketView {
+    /// TCP or UDP.
+    pub proto: Protocol,
+    /// `established`, `close-wait`, `fin-wait`, `syn-sent` or `listen`; for UDP `flow`.
+    pub state: String,
+    /// Its own address.
+    pub local: SocketAddr,
+    /// The other side's address as the proc sees it; null for a listener, and for datagrams whose sender is not known.
+    pub peer: Option<SocketAddr>,
+    /// The client's address as the host sees it, before translation; null unless a client came from outside the proc.
+    pub client: Option<SocketAddr>,
+    /// Bytes that the program has not read; for a listener, connections it has not accepted.
+    pub unread: u32,
+    /// Bytes that are not sent or not acknowledged; 0 for a listener.
+    pub unsent: u32,
+    /// The newest packet either way, empty ones included, is at most this many milliseconds old, and at most a second
+    /// younger. From the flow table of the host; null for what is not in it, such as connections within the proc.
+    pub packet_ms: Option<u64>,
+    /// Who has it open.
+    pub programs: Vec<ProgramView>,
+}
+
+/// A timer that is set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimerView {
+    /// `timerfd`, `POSIX timer` or `time-out of NAME`, a call that waits.
+    pub kind: String,
+    /// Whose.
+    pub program: ProgramView,
+    /// The thread that waits, by its id inside; null for timers.
+    pub tid: Option<u32>,
+    /// Milliseconds until it is due; null where the kernel tells only the program itself.
+    pub due_ms: Option<u64>,
+    /// Its period, milliseconds; null for one that fires once or where it is not told.
+    pub every_ms: Option<u64>,
+}
+
+/// The timer that will wake a sleeper.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NextWakeView {
+    /// `timerfd`, `POSIX timer`, `interval timer`, `time-out of a call` or `it was at work`.
+    pub kind: String,
+    /// When the timer is due, milliseconds from now.
+    pub due_ms: u64,
+    /// When the wake for it begins, milliseconds from now.
+    pub begins_ms: u64,
+    /// It stands for all ticks, which are gathered; none is on time.
+    pub gathered: bool,
+}
+
+/// `kip top --json`: one look at all procs.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TopView {
+    /// When, milliseconds since the epoch.
+    pub at_ms: u64,
+    /// Number of procs by tier, `stopped` for those in none.
+    pub tiers: std::collections::BTreeMap<String, usize>,
+    /// Proportional sets of all running procs, bytes.
+    pub held_bytes: u64,
+    /// What the sleepers had in memory when they fell asleep, bytes.
+    pub saved_bytes: u64,
+    /// Wakes of all procs in the last 60 seconds.
+    pub wakes_last_minute: u64,
+    /// Sorted by tier (hot first), then by memory (most first), then by name.
+    pub procs: Vec<TopProc>,
+}
+
+/// One proc of a [`TopView`].
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct TopProc {
+    /// Name.
+    pub name: ProcName,
+    /// The lifecycle's word.
+    pub state: String,
+    /// Where its memory is; null for a stopped proc.
+    pub tier: Option<Tier>,
+    /// Its proportional set, bytes; 0 unless running.
+    pub memory_bytes: u64,
+    /// What it had in memory when it fell asleep, bytes; null unless asleep, and where it is not recorded.
+    pub saved_bytes: Option<u64>,
+    /// Milliseconds without activity; null unless running.
+    pub idle_ms: Option<u64>,
+    /// CPU time since the look before, in percent of a core; null unless it ran at both.
+    pub cpu_percent: Option<f64>,
+    /// How often it was woken since it was last started.
+    pub wakes: u64,
+    /// How long its last wake took, microseconds.
+    pub last_wake_us: Option<u64>,
+    /// When that was, milliseconds since the epoch.
+    pub last_wake_at_ms: Option<u64>,
+    /// What woke it.
+    pub last_trigger: Option<String>,
 }
 
 /// One line of `kip events`.
@@ -348,4 +518,8 @@ pub struct Info {
     pub worker: String,
     /// The keeper's pid.
     pub keeper_pid: u32,
+    /// Wakes of all procs in the last 60 seconds. From the events that are kept: where those do not reach back that far,
+    /// as many as there would have been at their pace.
+    #[serde(default)]
+    pub wakes_last_minute: u64,
 }

@@ -40,9 +40,61 @@ impl Events {
         let _ = self.live.send(event);
     }
 
+    /// When something of `kind` with `word` in its detail was last told of `name`, milliseconds since the epoch, if
+    /// that is still kept.
+    pub(crate) fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);
+        kept.iter().rev().find(same).map(|e| e.at_ms)
+    }
+
+    /// How many of `kind` there were in the minute before `now_ms`. If a full ring does not reach back that far: as many
+    /// as there would have been at its pace.
+    pub(crate) fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {
+        const MINUTE_MS: u64 = 60_000;
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let begin = now_ms.saturating_sub(MINUTE_MS);
+        let count = kept.iter().filter(|e| e.kind == kind && e.at_ms >= begin).count() as u64;
+        let span = kept.front().filter(|_| kept.len() == KEPT).map_or(MINUTE_MS, |e| now_ms.saturating_sub(e.at_ms));
+        if span >= MINUTE_MS { count } else { count * MINUTE_MS / span.max(1) }
+    }
+
     /// Those that are kept, and a receiver of all that follow.
     pub(crate) fn subscribe(&self) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let kept = self.kept.lock().expect("no holder of this lock panics");
         (kept.iter().cloned().collect(), self.live.subscribe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(events: impl Iterator<Item = (u64, &'static str)>) -> Events {
+        let all = Events::new();
+        let event = |(at_ms, kind): (u64, &str)| Event {
+            at_ms,
+            name: "web".parse().ok(),
+            kind: kind.to_owned(),
+            detail: String::new(),
+        };
+        all.kept.lock().unwrap().extend(events.map(event));
+        all
+    }
+
+    #[test]
+    fn wakes_of_the_last_minute_are_counted() {
+        let few = filled([(1_000, "woken"), (90_000, "woken"), (95_000, "parked"), (100_000, "woken")].into_iter());
+        assert_eq!(few.per_minute("woken", 110_000), 2);
+        assert_eq!(few.last(&"web".parse().unwrap(), "parked", ""), Some(95_000));
+        assert_eq!(few.last(&"web".parse().unwrap(), "parked", "cannot sleep"), None);
+        assert_eq!(few.last(&"other".parse().unwrap(), "parked", ""), None);
+    }
+
+    #[test]
+    fn a_ring_that_is_too_short_is_extrapolated() {
+        let storm = filled((0..KEPT as u64).map(|n| (1_000_000 + n * 10, "woken")));
+        let rate = storm.per_minute("woken", 1_000_000 + KEPT as u64 * 10);
+        assert!((5_990..=6_010).contains(&rate), "{rate}");
     }
 }

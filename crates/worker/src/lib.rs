@@ -8,7 +8,7 @@
 //! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
 //! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
 //! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
-//! | [`logs`], [`events`], [`view`], [`exec`] | what people see |
+//! | [`logs`], [`events`], [`view`], [`why`], [`exec`] | what people see |
 //!
 //! Never decides for other workers, never speaks to clients.
 #![forbid(unsafe_code)]
@@ -36,6 +36,7 @@ mod task;
 mod tree;
 mod view;
 mod wake;
+mod why;
 
 pub use exec::{ExecOutput, ExecSession};
 pub use machine::InstanceError;
@@ -167,10 +168,10 @@ impl Worker {
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
-    /// Why it is in the tier that it is in.
+    /// Why it is in the tier that it is in. Watches a running proc for a second; touches, wakes and waits for nobody.
     pub async fn why(&self, name: &ProcName) -> Result<WhyView, Refusal> {
         let handle = self.handle(name)?;
-        Ok(blocking(move || view::why(&handle)).await)
+        Ok(why::why(&handle).await)
     }
 
     /// Starts a stopped proc.
@@ -231,6 +232,11 @@ impl Worker {
             machine.helpers.close();
         })
         .await;
+    }
+
+    /// Wakes of all procs in the last minute.
+    pub fn wakes_last_minute(&self) -> u64 {
+        self.machine.events.per_minute("woken", events::now_ms())
     }
 
     /// The name of this worker.

@@ -5,7 +5,7 @@
 
 mod sleep;
 
-pub(crate) use sleep::take_custody;
+pub(crate) use sleep::{source_word as sleep_word, take_custody};
 
 use crate::due::{self, NextWake};
 use crate::fault;

@@ -79,6 +79,16 @@ impl Tree {
     }
 }
 
+/// The call in which a thread waits: number, arguments and stack pointer of proc_pid_syscall(5); none for one that runs.
+pub(crate) fn waits_in(tid: u32) -> Option<[u64; 8]> {
+    call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)
+}
+
+/// When a thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC. Visits that CPU.
+pub(crate) fn last_ran(tid: u32) -> Option<i64> {
+    ran::CpuClocks::default().last_ran(tid)
+}
+
 /// How often a thread has left a CPU.
 pub(crate) fn switches_of(tid: u32) -> Option<u64> {
     count_switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)

@@ -1,20 +1,18 @@
-//! What people and programs see of a proc: `inspect`, `ps` and `why`. Reads, never changes anything.
+//! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
-use crate::idle::Activity;
 use crate::proc::Proc;
-use crate::task::{Handle, Status};
+use crate::task::Handle;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::Now;
-use kip_types::api::{MemoryView, ProcView, WhyView};
+use kip_types::api::{MemoryView, ProcView};
 use kip_types::{State, Tier};
-use std::time::Instant;
 
 /// The proc as it is now.
 pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
     let proc = &handle.proc;
     let record = &status.record;
-    let (pids, memory) = measure(proc, record.state.tier());
+    let (pids, memory, cpu_us) = measure(proc, record.state.tier());
     let next_timer_ms = status.next.map(|n| ((n.due_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
     ProcView {
         name: proc.name.clone(),
@@ -34,70 +32,42 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
         },
         idle_ms: status.quiet_since.map(|since| since.elapsed().as_millis() as u64),
         next_timer_ms,
+        cpu_us,
+        wakes: wakes(&record.state),
         spec: proc.spec.clone(),
     }
 }
 
-fn measure(proc: &Proc, tier: Option<Tier>) -> (Vec<u32>, MemoryView) {
+fn measure(proc: &Proc, tier: Option<Tier>) -> (Vec<u32>, MemoryView, Option<u64>) {
     if tier != Some(Tier::Hot) {
-        return (Vec::new(), MemoryView::default());
+        return (Vec::new(), MemoryView::default(), None);
     }
     let pids = Tree::read(&proc.cgroup.pids().unwrap_or_default()).pids;
     let (rss_bytes, pss_bytes, swap_bytes) = tree::memory(&pids);
-    let kernel_bytes = proc.cgroup.usage().map_or(0, |u| u.kernel_bytes);
-    (pids, MemoryView { rss_bytes, pss_bytes, kernel_bytes, swap_bytes, working_set_pages: 0 })
+    let usage = proc.cgroup.usage().ok();
+    let kernel_bytes = usage.as_ref().map_or(0, |u| u.kernel_bytes);
+    let memory = MemoryView { rss_bytes, pss_bytes, kernel_bytes, swap_bytes, working_set_pages: 0 };
+    (pids, memory, usage.map(|u| u.cpu_ns / 1000))
 }
 
-/// Why it is in the tier that it is in.
-pub(crate) fn why(handle: &Handle) -> WhyView {
-    let status = handle.status.borrow().clone();
-    let awake_because = match &status.record.state {
-        State::Hot { .. } => reasons(&handle.proc, &status),
-        _ => Vec::new(),
-    };
-    WhyView {
-        name: handle.proc.name.clone(),
-        state: status.record.state.word().to_owned(),
-        awake_because,
-        cannot_sleep: status.record.cannot_sleep.clone(),
-        last_wake: status.record.last_wake.clone(),
-    }
+/// Each sleep makes a generation, so there were as many wakes, but for the sleep that it is in.
+fn wakes(state: &State) -> u64 {
+    let asleep = matches!(state, State::Parked { .. } | State::Waking { .. });
+    state.generation().0.saturating_sub(u64::from(asleep))
 }
 
-fn reasons(proc: &Proc, status: &Status) -> Vec<String> {
-    let mut reasons = Vec::new();
-    let timing = &proc.spec.timing;
-    if timing.never {
-        reasons.push("it was run with --never-sleep".to_owned());
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::Generation;
+
+    #[test]
+    fn wakes_are_sleeps_that_ended() {
+        let hot = |generation| State::Hot { init: 7, init_started: 1, generation: Generation(generation) };
+        assert_eq!([wakes(&hot(0)), wakes(&hot(3))], [0, 3]);
+        assert_eq!(wakes(&State::Parked { generation: Generation(3) }), 2);
+        let parking = State::Parking { init: 7, init_started: 1, generation: Generation(4) };
+        assert_eq!(wakes(&parking), 3);
+        assert_eq!(wakes(&State::Stopped { exit: None }), 0);
     }
-    if status.execs > 0 {
-        reasons.push(format!("{} program(s) run in it by `kip exec`", status.execs));
-    }
-    let quiet = status.quiet_since.map_or(0, |s| Instant::now().saturating_duration_since(s).as_millis() as u64);
-    let needed = timing.idle_ms.saturating_add(timing.park_after_ms);
-    let seconds = |ms: u64| ms as f64 / 1000.0;
-    match status.seen {
-        _ if timing.never => {}
-        Some(Activity::Traffic) if quiet < needed => reasons.push(format!(
-            "it received or sent data {:.1} s ago; it parks after {:.1} s without",
-            seconds(quiet),
-            seconds(needed)
-        )),
-        Some(Activity::Cpu(thousandths)) if quiet < needed => reasons.push(format!(
-            "it used {:.1}% of a core {:.1} s ago, more than 1% counts as work; it parks after {:.1} s of less",
-            f64::from(thousandths) / 10.0,
-            seconds(quiet),
-            seconds(needed)
-        )),
-        _ if quiet < needed => reasons.push(format!(
-            "it started, woke or was called {:.1} s ago; it parks after {:.1} s without activity",
-            seconds(quiet),
-            seconds(needed)
-        )),
-        _ => {}
-    }
-    if !status.record.cannot_sleep.is_empty() {
-        reasons.push(format!("its last sleep was refused: {}", status.record.cannot_sleep.join("; ")));
-    }
-    reasons
 }

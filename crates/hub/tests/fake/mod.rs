@@ -110,6 +110,8 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         exit: None,
         idle_ms: Some(1500),
         next_timer_ms: None,
+        cpu_us: Some(1000),
+        wakes: 0,
         spec: request.spec.clone(),
     }
 }
@@ -223,8 +225,14 @@ impl Service for Fake {
             (view.state, view.tier, view.idle_ms) = ("parked".into(), Some(how.to), None);
             view.generation = view.generation.next();
             view.memory = MemoryView::default();
-            view.last_sleep =
-                Some(SleepView { to: how.to, frozen_us: 9000, total_us: 21_000, bytes_written: 3 << 20, at_ms: 1000 });
+            view.last_sleep = Some(SleepView {
+                to: how.to,
+                frozen_us: 9000,
+                total_us: 21_000,
+                bytes_written: 3 << 20,
+                memory_bytes: Some(5 << 20),
+                at_ms: 1000,
+            });
             Moved { proc: view.clone(), already }
         })
     }
@@ -246,7 +254,13 @@ impl Service for Fake {
             name: name.clone(),
             state: view.state.clone(),
             awake_because: vec!["a request 2 s ago".into()],
+            activity: Some(ActivityKind::Traffic),
+            quiet_ms: Some(2000),
+            parks_after_ms: Some(333),
+            seen: None,
             cannot_sleep: vec!["descriptor 7 of pid 12 is an io_uring".into()],
+            cannot_sleep_at_ms: None,
+            next_wake: None,
             last_wake: view.last_wake.clone(),
         })
     }
@@ -292,6 +306,7 @@ impl Service for Fake {
             pid: std::process::id(),
             worker: "fake".into(),
             keeper_pid: 1,
+            wakes_last_minute: 0,
         })
     }
 

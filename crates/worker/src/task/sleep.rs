@@ -9,6 +9,7 @@ use crate::pins;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
+use crate::tree::{self, Tree};
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::Source;
 use kip_checkpoint::dump::DumpError;
@@ -47,18 +48,20 @@ impl Task {
         let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
         let proc = Arc::clone(&self.proc);
         let next = parked.clone();
-        let result = blocking(move || {
+        let result = blocking(move || -> Result<_, ParkError> {
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
-            park::park(&proc, &pids, generation, &mut || {
+            let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
+            let done = park::park(&proc, &pids, generation, &mut || {
                 record::write_state(&proc.dir, &next, record::Durability::Fsync)
-            })
+            })?;
+            Ok((done, memory_bytes))
         })
         .await;
         match result {
-            Ok(done) => {
+            Ok((done, memory_bytes)) => {
                 fault::reach("park-killed");
                 self.record = parked;
-                self.finish_park(done, begin).await;
+                self.finish_park(done, memory_bytes, begin).await;
                 Ok(())
             }
             Err(e) => {
@@ -72,7 +75,7 @@ impl Task {
         }
     }
 
-    async fn finish_park(&mut self, done: park::ParkDone, begin: Instant) {
+    async fn finish_park(&mut self, done: park::ParkDone, memory_bytes: u64, begin: Instant) {
         let proc = Arc::clone(&self.proc);
         let body = done.body.clone();
         let generation = self.record.generation();
@@ -97,6 +100,7 @@ impl Task {
             frozen_us: done.frozen_us,
             total_us: begin.elapsed().as_micros() as u64,
             bytes_written: done.bytes,
+            memory_bytes: Some(memory_bytes),
             at_ms: now_ms(),
         };
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
@@ -225,7 +229,7 @@ pub(crate) fn take_custody(proc: &Proc, body: &Body) {
     }
 }
 
-pub(super) fn source_word(source: Source) -> &'static str {
+pub(crate) fn source_word(source: Source) -> &'static str {
     match source {
         Source::Timerfd => "timerfd",
         Source::Posix => "POSIX timer",

@@ -1,0 +1,86 @@
+//! `kip top`: a screen of all procs, drawn anew every second.
+//!
+//! Asks what `kip ps` asks, so it wakes nobody and counts as nobody's activity. [`look`] makes one picture of two answers,
+//! [`layout`] makes lines of it, [`screen`] owns the terminal and gives it back however this ends.
+
+mod layout;
+mod look;
+mod screen;
+
+use crate::args::TopArgs;
+use crate::output::{print, print_json};
+use kip_client::Client;
+use layout::{Size, Style};
+use look::Answer;
+use screen::Screen;
+use std::io::IsTerminal;
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+
+/// CPU is told of what was used in this long, at most, before a single screen.
+const FIRST_SPAN: Duration = Duration::from_secs(1);
+/// What Ctrl-C is for a terminal that makes no signal of it.
+const CTRL_C: u8 = 3;
+
+/// Shows procs until the user has seen enough; one picture where nobody watches.
+pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<()> {
+    let watched = std::io::stdout().is_terminal() && screen::takes_control_codes();
+    if !args.once && !json && watched {
+        return watch(client, args.delay).await;
+    }
+    let first = Answer::ask(client).await?;
+    tokio::time::sleep(args.delay.min(FIRST_SPAN)).await;
+    let view = look::compare(&first, &Answer::ask(client).await?);
+    if json {
+        return print_json(&view);
+    }
+    // A terminal's lines are as long as it is wide; a script gets all there is.
+    let size = Size { rows: None, columns: screen::size().map(|(columns, _)| columns) };
+    print(&(layout::lines(&view, size, Style::Plain).join("\n") + "\n"))
+}
+
+async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
+    // Before the terminal is touched: a daemon that does not answer is told of on the usual screen.
+    let mut last = Answer::ask(client).await?;
+    let mut view = look::compare(&last, &last);
+    let (mut interrupt, mut terminate, mut hangup, mut resized) = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::hangup())?,
+        signal(SignalKind::window_change())?,
+    );
+    let mut keys = std::io::stdin().is_terminal().then(tokio::io::stdin);
+    let mut screen = Screen::take()?;
+    let mut next = Instant::now() + delay.min(FIRST_SPAN);
+    loop {
+        screen.draw(&view)?;
+        let mut pressed = [0; 16];
+        tokio::select! {
+            n = read(&mut keys, &mut pressed) => match n {
+                0 => keys = None,
+                n if pressed[..n].iter().any(|key| matches!(*key, b'q' | b'Q' | CTRL_C)) => return Ok(()),
+                _ => {}
+            },
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            _ = hangup.recv() => return Ok(()),
+            _ = resized.recv() => {}
+            () = tokio::time::sleep_until(next) => {
+                let answer = Answer::ask(client).await?;
+                view = look::compare(&last, &answer);
+                last = answer;
+                next = Instant::now() + delay;
+            }
+        }
+    }
+}
+
+/// How many keys were pressed; 0 when there will be none any more. Without a keyboard it never returns.
+async fn read(keys: &mut Option<tokio::io::Stdin>, pressed: &mut [u8]) -> usize {
+    match keys {
+        Some(keys) => keys.read(pressed).await.unwrap_or(0),
+        None => std::future::pending().await,
+    }
+}

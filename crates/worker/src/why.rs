@@ -1,0 +1,302 @@
+//! `kip why`: what keeps a proc awake now, or what will wake it.
+//!
+//! Reads, and wakes and touches nobody. It never waits for the program either: the look at its processes is done on a
+//! thread of its own, given up after [`LOOK_WITHIN`]. A thread that is stuck then ends when what it waits for does;
+//! while [`MOST_LOOKS`] are under way no other is begun.
+
+mod flows;
+mod look;
+
+use crate::holdings::key;
+use crate::idle::Activity;
+use crate::proc::Proc;
+use crate::task::sleep_word;
+use crate::task::{Handle, Status, chain};
+use crate::tree::Tree;
+use kip_checkpoint::clocks::Now;
+use kip_types::State;
+use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
+use look::Subject;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// A look takes one second, plus what reading takes.
+const LOOK_WITHIN: Duration = Duration::from_secs(4);
+/// Looks under way at the same time.
+const MOST_LOOKS: usize = 16;
+/// Sockets and threads in lines for people.
+const MOST_LINES: usize = 5;
+
+static LOOKS: AtomicUsize = AtomicUsize::new(0);
+
+/// One of [`MOST_LOOKS`].
+struct Permit;
+
+impl Permit {
+    fn take() -> Option<Permit> {
+        let taken = LOOKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < MOST_LOOKS).then_some(n + 1));
+        taken.ok().map(|_| Permit)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        LOOKS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Why it is in the tier that it is in.
+pub(crate) async fn why(handle: &Handle) -> WhyView {
+    let running = matches!(handle.status.borrow().record.state, State::Hot { .. });
+    let seen = if running { Some(look_within(&handle.proc).await) } else { None };
+    // After the look: it may have fallen asleep meanwhile.
+    let status = handle.status.borrow().clone();
+    let seen = seen.filter(|_| matches!(status.record.state, State::Hot { .. }));
+    let running = seen.is_some();
+    let quiet_ms = quiet_ms(&status);
+    let parks_after_ms = parks_after_ms(&handle.proc);
+    let record = &status.record;
+    let mut awake_because = Vec::new();
+    let seen = match seen {
+        Some(Ok(seen)) => {
+            awake_because = reasons(&handle.proc, &status, Some(&seen));
+            Some(seen)
+        }
+        Some(Err(why)) => {
+            awake_because = reasons(&handle.proc, &status, None);
+            awake_because.push(format!("its threads and sockets could not be looked at: {why}"));
+            None
+        }
+        None => None,
+    };
+    let refused = !record.cannot_sleep.is_empty();
+    WhyView {
+        name: handle.proc.name.clone(),
+        state: record.state.word().to_owned(),
+        awake_because,
+        activity: running.then(|| kind_of(status.seen)),
+        quiet_ms: running.then_some(quiet_ms),
+        parks_after_ms: parks_after_ms.filter(|_| running),
+        seen,
+        cannot_sleep: record.cannot_sleep.clone(),
+        cannot_sleep_at_ms: if refused { refused_at(&handle.proc) } else { None },
+        next_wake: next_wake(&status),
+        last_wake: record.last_wake.clone(),
+    }
+}
+
+fn refused_at(proc: &Proc) -> Option<u64> {
+    proc.shared.events.last(&proc.name, "refused", "cannot sleep")
+}
+
+fn kind_of(seen: Option<Activity>) -> ActivityKind {
+    match seen {
+        Some(Activity::Traffic) => ActivityKind::Traffic,
+        Some(Activity::Cpu(_)) => ActivityKind::Cpu,
+        None => ActivityKind::Called,
+    }
+}
+
+fn quiet_ms(status: &Status) -> u64 {
+    status.quiet_since.map_or(0, |s| Instant::now().saturating_duration_since(s).as_millis() as u64)
+}
+
+fn parks_after_ms(proc: &Proc) -> Option<u64> {
+    let timing = &proc.spec.timing;
+    (!timing.never).then(|| timing.idle_ms.saturating_add(timing.park_after_ms))
+}
+
+fn next_wake(status: &Status) -> Option<NextWakeView> {
+    let next = status.next?;
+    let now_ns = Now::read().monotonic_ns;
+    let ms = |at_ns: i64| ((at_ns - now_ns).max(0) / 1_000_000) as u64;
+    let kind = sleep_word(next.source).to_owned();
+    Some(NextWakeView { kind, due_ms: ms(next.due_ns), begins_ms: ms(next.at_ns), gathered: next.tick })
+}
+
+async fn look_within(proc: &Arc<Proc>) -> Result<SeenView, String> {
+    let Some(permit) = Permit::take() else {
+        return Err(format!("{MOST_LOOKS} looks at procs are under way"));
+    };
+    let (tell, told) = oneshot::channel();
+    let proc = Arc::clone(proc);
+    let spawned = std::thread::Builder::new().name("kip-look".to_owned()).spawn(move || {
+        let _permit = permit;
+        // Nobody waits any more after LOOK_WITHIN.
+        let _ = tell.send(subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e))));
+    });
+    spawned.map_err(|e| e.to_string())?;
+    match tokio::time::timeout(LOOK_WITHIN, told).await {
+        Ok(Ok(seen)) => seen,
+        Ok(Err(_)) => Err("the thread that looked has ended".to_owned()),
+        Err(_) => Err(format!("that took longer than {} s", LOOK_WITHIN.as_secs())),
+    }
+}
+
+fn subject(proc: &Proc) -> Result<Subject, String> {
+    let pids = Tree::read(&proc.cgroup.pids().map_err(|e| chain(&e))?).pids;
+    let held = proc.holdings.get(key::NET).and_then(|fd| fd.try_clone().ok());
+    let of_init = || File::open(format!("/proc/{}/ns/net", pids.first()?)).ok().map(OwnedFd::from);
+    let netns = held.or_else(of_init);
+    let addresses = kip_net::addr::Addresses::of(proc.shared.instance, proc.slot);
+    Ok(Subject { pids, netns, addresses: [addresses.v4.into(), addresses.v6.into()] })
+}
+
+fn seconds(ms: u64) -> String {
+    format!("{:.1} s", ms as f64 / 1000.0)
+}
+
+fn program(view: &ProgramView) -> String {
+    format!("{} (pid {})", view.name, view.pid)
+}
+
+/// Lines for people, the strongest reason first.
+fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let timing = &proc.spec.timing;
+    if timing.never {
+        lines.push("it was run with --never-sleep".to_owned());
+    }
+    if status.execs > 0 {
+        let names = seen.map(|s| s.execs.iter().map(program).collect::<Vec<_>>().join(", "));
+        let names = names.filter(|n| !n.is_empty()).map(|n| format!(": {n}")).unwrap_or_default();
+        lines.push(format!("{} program(s) run in it by `kip exec`{names}", status.execs));
+    }
+    let (quiet, needed) = (quiet_ms(status), parks_after_ms(proc).unwrap_or(u64::MAX));
+    let parks = |without: &str| match timing.never {
+        true => String::new(),
+        false => format!("; it parks after {} {without}", seconds(needed)),
+    };
+    if quiet < needed {
+        lines.push(match status.seen {
+            Some(Activity::Traffic) => {
+                format!("it received or sent data {} ago{}", seconds(quiet), parks("without"))
+            }
+            Some(Activity::Cpu(thousandths)) => format!(
+                "it used {:.1}% of a core {} ago, more than 1% counts as work{}",
+                f64::from(thousandths) / 10.0,
+                seconds(quiet),
+                parks("of less")
+            ),
+            None => format!("it started, woke or was called {} ago{}", seconds(quiet), parks("without activity")),
+        });
+    }
+    if let Some(seen) = seen {
+        lines.extend(culprits(seen, needed, matches!(status.seen, Some(Activity::Traffic))));
+    }
+    if !status.record.cannot_sleep.is_empty() {
+        let now_ms = crate::events::now_ms();
+        let ago = refused_at(proc).map(|at| format!(" {} ago", seconds(now_ms.saturating_sub(at))));
+        let causes = status.record.cannot_sleep.join("; ");
+        lines.push(format!("its last sleep was refused{}: {causes}", ago.unwrap_or_default()));
+    }
+    lines
+}
+
+/// Threads that work, and, if traffic was the newest activity, sockets that had packets within the time that counts.
+fn culprits(seen: &SeenView, needed_ms: u64, traffic: bool) -> Vec<String> {
+    /// Less than this share of the time is not work.
+    const WORK: u64 = 100;
+    let mut lines: Vec<String> = Vec::new();
+    let busy: Vec<&ThreadView> = seen.threads.iter().filter(|t| t.cpu_us * WORK > seen.watched_us).collect();
+    lines.extend(busy.iter().take(MOST_LINES).map(|t| thread_line(t, seen.watched_us)));
+    let queued = |s: &&SocketView| s.unread > 0 || s.unsent > 0;
+    let recent = |s: &&SocketView| traffic && s.packet_ms.is_none_or(|ms| ms <= needed_ms.saturating_add(1000));
+    let active: Vec<&SocketView> = seen.sockets.iter().filter(|s| recent(s) || queued(s)).collect();
+    lines.extend(active.iter().take(MOST_LINES).map(|s| socket_line(s)));
+    let more = active.len().saturating_sub(MOST_LINES);
+    if more > 0 {
+        lines.push(format!("and {more} more sockets"));
+    }
+    lines
+}
+
+fn thread_line(thread: &ThreadView, watched_us: u64) -> String {
+    format!(
+        "thread {} (tid {}) of {} used {:.1}% of a core in the last second",
+        thread.name,
+        thread.tid,
+        program(&thread.program),
+        thread.cpu_us as f64 * 100.0 / watched_us.max(1) as f64
+    )
+}
+
+fn socket_line(socket: &SocketView) -> String {
+    if socket.state == "listen" {
+        return format!("{} {} has {} connections not accepted", socket.proto, socket.local, socket.unread);
+    }
+    let mut line = format!("{} {}", socket.proto, socket.local);
+    if let Some(peer) = socket.peer {
+        line.push_str(&format!(" with {peer}"));
+    }
+    if let Some(client) = socket.client.filter(|c| socket.peer != Some(*c)) {
+        line.push_str(&format!(", outside {client}"));
+    }
+    line.push_str(&format!(", {}: {} bytes unread, {} unsent", socket.state, socket.unread, socket.unsent));
+    if let Some(ms) = socket.packet_ms {
+        line.push_str(&format!(", newest packet at most {} s ago", ms / 1000));
+    }
+    if let Some(first) = socket.programs.first() {
+        line.push_str(&format!(", open in {}", program(first)));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::Protocol;
+
+    fn socket(packet_ms: Option<u64>, unread: u32) -> SocketView {
+        SocketView {
+            proto: Protocol::Tcp,
+            state: "established".to_owned(),
+            local: "10.213.0.1:80".parse().unwrap(),
+            peer: "10.213.0.255:5000".parse().ok(),
+            client: "127.0.0.1:4000".parse().ok(),
+            unread,
+            unsent: 0,
+            packet_ms,
+            programs: vec![ProgramView { name: "web".to_owned(), pid: 2 }],
+        }
+    }
+
+    fn seen(sockets: Vec<SocketView>) -> SeenView {
+        let worker = ThreadView {
+            name: "worker".to_owned(),
+            tid: 9,
+            program: ProgramView { name: "web".to_owned(), pid: 2 },
+            cpu_us: 500_000,
+        };
+        let idle = ThreadView { cpu_us: 5_000, ..worker.clone() };
+        let (threads, timers, execs, watched_us) = (vec![worker, idle], Vec::new(), Vec::new(), 1_000_000);
+        SeenView { watched_us, threads, sockets_in_all: sockets.len(), sockets, timers, execs }
+    }
+
+    #[test]
+    fn who_works_and_who_talks_is_named() {
+        let lines = culprits(&seen(vec![socket(Some(2000), 7), socket(Some(90_000), 0)]), 20_000, true);
+        let expected = [
+            "thread worker (tid 9) of web (pid 2) used 50.0% of a core in the last second",
+            "tcp 10.213.0.1:80 with 10.213.0.255:5000, outside 127.0.0.1:4000, established: 7 bytes unread, 0 unsent, \
+             newest packet at most 2 s ago, open in web (pid 2)",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!(culprits(&seen(vec![socket(Some(2000), 0)]), 20_000, false).len(), 1, "no traffic was seen");
+        let many = culprits(&seen(vec![socket(None, 0); 7]), 20_000, true);
+        assert_eq!((many.len(), many[6].as_str()), (7, "and 2 more sockets"));
+    }
+
+    #[test]
+    fn looks_are_limited() {
+        let permits: Vec<Permit> = std::iter::from_fn(Permit::take).take(100).collect();
+        assert_eq!(permits.len(), MOST_LOOKS);
+        assert!(Permit::take().is_none());
+        drop(permits);
+        assert!(Permit::take().is_some());
+    }
+}

@@ -1,0 +1,350 @@
+//! A look at a running proc: its threads' CPU time within a second, its sockets, its timers.
+//!
+//! Only what cannot wait for the program: /proc without the program's memory, and sock_diag without `tcp_info`, for
+//! which the kernel takes the socket's lock. Nothing is read from a socket, and the one fdinfo that is opened is a
+//! timerfd's, whose lock is held for instructions only. Between finding a timerfd and reading about it the program may
+//! put an epoll set in its place, whose fdinfo can wait: for this the caller looks on a thread that it can do without.
+
+use super::flows::{Flow, Flows};
+use crate::tree;
+use kip_checkpoint::clocks::Now;
+use kip_net::diag::{Diag, DiagError, SocketInfo, TcpState};
+use kip_types::Protocol;
+use kip_types::api::{ProgramView, SeenView, SocketView, ThreadView, TimerView};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// How long threads are watched.
+const WATCH: Duration = Duration::from_secs(1);
+/// Most of each kind in one answer.
+const MOST_THREADS: usize = 32;
+const MOST_SOCKETS: usize = 256;
+const MOST_TIMERS: usize = 64;
+
+/// What a look needs to know beforehand.
+pub(super) struct Subject {
+    /// Host ids of its processes.
+    pub(super) pids: Vec<u32>,
+    /// Its network namespace.
+    pub(super) netns: Option<OwnedFd>,
+    /// Its addresses there.
+    pub(super) addresses: [IpAddr; 2],
+}
+
+/// A process as it was found.
+struct Found {
+    pid: u32,
+    view: ProgramView,
+    /// Host id of its parent; 0 if that is not visible.
+    parent: u32,
+}
+
+/// Looks. Takes [`WATCH`].
+pub(super) fn look(subject: &Subject) -> Result<SeenView, DiagError> {
+    let begin = Instant::now();
+    let before = cpu_times(&subject.pids);
+    let programs: Vec<Found> = subject.pids.iter().filter_map(|pid| program(*pid)).collect();
+    std::thread::sleep(WATCH.saturating_sub(begin.elapsed()));
+    let threads = threads(&programs, &before);
+    let watched_us = begin.elapsed().as_micros() as u64;
+    // Afterwards, so that what came while the threads were watched is among them.
+    let timers = timers(&programs);
+    let mut sockets = match &subject.netns {
+        Some(netns) => sockets(&Diag::open_in(netns.as_fd())?, subject, &programs)?,
+        None => Vec::new(),
+    };
+    sockets.sort_by_key(|s| (s.packet_ms.unwrap_or(u64::MAX), s.unread == 0 && s.unsent == 0));
+    let sockets_in_all = sockets.len();
+    sockets.truncate(MOST_SOCKETS);
+    let execs = execs(&programs);
+    Ok(SeenView { watched_us, threads, sockets, sockets_in_all, timers, execs })
+}
+
+fn status_field(status: &str, name: &str) -> Option<String> {
+    Some(status.lines().find_map(|l| l.strip_prefix(name))?.trim().to_owned())
+}
+
+/// The id inside, the last of NSpid.
+fn inner(status: &str) -> Option<u32> {
+    status_field(status, "NSpid:")?.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+fn comm(path: &str) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim_end_matches('\n').to_owned())
+}
+
+fn program(pid: u32) -> Option<Found> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let view = ProgramView { name: comm(&format!("/proc/{pid}/comm"))?, pid: inner(&status)? };
+    Some(Found { pid, view, parent: status_field(&status, "PPid:")?.parse().ok()? })
+}
+
+/// Programs under exec are children of none of the proc's processes, as pid 1 is.
+fn execs(programs: &[Found]) -> Vec<ProgramView> {
+    let inside = |parent: u32| programs.iter().any(|p| p.pid == parent);
+    programs.iter().filter(|p| p.view.pid != 1 && !inside(p.parent)).map(|p| p.view.clone()).collect()
+}
+
+/// Host ids of a process's threads.
+fn threads_of(pid: u32) -> Vec<u32> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    tasks.flatten().filter_map(|t| t.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// First field of a thread's schedstat: nanoseconds on a CPU.
+fn cpu_ns(pid: u32, tid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).ok()?;
+    text.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// By host id.
+fn cpu_times(pids: &[u32]) -> HashMap<u32, u64> {
+    let threads = pids.iter().flat_map(|pid| threads_of(*pid).into_iter().map(|tid| (*pid, tid)));
+    threads.filter_map(|(pid, tid)| Some((tid, cpu_ns(pid, tid)?))).collect()
+}
+
+/// Those that ran since `before`. A thread that is new since then ran for all it has.
+fn threads(programs: &[Found], before: &HashMap<u32, u64>) -> Vec<ThreadView> {
+    let mut found = Vec::new();
+    for process in programs {
+        for tid in threads_of(process.pid) {
+            let at = format!("/proc/{}/task/{tid}", process.pid);
+            let ran = |now: u64| now.saturating_sub(before.get(&tid).copied().unwrap_or(0)) / 1000;
+            let Some(cpu_us) = cpu_ns(process.pid, tid).map(ran).filter(|us| *us > 0) else { continue };
+            let status = fs::read_to_string(format!("{at}/status")).unwrap_or_default();
+            let (Some(name), Some(inside)) = (comm(&format!("{at}/comm")), inner(&status)) else { continue };
+            found.push(ThreadView { name, tid: inside, program: process.view.clone(), cpu_us });
+        }
+    }
+    found.sort_by_key(|t| std::cmp::Reverse(t.cpu_us));
+    found.truncate(MOST_THREADS);
+    found
+}
+
+/// Who has which socket open, by inode. Reading the link does not touch the socket.
+fn owners(programs: &[Found]) -> BTreeMap<u64, Vec<ProgramView>> {
+    let mut owners: BTreeMap<u64, Vec<ProgramView>> = BTreeMap::new();
+    for process in programs {
+        for (_, target) in tree::descriptors(process.pid).unwrap_or_default() {
+            let Some(inode) = tree::socket_inode(&target) else { continue };
+            let known = owners.entry(u64::from(inode)).or_default();
+            if known.last() != Some(&process.view) {
+                known.push(process.view.clone());
+            }
+        }
+    }
+    owners
+}
+
+fn sockets(diag: &Diag, subject: &Subject, programs: &[Found]) -> Result<Vec<SocketView>, DiagError> {
+    let flows = Flows::read(&subject.addresses);
+    let owners = owners(programs);
+    let mut found = Vec::new();
+    for info in diag.connections()?.into_iter().chain(diag.listeners()?) {
+        if info.state != TcpState::Listen || info.receive_queue > 0 {
+            found.push(tcp(&info, &flows));
+            found.last_mut().expect("just pushed").programs = owners.get(&info.inode).cloned().unwrap_or_default();
+        }
+    }
+    for info in diag.udp()? {
+        for mut view in udp(&info, &flows, &subject.addresses) {
+            view.programs = owners.get(&info.inode).cloned().unwrap_or_default();
+            found.push(view);
+        }
+    }
+    Ok(found)
+}
+
+/// An IPv4 address that an IPv6 socket has, as an IPv4 one.
+fn plain(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn tcp(info: &SocketInfo, flows: &Flows) -> SocketView {
+    let (local, peer) = (plain(info.local), plain(info.peer));
+    let listens = info.state == TcpState::Listen;
+    let queued = info.receive_queue > 0 || info.send_queue > 0;
+    let flow = if listens { None } else { flows.between(Protocol::Tcp, local, peer) };
+    SocketView {
+        proto: Protocol::Tcp,
+        state: word(info.state).to_owned(),
+        local,
+        peer: (!listens).then_some(peer),
+        client: flow.and_then(|f| f.client(local.ip())),
+        unread: info.receive_queue,
+        unsent: if listens { 0 } else { info.send_queue },
+        packet_ms: flow.and_then(|f| flows.packet_ms(f, queued)),
+        programs: Vec::new(),
+    }
+}
+
+fn word(state: TcpState) -> &'static str {
+    match state {
+        TcpState::Established => "established",
+        TcpState::CloseWait => "close-wait",
+        TcpState::FinWait1 | TcpState::FinWait2 => "fin-wait",
+        TcpState::SynSent => "syn-sent",
+        TcpState::Listen => "listen",
+        _ => "closing",
+    }
+}
+
+/// One for each flow of the socket; one without a peer if it has something queued and no flow is known.
+fn udp(info: &SocketInfo, flows: &Flows, addresses: &[IpAddr]) -> Vec<SocketView> {
+    let (local, peer) = (plain(info.local), plain(info.peer));
+    let of_this = |flow: &&Flow| {
+        flow.proto == Protocol::Udp
+            && addresses.iter().filter_map(|own| flow.inside(*own)).any(|(mine, other)| {
+                let same = mine.port() == local.port() && (local.ip().is_unspecified() || mine.ip() == local.ip());
+                same && (peer.port() == 0 || other == peer)
+            })
+    };
+    let view = |flow: Option<&Flow>| {
+        let ends = flow.and_then(|f| addresses.iter().find_map(|own| f.inside(*own)));
+        SocketView {
+            proto: Protocol::Udp,
+            state: "flow".to_owned(),
+            local: ends.map_or(local, |(mine, _)| mine),
+            peer: ends.map(|(_, other)| other).or((peer.port() != 0).then_some(peer)),
+            client: flow.zip(ends).and_then(|(f, (mine, _))| f.client(mine.ip())),
+            unread: info.receive_queue,
+            unsent: info.send_queue,
+            packet_ms: flow.and_then(|f| flows.packet_ms(f, false)),
+            programs: Vec::new(),
+        }
+    };
+    let mut found: Vec<SocketView> = flows.all.iter().filter(of_this).map(|f| view(Some(f))).collect();
+    if found.is_empty() && (info.receive_queue > 0 || info.send_queue > 0 || peer.port() != 0) {
+        found.push(view(None));
+    }
+    found
+}
+
+fn timers(programs: &[Found]) -> Vec<TimerView> {
+    let mut found = Vec::new();
+    for process in programs {
+        timerfds(process, &mut found);
+        let text = fs::read_to_string(format!("/proc/{}/timers", process.pid)).unwrap_or_default();
+        found.extend(text.lines().filter(|l| l.starts_with("ID:")).map(|_| TimerView {
+            kind: "POSIX timer".to_owned(),
+            program: process.view.clone(),
+            tid: None,
+            due_ms: None,
+            every_ms: None,
+        }));
+        for tid in threads_of(process.pid) {
+            found.extend(call_time_out(process, tid));
+        }
+    }
+    found.sort_by_key(|t| t.due_ms.unwrap_or(u64::MAX));
+    found.truncate(MOST_TIMERS);
+    found
+}
+
+fn timerfds(process: &Found, found: &mut Vec<TimerView>) {
+    for (fd, target) in tree::descriptors(process.pid).unwrap_or_default() {
+        if target != "anon_inode:[timerfd]" {
+            continue;
+        }
+        let text = fs::read_to_string(format!("/proc/{}/fdinfo/{fd}", process.pid)).unwrap_or_default();
+        if let Some((due_ms, every_ms)) = timerfd(&text) {
+            let (kind, program) = ("timerfd".to_owned(), process.view.clone());
+            found.push(TimerView { kind, program, tid: None, due_ms: Some(due_ms), every_ms });
+        }
+    }
+}
+
+/// What is left and the period, milliseconds, of a timerfd that is set: proc_pid_fdinfo(5).
+fn timerfd(text: &str) -> Option<(u64, Option<u64>)> {
+    let ms = |name: &str| {
+        let value = status_field(text, name)?;
+        let (s, ns) = value.strip_prefix('(')?.strip_suffix(')')?.split_once(", ")?;
+        let ns = s.parse::<u64>().ok()? * 1_000_000_000 + ns.parse::<u64>().ok()?;
+        Some(ns.div_ceil(1_000_000))
+    };
+    let left = ms("it_value:").filter(|left| *left > 0)?;
+    Some((left, ms("it_interval:").filter(|every| *every > 0)))
+}
+
+/// Calls of x86-64 whose time-out is milliseconds in a register, and in which one; and calls that point to a timespec, which
+/// is the program's memory and not looked at. The number is that of the argument, from 0.
+const IN_MS: [(u64, &str, usize); 3] = [(7, "poll", 2), (232, "epoll_wait", 3), (281, "epoll_pwait", 3)];
+const POINTED: [(u64, &str, usize); 8] = [
+    (23, "select", 4),
+    (35, "nanosleep", 0),
+    (128, "rt_sigtimedwait", 2),
+    (202, "futex", 3),
+    (230, "clock_nanosleep", 2),
+    (270, "pselect6", 4),
+    (271, "ppoll", 2),
+    (441, "epoll_pwait2", 3),
+];
+
+/// The time-out that a thread's call has, if it waits in one that has any.
+fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
+    let [number, arguments @ ..] = tree::waits_in(tid)?;
+    let (name, all_ms) = time_out_of(number, &arguments)?;
+    let waited_ms = |since_ns: i64| (Now::read().monotonic_ns - since_ns).max(0) as u64 / 1_000_000;
+    let due_ms = all_ms.and_then(|all| Some(all.saturating_sub(waited_ms(tree::last_ran(tid)?))));
+    let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", process.pid)).ok()?;
+    let kind = format!("time-out of {name}");
+    Some(TimerView { kind, program: process.view.clone(), tid: Some(inner(&status)?), due_ms, every_ms: None })
+}
+
+/// The call's name and its whole time-out, milliseconds, where that is in a register; none for a call without one.
+fn time_out_of(number: u64, arguments: &[u64]) -> Option<(&'static str, Option<u64>)> {
+    if let Some((_, name, n)) = IN_MS.iter().find(|(nr, ..)| *nr == number) {
+        // An int, negative for ever: what is above it in the register is anybody's.
+        return Some((name, Some(u64::try_from(arguments[*n] as u32 as i32).ok()?)));
+    }
+    let (_, name, n) = POINTED.iter().find(|(nr, ..)| *nr == number)?;
+    // FUTEX_WAKE and the like do not wait, so a waiting futex without a pointer has no time-out.
+    (arguments[*n] != 0).then_some((name, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timerfds_tell_what_is_left() {
+        let text = "pos:\t0\nclockid: 1\nticks: 0\nsettime flags: 01\nit_value: (4, 999500001)\nit_interval: (60, 0)\n";
+        assert_eq!(timerfd(text), Some((5000, Some(60_000))));
+        assert_eq!(timerfd(&text.replace("(4, 999500001)", "(0, 0)")), None, "it is not set");
+    }
+
+    #[test]
+    fn time_outs_of_calls_are_told_where_they_are_in_a_register() {
+        let arguments = [5, 0x7ffe, 64, 10_000, 0, 8, 0];
+        assert_eq!(time_out_of(232, &arguments), Some(("epoll_wait", Some(10_000))));
+        let forever = [5, 0x7ffe, 64, u64::from(u32::MAX), 0, 8, 0];
+        assert_eq!(time_out_of(232, &forever), None);
+        assert_eq!(time_out_of(230, &[1, 0, 0x7ffe_0000, 0, 0, 0, 0]), Some(("clock_nanosleep", None)));
+        assert_eq!(time_out_of(202, &[0x7ffe, 0, 0, 0, 0, 0, 0]), None);
+        assert_eq!(time_out_of(0, &arguments), None);
+    }
+
+    /// This test's own threads, one of which burns CPU.
+    #[test]
+    fn the_thread_that_works_is_named() {
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let seen = std::thread::scope(|scope| {
+            let busy = || {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            };
+            std::thread::Builder::new().name("burner".to_owned()).spawn_scoped(scope, busy).unwrap();
+            let addresses = [[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
+            let seen = look(&Subject { pids: vec![std::process::id()], netns: None, addresses });
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            seen.unwrap()
+        });
+        let burner = seen.threads.iter().find(|t| t.name == "burner").expect("it is among them");
+        assert!((50_000..=seen.watched_us + 50_000).contains(&burner.cpu_us), "{burner:?}");
+        assert!(seen.watched_us >= 1_000_000);
+    }
+}

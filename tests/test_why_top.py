@@ -1,0 +1,207 @@
+"""`kip why` and `kip top`: what keeps a proc awake, to the socket and the thread; and all procs on one screen."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import servers
+from harness.kip import Kip
+from harness.wait import wait_for
+
+# why
+
+
+def test_why_names_the_connection(kip: Kip, tmp_path: Path) -> None:
+    """The socket, its client's own port, what is queued, when the newest packet was, and who has it open."""
+    server = servers.echo()
+    proc = kip.run("talk", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    with socket.create_connection(("127.0.0.1", proc.port())) as client:
+        own = client.getsockname()[1]
+
+        def seen() -> dict[str, Any] | None:
+            client.sendall(b"hello\n")
+            why = kip.json("why", "talk")
+            return why if why["activity"] == "traffic" else None
+
+        why = wait_for("traffic was seen", seen, 10)
+        [one] = [s for s in why["seen"]["sockets"] if s["proto"] == "tcp"]
+        assert one["client"] == f"127.0.0.1:{own}" and one["state"] == "established", one
+        assert one["local"].endswith(":9000") and one["unread"] == 0 and one["packet_ms"] <= 3000, one
+        assert [p["name"] for p in one["programs"]] == ["python3"], one
+        assert any(str(own) in line and "python3" in line for line in why["awake_because"]), why
+        assert str(own) in kip.cli("why", "talk").stdout
+        assert why["quiet_ms"] < why["parks_after_ms"]
+    wait_for("no connection is left", lambda: not kip.json("why", "talk")["seen"]["sockets"], 10)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(10)
+        client.sendto(b"hello", ("127.0.0.1", proc.port(proto="udp")))
+        client.recv(100)
+        own = client.getsockname()[1]
+        [one] = kip.json("why", "talk")["seen"]["sockets"]
+    assert (one["proto"], one["state"], one["client"]) == ("udp", "flow", f"127.0.0.1:{own}"), one
+    assert one["packet_ms"] <= 3000 and [p["name"] for p in one["programs"]] == ["python3"], one
+
+
+BURNER = """
+import ctypes, select, threading
+def burn():
+    ctypes.CDLL(None).prctl(15, b"burner")  # PR_SET_NAME
+    while True: pass
+threading.Thread(target=burn, daemon=True).start()
+select.poll().poll(3600 * 1000)
+"""
+
+
+def test_why_names_the_thread_that_works(kip: Kip) -> None:
+    kip.run("hot", ["/usr/bin/python3", "-c", BURNER])
+
+    def seen() -> dict[str, Any] | None:
+        why = kip.json("why", "hot")  # the first looks see the interpreter begin
+        begun = why["activity"] == "cpu" and why["seen"]["threads"][0]["name"] == "burner"
+        return why if begun and why["seen"]["timers"] else None
+
+    why = wait_for("work was seen", seen, 10)
+    first = why["seen"]["threads"][0]
+    assert first["program"]["name"] == "python3", why
+    assert first["tid"] != first["program"]["pid"], "it is not the main thread"
+    assert 0.2 * why["seen"]["watched_us"] < first["cpu_us"] < 1.2 * why["seen"]["watched_us"], why["seen"]
+    assert any(f"thread burner (tid {first['tid']})" in line for line in why["awake_because"]), why
+    [poll] = [t for t in why["seen"]["timers"] if t["kind"] == "time-out of poll"]
+    assert 3_500_000 < poll["due_ms"] <= 3_600_000 and poll["tid"] == poll["program"]["pid"], poll
+
+
+def test_why_names_what_exec_runs(kip: Kip) -> None:
+    kip.run("shell", ["sleep", "1000"])
+    words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sh", "-c", "sleep 1234; true"]
+    with subprocess.Popen(words) as running:
+        try:
+            names = lambda: [p["name"] for p in kip.json("why", "shell")["seen"]["execs"]]  # noqa: E731
+            wait_for("it is named", lambda: names() == ["sh"], 10)
+            assert any("`kip exec`: sh (pid " in line for line in kip.json("why", "shell")["awake_because"])
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.wait(10)
+
+
+def test_why_keeps_nobody_awake_and_wakes_nobody(kip: Kip, tmp_path: Path) -> None:
+    """Asked all the time, a proc falls asleep as if nobody asked, with a client connected; then it sleeps on."""
+    server = servers.echo()
+    flags = ["--idle", "2s", "--park-after", "2s"]
+    proc = kip.run("quiet", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    with socket.create_connection(("127.0.0.1", proc.port())) as client:
+        client.sendall(b"hello\n")
+        why = wait_for("it sleeps", lambda: (w := kip.json("why", "quiet"))["state"] == "parked" and w, 30)
+        for _ in range(20):
+            why = kip.json("why", "quiet")
+            assert why["state"] == "parked" and why["seen"] is None and why["awake_because"] == [], why
+        client.sendall(b"again\n")
+        proc.wait_state("running")
+    why = kip.json("why", "quiet")
+    assert "tcp" in why["last_wake"]["trigger"] and all(step["us"] >= 0 for step in why["last_wake"]["steps"])
+    text = kip.cli("why", "quiet").stdout
+    assert all(re.search(rf"{re.escape(s['name'])} +{s['us']} us", text) for s in why["last_wake"]["steps"]), text
+
+
+UNPARKABLE = """
+import ctypes, os, time
+fd = ctypes.CDLL(None).mq_open(b"/queue", os.O_CREAT | os.O_RDWR, 0o600, None)
+print("descriptor", fd, flush=True)
+time.sleep(3600)
+"""
+
+
+def test_why_tells_when_a_sleep_was_refused(kip: Kip) -> None:
+    proc = kip.run("stuck", ["/usr/bin/python3", "-c", UNPARKABLE])
+    wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 10)
+    assert kip.json("why", "stuck")["cannot_sleep_at_ms"] is None
+    begun = time.time() * 1000
+    kip.refused("sleep", "stuck", "--to", "parked")
+    why = kip.json("why", "stuck")
+    assert begun - 1 <= why["cannot_sleep_at_ms"] <= time.time() * 1000, why
+    assert why["cannot_sleep"] and any("was refused" in line and " s ago: " in line for line in why["awake_because"])
+
+
+# top
+
+
+def test_top_once(kip: Kip) -> None:
+    """A line for each proc with its tier; sleepers have given memory back."""
+    awake = kip.run("awake", ["sleep", "1000"])
+    asleep = kip.run("asleep", ["sleep", "1001"])
+    kip.run("ended", ["sleep", "1002"]).stop()
+    held = asleep.inspect()["memory"]["pss_bytes"]
+    asleep.sleep()
+    asleep.wake()
+    asleep.sleep()
+    done = kip.cli("top", "--once", "-d", "0.2")
+    assert "\x1b" not in done.stdout
+    rows = {words[0]: words for words in map(str.split, done.stdout.splitlines()[4:])}
+    assert list(rows) == ["awake", "asleep", "ended"], done.stdout
+    assert [row[2] for row in rows.values()] == ["hot", "parked", "-"]
+    assert "1 hot, 0 hibernated, 1 parked, 0 archived, 1 stopped" in done.stdout
+    assert kip.cli("top", "-d", "0.2").stdout.splitlines()[1:] != [], "without a terminal it ends by itself"
+    view = kip.json("top", "-d", "0.2")
+    assert view["tiers"] == {"hot": 1, "hibernated": 0, "parked": 1, "archived": 0, "stopped": 1}
+    first, second, _ = view["procs"]
+    assert first["memory_bytes"] > 0 and first["saved_bytes"] is None and first["cpu_percent"] < 50
+    assert second["memory_bytes"] == 0 and second["wakes"] == 1 and second["last_trigger"] == "kip wake"
+    assert held / 4 < second["saved_bytes"] < held * 4, (held, second)
+    assert (view["held_bytes"], view["saved_bytes"]) == (first["memory_bytes"], second["saved_bytes"])
+    assert view["wakes_last_minute"] >= 1
+    assert awake.state == "running" and asleep.state == "parked", "looking wakes nobody"
+
+
+@pytest.mark.parametrize("colour", [True, False])
+@pytest.mark.parametrize("key", [b"q", b"\x03"])
+def test_top_gives_the_terminal_back(kip: Kip, key: bytes, colour: bool) -> None:
+    """It draws on the alternate screen, as wide as the terminal, and leaves everything as it was."""
+    kip.run("a-long-name-" + "x" * 40, ["sleep", "1000"])
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    env = os.environ | {"TERM": "xterm", "NO_COLOR": "" if colour else "1"}
+    words = [kip.program, "--data", kip.data, "top", "-d", "0.2"]
+    shown = b""
+
+    def read() -> bool:
+        nonlocal shown
+        while select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 65536)
+        return True
+
+    def drawn(width: int) -> bool:
+        lines = [re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]", b"", line) for line in shown.split(b"\x1b[H")[-1].split(b"\r\n")]
+        return len(lines) == 24 and max(len(line.decode().rstrip()) for line in lines) in range(width - 2, width + 1)
+
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True) as top:
+        try:
+            wait_for("it is drawn", lambda: read() and shown.count(b"\x1b[H") > 3 and drawn(100), 10)
+            assert shown.startswith(b"\x1b[?1049h\x1b[?25l") and b"a-long-name-" in shown
+            assert (b"\x1b[7m" in shown) == colour
+            assert not termios.tcgetattr(theirs)[3] & (termios.ECHO | termios.ICANON)
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 84, 0, 0))
+            top.send_signal(signal.SIGWINCH)
+            wait_for("it is drawn anew", lambda: read() and drawn(84), 10)
+            os.write(ours, b"x" + key)
+            assert top.wait(10) == 0
+        finally:
+            top.kill()
+    read()
+    assert shown.endswith(b"\x1b[?25h\x1b[?1049l")
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)
