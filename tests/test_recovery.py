@@ -425,6 +425,7 @@ def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_killed_at_random(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
-    for _ in range(30):
-        test_daemon_is_killed_in_the_middle(fresh_kip, torture_tar)
+@pytest.mark.parametrize("turn", range(30))
+def test_killed_at_random(turn: int, fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    """A daemon of its own each: a machine has room for sixteen."""
+    test_daemon_is_killed_in_the_middle(fresh_kip, torture_tar)
