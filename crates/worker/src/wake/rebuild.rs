@@ -17,7 +17,6 @@ use kip_sandbox::rootfs::RootfsError;
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -38,8 +37,6 @@ pub(crate) enum Failure {
     Mounts(#[source] RootfsError),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
-    #[error("its first process cannot be watched")]
-    Init(#[source] io::Error),
     /// The generation itself: CRIU would fail as well.
     #[error(transparent)]
     Damaged(SnapshotError),
@@ -133,7 +130,10 @@ pub(super) fn rebuild(
         let shortened = release(proc, body, &clocks, init, &[]);
         steps.done("release");
         fault::reach("wake-released");
-        stopped.go().map_err(RebuildError::Trace)?;
+        // What was held is given up: the tree has been woken even if one of it died meanwhile.
+        if let Err(e) = stopped.go() {
+            tracing::warn!(proc = %proc.name, error = %e, "a rebuilt thread was not let go");
+        }
         timers::give_back(shortened);
         Ok(())
     });
@@ -144,8 +144,8 @@ pub(super) fn rebuild(
             Ok(init)
         }
         Err(e) => {
-            // With pid 1 the kernel ends all the others.
-            pidfd_send_signal(pidfd.as_fd(), Signal::KILL).map_err(Failure::Init)?;
+            // With pid 1 the kernel ends all the others; often it has ended by itself, which must not hide why.
+            let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
             if !proc.wait_until_empty(GONE_WITHIN) {
                 tracing::warn!(proc = %proc.name, "processes of a wake that failed are still there after 5 s");
             }
