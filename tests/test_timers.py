@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,21 +70,38 @@ def test_all_kinds_are_tested(client: Lines) -> None:
 @pytest.mark.parametrize("kind", ONE_SHOT)
 def test_wakes_for_it(proc: Proc, client: Lines, kind: str) -> None:
     """Parked with one timer due: it wakes by itself, and the timer fires when it should."""
-    due_ms = 1000
-    timer, armed = arm(client, kind, due_ms), time.monotonic()
-    parked = proc.sleep()
-    assert time.monotonic() - armed < due_ms / 1000, "it fell asleep too late for this test to mean anything"
+    timer, armed, due_ms, parked = asleep_before_it_is_due(proc, client, kind)
     assert parked["next_timer_ms"] is not None, "inspect says when a timer will wake it"
     assert abs(parked["next_timer_ms"] - (due_ms - (time.monotonic() - armed) * 1000)) < 300, parked["next_timer_ms"]
-    view = proc.wait_state("running", 10)
+    view = proc.wait_state("running", due_ms / 1000 + 10)
     assert "timer" in view["last_wake"]["trigger"], view["last_wake"]
+    # A machine that stalls in the middle of the wake is late by that much; how long a wake may take, the bench says.
+    slack = view["last_wake"]["total_us"] / 1000
     # Socket time-outs are on the kernel's timer wheel: an eighth late by design.
-    slack = due_ms / 8 if kind == "rcvtimeo" else 0
+    slack += due_ms / 8 if kind == "rcvtimeo" else 0
     while client.values(f"result {timer}")["fired"] == "0":
         assert time.monotonic() - armed < due_ms / 1000 + 3, f"{kind} does not fire"
         time.sleep(0.02)
     assert_on_time(client, timer, slack)
     client.check(LATE_MS)
+
+
+def asleep_before_it_is_due(proc: Proc, client: Lines, kind: str) -> tuple[int, float, int, dict[str, Any]]:
+    """Arms a timer and parks the proc before the timer is due: (timer, when armed, due in ms, the parked proc). On a
+    machine that needs seconds to write a snapshot the timer may be due first, which says nothing: then a longer one."""
+    for due_ms in (1000, 3000, 9000):
+        timer, armed = arm(client, kind, due_ms), time.monotonic()
+        try:
+            parked = proc.sleep()
+            if time.monotonic() - armed < due_ms / 1000:
+                return timer, armed, due_ms, parked
+        except AssertionError:
+            if time.monotonic() - armed < due_ms / 1000:
+                raise
+        while client.values(f"result {timer}")["fired"] == "0":  # asked, so that no later check judges it
+            assert time.monotonic() - armed < due_ms / 1000 + 60, f"{kind} does not fire"
+            time.sleep(0.05)
+    raise AssertionError("parking takes more than nine seconds here")
 
 
 def transition_ms(proc: Proc) -> float:
@@ -129,15 +147,15 @@ def test_all_at_once_over_many_sleeps(proc: Proc, client: Lines) -> None:
 @pytest.mark.parametrize("kind", ["nanosleep", "epoll_wait", "futex", "timerfd", "posix"])
 def test_due_while_awake_again(proc: Proc, client: Lines, kind: str) -> None:
     """Woken by a request before it is due: what is left of the time-out is what was left, not all of it."""
-    timer, armed = arm(client, kind, 1500), time.monotonic()
-    proc.sleep()
-    time.sleep(0.3)  # parked time, which counts
+    timer, armed, due_ms, _ = asleep_before_it_is_due(proc, client, kind)
+    time.sleep(0.2)  # parked time, which counts
     assert client.ask("echo awake") == "awake"
     left = int(client.values(f"result {timer}")["left_ms"])
-    assert abs(left - (1500 - (time.monotonic() - armed) * 1000)) < 100
-    while time.monotonic() - armed < 1.5 + 0.3:
+    assert abs(left - (due_ms - (time.monotonic() - armed) * 1000)) < 100
+    slack = proc.inspect()["last_wake"]["total_us"] / 1000  # as above
+    while time.monotonic() - armed < due_ms / 1000 + 0.3:
         time.sleep(0.05)
-    assert_on_time(client, timer)
+    assert_on_time(client, timer, slack)
     client.check(LATE_MS)
 
 
