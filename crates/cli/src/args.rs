@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
-use kip_types::spec::{Image, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use kip_types::spec::{Hibernate, Image, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -77,6 +77,9 @@ pub struct UpArgs {
     /// That long after, it is parked, unless its owner said otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
+    /// Most memory that all working sets of hibernated procs may take; beyond that they are on disk
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub set_memory: Option<u64>,
     /// Group that may use the API, which makes its members as powerful as root
     #[arg(long)]
     pub group: Option<String>,
@@ -126,6 +129,15 @@ pub struct RunArgs {
     /// Timers shorter than this are no activity and do not wake on time
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub tick: Option<u64>,
+    /// How it hibernates: auto, blocked (any call that ends wakes it), held (sockets and timers do), off
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub hibernate: Hibernate,
+    /// Whether a wake from hibernation brings the working set at once: on or off
+    #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on")]
+    pub prefetch: bool,
+    /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
+    #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
+    pub file_pages: FilePages,
     /// Sleep only when told to
     #[arg(long)]
     pub never_sleep: bool,
@@ -192,7 +204,7 @@ pub struct RmArgs {
 pub struct SleepArgs {
     /// Name of the proc
     pub name: String,
-    /// Tier to go to: parked
+    /// Tier to go to: hibernated or parked
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
 }
@@ -235,10 +247,34 @@ fn parse_delay(s: &str) -> Result<Duration, String> {
     }
 }
 
+/// What hibernation does with unchanged pages of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePages {
+    Drop,
+    Keep,
+}
+
+fn parse_file_pages(s: &str) -> Result<FilePages, String> {
+    match s {
+        "drop" => Ok(FilePages::Drop),
+        "keep" => Ok(FilePages::Keep),
+        _ => Err("write drop or keep".to_owned()),
+    }
+}
+
+fn parse_switch(s: &str) -> Result<bool, String> {
+    match s {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("write on or off".to_owned()),
+    }
+}
+
 fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
     match s {
+        "hibernated" => Ok(Tier::Hibernated),
         "parked" => Ok(Tier::Parked),
-        _ => Err("a proc can be sent to the tier parked".to_owned()),
+        _ => Err("a proc can be sent to the tiers hibernated and parked".to_owned()),
     }
 }
 
@@ -253,6 +289,9 @@ impl RunArgs {
             park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
             never: self.never_sleep,
+            hibernate: self.hibernate,
+            prefetch: self.prefetch,
+            keep_files: self.file_pages == FilePages::Keep,
         };
         let limits = Limits {
             memory_bytes: self.mem,
@@ -351,7 +390,7 @@ mod tests {
         assert_eq!(spec.command, ["sh", "-c", "x", "--json", "--"]);
         assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 53));
         assert_eq!((spec.env["A"].as_str(), spec.env["E"].as_str()), ("b=c", ""));
-        assert_eq!(spec.timing, Timing { idle_ms: 2000, park_after_ms: 500, tick_ms: 60_000, never: true });
+        assert_eq!(spec.timing, Timing { idle_ms: 2000, park_after_ms: 500, tick_ms: 60_000, never: true, ..Timing::default() });
         assert_eq!(spec.limits, Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7 });
         assert_eq!(spec.image, Image::Tar("/x.tar".into()));
         assert!(request.wait_ready && spec.allow_setuid);

@@ -24,9 +24,14 @@ pub struct Hosted {
 }
 
 /// Opens the worker of the data directory that `lock` holds.
-pub async fn open(lock: &DataLock, criu: Option<PathBuf>, only_criu: bool) -> anyhow::Result<Hosted> {
+pub async fn open(
+    lock: &DataLock,
+    criu: Option<PathBuf>,
+    only_criu: bool,
+    set_memory: Option<u64>,
+) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
-    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu };
+    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
@@ -150,10 +155,10 @@ impl Service for Hosted {
     }
 
     async fn sleep(&self, name: ProcName, how: SleepRequest) -> Result<Moved, Refusal> {
-        if how.to != kip_types::Tier::Parked {
-            return Err(Refusal::new(Code::Invalid, format!("{name} cannot be sent to {}: only to parked", how.to)));
+        if how.to == kip_types::Tier::Hot {
+            return Err(Refusal::new(Code::Invalid, format!("hot is not asleep: `kip wake {name}`")));
         }
-        self.worker.park(&name).await.map(|(proc, already)| Moved { proc, already })
+        self.worker.sleep(&name, how.to).await.map(|(proc, already)| Moved { proc, already })
     }
 
     async fn wake(&self, name: ProcName) -> Result<Moved, Refusal> {

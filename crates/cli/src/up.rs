@@ -48,7 +48,7 @@ pub async fn up(lock: DataLock, args: UpArgs, json: bool) -> anyhow::Result<Exit
         park_after_ms: args.park_after.unwrap_or(usual.park_after_ms),
         ..usual
     };
-    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu).await?);
+    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory).await?);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
     hosted::close(worker, ending).await?;

@@ -5,16 +5,18 @@
 //! empty and must be put again by who holds the duplicates.
 
 use crate::place::{Place, PlaceError};
+use crate::resident;
 use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
 use kip_sys::fdpass;
 use kip_sys::process::{pidfd_open, wait_for_end};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// The name of its files.
+pub const KIND: &str = "keeper";
 /// How long one answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a keeper may take to be there, which includes a dying predecessor's letting go of the lock.
@@ -27,23 +29,9 @@ pub enum StartError {
     /// The run directory.
     #[error(transparent)]
     Place(#[from] PlaceError),
-    /// The program could not be run.
-    #[error("cannot run the keeper {binary}")]
-    Run {
-        /// Which.
-        binary: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// The program ran and failed.
-    #[error("the keeper {binary} did not start: {message}")]
-    Failed {
-        /// Which.
-        binary: PathBuf,
-        /// What it said.
-        message: String,
-    },
+    /// It does not start.
+    #[error(transparent)]
+    Run(#[from] resident::RunError),
     /// It cannot be connected to.
     #[error("cannot connect to the keeper at {path}")]
     Connect {
@@ -162,7 +150,7 @@ impl Keeper {
     /// # Errors
     /// [`StartError`].
     pub fn connect(binary: &Path, dir: &Path) -> Result<Option<Keeper>, StartError> {
-        let place = Place::open(dir)?;
+        let place = Place::open(dir, KIND)?;
         match place.connect(ANSWER_TIMEOUT) {
             Ok(socket) => {
                 let connection = Mutex::new(greet(&place, socket)?);
@@ -434,7 +422,7 @@ fn nobody(error: &io::Error) -> bool {
 }
 
 fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartError> {
-    let place = Place::open(dir)?;
+    let place = Place::open(dir, KIND)?;
     let deadline = Instant::now() + START_TIMEOUT;
     let mut found = Found::Running;
     loop {
@@ -454,26 +442,9 @@ fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartErro
         if found == Found::Started {
             std::thread::sleep(START_RETRY);
         }
-        spawn(binary, dir)?;
+        resident::run(binary, dir)?;
         found = Found::Started;
     }
-}
-
-/// Runs the program, which starts the real one and ends when that is ready (or when another holds the lock).
-fn spawn(binary: &Path, dir: &Path) -> Result<(), StartError> {
-    let output = Command::new(binary)
-        .arg(dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .map_err(|source| StartError::Run { binary: binary.to_owned(), source })?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    let message = if said.is_empty() { output.status.to_string() } else { said };
-    Err(StartError::Failed { binary: binary.to_owned(), message })
 }
 
 /// Makes a connection of a socket: finds out who is at the other end and that it answers.

@@ -12,6 +12,7 @@
 //! | [`store`] | what is held, under which names |
 //! | [`protocol`] | the messages between the two |
 //! | [`place`] | the files in `DIR/run` and their lock |
+//! | [`resident`] | how it and `kip-pager` come to be nobody's children |
 //!
 //! Never does: look at what it holds, decide anything, write anything durable.
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@
 pub mod client;
 pub mod place;
 pub mod protocol;
+pub mod resident;
 pub mod server;
 pub mod store;
 

@@ -1,7 +1,8 @@
-//! The keeper's files: `DIR/run/keeper.sock`, `keeper.lock` (its pid, locked as long as it lives) and `keeper.log`.
+//! The files of a resident program KIND, such as the keeper: `DIR/run/KIND.sock`, `KIND.lock` (its pid, locked as long as
+//! it lives) and `KIND.log`.
 //!
-//! Only who holds the lock may bind, so two keepers never run on one data directory. A crash leaves a socket that refuses
-//! connections and a lock that nobody holds; the next keeper replaces both.
+//! Only who holds the lock may bind, so two of a kind never run on one data directory. A crash leaves a socket that refuses
+//! connections and a lock that nobody holds; the next one replaces both.
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -12,9 +13,6 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-const SOCKET: &str = "keeper.sock";
-const LOCK: &str = "keeper.lock";
-const LOG: &str = "keeper.log";
 const LOG_MAX_BYTES: u64 = 1 << 20;
 const BACKLOG: i32 = 64;
 
@@ -34,14 +32,15 @@ pub struct PlaceError {
 pub struct Place {
     path: PathBuf,
     directory: OwnedFd,
+    kind: &'static str,
 }
 
 impl Place {
-    /// Opens `dir/run`; makes it (mode 0700) when it is missing.
+    /// Opens `dir/run` for the files of this kind; makes it (mode 0700) when it is missing.
     ///
     /// # Errors
     /// [`PlaceError`].
-    pub fn open(dir: &Path) -> Result<Place, PlaceError> {
+    pub fn open(dir: &Path, kind: &'static str) -> Result<Place, PlaceError> {
         let path = dir.join("run");
         let failed = |what, source| PlaceError { what, path: path.clone(), source };
         match DirBuilder::new().mode(0o700).create(&path) {
@@ -50,31 +49,40 @@ impl Place {
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| failed("open", e.into()))?;
-        Ok(Place { path, directory })
+        Ok(Place { path, directory, kind })
     }
 
     /// Where the socket is.
     pub fn socket_path(&self) -> PathBuf {
-        self.path.join(SOCKET)
+        self.path.join(self.file("sock"))
     }
 
-    fn failed(&self, what: &'static str, file: &str, source: io::Error) -> PlaceError {
-        PlaceError { what, path: self.path.join(file), source }
+    /// Where the log is.
+    pub fn log_path(&self) -> PathBuf {
+        self.path.join(self.file("log"))
+    }
+
+    fn file(&self, extension: &str) -> String {
+        format!("{}.{extension}", self.kind)
+    }
+
+    fn failed(&self, what: &'static str, extension: &str, source: io::Error) -> PlaceError {
+        PlaceError { what, path: self.path.join(self.file(extension)), source }
     }
 
     /// The socket's address by way of the open directory: unix(7) allows 107 bytes, and data directories may be deep.
     fn address(&self) -> io::Result<SocketAddrUnix> {
-        Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", self.directory.as_raw_fd()))?)
+        Ok(SocketAddrUnix::new(format!("/proc/self/fd/{}/{}", self.directory.as_raw_fd(), self.file("sock")))?)
     }
 
     fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
         Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)?)
     }
 
-    /// Connects to the keeper. Sending and receiving on the result give up after `timeout`.
+    /// Connects to the program. Sending and receiving on the result give up after `timeout`.
     ///
     /// # Errors
-    /// `NotFound` or `ConnectionRefused` when no keeper runs.
+    /// `NotFound` or `ConnectionRefused` when none runs.
     pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
         let socket = Place::socket(SocketFlags::empty())?;
@@ -85,23 +93,23 @@ impl Place {
         Ok(socket)
     }
 
-    /// Takes the keeper's lock, or none when another has it. It is held until the file is closed.
+    /// Takes the program's lock, or none when another has it. It is held until the file is closed.
     ///
     /// # Errors
     /// [`PlaceError`].
     pub fn lock(&self) -> Result<Option<File>, PlaceError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = rustix::fs::openat(&self.directory, LOCK, flags, Mode::RUSR | Mode::WUSR)
-            .map_err(|e| self.failed("open", LOCK, e.into()))?;
+        let file = rustix::fs::openat(&self.directory, self.file("lock"), flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| self.failed("open", "lock", e.into()))?;
         let mut file = File::from(file);
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            Err(e) => return Err(self.failed("lock", LOCK, e.into())),
+            Err(e) => return Err(self.failed("lock", "lock", e.into())),
             Ok(()) => {}
         }
         // The pid is for people; nothing reads it back.
         let written = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        written.map_err(|e| self.failed("write", LOCK, e))?;
+        written.map_err(|e| self.failed("write", "lock", e))?;
         Ok(Some(file))
     }
 
@@ -110,7 +118,7 @@ impl Place {
     /// # Errors
     /// [`PlaceError`].
     pub fn bind(&self) -> Result<OwnedFd, PlaceError> {
-        self.unlink().map_err(|e| self.failed("remove", SOCKET, e))?;
+        self.unlink().map_err(|e| self.failed("remove", "sock", e))?;
         let bound = || {
             let socket = Place::socket(SocketFlags::NONBLOCK)?;
             let old = rustix::process::umask(Mode::from_raw_mode(0o177));
@@ -120,7 +128,7 @@ impl Place {
             rustix::net::listen(&socket, BACKLOG)?;
             Ok(socket)
         };
-        bound().map_err(|e| self.failed("listen on", SOCKET, e))
+        bound().map_err(|e| self.failed("listen on", "sock", e))
     }
 
     /// Removes the socket. Only for who holds the lock.
@@ -128,7 +136,7 @@ impl Place {
     /// # Errors
     /// Those of unlinkat(2); a missing socket is none.
     pub fn unlink(&self) -> io::Result<()> {
-        match rustix::fs::unlinkat(&self.directory, SOCKET, rustix::fs::AtFlags::empty()) {
+        match rustix::fs::unlinkat(&self.directory, self.file("sock"), rustix::fs::AtFlags::empty()) {
             Err(e) if e != rustix::io::Errno::NOENT => Err(e.into()),
             _ => Ok(()),
         }
@@ -141,12 +149,12 @@ impl Place {
     pub fn log(&self) -> Result<File, PlaceError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = || -> io::Result<File> {
-            let file = File::from(rustix::fs::openat(self.directory.as_fd(), LOG, flags, Mode::RUSR | Mode::WUSR)?);
+            let file = File::from(rustix::fs::openat(self.directory.as_fd(), self.file("log"), flags, Mode::RUSR | Mode::WUSR)?);
             if file.metadata()?.len() > LOG_MAX_BYTES {
                 file.set_len(0)?;
             }
             Ok(file)
         };
-        opened().map_err(|e| self.failed("open", LOG, e))
+        opened().map_err(|e| self.failed("open", "log", e))
     }
 }

@@ -36,7 +36,7 @@ impl Home {
 
     /// A connection without the client's care.
     fn raw(&self) -> OwnedFd {
-        Place::open(self.path()).unwrap().connect(SOON).unwrap()
+        Place::open(self.path(), "keeper").unwrap().connect(SOON).unwrap()
     }
 
     /// A program that lowers a limit, or does something else as a shell can, and becomes the keeper.
@@ -457,7 +457,7 @@ fn a_deep_data_directory_is_no_obstacle() {
 fn failures_to_start_are_explained() {
     let home = Home::new();
     let error = Keeper::connect_or_spawn(Path::new("/nonexistent/keeper"), home.path()).unwrap_err();
-    assert!(matches!(error, StartError::Run { .. }), "{error}");
+    assert!(matches!(error, StartError::Run(RunError::Run { .. })), "{error}");
     let wrapper = home.wrapped("echo out of luck >&2; exit 3");
     let error = Keeper::connect_or_spawn(&wrapper, home.path()).unwrap_err();
     assert!(error.to_string().contains("out of luck"), "{error}");
@@ -466,7 +466,7 @@ fn failures_to_start_are_explained() {
     // Something that cannot be replaced lies where the socket belongs.
     std::fs::create_dir_all(home.path().join("run/keeper.sock/x")).unwrap();
     let error = Keeper::connect_or_spawn(Path::new(BINARY), home.path()).unwrap_err();
-    assert!(matches!(error, StartError::Failed { .. } | StartError::Connect { .. }), "{error}");
+    assert!(matches!(error, StartError::Run(RunError::Failed { .. }) | StartError::Connect { .. }), "{error}");
     std::fs::remove_dir_all(home.path().join("run/keeper.sock")).unwrap();
 }
 

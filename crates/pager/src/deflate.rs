@@ -17,6 +17,7 @@ use crate::set::{History, Keep, Record, Stored};
 use crate::slots::Change;
 use crate::space::{Kind, Mapping, Reason, mappings};
 use crate::swap::{Aligned, PAGE};
+use crate::timers::Timer;
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, Region, States};
 use kip_sys::process::write_memory;
@@ -51,6 +52,8 @@ pub struct Deflated {
     pub set_bytes: usize,
     /// Bytes that are there and were left, by reason.
     pub left: BTreeMap<Reason, u64>,
+    /// Its timers that are armed, if they were asked for.
+    pub timers: Vec<Timer>,
 }
 
 /// How a process is taken out.

@@ -9,8 +9,10 @@
 //!                                         +--(held)--wake--go--> awake
 //! ```
 //!
+//! The program `kip-pager` is [`service`]; the daemon speaks to it by [`client`], in the words of [`protocol`].
+//!
 //! From here, top down: [`proc`] one proc and the whole way; [`stop`] its threads; [`plant`] a userfaultfd from inside a
-//! sandbox; [`deflate`] the steps down, with [`space`] and [`convert`]; [`memory`] one address space and its way up;
+//! sandbox; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up;
 //! [`serve`] the threads; [`slots`], [`swap`], [`source`] and [`set`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
@@ -19,15 +21,20 @@
 //! watched do not join new ones beside them, so that mremap(2) over both fails where it would not have.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod convert;
 pub mod deflate;
 pub mod memory;
 pub mod plant;
 pub mod proc;
+pub mod protocol;
 pub mod serve;
+pub mod service;
 pub mod set;
 pub mod slots;
 pub mod source;
 pub mod space;
 pub mod stop;
 pub mod swap;
+mod timeouts;
+pub mod timers;

@@ -43,6 +43,16 @@ pub fn features() -> Features {
         | Features::WP_ASYNC
 }
 
+/// Rung by the first fault of a space that sleeps.
+#[derive(Clone)]
+pub struct Bell(pub Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Bell {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Bell")
+    }
+}
+
 /// What happened since the last sleep.
 #[derive(Debug, Clone, Default)]
 pub struct Since {
@@ -65,6 +75,8 @@ pub struct State {
     pub parked: Option<Arc<dyn PageSource>>,
     /// What the first fault installs.
     pub armed: Option<Stored>,
+    /// Who is told of the first fault.
+    pub bell: Option<Bell>,
     /// What happened since the last sleep.
     pub since: Since,
     /// Whether faults bring their neighbours.
@@ -128,6 +140,33 @@ fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> i
     Ok(Filled::All)
 }
 
+/// The first page from `at` on that has a slot and is not `present`: address, slot, and how many, at most `most`, follow
+/// each other in both.
+fn next_missing(
+    runs: &crate::slots::Runs,
+    mut at: u64,
+    present: &[Range<u64>],
+    most: usize,
+) -> Option<(u64, u32, usize)> {
+    loop {
+        let (slot, end) = match runs.get(at) {
+            Some(found) => found,
+            None => {
+                at = runs.next_from(at)?;
+                continue;
+            }
+        };
+        let next = present.partition_point(|range| range.end <= at);
+        match present.get(next) {
+            Some(there) if there.contains(&at) => at = there.end,
+            there => {
+                let end = there.map_or(end, |there| there.start.min(end));
+                return Some((at, slot, most.min(((end - at) / PAGE64) as usize)));
+            }
+        }
+    }
+}
+
 impl Memory {
     /// A space that is served from now on.
     pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap) -> Self {
@@ -135,6 +174,7 @@ impl Memory {
             map,
             parked: None,
             armed: None,
+            bell: None,
             since: Since::default(),
             read_ahead: false,
             again: Vec::new(),
@@ -202,8 +242,12 @@ impl Memory {
         if state.since.faults.last() != Some(&address) {
             state.since.faults.push(address);
         }
+        let bell = state.bell.take();
         if state.armed.is_some() {
             self.install(state)?;
+        }
+        if let Some(Bell(ring)) = bell {
+            ring();
         }
         match self.bring(state, address, write)? {
             Filled::All => {}
@@ -286,6 +330,37 @@ impl Memory {
     /// As [`Memory::install`].
     pub fn wake(&self) -> io::Result<()> {
         self.install(&mut self.state())
+    }
+
+    /// Brings every page back that is out, in parts of `PART` pages between which other faults are served. `present` are
+    /// pages that are there, by address.
+    ///
+    /// # Errors
+    /// The kernel's or the source's. What has not come back comes by faults.
+    pub fn bring_all(&self, present: &[Range<u64>]) -> io::Result<()> {
+        const PART: usize = 256;
+        let mut buffer = Aligned::new(PART * PAGE);
+        let mut at = 0;
+        loop {
+            let state = self.state();
+            if state.gone {
+                return Ok(());
+            }
+            let Some((start, slot, pages)) = next_missing(state.map.runs(), at, present, PART) else { return Ok(()) };
+            let bytes = &mut buffer[..pages * PAGE];
+            match &state.parked {
+                Some(parked) if slot >= PARKED => parked.read(slot - PARKED, bytes)?,
+                _ => state.map.swap().read(slot, bytes)?,
+            }
+            match fill(self.uffd.as_fd(), start, bytes, false)? {
+                Filled::All => at = start + pages as u64 * PAGE64,
+                Filled::Again => {
+                    drop(state);
+                    std::thread::sleep(std::time::Duration::from_micros(50));
+                }
+                Filled::Gone => return Ok(()),
+            }
+        }
     }
 
     /// Whether the address space is gone (its process has ended or executed another program).

@@ -20,9 +20,11 @@ pub(crate) mod call {
     pub const MUNMAP: i64 = 11;
     pub const IOCTL: i64 = 16;
     pub const MREMAP: i64 = 25;
+    pub const GETITIMER: i64 = 36;
     pub const SOCKET: i64 = 41;
     pub const RECVMSG: i64 = 47;
     pub const CLOSE: i64 = 3;
+    pub const TIMER_GETTIME: i64 = 224;
     pub const PROCESS_MADVISE: i64 = 440;
 }
 

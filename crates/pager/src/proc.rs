@@ -5,17 +5,19 @@
 //! takes both up with [`Proc::adopt`].
 
 use crate::deflate::{self, Deflated, How};
-use crate::memory::{Memory, SpaceId, State};
+use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
 use crate::set::{History, Keep, Predictor, Stored};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::space;
 use crate::stop::{Stopped, StoppedProcess};
-use crate::swap::Swap;
+use crate::swap::{PAGE, Swap};
+use crate::timers;
 use kip_sys::inject::Hand;
+use kip_sys::pagemap::{self, Filter, States};
 use kip_sys::uffd::{self, Catch};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -39,12 +41,23 @@ pub trait Custodian: Send + Sync {
 pub enum Sets {
     /// In memory.
     Memory,
-    /// In memory, compressed.
-    Packed,
+    /// In memory, compressed, while all sets of the proc together take at most so many bytes; beyond that on disk.
+    Packed(usize),
     /// On disk.
     Disk,
     /// There are none.
     None,
+}
+
+/// How a proc's memory is taken out.
+#[derive(Debug, Clone, Copy)]
+pub struct Way {
+    /// Drops clean pages of files too; they come back from the page cache.
+    pub drop_files: bool,
+    /// Where working sets are kept.
+    pub sets: Sets,
+    /// Asks what is left of the processes' timers, because they will not run when these fire.
+    pub timers: bool,
 }
 
 /// Why a proc's memory stays where it is.
@@ -171,8 +184,7 @@ impl Proc {
         Ok(Self { family, server, device: uffd::open_device()?, syscall_offset, predictor, known: HashMap::new() })
     }
 
-    /// Takes up what a dead pager served: its directory, and the userfaultfds that somebody held, each with its name and
-    /// its process, where that is known. `forked` gives out the descriptor that had a number in the dead pager, of a
+    /// Takes up what a dead pager served: its directory, and the userfaultfds that somebody held, each with its name. `forked` gives out the descriptor that had a number in the dead pager, of a
     /// child whose birth it did not finish.
     ///
     /// # Errors
@@ -183,7 +195,7 @@ impl Proc {
         server: Arc<Server>,
         custodian: Arc<dyn Custodian>,
         predictor: Predictor,
-        held: Vec<(SpaceId, Option<u32>, OwnedFd)>,
+        held: Vec<(SpaceId, OwnedFd)>,
         mut forked: impl FnMut(i32) -> io::Result<OwnedFd>,
     ) -> io::Result<Self> {
         let swap = Arc::new(Swap::open(&directory.join("swap"))?);
@@ -193,7 +205,8 @@ impl Proc {
         family.next.store(last + 1, Ordering::Relaxed);
         // All maps are counted before any slot is given up.
         let mut maps = Vec::new();
-        for (id, pid, uffd) in held {
+        for (id, uffd) in held {
+            let pid = std::fs::read_to_string(family.path(id, "pid")).ok().and_then(|text| text.parse().ok());
             maps.push((id, pid, uffd, SlotMap::open(&family.path(id, "map"), family.swap.clone())?));
         }
         for (id, pid, uffd, mut map) in maps {
@@ -231,19 +244,26 @@ impl Proc {
     pub fn deflate(
         &mut self,
         stopped: &Stopped,
-        drop_files: bool,
-        sets: Sets,
+        way: Way,
     ) -> Result<BTreeMap<u32, Deflated>, DeflateError> {
         self.sweep();
         let mut reports = BTreeMap::new();
+        let mut way = way;
         for process in stopped.processes.values() {
             let pid = process.pid;
+            if is_small(pid) && self.memory(pid).is_none() {
+                continue;
+            }
             let inject = |source| DeflateError::Inject { pid, source };
             let hand = process.hand(self.syscall_offset).map_err(inject)?;
             let scratch = Scratch::map(&hand, deflate::SCRATCH).map_err(inject)?;
-            let done = self.deflate_one(process, &hand, &scratch, drop_files, sets);
+            let done = self.deflate_one(process, &hand, &scratch, way);
             scratch.unmap(&hand).and_then(|()| hand.give_back()).map_err(inject)?;
-            reports.insert(pid, done.map_err(|source| DeflateError::Deflate { pid, source })?);
+            let done = done.map_err(|source| DeflateError::Deflate { pid, source })?;
+            if let Sets::Packed(left) = &mut way.sets {
+                *left = left.saturating_sub(done.set_bytes);
+            }
+            reports.insert(pid, done);
         }
         Ok(reports)
     }
@@ -253,23 +273,25 @@ impl Proc {
         process: &StoppedProcess,
         hand: &Hand,
         scratch: &Scratch,
-        drop_files: bool,
-        sets: Sets,
+        way: Way,
     ) -> io::Result<Deflated> {
         let pid = process.pid;
         let memory = self.space_of(pid, hand, scratch)?;
         self.server.move_to(memory.id, processor(pid))?;
         let path = self.family.path(memory.id, "set");
-        let keep = match sets {
+        let keep = match way.sets {
             Sets::Memory => Keep::Memory,
-            Sets::Packed => Keep::Packed,
+            Sets::Packed(most) => Keep::Packed(most, &path),
             Sets::Disk => Keep::File(&path),
             Sets::None => Keep::Nowhere,
         };
         let known = self.known.get_mut(&pid).expect("it has a space");
-        let how = How { drop_files, keep };
-        let (report, set) = deflate::deflate(pid, hand, scratch, &memory, &mut known.history, how)?;
+        let how = How { drop_files: way.drop_files, keep };
+        let (mut report, set) = deflate::deflate(pid, hand, scratch, &memory, &mut known.history, how)?;
         known.set = set;
+        if way.timers {
+            report.timers = timers::left(pid, hand, scratch)?;
+        }
         Ok(report)
     }
 
@@ -291,6 +313,7 @@ impl Proc {
         if let Some(member) = self.family.spaces().get_mut(&memory.id) {
             member.pid = Some(pid);
         }
+        std::fs::write(self.family.path(memory.id, "pid"), pid.to_string())?;
         let known = Known { id: memory.id, history: History::new(self.predictor), set: None };
         self.known.insert(pid, known);
         Ok(memory)
@@ -311,7 +334,7 @@ impl Proc {
 
     /// Waits until processes that run again wait for something, and arms their sets: the first fault from then on is
     /// their wake. Those that do not come to rest within `patience` come back by faults.
-    pub fn arm(&mut self, pids: &[u32], patience: Duration) {
+    pub fn arm(&mut self, pids: &[u32], patience: Duration, bell: Option<&Bell>) {
         let until = Instant::now() + patience;
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
@@ -329,7 +352,9 @@ impl Proc {
             }
             let _ = self.server.move_to(memory.id, processor(*pid));
             if let Some(known) = self.known.get_mut(pid) {
-                memory.state().armed = known.set.take();
+                let mut state = memory.state();
+                state.armed = known.set.take();
+                state.bell = bell.cloned();
             }
         }
     }
@@ -343,9 +368,39 @@ impl Proc {
             let Some(memory) = self.memory(*pid) else { continue };
             let set = self.known.get_mut(pid).and_then(|known| known.set.take());
             let mut state = memory.state();
+            state.bell = None;
             state.armed = set.or(state.armed.take());
             memory.install(&mut state)?;
             state.read_ahead = true;
+        }
+        Ok(())
+    }
+
+    /// Brings all memory of all processes back and serves it no more. Once this is dropped the processes are as if they had
+    /// never slept, and the directory is not needed any more.
+    ///
+    /// # Errors
+    /// The kernel's or the source's; nothing is lost, all is served on.
+    pub fn bring_all(&mut self) -> io::Result<()> {
+        // A child that was forked meanwhile is taken in with what its parent had out.
+        let mut done: HashSet<SpaceId> = HashSet::new();
+        loop {
+            let next = self.family.spaces().iter().find(|(id, _)| !done.contains(id)).map(|(id, m)| (*id, m.memory.clone(), m.pid));
+            let Some((id, memory, pid)) = next else { break };
+            done.insert(id);
+            if memory.is_gone() {
+                continue;
+            }
+            {
+                let mut state = memory.state();
+                (state.armed, state.bell) = (None, None);
+            }
+            memory.bring_all(&pid.map(present).transpose()?.unwrap_or_default())?;
+        }
+        let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();
+        for id in ids {
+            self.server.remove(id);
+            self.family.custodian.release(id);
         }
         Ok(())
     }
@@ -359,11 +414,16 @@ impl Proc {
             self.family.custodian.release(id);
             spaces.remove(&id);
             self.known.retain(|_, known| known.id != id);
-            for kind in ["map", "set"] {
+            for kind in ["map", "set", "pid"] {
                 // A set that was never made, or is gone already.
                 let _ = std::fs::remove_file(self.family.path(id, kind));
             }
         }
+    }
+
+    /// All spaces served.
+    pub fn memories(&self) -> Vec<Arc<Memory>> {
+        self.family.spaces().values().map(|member| member.memory.clone()).collect()
     }
 
     /// The names of all spaces served, with their processes where they are known.
@@ -383,6 +443,21 @@ impl Drop for Proc {
         let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();
         ids.into_iter().for_each(|id| self.server.remove(id));
     }
+}
+
+/// Whether so little of a process is its own that taking it out costs more than it gives: the sandbox's pid 1.
+fn is_small(pid: u32) -> bool {
+    const SMALL_KB: u64 = 64;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    space::field(&status, "RssAnon:") + space::field(&status, "VmSwap:") < SMALL_KB
+}
+
+/// Pages of a process that are there.
+fn present(pid: u32) -> io::Result<Vec<std::ops::Range<u64>>> {
+    let pagemap = pagemap::open(pid)?;
+    let filter = Filter { any: States::PRESENT | States::SWAPPED, tell: States::PRESENT, ..Filter::default() };
+    let whole = PAGE as u64..(1 << 47) - PAGE as u64;
+    Ok(pagemap::scan(pagemap.as_fd(), whole, filter)?.into_iter().map(|region| region.range).collect())
 }
 
 /// Whether all threads wait for something. One that waits for a page does too, which is why faults are counted as well.

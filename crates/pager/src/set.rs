@@ -105,8 +105,8 @@ impl History {
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// In memory, compressed.
-    Packed,
+    /// In memory, compressed, if that takes at most so many bytes; else in this file, which is made anew.
+    Packed(usize, &'a Path),
     /// In this file, which is made anew.
     File(&'a Path),
     /// Nowhere: every page comes by a fault.
@@ -118,6 +118,12 @@ enum Data {
     Plain(Aligned),
     Packed(Vec<u8>),
     File(File),
+}
+
+fn written(path: &Path, bytes: &Aligned) -> io::Result<File> {
+    let file = open_direct(path, true)?;
+    file.write_all_at(bytes, 0)?;
+    Ok(file)
 }
 
 /// A set with its bytes.
@@ -141,12 +147,11 @@ impl Stored {
         let data = match how {
             Keep::Nowhere => return Ok(None),
             Keep::Memory => Data::Plain(bytes),
-            Keep::Packed => Data::Packed(zstd::bulk::compress(&bytes, 1)?),
-            Keep::File(path) => {
-                let file = open_direct(path, true)?;
-                file.write_all_at(&bytes, 0)?;
-                Data::File(file)
-            }
+            Keep::Packed(most, path) => match zstd::bulk::compress(&bytes, 1)? {
+                packed if packed.len() <= most => Data::Packed(packed),
+                _ => Data::File(written(path, &bytes)?),
+            },
+            Keep::File(path) => Data::File(written(path, &bytes)?),
         };
         Ok(Some(Self { pages, data }))
     }
@@ -231,7 +236,7 @@ mod tests {
     fn bytes_come_back_from_everywhere() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("set");
-        for how in [Keep::Memory, Keep::Packed, Keep::File(&path)] {
+        for how in [Keep::Memory, Keep::Packed(usize::MAX, &path), Keep::Packed(10, &path), Keep::File(&path)] {
             let mut bytes = Aligned::new(3 * PAGE);
             bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (i / 1000) as u8);
             let expected = bytes.to_vec();

@@ -23,6 +23,20 @@ pub enum Reason {
     Watched,
 }
 
+impl Reason {
+    /// For people.
+    pub fn word(self) -> &'static str {
+        match self {
+            Reason::Shared => "shared memory",
+            Reason::Locked => "locked memory",
+            Reason::Pinned => "memory pinned for a device",
+            Reason::Huge => "huge pages",
+            Reason::Unreadable => "memory that cannot be read",
+            Reason::Watched => "memory that the program itself watches with a userfaultfd",
+        }
+    }
+}
+
 /// What can be done with a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -69,7 +83,8 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Mapping>> {
     Ok(mappings)
 }
 
-fn field(status: &str, name: &str) -> u64 {
+/// A number of /proc/PID/status, 0 if it is not there.
+pub(crate) fn field(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix(name));
     line.and_then(|rest| rest.split_ascii_whitespace().next()?.parse().ok()).unwrap_or(0)
 }

@@ -4,9 +4,10 @@
 //! meanwhile. Traces belong to the calling thread: [`Stopped`] cannot leave it, and if the thread ends, everything runs on.
 //! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
 
+use crate::timeouts;
 use kip_sys::inject::{self, Hand};
 use kip_sys::trace::{self, Stop};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::marker::PhantomData;
@@ -41,8 +42,9 @@ pub struct StoppedProcess {
     pub pid: u32,
     /// Its threads.
     pub threads: Vec<u32>,
-    /// Those that were put back onto a call that had ended with EINTR.
-    mended: Vec<u32>,
+    /// Those that were put back onto a call that had ended with EINTR, and since when each had waited in it, nanoseconds of
+    /// CLOCK_MONOTONIC, where that is known.
+    mended: Vec<(u32, Option<i64>)>,
 }
 
 /// Processes that stand still; dropped, they run on.
@@ -50,6 +52,8 @@ pub struct StoppedProcess {
 pub struct Stopped {
     /// By id.
     pub processes: BTreeMap<u32, StoppedProcess>,
+    /// Threads that waited in a call with a time-out of its own: which call, and since when.
+    since: HashMap<u32, (u64, i64)>,
     _here: PhantomData<*const ()>,
 }
 
@@ -61,7 +65,7 @@ fn libc_esrch() -> i32 {
     rustix::io::Errno::SRCH.raw_os_error()
 }
 
-fn threads(pid: u32) -> io::Result<Vec<u32>> {
+pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
     let ids = fs::read_dir(format!("/proc/{pid}/task"))?;
     Ok(ids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
@@ -71,7 +75,8 @@ fn threads(pid: u32) -> io::Result<Vec<u32>> {
 /// # Errors
 /// See [`StopError`]; all run on then.
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
-    let mut stopped = Stopped { processes: BTreeMap::new(), _here: PhantomData };
+    let since = timeouts::since(&list().map_err(StopError::List)?);
+    let mut stopped = Stopped { processes: BTreeMap::new(), since, _here: PhantomData };
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
@@ -133,8 +138,9 @@ impl Stopped {
         };
         match result {
             Ok(mended) => {
-                if mended {
-                    process.mended.push(tid);
+                if let Some(call) = mended {
+                    let since = self.since.get(&tid).filter(|(waited_in, _)| *waited_in == call);
+                    process.mended.push((tid, since.map(|(_, since)| *since)));
                 }
             }
             Err(e) if ended(&e) => process.threads.retain(|t| *t != tid),
@@ -151,9 +157,11 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         for process in std::mem::take(&mut self.processes).into_values() {
             for tid in process.threads {
-                if process.mended.contains(&tid) && signal_waits(process.pid, tid) {
-                    // What fails here fails because it has died.
-                    let _ = inject::unmend(tid);
+                // What fails here fails because it has died.
+                match process.mended.iter().find(|(mended, _)| *mended == tid) {
+                    Some(_) if signal_waits(process.pid, tid) => drop(inject::unmend(tid)),
+                    Some((_, Some(since))) => drop(timeouts::shorten(process.pid, tid, *since)),
+                    _ => {}
                 }
                 if trace::detach(tid).is_err() {
                     let_go(tid);

@@ -352,12 +352,17 @@ impl Cgroup {
         self.dirs.iter().map(open).collect()
     }
 
+    /// The file that lists its processes, a pid on each line: cgroups(7).
+    pub fn processes_file(&self) -> PathBuf {
+        self.file("pids", "cgroup.procs")
+    }
+
     /// Host pids of its processes, in no order. Empty for a group that does not exist.
     ///
     /// # Errors
     /// A file could not be read.
     pub fn pids(&self) -> Result<Vec<u32>, CgroupError> {
-        let path = self.file("pids", "cgroup.procs");
+        let path = self.processes_file();
         match fs::read_to_string(&path) {
             Ok(text) => Ok(text.lines().filter_map(|l| l.parse().ok()).filter(|p| *p != 0).collect()),
             Err(e) if e.kind() == ErrorKind::NotFound || e.raw_os_error() == Some(Errno::NODEV.raw_os_error()) => {

@@ -109,11 +109,11 @@ pub fn in_call(registers: &[u64; GENERAL]) -> bool {
     registers[CS] == 0x33 && registers[ORIG_RAX] as i64 >= 0
 }
 
-/// Puts a stopped thread back onto a call that ended with EINTR because of the stop; tells whether it did.
+/// Puts a stopped thread back onto a call that ended with EINTR because of the stop; tells which call that was.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
-pub fn mend(tid: u32) -> io::Result<bool> {
+pub fn mend(tid: u32) -> io::Result<Option<u64>> {
     let mut registers = trace::get_general(tid)?;
     let broken = in_call(&registers) && registers[RAX] as i64 == -i64::from(libc::EINTR);
     if broken {
@@ -121,7 +121,7 @@ pub fn mend(tid: u32) -> io::Result<bool> {
         registers[RIP] -= 2;
         trace::set_general(tid, &registers)?;
     }
-    Ok(broken)
+    Ok(broken.then_some(registers[ORIG_RAX]))
 }
 
 /// Undoes [`mend`]: the call ends with EINTR after all, since a signal has come.
@@ -282,7 +282,7 @@ mod tests {
         trace::interrupt(tid).unwrap();
         let until = Instant::now() + Duration::from_secs(5);
         assert_eq!(until_stopped(tid, until).unwrap(), Stop::Event);
-        assert!(!mend(tid).unwrap(), "the kernel restarts a read by itself");
+        assert_eq!(mend(tid).unwrap(), None, "the kernel restarts a read by itself");
         let before = (trace::get_general(tid).unwrap(), signal_mask(tid).unwrap());
         let hand = Hand::take(tid, syscall_at(tid)).unwrap();
         assert_eq!(hand.call(libc::SYS_getpid, &[]).unwrap(), u64::from(tid));

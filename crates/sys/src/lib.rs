@@ -12,6 +12,7 @@ pub mod ns;
 pub mod pagemap;
 pub mod perf;
 pub mod process;
+pub mod ran;
 pub mod sock;
 pub mod timer;
 pub mod trace;

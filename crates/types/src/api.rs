@@ -4,6 +4,7 @@ use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Protocol, Spec};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 /// Why a request was not carried out. `message` is one clear line: what, where, what to do.
@@ -179,7 +180,7 @@ pub struct PortView {
 }
 
 /// Memory of a proc. Zero for a parked one.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryView {
     /// Resident set, bytes.
     pub rss_bytes: u64,
@@ -191,6 +192,13 @@ pub struct MemoryView {
     pub swap_bytes: u64,
     /// Pages in the recorded working set.
     pub working_set_pages: u64,
+    /// Pages that were missing from the working set of the last wake and came one by one since.
+    #[serde(default)]
+    pub working_set_misses: u64,
+    /// What of its working set was enough, in percent: of the pages that came back since the last wake, those that came
+    /// with the set. Null before the first wake from hibernation.
+    #[serde(default)]
+    pub working_set_hit_percent: Option<f64>,
 }
 
 /// The last sleep.
@@ -207,6 +215,12 @@ pub struct SleepView {
     /// Its proportional set just before it was frozen, bytes: what the sleep gave back. Null in records of older daemons.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
+    /// What was left in memory although the rest went, by reason, bytes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub left_bytes: BTreeMap<String, u64>,
+    /// A hibernated proc's threads are held, not waiting in their calls.
+    #[serde(default)]
+    pub held: bool,
     /// When, milliseconds since the epoch.
     pub at_ms: u64,
 }
@@ -264,7 +278,7 @@ pub struct ProcView {
     pub exit: Option<String>,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,
-    /// The next timer that will wake it, milliseconds from now; null unless parked with one.
+    /// The next timer that will wake it, milliseconds from now; null unless asleep with one that Kip watches.
     pub next_timer_ms: Option<u64>,
     /// CPU time its processes have used, microseconds; null unless running. Where it counts from is not defined: two
     /// looks give what was used between them.

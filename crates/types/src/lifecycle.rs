@@ -5,7 +5,8 @@
 //! Stopped ----------> Starting ------> Hot <-----------+
 //!    ^                    |             | sleep        | woken
 //!    |   failed, exited   |             v              |
-//!    +<-------------------+          Parking           |
+//!    +<-------------------+          Parking           |      Hot --hibernated--> Hibernated --woken--> Hot
+//!    |                                  |              |                             +--sleep--> Parking
 //!    ^                                  | recorded     |
 //!    | exited                           v      event   |
 //!    +------------- Stopping <------ Parked ------> Waking
@@ -43,6 +44,8 @@ impl fmt::Display for Generation {
 pub enum Tier {
     /// Running.
     Hot,
+    /// Stopped in place: its processes are there, their memory is in a private swap file.
+    Hibernated,
     /// Checkpoint on local disk, no process, sockets held.
     Parked,
 }
@@ -51,6 +54,7 @@ impl fmt::Display for Tier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Tier::Hot => "hot",
+            Tier::Hibernated => "hibernated",
             Tier::Parked => "parked",
         })
     }
@@ -94,6 +98,15 @@ pub enum State {
         /// The newest generation, from which this run was woken or 0.
         generation: Generation,
     },
+    /// As Hot, but its memory is out and nobody has asked for it since.
+    Hibernated {
+        /// As in Hot.
+        init: u32,
+        /// As in Hot.
+        init_started: u64,
+        /// As in Hot.
+        generation: Generation,
+    },
     /// A snapshot is being taken; the processes are there until it is recorded.
     Parking {
         /// As in Hot.
@@ -128,6 +141,7 @@ impl State {
         match self {
             State::Starting => "starting",
             State::Hot { .. } => "running",
+            State::Hibernated { .. } => "hibernated",
             State::Parking { .. } => "parking",
             State::Parked { .. } => "parked",
             State::Waking { .. } => "waking",
@@ -140,6 +154,7 @@ impl State {
     pub fn tier(&self) -> Option<Tier> {
         match self {
             State::Hot { .. } | State::Parking { .. } => Some(Tier::Hot),
+            State::Hibernated { .. } => Some(Tier::Hibernated),
             State::Parked { .. } | State::Waking { .. } => Some(Tier::Parked),
             State::Starting | State::Stopping | State::Stopped { .. } => None,
         }
@@ -148,7 +163,10 @@ impl State {
     /// The newest complete generation, 0 if there is none.
     pub fn generation(&self) -> Generation {
         match self {
-            State::Hot { generation, .. } | State::Parked { generation } | State::Waking { generation } => *generation,
+            State::Hot { generation, .. }
+            | State::Hibernated { generation, .. }
+            | State::Parked { generation }
+            | State::Waking { generation } => *generation,
             State::Parking { generation, .. } => Generation(generation.0.saturating_sub(1)),
             State::Starting | State::Stopping | State::Stopped { .. } => Generation(0),
         }
@@ -167,6 +185,8 @@ pub enum Input {
         /// Its start time.
         init_started: u64,
     },
+    /// Its memory has been taken out.
+    Hibernated,
     /// Park it.
     Park,
     /// The snapshot is complete, read back and recorded.
@@ -205,7 +225,13 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
     Ok(match (state, input) {
         (S::Stopped { .. }, I::Start) => S::Starting,
         (S::Starting, I::Execed { init, init_started }) => S::Hot { init, init_started, generation: Generation(0) },
-        (S::Hot { init, init_started, generation }, I::Park) => {
+        (S::Hot { init, init_started, generation }, I::Hibernated) => {
+            S::Hibernated { init: *init, init_started: *init_started, generation: *generation }
+        }
+        (S::Hibernated { generation, .. }, I::Woken { init, init_started }) => {
+            S::Hot { init, init_started, generation: *generation }
+        }
+        (S::Hot { init, init_started, generation } | S::Hibernated { init, init_started, generation }, I::Park) => {
             S::Parking { init: *init, init_started: *init_started, generation: generation.next() }
         }
         (S::Parking { generation, .. }, I::Recorded) => S::Parked { generation: *generation },
@@ -217,8 +243,8 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
             S::Hot { init, init_started, generation: *generation }
         }
         (S::Waking { generation }, I::WakeFailed) => S::Parked { generation: *generation },
-        (S::Starting | S::Hot { .. } | S::Parked { .. } | S::Stopping, I::Stop) => S::Stopping,
-        (S::Starting | S::Hot { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping, I::Exited(exit)) => {
+        (S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parked { .. } | S::Stopping, I::Stop) => S::Stopping,
+        (S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping, I::Exited(exit)) => {
             S::Stopped { exit }
         }
         (state, _) => return Err(Unfit { state: state.word() }),
@@ -234,6 +260,7 @@ mod tests {
         prop_oneof![
             Just(Input::Start),
             Just(Input::Execed { init: 7, init_started: 1 }),
+            Just(Input::Hibernated),
             Just(Input::Park),
             Just(Input::Recorded),
             Just(Input::ParkRefused),

@@ -115,6 +115,34 @@ impl Default for Limits {
     }
 }
 
+/// How a proc hibernates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hibernate {
+    /// Held if it ticks or a port wakes on data only, blocked otherwise.
+    #[default]
+    Auto,
+    /// Its threads wait in their system calls; whatever ends one of these wakes it.
+    Blocked,
+    /// Its threads are stopped; its sockets and timers are watched for it.
+    Held,
+    /// Not at all: from hot it goes to parked.
+    Off,
+}
+
+impl FromStr for Hibernate {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Hibernate::Auto),
+            "blocked" => Ok(Hibernate::Blocked),
+            "held" => Ok(Hibernate::Held),
+            "off" => Ok(Hibernate::Off),
+            _ => Err("write auto, blocked, held or off".to_owned()),
+        }
+    }
+}
+
 /// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -127,11 +155,17 @@ pub struct Timing {
     pub tick_ms: u64,
     /// Never sleep by itself; `kip sleep` still works.
     pub never: bool,
+    /// How it hibernates.
+    pub hibernate: Hibernate,
+    /// A wake from hibernation installs the working set; otherwise every page comes when it is touched.
+    pub prefetch: bool,
+    /// Hibernation leaves clean pages of files in memory, where other procs may share them.
+    pub keep_files: bool,
 }
 
 impl Default for Timing {
     fn default() -> Self {
-        Timing { idle_ms: 10_000, park_after_ms: 60_000, tick_ms: 60_000, never: false }
+        Timing { idle_ms: 10_000, park_after_ms: 60_000, tick_ms: 60_000, never: false, hibernate: Hibernate::Auto, prefetch: true, keep_files: false }
     }
 }
 

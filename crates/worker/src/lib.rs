@@ -3,7 +3,7 @@
 //! | module | owns |
 //! | --- | --- |
 //! | [`task`] | one task per proc: every transition |
-//! | [`start`], [`park`], [`wake`], [`stop`] | the work of one transition each |
+//! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
 //! | [`recover`] | after a restart: what was half done |
 //! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
 //! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
@@ -18,6 +18,7 @@ mod events;
 mod exec;
 pub mod fault;
 mod helper_pool;
+mod hibernate;
 mod holdings;
 mod idle;
 mod kits;
@@ -47,7 +48,7 @@ use crate::proc::Proc;
 use crate::state::Record;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_types::api::{Code, Event, ExecRequest, ProcView, Refusal, WhyView};
-use kip_types::{Image, ProcName, Spec, State};
+use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -193,9 +194,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Parks a proc; tells whether it was parked already.
-    pub async fn park(&self, name: &ProcName) -> Result<(ProcView, bool), Refusal> {
-        let already = self.handle(name)?.ask(|reply| Command::Park { reply }).await?;
+    /// Sends a proc to a lower tier; tells whether it was there already.
+    pub async fn sleep(&self, name: &ProcName, to: Tier) -> Result<(ProcView, bool), Refusal> {
+        let already = self.handle(name)?.ask(|reply| Command::Sleep { to, reply }).await?;
         Ok((self.inspect(name).await?, already))
     }
 

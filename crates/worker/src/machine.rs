@@ -14,6 +14,8 @@ use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::record::Records;
 use crate::task::{Command, Handle, chain};
 use kip_keeper::Keeper;
+use kip_pager::client::Pager;
+use kip_pager::protocol::Event;
 use kip_net::custody::{Held, Kind};
 use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
@@ -42,6 +44,9 @@ pub(crate) struct Machine {
     pub(crate) instance: Instance,
     pub(crate) engine: String,
     pub(crate) keeper: Arc<Keeper>,
+    pub(crate) pager: Pager,
+    /// What working sets may take in memory, bytes; none for the pager's own idea.
+    pub(crate) set_memory: Option<u64>,
     pub(crate) programs: PathBuf,
     pub(crate) launcher: Mutex<Arc<Launcher>>,
     /// `kip-restore`, to be executed by descriptor.
@@ -184,6 +189,16 @@ impl Machine {
         }
     }
 
+    /// Polls the sockets of a hibernated proc whose threads are held, from now on.
+    pub(crate) fn watch_held(&self, proc: &Proc, sockets: &[Held]) {
+        for held in sockets {
+            let wake_on = wake_on(&proc.spec.ports, &held.saved.kind);
+            if let Err(e) = self.wake_plane.add(proc.slot, held.clone(), wake_on) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "a socket of a held program cannot be watched");
+            }
+        }
+    }
+
     /// Polls them no longer.
     pub(crate) fn unwatch_sockets(&self, proc: &Proc) {
         self.wake_plane.remove(&proc.slot);
@@ -229,6 +244,64 @@ impl Machine {
                 }
                 Err(gone) => return gone,
             }
+        }
+    }
+
+    /// Follows the pager, and starts another when it dies; runs on a thread of its own.
+    pub(crate) fn serve_pager(self: &Arc<Machine>) {
+        let weak = Arc::downgrade(self);
+        let serve = move || {
+            loop {
+                let Some(machine) = weak.upgrade() else { return };
+                if machine.is_closing() {
+                    return;
+                }
+                let followed = machine.take_up_pager();
+                drop(machine);
+                match followed {
+                    Ok(events) => {
+                        while let Ok(Event::Woke { number, turn, woken, .. }) = events.next() {
+                            let Some(machine) = weak.upgrade() else { return };
+                            machine.tell_task(number, Command::FirstTouch { turn, woken });
+                        }
+                    }
+                    Err(e) => {
+                        tracing::error!(error = chain(&e), "there is no pager");
+                        std::thread::sleep(Duration::from_secs(1));
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("pager".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+
+    /// Makes sure that there is a pager and that it knows all that is out.
+    fn take_up_pager(&self) -> Result<kip_pager::client::Events, kip_pager::client::PagerError> {
+        let (status, _, started) = self.pager.ensure()?;
+        let all: Vec<Handle> = self.handles().values().cloned().collect();
+        if started {
+            self.events.tell(None, "pager", format!("replaced, pid {}", status.pid));
+            for handle in &all {
+                crate::hibernate::take_up(&handle.proc);
+            }
+        }
+        if let Some(bytes) = self.set_memory {
+            self.pager.budget(bytes as usize)?;
+        }
+        let events = self.pager.follow()?;
+        // What happened while nobody listened.
+        for handle in &all {
+            self.tell_task(handle.proc.slot.number().into(), Command::LookAtPager);
+        }
+        Ok(events)
+    }
+
+    fn tell_task(&self, number: u32, command: Command) {
+        let handle = u16::try_from(number).ok().and_then(|n| Slot::new(n).ok()).and_then(|s| self.handles().get(&s).cloned());
+        if let Some(handle) = handle
+            && handle.inbox.blocking_send(command).is_err()
+        {
+            tracing::debug!(proc = %handle.proc.name, "an event for a proc that is being removed");
         }
     }
 

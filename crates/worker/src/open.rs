@@ -16,6 +16,7 @@ use crate::task::{blocking, chain};
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
 use kip_keeper::Keeper;
+use kip_pager::client::Pager;
 use kip_net::nat::{Forward, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
@@ -49,10 +50,12 @@ pub struct Config {
     pub data: PathBuf,
     /// CRIU, if it is not to be searched for.
     pub criu: Option<PathBuf>,
-    /// Directory of `kip-keeper` and `kip-launch`.
+    /// Directory of `kip-keeper`, `kip-pager` and `kip-launch`.
     pub programs: PathBuf,
     /// No wake is made without CRIU (tests).
     pub only_criu: bool,
+    /// What all working sets may take in memory, bytes; beyond that they are on disk. None for the pager's own idea.
+    pub set_memory: Option<u64>,
 }
 
 /// A worker could not be opened.
@@ -79,6 +82,9 @@ pub enum OpenError {
     /// The keeper.
     #[error("the keeper")]
     Keeper(#[from] kip_keeper::StartError),
+    /// The pager.
+    #[error("the pager")]
+    Pager(#[from] kip_pager::client::PagerError),
     /// The launcher.
     #[error("the launcher")]
     Launcher(#[from] kip_sandbox::launcher::LaunchError),
@@ -142,6 +148,7 @@ impl Worker {
         for (proc, record) in recovered {
             worker.adopt(proc, record, None);
         }
+        machine.serve_pager();
         machine.watch_keeper();
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
@@ -210,6 +217,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let remembered = recover::read_all(&records)?;
     let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
     let new = keeper.found() == kip_keeper::Found::Started;
+    let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
+    pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let cgroups = Cgroups::detect()?;
@@ -226,6 +235,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         engine,
         records,
         keeper,
+        pager,
+        set_memory: config.set_memory,
         programs: config.programs.clone(),
         launcher,
         restorer: restorer().map_err(at(&run))?,
@@ -261,6 +272,8 @@ impl Machine {
         let strangers: BTreeSet<String> = held
             .iter()
             .filter_map(|(name, _)| name.split_once('/').map(|(proc, _)| proc.to_owned()))
+            // The pager's own names, which no proc can have.
+            .filter(|proc| !proc.starts_with('@'))
             .filter(|proc| !names.iter().any(|n| n.as_str() == proc))
             .collect();
         for proc in strangers {
@@ -301,6 +314,9 @@ impl Machine {
             if let Err(e) = proc.holdings.mirror() {
                 tracing::error!(proc = %proc.name, error = chain(&e), "the new keeper does not hold everything");
             }
+        }
+        if let Err(e) = self.pager.mirror() {
+            tracing::error!(error = chain(&e), "the new keeper does not hold what the pager has");
         }
         self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
     }
@@ -354,6 +370,7 @@ impl Machine {
         self.cgroups
             .remove_all(&format!("kip-{}", self.instance.number()))
             .map_err(|e| failed("control groups", &e))?;
+        self.pager.quit().map_err(|e| failed("the pager", &e))?;
         self.keeper.quit().map_err(|e| failed("the keeper", &e))?;
         machine::release_instance(&self.data, self.instance);
         Ok(())

@@ -22,6 +22,7 @@ use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::{self, PlanError};
 use kip_checkpoint::sockets;
 use kip_keeper::KeeperError;
+use kip_pager::client::PagerError;
 use kip_net::custody::{self, SavedOptions};
 use kip_snapshot::SnapshotError;
 use kip_types::Generation;
@@ -91,6 +92,8 @@ pub(crate) enum ParkError {
     Pin(#[from] PinError),
     #[error(transparent)]
     Keeper(#[from] KeeperError),
+    #[error("its memory does not come back from where it hibernated")]
+    Pager(#[from] PagerError),
     #[error("the helper for the snapshot cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("socket {inode} of the frozen program cannot be taken over")]
@@ -223,7 +226,7 @@ fn settle(
 }
 
 /// Where each socket of the tree is open: (host pid, descriptor) by inode.
-fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
+pub(crate) fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
     let mut places = BTreeMap::new();
     for &pid in &tree.pids {
         for (number, target) in tree::descriptors(pid).unwrap_or_default() {
@@ -235,7 +238,7 @@ fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
     places
 }
 
-fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
+pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
     let pidfd = kip_sys::process::pidfd_open(pid)?;
     kip_sys::process::pidfd_getfd(pidfd.as_fd(), number)
 }
@@ -268,7 +271,7 @@ fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
 
 /// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot
 /// run any more.
-fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
+pub(crate) fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
     custody::Seen {
         // If there is less it has taken some, and what is left may be new.
         queued: if frozen.queued < before.queued { 0 } else { before.queued },

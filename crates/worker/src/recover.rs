@@ -4,6 +4,7 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
+use crate::hibernate;
 use crate::holdings::{Holdings, key};
 use crate::machine::Machine;
 use crate::park::Body;
@@ -89,12 +90,20 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
             return None;
         }
         State::Starting | State::Stopping => ended(&proc, &record).await,
-        State::Hot { generation, .. } | State::Parking { generation, .. } => {
+        State::Hot { generation, .. } | State::Hibernated { generation, .. } | State::Parking { generation, .. } => {
+            let blocked = still_blocked(&proc, &record.state);
             let generation = match record.state {
                 State::Parking { .. } => Generation(generation.0.saturating_sub(1)),
                 _ => generation,
             };
             match settled_init(&proc).await {
+                Some(init) if blocked => {
+                    let init_started = kip_sys::process::start_time(init).unwrap_or(0);
+                    Record {
+                        state: State::Hibernated { init, init_started, generation },
+                        ..adopted(&proc, &record, init, generation)
+                    }
+                }
                 Some(init) => adopted(&proc, &record, init, generation),
                 None => ended(&proc, &record).await,
             }
@@ -108,6 +117,22 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
     }
     Some((proc, next))
+}
+
+/// Takes up what the pager has of it. True if it is hibernated and waits in its calls; one that is held is let go, for
+/// what was watched for it is not known any more.
+fn still_blocked(proc: &Proc, state: &State) -> bool {
+    let look = hibernate::take_up(proc);
+    let hibernated = matches!(state, State::Hibernated { .. });
+    if look.asleep && hibernated && !look.held {
+        return true;
+    }
+    if (look.asleep || look.held)
+        && let Err(e) = proc.shared.pager.wake(proc.name.as_str())
+    {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "a hibernated proc is not woken");
+    }
+    false
 }
 
 async fn ended(proc: &Arc<Proc>, record: &Record) -> Record {

@@ -30,6 +30,12 @@ pub(crate) struct Record {
     pub(crate) cannot_sleep: Vec<String>,
     /// Wakes in a row that served nothing but ticks: they are made rarer and rarer.
     pub(crate) tick_wakes: u32,
+    /// Wakes since it was last started.
+    #[serde(default)]
+    pub(crate) wakes: u64,
+    /// Pages of the working set, at its last hibernation.
+    #[serde(default)]
+    pub(crate) set_pages: u64,
 }
 
 impl Record {
@@ -46,6 +52,8 @@ impl Record {
             last_wake: None,
             cannot_sleep: Vec::new(),
             tick_wakes: 0,
+            wakes: 0,
+            set_pages: 0,
         }
     }
 

@@ -74,6 +74,7 @@ pub(crate) async fn release(proc: &Arc<Proc>) {
         if let Err(e) = proc.cgroup.kill(PATIENCE) {
             warn("processes", &e);
         }
+        crate::hibernate::forget(&proc);
         drop(proc.drop_mounts());
         let _ = proc.shared.logs.remove(proc.name.as_str());
         if let Err(e) = proc.shared.nat.unpublish(&[proc.slot]) {

@@ -3,6 +3,7 @@
 //! A handler decides with the pure lifecycle function, records what it is going to do, does it on a blocking thread,
 //! and records the outcome. What others may see of a proc leaves on a watch channel ([`Status`]).
 
+mod hibernate;
 mod sleep;
 
 pub(crate) use sleep::{source_word as sleep_word, take_custody};
@@ -19,9 +20,10 @@ use crate::state::Record;
 use crate::stop;
 use kip_checkpoint::clocks::Now;
 use kip_net::activity::Activity as Traffic;
-use kip_types::State;
+use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
+use kip_types::{Hibernate, State, Tier};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -52,12 +54,16 @@ pub(crate) enum Command {
     Stop { grace: Duration, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
     Remove { force: bool, reply: Reply<()> },
-    /// Park it. Answers whether it was parked already.
-    Park { reply: Reply<bool> },
+    /// Send it to a lower tier. Answers whether it was there already.
+    Sleep { to: Tier, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
     Wake { trigger: String, reply: Reply<bool> },
     /// A held socket has something; `at` is when.
     Socket { label: String, at: Instant },
+    /// Blocked in hibernation, it has touched its memory; `turn` says in which.
+    FirstTouch { turn: u64, woken: Woken },
+    /// Ask the pager whether it still sleeps.
+    LookAtPager,
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
 }
@@ -96,6 +102,23 @@ struct Running {
     for_ticks: bool,
     /// No automatic sleep before this.
     not_before: Instant,
+    /// Where it woke from; hot for one that was started.
+    from: Tier,
+    /// It woke by touching its memory, nobody saw for what.
+    by_itself: bool,
+    /// It cannot be hibernated: from hot it goes to parked.
+    no_hibernation: bool,
+}
+
+/// A hibernated proc.
+#[derive(Debug)]
+struct Hibernating {
+    /// None if it has ended already.
+    pidfd: Option<AsyncFd<OwnedFd>>,
+    /// The next timer that it has to be woken for; only if it is held.
+    next: Option<NextWake>,
+    /// When it is parked.
+    parks_at: Option<Instant>,
 }
 
 /// A parked proc.
@@ -112,8 +135,13 @@ pub(crate) struct Task {
     inbox: mpsc::Receiver<Command>,
     status: watch::Sender<Status>,
     running: Option<Running>,
+    hibernating: Option<Hibernating>,
     sleeping: Option<Sleeping>,
     tickets: Arc<AtomicUsize>,
+    /// Of its hibernation; none if that is not known any more.
+    turn: Option<u64>,
+    /// Blocked in hibernation it wakes for ticks.
+    ticked: bool,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -150,7 +178,19 @@ impl Task {
         let (status, watcher) = watch::channel(status);
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
         let tickets = Arc::new(AtomicUsize::new(0));
-        let task = Task { proc, record, inbox, status, running: None, sleeping: None, tickets, kit };
+        let task = Task {
+            proc,
+            record,
+            inbox,
+            status,
+            running: None,
+            hibernating: None,
+            sleeping: None,
+            tickets,
+            turn: None,
+            ticked: false,
+            kit,
+        };
         (task, handle)
     }
 
@@ -165,9 +205,12 @@ impl Task {
             self.publish();
             let deadline = self.deadline();
             let exited = async {
-                match &self.running {
-                    Some(r) => drop(r.pidfd.readable().await),
-                    None => std::future::pending().await,
+                match (&self.running, &self.hibernating) {
+                    (Some(Running { pidfd, .. }), _) | (None, Some(Hibernating { pidfd: Some(pidfd), .. })) => {
+                        drop(pidfd.readable().await);
+                    }
+                    (None, Some(_)) => {}
+                    (None, None) => std::future::pending().await,
                 }
             };
             tokio::select! {
@@ -192,6 +235,10 @@ impl Task {
     async fn resume_record(&mut self) {
         match self.record.state.clone() {
             State::Hot { init, .. } => self.begin_running(init, false),
+            State::Hibernated { init, .. } => {
+                self.begin_hibernated(init);
+                self.look_at_pager().await;
+            }
             State::Parked { generation } => {
                 let dir = kip_snapshot::path_of(&self.proc.dir, generation);
                 match kip_snapshot::open::<Body>(&dir) {
@@ -211,7 +258,7 @@ impl Task {
             record: self.record.clone(),
             quiet_since: self.running.as_ref().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
             seen: self.running.as_ref().and_then(|r| r.idle.seen()),
-            next: self.sleeping.as_ref().and_then(|s| s.next),
+            next: self.next_timer(),
             execs: self.tickets.load(Ordering::SeqCst),
         });
     }
@@ -220,9 +267,17 @@ impl Task {
         if let Some(running) = &self.running {
             return Some(running.next_look);
         }
-        let next = self.sleeping.as_ref()?.next?;
-        let left = next.at_ns - Now::read().monotonic_ns;
-        Some(Instant::now() + Duration::from_nanos(left.max(0) as u64))
+        let timer = self.next_timer().map(|next| {
+            let left = next.at_ns - Now::read().monotonic_ns;
+            Instant::now() + Duration::from_nanos(left.max(0) as u64)
+        });
+        let parks_at = self.hibernating.as_ref().and_then(|h| h.parks_at);
+        timer.into_iter().chain(parks_at).min()
+    }
+
+    /// The next timer that a sleeper has to be woken for.
+    fn next_timer(&self) -> Option<NextWake> {
+        self.sleeping.as_ref().and_then(|s| s.next).or_else(|| self.hibernating.as_ref().and_then(|h| h.next))
     }
 
     /// Records the state after `input`, before anything is done about it.
@@ -278,13 +333,18 @@ impl Task {
                 let _ = reply.send(result);
                 return removed;
             }
-            Command::Park { reply } => {
+            Command::Sleep { to: Tier::Hibernated, reply } => {
+                let _ = reply.send(self.hibernate_on_request().await);
+            }
+            Command::Sleep { reply, .. } => {
                 let _ = reply.send(self.park_on_request().await);
             }
             Command::Wake { trigger, reply } => {
                 let _ = reply.send(self.wake_on_request(trigger).await);
             }
             Command::Socket { label, at } => self.on_socket(label, at).await,
+            Command::FirstTouch { turn, woken } => self.on_first_touch(turn, woken),
+            Command::LookAtPager => self.look_at_pager().await,
             Command::KeepAwake { trigger, reply } => {
                 let awake = self.wake_on_request(trigger).await;
                 let _ = reply.send(awake.map(|_| {
@@ -325,8 +385,16 @@ impl Task {
         let pidfd = kip_sys::process::pidfd_open(init).and_then(watched);
         match pidfd {
             Ok(pidfd) => {
-                self.running =
-                    Some(Running { pidfd, idle: Idle::new(now), next_look: now, for_ticks, not_before: now });
+                self.running = Some(Running {
+                    pidfd,
+                    idle: Idle::new(now),
+                    next_look: now,
+                    for_ticks,
+                    not_before: now,
+                    from: Tier::Hot,
+                    by_itself: false,
+                    no_hibernation: false,
+                });
                 self.look();
             }
             // It has ended already: the status pipe says how.
@@ -358,7 +426,7 @@ impl Task {
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
         }
-        let allowed = allowed_quiet(&self.proc, running.for_ticks);
+        let (_, allowed) = sinks(&self.proc, running);
         let left = allowed.saturating_sub(running.idle.quiet(now));
         running.next_look = now + left.clamp(Duration::from_millis(20), LOOK_EVERY);
     }
@@ -367,29 +435,43 @@ impl Task {
         if self.running.is_some() {
             self.look();
             let now = Instant::now();
-            let sleepy = self
-                .running
-                .as_ref()
-                .is_some_and(|r| r.idle.quiet(now) >= allowed_quiet(&self.proc, r.for_ticks) && now >= r.not_before);
-            if sleepy
-                && !self.proc.spec.timing.never
-                && self.tickets.load(Ordering::SeqCst) == 0
-                && let Err(refusal) = self.park().await
-                && let Some(running) = &mut self.running
-            {
-                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
-                running.not_before = now + RETRY_SLEEP;
+            let Some(running) = &self.running else { return };
+            let (to, allowed) = sinks(&self.proc, running);
+            let sleepy = running.idle.quiet(now) >= allowed && now >= running.not_before;
+            if !sleepy || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
+                return;
             }
-        } else if let Some(next) = self.sleeping.as_ref().and_then(|s| s.next)
+            let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park().await };
+            if let Err(refusal) = slept {
+                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
+                if let Some(running) = &mut self.running
+                    && to == Tier::Parked
+                {
+                    running.not_before = now + RETRY_SLEEP;
+                }
+            }
+        } else if let Some(next) = self.next_timer()
             && Now::read().monotonic_ns >= next.at_ns
         {
             let trigger = format!("timer ({})", sleep::source_word(next.source));
-            let _ = self.wake_retrying(trigger, Instant::now(), next.tick).await;
+            if self.hibernating.is_some() {
+                let _ = self.rouse(trigger, Instant::now(), next.tick).await;
+            } else {
+                let _ = self.wake_retrying(trigger, Instant::now(), next.tick).await;
+            }
+        } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at) {
+            if let Err(refusal) = self.park().await {
+                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
+                if let Some(running) = &mut self.running {
+                    running.not_before = Instant::now() + RETRY_SLEEP;
+                }
+            }
         }
     }
 
     async fn on_exit(&mut self) {
         self.running = None;
+        self.leave_hibernation();
         let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         stop::release(&self.proc).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
@@ -398,8 +480,10 @@ impl Task {
     }
 
     async fn on_socket(&mut self, label: String, at: Instant) {
-        if matches!(self.record.state, State::Parked { .. }) {
-            let _ = self.wake_retrying(label, at, false).await;
+        match self.record.state {
+            State::Parked { .. } => drop(self.wake_retrying(label, at, false).await),
+            State::Hibernated { .. } => drop(self.rouse(label, at, false).await),
+            _ => {}
         }
     }
 
@@ -411,10 +495,14 @@ impl Task {
             // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
             let _ = self.wake("stop".to_owned(), Instant::now(), false).await;
         }
+        if matches!(self.record.state, State::Hibernated { .. }) && !grace.is_zero() {
+            let _ = self.rouse("stop".to_owned(), Instant::now(), false).await;
+        }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         self.proc.shared.unwatch_sockets(&self.proc);
         self.running = None;
+        self.hibernating = None;
         self.sleeping = None;
         let exit = stop::end(&self.proc, self.record.program, grace).await;
         fault::reach("stop-killed");
@@ -454,11 +542,18 @@ fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     AsyncFd::new(fd)
 }
 
-/// How long a proc must be quiet before it is parked.
-fn allowed_quiet(proc: &Proc, for_ticks: bool) -> Duration {
+/// Where a running proc goes next, and how long it must be quiet for that.
+fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
     let timing = &proc.spec.timing;
-    let all = Duration::from_millis(timing.idle_ms.saturating_add(timing.park_after_ms));
-    if for_ticks { all.min(AFTER_TICKS) } else { all }
+    let back = running.for_ticks && running.from == Tier::Parked;
+    let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
+    let (to, after) = if hibernates && !back {
+        (Tier::Hibernated, timing.idle_ms)
+    } else {
+        (Tier::Parked, timing.idle_ms.saturating_add(timing.park_after_ms))
+    };
+    let after = Duration::from_millis(after);
+    (to, if running.for_ticks { after.min(AFTER_TICKS) } else { after })
 }
 
 /// An error and all its sources on one line.

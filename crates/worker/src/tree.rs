@@ -2,9 +2,8 @@
 //!
 //! Reads /proc only. A process that ends while it is looked at is left out.
 
-mod ran;
-
 use kip_checkpoint::clocks::{Since, Waiting};
+use kip_sys::ran::CpuClocks;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -54,7 +53,7 @@ impl Tree {
     /// In which call, and since when, each thread (by id inside) waits. Threads that run are left out. To be read just
     /// before a freeze, which counts as running.
     pub(crate) fn waiting(&self) -> Since {
-        let mut clocks = ran::CpuClocks::default();
+        let mut clocks = CpuClocks::default();
         let look = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one, or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
@@ -86,7 +85,7 @@ pub(crate) fn waits_in(tid: u32) -> Option<[u64; 8]> {
 
 /// When a thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC. Visits that CPU.
 pub(crate) fn last_ran(tid: u32) -> Option<i64> {
-    ran::CpuClocks::default().last_ran(tid)
+    CpuClocks::default().last_ran(tid)
 }
 
 /// How often a thread has left a CPU.

@@ -1,6 +1,8 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
+use crate::hibernate;
 use crate::proc::Proc;
+use crate::state::Record;
 use crate::task::Handle;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::Now;
@@ -12,7 +14,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
     let proc = &handle.proc;
     let record = &status.record;
-    let (pids, memory, cpu_us) = measure(proc, record.state.tier());
+    let (pids, memory, cpu_us) = measure(proc, record);
     let next_timer_ms = status.next.map(|n| ((n.due_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
     ProcView {
         name: proc.name.clone(),
@@ -33,41 +35,29 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
         idle_ms: status.quiet_since.map(|since| since.elapsed().as_millis() as u64),
         next_timer_ms,
         cpu_us,
-        wakes: wakes(&record.state),
+        wakes: record.wakes,
         spec: proc.spec.clone(),
     }
 }
 
-fn measure(proc: &Proc, tier: Option<Tier>) -> (Vec<u32>, MemoryView, Option<u64>) {
-    if tier != Some(Tier::Hot) {
+fn measure(proc: &Proc, record: &Record) -> (Vec<u32>, MemoryView, Option<u64>) {
+    if !matches!(record.state.tier(), Some(Tier::Hot | Tier::Hibernated)) {
         return (Vec::new(), MemoryView::default(), None);
     }
     let pids = Tree::read(&proc.cgroup.pids().unwrap_or_default()).pids;
-    let (rss_bytes, pss_bytes, swap_bytes) = tree::memory(&pids);
+    let (rss_bytes, pss_bytes, kernel_swap) = tree::memory(&pids);
     let usage = proc.cgroup.usage().ok();
     let kernel_bytes = usage.as_ref().map_or(0, |u| u.kernel_bytes);
-    let memory = MemoryView { rss_bytes, pss_bytes, kernel_bytes, swap_bytes, working_set_pages: 0 };
+    let look = hibernate::look(proc);
+    let back = look.installed + look.faults;
+    let memory = MemoryView {
+        rss_bytes,
+        pss_bytes,
+        kernel_bytes,
+        swap_bytes: kernel_swap + look.swap_bytes,
+        working_set_pages: if look.known { record.set_pages } else { 0 },
+        working_set_misses: look.faults,
+        working_set_hit_percent: (!look.asleep && back > 0).then(|| look.installed as f64 * 100.0 / back as f64),
+    };
     (pids, memory, usage.map(|u| u.cpu_ns / 1000))
-}
-
-/// Each sleep makes a generation, so there were as many wakes, but for the sleep that it is in.
-fn wakes(state: &State) -> u64 {
-    let asleep = matches!(state, State::Parked { .. } | State::Waking { .. });
-    state.generation().0.saturating_sub(u64::from(asleep))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kip_types::Generation;
-
-    #[test]
-    fn wakes_are_sleeps_that_ended() {
-        let hot = |generation| State::Hot { init: 7, init_started: 1, generation: Generation(generation) };
-        assert_eq!([wakes(&hot(0)), wakes(&hot(3))], [0, 3]);
-        assert_eq!(wakes(&State::Parked { generation: Generation(3) }), 2);
-        let parking = State::Parking { init: 7, init_started: 1, generation: Generation(4) };
-        assert_eq!(wakes(&parking), 3);
-        assert_eq!(wakes(&State::Stopped { exit: None }), 0);
-    }
 }

@@ -79,6 +79,12 @@ impl Steps {
         self.last = now;
     }
 
+    /// The step that took `us` of the time since the last one ended.
+    pub(crate) fn done_with(&mut self, name: &str, us: u64) {
+        self.steps.push(StepView { name: name.to_owned(), us });
+        self.last += std::time::Duration::from_micros(us);
+    }
+
     /// (total in microseconds, the steps).
     pub(crate) fn finish(self) -> (u64, Vec<StepView>) {
         ((self.last - self.start).as_micros() as u64, self.steps)

@@ -4,7 +4,7 @@
 //! socket (SO_RCVTIMEO, SO_SNDTIMEO) is only noted; the wake sets what is left of it for as long as the thread enters
 //! its call. Sources: signal(7), the x86-64 system call convention and table, socket(7).
 
-use super::{Clocks, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
+use super::{Clocks, Due, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
 use crate::wire::Message;
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;
@@ -115,6 +115,39 @@ impl Waiting {
         let r = |f| regs.number(f);
         self.call == [nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)]
     }
+}
+
+/// When the call of a thread that runs ends by its own time-out; none if it has none. `read` reads the thread's memory.
+pub fn live_due(waiting: &Waiting, now: Now, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Due> {
+    let mut regs = Message::default();
+    for (field, value) in [DI, SI, DX, R10, R8, R9].into_iter().zip(&waiting.call[1..7]) {
+        regs.set_varint(field, *value);
+    }
+    let time = |address: u64, unit: i64| {
+        let mut bytes = [0u8; 16];
+        let half = |bytes: &[u8; 16], at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        read(address, &mut bytes)
+            .then(|| half(&bytes, 0).saturating_mul(SECOND).saturating_add(half(&bytes, 8).saturating_mul(unit)))
+    };
+    let waited = (now.monotonic_ns - waiting.since_ns).max(0);
+    let (left, whole) = match timeout_of(waiting.call[0], &regs)? {
+        Timeout::Absolute { address, clock } => {
+            let left = now.left(clock, time(address, 1)?)?;
+            (left, left.saturating_add(waited))
+        }
+        Timeout::Millis { value, .. } => (value as i64 * 1_000_000 - waited, value as i64 * 1_000_000),
+        Timeout::Constant { address, .. } | Timeout::Updated { address, .. } => {
+            let whole = time(address, 1)?;
+            (whole - waited, whole)
+        }
+        Timeout::UpdatedTimeval { address } => {
+            let whole = time(address, 1000)?;
+            (whole - waited, whole)
+        }
+    };
+    let left = waiting.due_ns.map_or(left, |due| due - now.monotonic_ns);
+    let at_ns = now.monotonic_ns.saturating_add(left.max(1));
+    (whole > 0).then_some(Due { source: Source::Call, at_ns, every_ns: Some(whole) })
 }
 
 /// Mends one thread's registers and notes its time-out.
@@ -328,6 +361,25 @@ mod tests {
         let mut clocks = Clocks::default();
         settle_thread(3, &mut waiting(45, 5), now, Some(since), &frozen, &mut clocks);
         assert_eq!(clocks.sockets[0].left_ns, 200_000_000);
+    }
+
+    #[test]
+    fn a_live_call_s_end_is_known() {
+        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let nothing = |_: u64, _: &mut [u8]| false;
+        let wait = |call: [u64; 8]| Waiting { since_ns: 9 * SECOND, call, due_ns: None };
+        let due = live_due(&wait([232, 5, 0x7000, 64, 3000, 0, 0, 0x7000]), now, &nothing).unwrap();
+        assert_eq!((due.at_ns, due.every_ns), (12 * SECOND, Some(3 * SECOND)));
+        assert_eq!(live_due(&wait([232, 5, 0x7000, 64, u64::MAX, 0, 0, 0x7000]), now, &nothing), None);
+        assert_eq!(live_due(&wait([0, 5, 0, 0, 0, 0, 0, 0x7000]), now, &nothing), None, "a read has none");
+        let two_seconds = |address: u64, bytes: &mut [u8]| {
+            bytes.fill(0);
+            bytes[0] = 2;
+            address == 0x8000
+        };
+        let due = live_due(&wait([271, 0, 0, 0x8000, 0, 0, 8, 0x7000]), now, &two_seconds).unwrap();
+        assert_eq!(due.at_ns, 11 * SECOND, "what the kernel has not written back yet is the whole");
+        assert_eq!(live_due(&wait([271, 0, 0, 0x9000, 0, 0, 8, 0x7000]), now, &two_seconds), None, "unreadable");
     }
 
     #[test]

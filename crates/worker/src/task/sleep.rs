@@ -1,4 +1,4 @@
-//! Down and up: the transitions between running and parked.
+//! Down and up: the transitions to and from parked.
 
 use super::{Sleeping, Task, blocking, chain};
 use crate::events::now_ms;
@@ -18,6 +18,7 @@ use kip_net::custody;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, State, Tier};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -30,25 +31,23 @@ impl Task {
         if matches!(self.record.state, State::Parked { .. }) {
             return Ok(true);
         }
-        if self.tickets.load(Ordering::SeqCst) > 0 {
-            return Err(Refusal::new(
-                Code::CannotSleep,
-                format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),
-            ));
-        }
+        self.refuse_if_in_use()?;
         self.park().await.map(|()| false)
     }
 
     pub(super) async fn park(&mut self) -> Result<(), Refusal> {
         let begin = Instant::now();
         self.advance(Input::Park, record::Durability::Rename)?;
+        self.leave_hibernation();
         self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
         fault::reach("park-intent");
-        let State::Parking { generation, .. } = self.record.state else { unreachable!("just recorded") };
+        let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
         let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
         let proc = Arc::clone(&self.proc);
         let next = parked.clone();
         let result = blocking(move || -> Result<_, ParkError> {
+            // A snapshot is of the whole memory.
+            proc.shared.pager.restore(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let done = park::park(&proc, &pids, generation, &mut || {
@@ -68,6 +67,9 @@ impl Task {
                 let causes = causes_of(&e);
                 self.record.cannot_sleep = causes.clone();
                 self.settle(Input::ParkRefused);
+                if self.running.is_none() {
+                    self.begin_running(init, false);
+                }
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::CannotSleep, message))
@@ -101,6 +103,8 @@ impl Task {
             total_us: begin.elapsed().as_micros() as u64,
             bytes_written: done.bytes,
             memory_bytes: Some(memory_bytes),
+            left_bytes: BTreeMap::new(),
+            held: false,
             at_ms: now_ms(),
         };
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
@@ -119,6 +123,7 @@ impl Task {
                 }
                 Ok(true)
             }
+            State::Hibernated { .. } => self.rouse(trigger, Instant::now(), false).await.map(|()| false),
             State::Parked { .. } => self.wake(trigger, Instant::now(), false).await.map(|()| false),
             _ => Err(Refusal::new(
                 Code::State,
@@ -169,9 +174,13 @@ impl Task {
                 let view = WakeView { trigger: trigger.clone(), from: Tier::Parked, total_us, steps, at_ms: now_ms() };
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
+                next.wakes += 1;
                 self.keep(next);
                 fault::reach("wake-recorded");
                 self.begin_running(init, tick);
+                if let Some(running) = &mut self.running {
+                    running.from = Tier::Parked;
+                }
                 self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
                 Ok(())
             }

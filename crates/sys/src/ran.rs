@@ -5,8 +5,8 @@
 //! on the CPU in question, by a short visit. What is stolen while a thread waits makes it look as if it had waited
 //! less; never more.
 
-use kip_checkpoint::clocks::Now;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::fs;
 
@@ -15,11 +15,11 @@ const SAFETY_NS: i64 = 500_000;
 
 /// Distances of the CPUs' clocks, each measured when it is first needed.
 #[derive(Debug, Default)]
-pub(super) struct CpuClocks(BTreeMap<usize, Option<i64>>);
+pub struct CpuClocks(BTreeMap<usize, Option<i64>>);
 
 impl CpuClocks {
     /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if that cannot be told.
-    pub(super) fn last_ran(&mut self, tid: u32) -> Option<i64> {
+    pub fn last_ran(&mut self, tid: u32) -> Option<i64> {
         let stamp = exec_start(&fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)?;
         let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
         let offset = *self.0.entry(cpu).or_insert_with(|| visit(cpu));
@@ -39,11 +39,16 @@ fn visit(cpu: usize) -> Option<i64> {
     // Yielding stamps this thread; the clock is read after that, so that the distance is not too short.
     std::thread::yield_now();
     let stamp = fs::read_to_string("/proc/thread-self/sched").ok().and_then(|text| exec_start(&text));
-    let now = Now::read().monotonic_ns;
-    if let Err(e) = sched_setaffinity(None, &home) {
-        tracing::warn!(error = %e, cpu, "a thread of the daemon stays bound to one CPU");
-    }
+    let now = monotonic_ns();
+    // It was allowed a moment ago; if not any more, the thread goes on from where it is.
+    let _ = sched_setaffinity(None, &home);
     Some(now - stamp?)
+}
+
+/// CLOCK_MONOTONIC, nanoseconds.
+pub fn monotonic_ns() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
 fn exec_start(text: &str) -> Option<i64> {
@@ -81,7 +86,7 @@ mod tests {
                 let mut there = CpuSet::new();
                 there.set(cpu);
                 sched_setaffinity(None, &there).unwrap();
-                tell.send((rustix::thread::gettid().as_raw_nonzero().get() as u32, Now::read().monotonic_ns)).unwrap();
+                tell.send((rustix::thread::gettid().as_raw_nonzero().get() as u32, monotonic_ns())).unwrap();
                 wait.recv().unwrap();
             });
             let (tid, slept_at) = told.recv().unwrap();

@@ -1,0 +1,226 @@
+//! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one keeps nobody waiting.
+
+use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Woken};
+use kip_keeper::place::{Place, PlaceError};
+use kip_keeper::resident::{self, RunError};
+use kip_sys::fdpass;
+use kip_sys::process::pidfd_open;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The name of its files.
+pub const KIND: &str = "pager";
+/// How long one answer may take: much memory on a slow disk.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Why the pager did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// The run directory.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// It does not start.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// It has died, or does not answer.
+    #[error("the pager is gone")]
+    Gone(#[source] io::Error),
+    /// It is of another kind.
+    #[error("the pager of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: `kip down` with the old version first")]
+    Protocol {
+        /// Its process id.
+        pid: u32,
+        /// Its protocol.
+        theirs: u32,
+    },
+    /// It refused.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// The way to the pager of a data directory.
+#[derive(Debug)]
+pub struct Pager {
+    binary: PathBuf,
+    dir: PathBuf,
+    place: Place,
+}
+
+impl Pager {
+    /// The pager of the data directory `dir`, whose program is `binary`. Starts nothing.
+    ///
+    /// # Errors
+    /// The run directory's.
+    pub fn new(binary: &Path, dir: &Path) -> Result<Pager, PagerError> {
+        Ok(Pager { binary: binary.into(), dir: dir.into(), place: Place::open(dir, KIND)? })
+    }
+
+    /// Makes sure that one runs. Tells its process, as a descriptor that is readable once it has ended, and whether it
+    /// was started now.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn ensure(&self) -> Result<(Status, OwnedFd, bool), PagerError> {
+        let mut started = false;
+        loop {
+            match self.call(&Request::Ping) {
+                Ok(Answer::Status(status)) if status.protocol != PROTOCOL => {
+                    return Err(PagerError::Protocol { pid: status.pid, theirs: status.protocol });
+                }
+                Ok(Answer::Status(status)) => {
+                    return Ok((status, pidfd_open(status.pid).map_err(PagerError::Gone)?, started));
+                }
+                Ok(other) => return Err(unexpected(&other)),
+                Err(PagerError::Gone(_)) if !started => {
+                    resident::run(&self.binary, &self.dir)?;
+                    started = true;
+                }
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    fn ask(&self, request: &Request) -> io::Result<(OwnedFd, Answer)> {
+        let socket = self.place.connect(ANSWER_TIMEOUT)?;
+        let bytes = serde_json::to_vec(request).expect("requests are plain data");
+        fdpass::send(socket.as_fd(), &bytes, &[])?;
+        let (bytes, _) = fdpass::recv(socket.as_fd(), MAX_MESSAGE)?;
+        let answer = serde_json::from_slice(&bytes)?;
+        Ok((socket, answer))
+    }
+
+    fn call(&self, request: &Request) -> Result<Answer, PagerError> {
+        match self.ask(request).map_err(PagerError::Gone)? {
+            (_, Answer::Refused { message }) => Err(PagerError::Refused(message)),
+            (_, answer) => Ok(answer),
+        }
+    }
+
+    fn done(&self, request: &Request) -> Result<(), PagerError> {
+        match self.call(request)? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// How many bytes all working sets may take in memory.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn budget(&self, bytes: usize) -> Result<(), PagerError> {
+        self.done(&Request::Budget { bytes })
+    }
+
+    /// Takes a proc's memory out.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; its processes run on. After `Gone` it is not known what was done: ask the next pager.
+    pub fn hibernate(&self, order: Order) -> Result<Hibernated, PagerError> {
+        match self.call(&Request::Hibernate(order))? {
+            Answer::Hibernated(done) => Ok(done),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Installs the working set and lets held threads go.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn wake(&self, name: &str) -> Result<Woken, PagerError> {
+        match self.call(&Request::Wake { name: name.into() })? {
+            Answer::Woken(done) => Ok(done),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Brings all memory back and forgets the proc, which runs on.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; nothing is lost.
+    pub fn restore(&self, name: &str) -> Result<(), PagerError> {
+        self.done(&Request::Restore { name: name.into() })
+    }
+
+    /// The proc's processes have ended.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn forget(&self, name: &str) -> Result<(), PagerError> {
+        self.done(&Request::Forget { name: name.into() })
+    }
+
+    /// Takes up what a dead pager served.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; its processes wait at missing pages.
+    pub fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), PagerError> {
+        self.done(&Request::Adopt { name: name.into(), number, directory: directory.into() })
+    }
+
+    /// How it is with a proc.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn look(&self, name: &str) -> Result<Look, PagerError> {
+        match self.call(&Request::Look { name: name.into() })? {
+            Answer::Look(look) => Ok(look),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Puts all descriptors into the keeper, which is new.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn mirror(&self) -> Result<(), PagerError> {
+        self.done(&Request::Mirror)
+    }
+
+    /// What happens from now on.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn follow(&self) -> Result<Events, PagerError> {
+        let (socket, answer) = self.ask(&Request::Follow).map_err(PagerError::Gone)?;
+        match answer {
+            Answer::Done => {
+                let never = rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, None);
+                never.map_err(|e| PagerError::Gone(e.into()))?;
+                Ok(Events(socket))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Ends it, if one runs.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn quit(&self) -> Result<(), PagerError> {
+        match self.done(&Request::Quit) {
+            Err(PagerError::Gone(_)) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+fn unexpected(answer: &Answer) -> PagerError {
+    PagerError::Gone(io::Error::new(io::ErrorKind::InvalidData, format!("an answer of the wrong kind: {answer:?}")))
+}
+
+/// What happens at the pager.
+#[derive(Debug)]
+pub struct Events(OwnedFd);
+
+impl Events {
+    /// Waits for the next.
+    ///
+    /// # Errors
+    /// The pager has ended.
+    pub fn next(&self) -> io::Result<Event> {
+        let (bytes, _) = fdpass::recv(self.0.as_fd(), MAX_MESSAGE)?;
+        Ok(serde_json::from_slice(&bytes)?)
+    }
+}

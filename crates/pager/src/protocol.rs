@@ -1,0 +1,194 @@
+//! The messages between the daemon and `kip-pager`: JSON, one message a packet, on `DIR/run/pager.sock`.
+//!
+//! A connection carries one request and its answer at a time; several connections are served at once. One that asked to
+//! [`Request::Follow`] gets [`Event`]s from then on.
+
+use crate::deflate::Deflated;
+use crate::timers::Timer;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Changes with every change of these messages.
+pub const PROTOCOL: u32 = 1;
+/// Most bytes of a message.
+pub const MAX_MESSAGE: usize = 64 * 1024;
+
+/// What a proc's memory is to be taken out with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// The proc.
+    pub name: String,
+    /// Its own number among all of this pager's.
+    pub number: u32,
+    /// A directory for its swap file and slot maps, which need not exist.
+    pub directory: PathBuf,
+    /// The cgroup.procs file that lists its processes.
+    pub processes: PathBuf,
+    /// Told again with [`Event::Woke`], so that an old one is known as such.
+    pub turn: u64,
+    /// Its threads stand still until [`Request::Wake`]; otherwise the first that gets what it waits for wakes it.
+    pub hold: bool,
+    /// The working set is kept and installed at the wake; otherwise every page comes by a fault.
+    pub prefetch: bool,
+    /// Clean pages of files are dropped too.
+    pub drop_files: bool,
+}
+
+/// What the daemon asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase")]
+pub enum Request {
+    /// Who are you?
+    Ping,
+    /// How many bytes all working sets may take in memory; beyond that they are on disk.
+    Budget {
+        /// Bytes.
+        bytes: usize,
+    },
+    /// Takes a proc's memory out.
+    Hibernate(Order),
+    /// Installs the working set and lets held threads go.
+    Wake {
+        /// The proc.
+        name: String,
+    },
+    /// Brings all memory back and forgets the proc, which runs on.
+    Restore {
+        /// The proc.
+        name: String,
+    },
+    /// The proc's processes have ended: gives up what was kept for them.
+    Forget {
+        /// The proc.
+        name: String,
+    },
+    /// Takes up a proc that a dead pager served, with the descriptors that the keeper has.
+    Adopt {
+        /// The proc.
+        name: String,
+        /// As in [`Order`].
+        number: u32,
+        /// As in [`Order`].
+        directory: PathBuf,
+    },
+    /// How is it with this proc?
+    Look {
+        /// The proc.
+        name: String,
+    },
+    /// Puts all descriptors into the keeper, which is new.
+    Mirror,
+    /// Tell me on this connection what happens.
+    Follow,
+    /// Ends. Nobody may be out.
+    Quit,
+}
+
+/// Who serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its process id.
+    pub pid: u32,
+    /// Its [`PROTOCOL`].
+    pub protocol: u32,
+}
+
+/// A finished [`Request::Hibernate`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hibernated {
+    /// Its threads stood still so long, microseconds.
+    pub frozen_us: u64,
+    /// Pages that were there and are gone.
+    pub dropped_pages: u64,
+    /// Bytes written to the swap file.
+    pub written_bytes: u64,
+    /// Pages of the working set, and the bytes of memory that it takes.
+    pub set_pages: u64,
+    /// Bytes of memory that the set takes.
+    pub set_bytes: u64,
+    /// Bytes that were left in memory, by the reason's word.
+    pub left: BTreeMap<String, u64>,
+    /// Armed timers, if it is held.
+    pub timers: Vec<Timer>,
+}
+
+impl Hibernated {
+    /// Adds what was done with one process.
+    pub(crate) fn add(&mut self, one: &Deflated) {
+        self.dropped_pages += one.dropped_pages;
+        self.written_bytes += one.written_pages * crate::swap::PAGE as u64;
+        self.set_pages += one.set_pages as u64;
+        self.set_bytes += one.set_bytes as u64;
+        for (reason, bytes) in one.left.iter().filter(|(_, bytes)| **bytes > 0) {
+            *self.left.entry(reason.word().to_owned()).or_default() += bytes;
+        }
+        self.timers.extend(&one.timers);
+    }
+}
+
+/// How it is with a proc.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Look {
+    /// It is known here: some of its memory may be out.
+    pub known: bool,
+    /// It sleeps: nobody has touched what is out since it was taken out.
+    pub asleep: bool,
+    /// Its threads are held.
+    pub held: bool,
+    /// Bytes in the swap file.
+    pub swap_bytes: u64,
+    /// Pages that came back by faults since the last sleep, and pages that were installed ahead.
+    pub faults: u64,
+    /// Pages that were installed ahead.
+    pub installed: u64,
+}
+
+/// A finished [`Request::Wake`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Woken {
+    /// Installing took so long, microseconds.
+    pub install_us: u64,
+    /// Until all threads were let go, microseconds.
+    pub total_us: u64,
+    /// Pages installed.
+    pub pages: u64,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "lowercase")]
+pub enum Answer {
+    /// To [`Request::Ping`].
+    Status(Status),
+    /// To [`Request::Hibernate`].
+    Hibernated(Hibernated),
+    /// To [`Request::Wake`].
+    Woken(Woken),
+    /// To [`Request::Look`].
+    Look(Look),
+    /// To everything else.
+    Done,
+    /// It was not done.
+    Refused {
+        /// One line: what, and why.
+        message: String,
+    },
+}
+
+/// What happens by itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event {
+    /// A proc that was not held has touched what was out.
+    Woke {
+        /// The proc.
+        name: String,
+        /// As in its [`Order`].
+        number: u32,
+        /// As in its [`Order`].
+        turn: u64,
+        /// The first fault, and what was installed for it.
+        woken: Woken,
+    },
+}

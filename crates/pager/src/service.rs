@@ -1,0 +1,473 @@
+//! What `kip-pager` is: every proc of a data directory, a thread for each connection, and the keeper at hand.
+//!
+//! A proc that is held is held by the thread that stopped it, because a trace belongs to a thread: it waits for the order
+//! to let go. If we die the kernel lets all of them run, and they wait at their first missing page for the next pager.
+
+use crate::memory::{Bell, SpaceId};
+use crate::proc::{Custodian, Proc, Sets, Way};
+use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Woken};
+use crate::serve::Server;
+use crate::set::Predictor;
+use crate::stop::{Stopped, stop};
+use crate::swap::PAGE;
+use kip_keeper::Keeper;
+use kip_sys::fdpass;
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::time::{Duration, Instant};
+
+/// How long the threads of a proc may take to stand still.
+const STOP_WITHIN: Duration = Duration::from_secs(2);
+/// How long they may take to be back in their calls.
+const REST_WITHIN: Duration = Duration::from_millis(100);
+/// Stack of a thread that serves a connection, and maybe holds a proc for hours.
+const STACK: usize = 256 << 10;
+/// What working sets may take in memory unless somebody says otherwise, bytes.
+pub const DEFAULT_BUDGET: usize = 256 << 20;
+/// Prefix of all names in the keeper; no proc can be called so.
+const PREFIX: &str = "@pager";
+
+/// The keeper as the second holder of a proc's userfaultfds.
+struct InKeeper {
+    keeper: Arc<Keeper>,
+    name: String,
+}
+
+fn held_prefix(name: &str) -> String {
+    format!("{PREFIX}/{name}/")
+}
+
+impl InKeeper {
+    fn key(&self, space: SpaceId) -> String {
+        format!("{}{space:x}", held_prefix(&self.name))
+    }
+}
+
+impl Custodian for InKeeper {
+    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
+        let put = || self.keeper.put(&self.key(space), &[uffd]);
+        let result = put().or_else(|first| match self.keeper.respawn() {
+            Ok(_) => put(),
+            Err(_) => Err(first),
+        });
+        result.map_err(io::Error::other)
+    }
+
+    fn release(&self, space: SpaceId) {
+        // A keeper that is gone holds nothing.
+        let _ = self.keeper.drop_name(&self.key(space));
+    }
+}
+
+/// A first fault.
+struct Rung {
+    name: String,
+    number: u32,
+    turn: u64,
+    at: Instant,
+}
+
+/// A thread that holds a proc.
+type Holder = mpsc::Sender<mpsc::Sender<()>>;
+
+/// One proc.
+struct Entry {
+    proc: Proc,
+    directory: PathBuf,
+    pids: Vec<u32>,
+    holder: Option<Holder>,
+    /// Sleeps, and nobody has touched what is out.
+    asleep: Arc<AtomicBool>,
+    set_bytes: usize,
+}
+
+impl Entry {
+    /// Lets a held proc run.
+    fn let_go(&mut self) {
+        if let Some(holder) = self.holder.take() {
+            let (done, wait) = mpsc::channel();
+            // Both fail only if the thread is gone, and its traces with it.
+            let _ = holder.send(done);
+            let _ = wait.recv();
+        }
+    }
+}
+
+/// The pager of one data directory.
+pub struct Service {
+    keeper: Arc<Keeper>,
+    server: Arc<Server>,
+    procs: Mutex<HashMap<String, Arc<Mutex<Option<Entry>>>>>,
+    followers: Mutex<Vec<OwnedFd>>,
+    budget: AtomicUsize,
+    in_memory: AtomicUsize,
+    rings: mpsc::Sender<Rung>,
+}
+
+impl std::fmt::Debug for Service {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Service").finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no holder of this lock panics")
+}
+
+impl Service {
+    /// Serves nobody yet.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn new(keeper: Keeper) -> io::Result<Arc<Service>> {
+        let (rings, rung) = mpsc::channel();
+        let service = Arc::new(Service {
+            keeper: Arc::new(keeper),
+            server: Arc::new(Server::start()?),
+            procs: Mutex::default(),
+            followers: Mutex::default(),
+            budget: DEFAULT_BUDGET.into(),
+            in_memory: 0.into(),
+            rings,
+        });
+        let teller = Arc::clone(&service);
+        std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&rung))?;
+        Ok(service)
+    }
+
+    /// Serves connections until somebody says quit.
+    ///
+    /// # Errors
+    /// The listening socket's.
+    pub fn run(self: &Arc<Service>, listener: &OwnedFd) -> io::Result<()> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let ended = Arc::new(AtomicBool::new(false));
+        let bell = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?);
+        loop {
+            let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&*bell, PollFlags::IN)];
+            rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+            if ended.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            let Ok(socket) = rustix::net::accept_with(listener, rustix::net::SocketFlags::CLOEXEC) else { continue };
+            let (service, ended, bell) = (Arc::clone(self), Arc::clone(&ended), Arc::clone(&bell));
+            let serve = move || {
+                if service.connection(socket) {
+                    ended.store(true, Ordering::SeqCst);
+                    let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+                }
+            };
+            std::thread::Builder::new().name("connection".into()).stack_size(STACK).spawn(serve)?;
+        }
+    }
+
+    /// Serves one connection; true for quit.
+    fn connection(self: &Arc<Service>, socket: OwnedFd) -> bool {
+        let say = |answer: &Answer| {
+            let bytes = serde_json::to_vec(answer).expect("answers are plain data");
+            fdpass::send(socket.as_fd(), &bytes, &[]).is_ok()
+        };
+        while let Ok((bytes, _)) = fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
+            let request: Request = match serde_json::from_slice(&bytes) {
+                Ok(request) => request,
+                Err(e) => {
+                    say(&Answer::Refused { message: format!("not a request: {e}") });
+                    return false;
+                }
+            };
+            let done = match request {
+                Request::Hibernate(order) => {
+                    // It answers by itself: this thread may have to hold the proc after that.
+                    let name = order.name.clone();
+                    if let Err(message) = self.hibernate(order, |done| {
+                        say(&Answer::Hibernated(done));
+                    }) {
+                        tracing::warn!(proc = name, message, "not hibernated");
+                        say(&Answer::Refused { message });
+                    }
+                    return false;
+                }
+                Request::Follow => {
+                    if say(&Answer::Done) {
+                        lock(&self.followers).push(socket);
+                    }
+                    return false;
+                }
+                Request::Quit => {
+                    say(&Answer::Done);
+                    return true;
+                }
+                Request::Ping => Ok(Answer::Status(Status { pid: std::process::id(), protocol: PROTOCOL })),
+                Request::Budget { bytes } => {
+                    self.budget.store(bytes, Ordering::Relaxed);
+                    Ok(Answer::Done)
+                }
+                Request::Wake { name } => self.wake(&name).map(Answer::Woken),
+                Request::Restore { name } => self.restore(&name).map(|()| Answer::Done),
+                Request::Forget { name } => {
+                    self.forget(&name);
+                    Ok(Answer::Done)
+                }
+                Request::Adopt { name, number, directory } => {
+                    self.adopt(&name, number, &directory).map(|()| Answer::Done)
+                }
+                Request::Look { name } => Ok(Answer::Look(self.look(&name))),
+                Request::Mirror => self.mirror().map(|()| Answer::Done),
+            };
+            let answer = done.unwrap_or_else(|message| Answer::Refused { message });
+            if !say(&answer) {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn slot(&self, name: &str) -> Arc<Mutex<Option<Entry>>> {
+        Arc::clone(lock(&self.procs).entry(name.to_owned()).or_default())
+    }
+
+    fn known(&self, name: &str) -> Option<Arc<Mutex<Option<Entry>>>> {
+        lock(&self.procs).get(name).cloned()
+    }
+
+    fn custodian(&self, name: &str) -> Arc<InKeeper> {
+        Arc::new(InKeeper { keeper: Arc::clone(&self.keeper), name: name.to_owned() })
+    }
+
+    fn new_entry(&self, order: &Order) -> io::Result<Entry> {
+        clear(&order.directory)?;
+        fs::DirBuilder::new().mode(0o700).create(&order.directory)?;
+        let custodian = self.custodian(&order.name);
+        let proc =
+            Proc::create(order.number, &order.directory, Arc::clone(&self.server), custodian, Predictor::LastUse)?;
+        Ok(Entry {
+            proc,
+            directory: order.directory.clone(),
+            pids: Vec::new(),
+            holder: None,
+            asleep: Arc::default(),
+            set_bytes: 0,
+        })
+    }
+
+    fn hibernate(&self, order: Order, answer: impl FnOnce(Hibernated)) -> Result<(), String> {
+        let slot = self.slot(&order.name);
+        let mut guard = lock(&slot);
+        if guard.is_none() {
+            *guard = Some(self.new_entry(&order).map_err(|e| format!("{}: {e}", order.directory.display()))?);
+        }
+        let entry = guard.as_mut().expect("just made");
+        if entry.asleep.load(Ordering::SeqCst) {
+            return Err(format!("{} sleeps already", order.name));
+        }
+        let began = Instant::now();
+        let stopped = stop(|| listed(&order.processes), began + STOP_WITHIN).map_err(|e| chain(&e))?;
+        // What others have, and this one's own, which is about to be given up.
+        self.in_memory.fetch_sub(std::mem::take(&mut entry.set_bytes), Ordering::Relaxed);
+        let left = self.budget.load(Ordering::Relaxed).saturating_sub(self.in_memory.load(Ordering::Relaxed));
+        let sets = match (order.prefetch, left) {
+            (false, _) => Sets::None,
+            (true, 0) => Sets::Disk,
+            (true, left) => Sets::Packed(left),
+        };
+        let way = Way { drop_files: order.drop_files, sets, timers: order.hold };
+        let deflated = entry.proc.deflate(&stopped, way).map_err(|e| chain(&e))?;
+        let mut done = Hibernated::default();
+        deflated.values().for_each(|one| done.add(one));
+        done.frozen_us = began.elapsed().as_micros() as u64;
+        entry.set_bytes = done.set_bytes as usize;
+        self.in_memory.fetch_add(entry.set_bytes, Ordering::Relaxed);
+        entry.pids = stopped.processes.keys().copied().collect();
+        let asleep = Arc::new(AtomicBool::new(true));
+        entry.asleep = Arc::clone(&asleep);
+        if order.hold {
+            let (holder, orders) = mpsc::channel();
+            entry.holder = Some(holder);
+            drop(guard);
+            drop(slot);
+            answer(done);
+            hold(stopped, &orders);
+            return Ok(());
+        }
+        stopped.go();
+        let (name, number, turn, rings) = (order.name, order.number, order.turn, self.rings.clone());
+        let ring = move || {
+            if asleep.swap(false, Ordering::SeqCst) {
+                let _ = rings.send(Rung { name: name.clone(), number, turn, at: Instant::now() });
+            }
+        };
+        entry.proc.arm(&entry.pids.clone(), REST_WITHIN, Some(&Bell(Arc::new(ring))));
+        drop(guard);
+        answer(done);
+        Ok(())
+    }
+
+    fn wake(&self, name: &str) -> Result<Woken, String> {
+        let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
+        let mut guard = lock(&slot);
+        let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
+        let began = Instant::now();
+        entry.asleep.store(false, Ordering::SeqCst);
+        let installed = entry.proc.wake(&entry.pids);
+        let install_us = began.elapsed().as_micros() as u64;
+        if let Err(error) = installed {
+            tracing::warn!(proc = name, %error, "a working set is not installed whole, its pages come by faults");
+        }
+        entry.let_go();
+        Ok(Woken { install_us, total_us: began.elapsed().as_micros() as u64, pages: installed_pages(entry) })
+    }
+
+    fn restore(&self, name: &str) -> Result<(), String> {
+        let Some(slot) = self.known(name) else { return Ok(()) };
+        let mut guard = lock(&slot);
+        let Some(entry) = guard.as_mut() else { return Ok(()) };
+        entry.asleep.store(false, Ordering::SeqCst);
+        let brought = entry.proc.bring_all();
+        entry.let_go();
+        brought.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
+        self.give_up(name, guard.take());
+        Ok(())
+    }
+
+    fn forget(&self, name: &str) {
+        let entry = self.known(name).and_then(|slot| lock(&slot).take());
+        self.give_up(name, entry);
+        if let Err(e) = self.keeper.drop_prefix(&held_prefix(name)) {
+            tracing::warn!(proc = name, error = chain(&e), "the keeper still holds something of a proc that is no more");
+        }
+    }
+
+    fn give_up(&self, name: &str, entry: Option<Entry>) {
+        let Some(mut entry) = entry else { return };
+        entry.let_go();
+        self.in_memory.fetch_sub(entry.set_bytes, Ordering::Relaxed);
+        let directory = entry.directory.clone();
+        drop(entry);
+        lock(&self.procs).remove(name);
+        if let Err(e) = clear(&directory) {
+            tracing::warn!(proc = name, error = %e, "what a proc had on disk is left");
+        }
+    }
+
+    fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), String> {
+        let slot = self.slot(name);
+        let mut guard = lock(&slot);
+        if guard.is_some() {
+            return Ok(());
+        }
+        let prefix = held_prefix(name);
+        let held = self.keeper.get_prefix(&prefix).map_err(|e| chain(&e))?;
+        let named = |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
+        let held: Vec<_> = held.into_iter().filter_map(named).collect();
+        if held.is_empty() {
+            // It had nothing out.
+            drop(guard);
+            lock(&self.procs).remove(name);
+            return clear(directory).map_err(|e| format!("{}: {e}", directory.display()));
+        }
+        let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
+        let custodian = self.custodian(name);
+        let proc = Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
+        let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
+        let directory = directory.to_owned();
+        *guard = Some(Entry { proc, directory, pids: Vec::new(), holder: None, asleep: Arc::default(), set_bytes: 0 });
+        Ok(())
+    }
+
+    fn look(&self, name: &str) -> Look {
+        let Some(slot) = self.known(name) else { return Look::default() };
+        let guard = lock(&slot);
+        let Some(entry) = guard.as_ref() else { return Look::default() };
+        let (mut faults, mut installed) = (0, 0);
+        for memory in entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)) {
+            let state = memory.state();
+            faults += state.since.faults.len() as u64;
+            installed += state.since.installed as u64;
+        }
+        Look {
+            known: true,
+            asleep: entry.asleep.load(Ordering::SeqCst),
+            held: entry.holder.is_some(),
+            swap_bytes: (entry.proc.swap().used() * PAGE) as u64,
+            faults,
+            installed,
+        }
+    }
+
+    fn mirror(&self) -> Result<(), String> {
+        let all: Vec<(String, _)> = lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
+        self.keeper.respawn().map_err(|e| chain(&e))?;
+        for (name, slot) in all {
+            let guard = lock(&slot);
+            let Some(entry) = guard.as_ref() else { continue };
+            let custodian = self.custodian(&name);
+            for memory in entry.proc.memories() {
+                custodian.hold(memory.id, memory.uffd.as_fd()).map_err(|e| format!("{name} is not held twice: {e}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells followers of first faults.
+    fn tell(&self, rung: &mpsc::Receiver<Rung>) {
+        while let Ok(Rung { name, number, turn, at }) = rung.recv() {
+            let known = self.known(&name);
+            let slot = known.as_deref().map(lock);
+            let entry = slot.as_ref().and_then(|slot| slot.as_ref());
+            let install_us = entry.map_or(0, install_us);
+            let pages = entry.map_or(0, installed_pages);
+            drop(slot);
+            let woken = Woken { install_us, total_us: at.elapsed().as_micros() as u64 + install_us, pages };
+            let event = Event::Woke { name, number, turn, woken };
+            let bytes = serde_json::to_vec(&event).expect("events are plain data");
+            lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
+        }
+    }
+}
+
+fn installed_pages(entry: &Entry) -> u64 {
+    entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)).map(|m| m.state().since.installed as u64).sum()
+}
+
+fn install_us(entry: &Entry) -> u64 {
+    let took = entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)?.state().since.woke.map(|(_, us)| us));
+    took.max().unwrap_or(0)
+}
+
+/// Holds stopped processes until told to let go.
+fn hold(stopped: Stopped, orders: &mpsc::Receiver<mpsc::Sender<()>>) {
+    let order = orders.recv();
+    stopped.go();
+    if let Ok(done) = order {
+        let _ = done.send(());
+    }
+}
+
+fn listed(file: &Path) -> io::Result<Vec<u32>> {
+    Ok(fs::read_to_string(file)?.lines().filter_map(|line| line.parse().ok()).collect())
+}
+
+/// Removes a directory of ours that may not exist.
+fn clear(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+fn chain(e: &dyn std::error::Error) -> String {
+    let mut text = e.to_string();
+    let mut source = e.source();
+    while let Some(e) = source {
+        text.push_str(": ");
+        text.push_str(&e.to_string());
+        source = e.source();
+    }
+    text
+}

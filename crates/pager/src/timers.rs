@@ -1,0 +1,75 @@
+//! What is left of a stopped process's POSIX and interval timers: nobody can ask from outside, so it asks for us.
+//!
+//! Sources: proc_pid_timers(5), timer_gettime(2), getitimer(2).
+
+use crate::plant::{Scratch, call};
+use kip_sys::inject::Hand;
+use kip_sys::process::read_memory;
+use serde::{Deserialize, Serialize};
+use std::io;
+
+/// A timer that is armed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timer {
+    /// setitimer(2), otherwise timer_create(2).
+    pub interval_timer: bool,
+    /// Nanoseconds until it fires.
+    pub left_ns: i64,
+    /// How often it fires, nanoseconds; 0 for once.
+    pub every_ns: i64,
+}
+
+/// All armed timers by real time of a process.
+///
+/// # Errors
+/// Those of the injection; a timer that is gone meanwhile is left out.
+pub(crate) fn left(pid: u32, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<Timer>> {
+    const REAL: u64 = 0;
+    let mut found = Vec::new();
+    hand.call(call::GETITIMER, &[REAL, scratch.at])?;
+    found.extend(read(pid, scratch.at, 1_000)?.map(|(left_ns, every_ns)| Timer { interval_timer: true, left_ns, every_ns }));
+    for id in ids(&std::fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default()) {
+        if hand.call(call::TIMER_GETTIME, &[id, scratch.at]).is_ok() {
+            let timer = read(pid, scratch.at, 1)?;
+            found.extend(timer.map(|(left_ns, every_ns)| Timer { interval_timer: false, left_ns, every_ns }));
+        }
+    }
+    Ok(found)
+}
+
+/// Ids of timers, but for those that count CPU time.
+fn ids(text: &str) -> Vec<u64> {
+    let mut ids = Vec::new();
+    for line in text.lines() {
+        if let Some(id) = line.strip_prefix("ID: ") {
+            ids.extend(id.trim().parse::<u64>());
+        } else if let Some(clock) = line.strip_prefix("ClockID: ")
+            // Negative ids and 2, 3 are clocks of processes and threads.
+            && clock.trim().parse::<i64>().is_ok_and(|clock| clock < 0 || clock == 2 || clock == 3)
+        {
+            ids.pop();
+        }
+    }
+    ids
+}
+
+/// Interval and value of struct itimerval (`unit` 1000) or itimerspec (1), as (left, every); none if it is not armed.
+fn read(pid: u32, at: u64, unit: i64) -> io::Result<Option<(i64, i64)>> {
+    let mut bytes = [0u8; 32];
+    read_memory(pid, at, &mut bytes)?;
+    let word = |index: usize| i64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("8 bytes"));
+    let ns = |index: usize| word(index).saturating_mul(1_000_000_000).saturating_add(word(index + 1) * unit);
+    Ok((ns(2) > 0).then_some((ns(2), ns(0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_of_cpu_time_are_left_out() {
+        let text = "ID: 0\nsignal: 34/00\nnotify: signal/pid.7\nClockID: 1\nID: 3\nsignal: 14/0\nnotify: none/pid.7\nClockID: 2\nID: 4\nClockID: -6\nID: 5\nClockID: 0\n";
+        assert_eq!(ids(text), [0, 5]);
+        assert_eq!(ids(""), []);
+    }
+}

@@ -1,0 +1,203 @@
+//! Hibernates a running proc: what is looked up before its threads stand still, and the order to the pager.
+//!
+//! Two ways (`kip run --hibernate`). Blocked: the threads wait in their own system calls, and the first page that one of
+//! them touches is the wake; nothing has to be watched. Held: the threads are stopped, so that ticks do not wake it; we hold
+//! duplicates of its sockets and know its timers. The duplicates are gone before the program runs again, so that its close
+//! is a close.
+
+use crate::proc::Proc;
+use crate::tree::{self, Tree};
+use kip_checkpoint::clocks::{Clocks, Due, Now, Source, live_due};
+use kip_net::custody::{self, Held, SavedOptions};
+use kip_pager::client::PagerError;
+use kip_pager::protocol::{Hibernated, Look, Order};
+use kip_types::{Hibernate, WakeOn};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// A hibernated proc, as its task needs to know it.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// What the pager did.
+    pub(crate) report: Hibernated,
+    /// Its proportional set before, bytes.
+    pub(crate) memory_bytes: u64,
+    /// None: blocked.
+    pub(crate) held: Option<Watched>,
+}
+
+/// What is watched of a held proc.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    /// Its timers.
+    pub(crate) clocks: Clocks,
+    /// Its sockets.
+    pub(crate) sockets: Vec<Held>,
+}
+
+/// Takes the memory of a running proc out. `ticked`: the last time it was blocked it woke for nothing.
+pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, PagerError> {
+    let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(crate::task::chain(&e)))?;
+    let tree = Tree::read(&pids);
+    let (_, memory_bytes, _) = tree::memory(&tree.pids);
+    let now = Now::read();
+    let mut dues = dues(&tree, now);
+    let hold = match proc.spec.timing.hibernate {
+        Hibernate::Held => true,
+        Hibernate::Blocked | Hibernate::Off => false,
+        Hibernate::Auto => ticked || has_posix_timers(&tree) || wakes_on_data(proc) || ticks(&dues, proc),
+    };
+    let sockets = if hold { sockets_before(&tree) } else { BTreeMap::new() };
+    let order = Order {
+        name: proc.name.to_string(),
+        number: proc.slot.number().into(),
+        directory: proc.dir.join(DIRECTORY),
+        processes: proc.cgroup.processes_file(),
+        turn,
+        hold,
+        prefetch: proc.spec.timing.prefetch,
+        drop_files: !proc.spec.timing.keep_files,
+    };
+    let report = proc.shared.pager.hibernate(order)?;
+    let held = hold.then(|| {
+        let now = Now::read();
+        dues.extend(report.timers.iter().map(|timer| Due {
+            source: if timer.interval_timer { Source::Interval } else { Source::Posix },
+            at_ns: now.monotonic_ns + timer.left_ns,
+            every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
+        }));
+        let clocks = Clocks { frozen_ns: now.monotonic_ns, dues, ..Clocks::default() };
+        let still = |(_, (fd, before)): (u32, (OwnedFd, SavedOptions))| {
+            let frozen = custody::snapshot_options(fd.as_fd()).ok()?;
+            let mut saved = frozen;
+            saved.seen = crate::park::seen(before.seen, frozen.seen);
+            Some(Held { fd: Arc::new(fd), saved })
+        };
+        Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
+    });
+    Ok(Done { report, memory_bytes, held })
+}
+
+/// Directory of a proc for what the pager keeps.
+pub(crate) const DIRECTORY: &str = "pager";
+
+/// Lets the pager know what a dead one had out of this proc. Tells whether the proc sleeps and is held.
+pub(crate) fn take_up(proc: &Proc) -> Look {
+    let directory = proc.dir.join(DIRECTORY);
+    if !directory.exists() {
+        return Look::default();
+    }
+    let name = proc.name.as_str();
+    let pager = &proc.shared.pager;
+    let taken = pager.adopt(name, proc.slot.number().into(), &directory).and_then(|()| pager.look(name));
+    taken.unwrap_or_else(|e| {
+        tracing::error!(proc = %proc.name, error = crate::task::chain(&e), "what it had out cannot be taken up: it waits");
+        Look::default()
+    })
+}
+
+/// How it is with a proc's memory.
+pub(crate) fn look(proc: &Proc) -> Look {
+    if !proc.dir.join(DIRECTORY).exists() {
+        return Look::default();
+    }
+    proc.shared.pager.look(proc.name.as_str()).unwrap_or_default()
+}
+
+/// Gives up what is kept of a proc whose processes have ended.
+pub(crate) fn forget(proc: &Proc) {
+    let directory = proc.dir.join(DIRECTORY);
+    if directory.exists()
+        && let Err(e) = proc.shared.pager.forget(proc.name.as_str())
+    {
+        tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "the pager does not forget it");
+        // Then it is dead, and the next one takes up only what is there.
+        let _ = fs::remove_dir_all(directory);
+    }
+}
+
+fn wakes_on_data(proc: &Proc) -> bool {
+    proc.spec.ports.iter().any(|port| port.wake_on == WakeOn::Data)
+}
+
+fn ticks(dues: &[Due], proc: &Proc) -> bool {
+    let tick_ns = (proc.spec.timing.tick_ms as i64).saturating_mul(1_000_000);
+    dues.iter().any(|due| due.every_ns.is_some_and(|every| every < tick_ns))
+}
+
+/// Those may tick, and cannot be asked from outside.
+fn has_posix_timers(tree: &Tree) -> bool {
+    tree.pids.iter().any(|pid| fs::read_to_string(format!("/proc/{pid}/timers")).is_ok_and(|t| !t.is_empty()))
+}
+
+/// Time-outs of calls, and timerfds.
+fn dues(tree: &Tree, now: Now) -> Vec<Due> {
+    let mut found = Vec::new();
+    for (inside, waiting) in tree.waiting() {
+        let Some(tid) = tree.threads.get(&inside) else { continue };
+        let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(*tid, address, buffer).is_ok();
+        found.extend(live_due(&waiting, now, &read));
+    }
+    for pid in &tree.pids {
+        for (number, target) in tree::descriptors(*pid).unwrap_or_default() {
+            if target == "anon_inode:[timerfd]"
+                && let Ok(text) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))
+            {
+                found.extend(timerfd(&text, now));
+            }
+        }
+    }
+    found
+}
+
+/// A timerfd that is armed: proc_pid_fdinfo(5).
+fn timerfd(text: &str, now: Now) -> Option<Due> {
+    let time = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name))?.trim();
+        let (seconds, ns) = value.strip_prefix('(')?.strip_suffix(')')?.split_once(',')?;
+        let seconds: i64 = seconds.trim().parse().ok()?;
+        Some(seconds.saturating_mul(1_000_000_000).saturating_add(ns.trim().parse::<i64>().ok()?))
+    };
+    let (left, every) = (time("it_value:")?, time("it_interval:")?);
+    let at_ns = now.monotonic_ns.saturating_add(left);
+    (left > 0).then_some(Due { source: Source::Timerfd, at_ns, every_ns: (every > 0).then_some(every) })
+}
+
+/// The INET sockets of a proc, with what it has been offered on each so far. That counts as seen only if every thread
+/// slept all the while: one that runs may be about to look, and will not have done so when it is stopped.
+fn sockets_before(tree: &Tree) -> BTreeMap<u32, (OwnedFd, SavedOptions)> {
+    let asleep = tree.asleep();
+    let take = |(inode, (pid, number))| {
+        let fd = crate::park::duplicate(pid, number).ok()?;
+        let options = custody::snapshot_options(fd.as_fd()).ok()?;
+        Some((inode, (fd, options)))
+    };
+    let mut sockets: BTreeMap<u32, (OwnedFd, SavedOptions)> =
+        crate::park::places(tree).into_iter().filter_map(take).collect();
+    if asleep.is_none() || asleep != tree.asleep() {
+        for (_, saved) in sockets.values_mut() {
+            saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
+        }
+    }
+    sockets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_timerfds() {
+        let now = Now { monotonic_ns: 1_000, realtime_ns: 0, boottime_ns: 0 };
+        let text = |value: &str, every: &str| {
+            format!("pos:\t0\nclockid: 1\nticks: 0\nsettime flags: 01\nit_value: {value}\nit_interval: {every}\n")
+        };
+        let due = timerfd(&text("(0, 500)", "(1, 5)"), now).unwrap();
+        assert_eq!((due.at_ns, due.every_ns), (1_500, Some(1_000_000_005)));
+        assert_eq!(timerfd(&text("(2, 0)", "(0, 0)"), now).unwrap().every_ns, None);
+        assert_eq!(timerfd(&text("(0, 0)", "(0, 0)"), now), None, "not armed");
+        assert_eq!(timerfd("pos:\t0\n", now), None);
+    }
+}

@@ -1,0 +1,204 @@
+//! Down and up between running and hibernated.
+
+use super::{Hibernating, Task, blocking, chain, watched};
+use crate::due;
+use crate::events::now_ms;
+use crate::fault;
+use crate::hibernate::{self, Done};
+use crate::idle::Activity;
+use crate::state::Record;
+use crate::wake::Steps;
+use kip_pager::client::PagerError;
+use kip_pager::protocol::Woken;
+use kip_types::api::{Code, Refusal, SleepView, StepView, WakeView};
+use kip_types::lifecycle::Input;
+use kip_types::{State, Tier};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What a blocked proc's wake is told to be for: which of its calls ended, nobody has to know.
+pub(super) const TOUCH: &str = "first touch";
+/// A wake from hibernation is taken to need this long ahead of a timer.
+const LEAD: Duration = Duration::from_millis(3);
+
+impl Task {
+    pub(super) async fn hibernate_on_request(&mut self) -> Result<bool, Refusal> {
+        if matches!(self.record.state, State::Hibernated { .. }) {
+            return Ok(true);
+        }
+        self.refuse_if_in_use()?;
+        if !matches!(self.record.state, State::Hot { .. }) {
+            return Err(Refusal::new(
+                Code::State,
+                format!("{} cannot hibernate: it is {}", self.proc.name, self.record.state.word()),
+            ));
+        }
+        self.hibernate().await.map(|()| false)
+    }
+
+    pub(super) async fn hibernate(&mut self) -> Result<(), Refusal> {
+        let begin = Instant::now();
+        let State::Hot { init, .. } = self.record.state else {
+            return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
+        };
+        self.note_ticks();
+        fault::reach("hibernate-begin");
+        let proc = Arc::clone(&self.proc);
+        let (turn, ticked) = (now_ms(), self.ticked);
+        let done = blocking(move || hibernate::hibernate(&proc, turn, ticked)).await;
+        fault::reach("hibernate-out");
+        match done {
+            Ok(done) => {
+                self.turn = Some(turn);
+                self.finish_hibernate(done, init, begin)
+            }
+            Err(e) => {
+                let message = format!("{} cannot hibernate: {}", self.proc.name, chain(&e));
+                self.record.cannot_sleep = vec![chain(&e)];
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                if let Some(running) = &mut self.running {
+                    running.no_hibernation = true;
+                }
+                Err(Refusal::new(Code::CannotSleep, message))
+            }
+        }
+    }
+
+    /// A wake by its own touch, after which nobody came, was a tick: the next time it is held.
+    fn note_ticks(&mut self) {
+        let touched = self.record.last_wake.as_ref().is_some_and(|w| w.trigger == TOUCH && w.from == Tier::Hibernated);
+        let traffic = self.running.as_ref().and_then(|r| r.idle.seen()) == Some(Activity::Traffic);
+        self.ticked |= touched && !traffic && self.running.as_ref().is_some_and(|r| r.by_itself);
+    }
+
+    fn finish_hibernate(&mut self, done: Done, init: u32, begin: Instant) -> Result<(), Refusal> {
+        let Done { report, memory_bytes, held } = done;
+        let view = SleepView {
+            to: Tier::Hibernated,
+            frozen_us: report.frozen_us,
+            total_us: begin.elapsed().as_micros() as u64,
+            bytes_written: report.written_bytes,
+            memory_bytes: Some(memory_bytes),
+            left_bytes: report.left.clone(),
+            held: held.is_some(),
+            at_ms: now_ms(),
+        };
+        let detail = format!("frozen {} us, {} bytes written", view.frozen_us, view.bytes_written);
+        self.record.set_pages = report.set_pages;
+        let next = self.record.after(Input::Hibernated).map_err(|e| self.unfit(&e))?;
+        self.keep(Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..next });
+        fault::reach("hibernate-recorded");
+        let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
+        let timing = &self.proc.spec.timing;
+        let mut next = None;
+        if let Some(held) = &held {
+            next = due::next_wake(&held.clocks, timing.tick_ms, self.record.tick_wakes, LEAD.as_nanos() as i64);
+            self.proc.shared.watch_held(&self.proc, &held.sockets);
+        }
+        let parks_at = (!timing.never).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
+        self.running = None;
+        self.hibernating = Some(Hibernating { pidfd, next, parks_at });
+        self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
+        Ok(())
+    }
+
+    /// Taken up by a new daemon as it is: blocked.
+    pub(super) fn begin_hibernated(&mut self, init: u32) {
+        let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
+        let timing = &self.proc.spec.timing;
+        let parks_at = (!timing.never).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
+        self.hibernating = Some(Hibernating { pidfd, next: None, parks_at });
+    }
+
+    /// Nothing is watched for it any more; it is about to run, or to end.
+    pub(super) fn leave_hibernation(&mut self) -> Option<Hibernating> {
+        let left = self.hibernating.take();
+        if left.is_some() {
+            self.proc.shared.unwatch_sockets(&self.proc);
+        }
+        left
+    }
+
+    /// Wakes a hibernated proc.
+    pub(super) async fn rouse(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+        let mut steps = Steps::since(at);
+        let left = self.leave_hibernation();
+        steps.done("decide");
+        let proc = Arc::clone(&self.proc);
+        let woken = blocking(move || proc.shared.pager.wake(proc.name.as_str())).await;
+        match woken {
+            Ok(woken) => {
+                steps.done_with("install", woken.install_us);
+                steps.done("resume");
+                self.finish_rouse(trigger, steps, tick);
+                Ok(())
+            }
+            // It is not known there: nothing is out.
+            Err(PagerError::Refused(_)) => {
+                self.finish_rouse(trigger, steps, tick);
+                Ok(())
+            }
+            Err(e) => {
+                // Whoever replaces the pager looks after it.
+                self.hibernating = left;
+                Err(Refusal::new(Code::Failed, format!("{} cannot be woken: {}", self.proc.name, chain(&e))))
+            }
+        }
+    }
+
+    fn finish_rouse(&mut self, trigger: String, steps: Steps, tick: bool) {
+        let (total_us, steps) = steps.finish();
+        self.awake(trigger, total_us, steps, tick, false);
+    }
+
+    /// It runs again, with part of its memory.
+    fn awake(&mut self, trigger: String, total_us: u64, steps: Vec<StepView>, tick: bool, by_itself: bool) {
+        let State::Hibernated { init, init_started, .. } = self.record.state else { return };
+        let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
+        let at_ms = now_ms();
+        next.last_wake = Some(WakeView { trigger: trigger.clone(), from: Tier::Hibernated, total_us, steps, at_ms });
+        next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
+        next.wakes += 1;
+        self.leave_hibernation();
+        // A client may have its answer already: what others see comes before what is on disk.
+        self.record = next.clone();
+        self.begin_running(init, tick);
+        if let Some(running) = &mut self.running {
+            running.from = Tier::Hibernated;
+            running.by_itself = by_itself;
+        }
+        self.keep(next);
+        self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
+    }
+
+    /// The pager says that a blocked proc has touched what was out.
+    pub(super) fn on_first_touch(&mut self, turn: u64, woken: Woken) {
+        if matches!(self.record.state, State::Hibernated { .. }) && self.turn.is_none_or(|own| own == turn) {
+            let steps = vec![StepView { name: "install".to_owned(), us: woken.install_us }];
+            self.awake(TOUCH.to_owned(), woken.install_us, steps, false, true);
+        }
+    }
+
+    /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
+    pub(super) async fn look_at_pager(&mut self) {
+        if !matches!(self.record.state, State::Hibernated { .. }) {
+            return;
+        }
+        let proc = Arc::clone(&self.proc);
+        let look = blocking(move || proc.shared.pager.look(proc.name.as_str())).await;
+        if look.is_ok_and(|look| !look.asleep) {
+            self.awake("its pager was replaced".to_owned(), 0, Vec::new(), false, false);
+        }
+    }
+
+    pub(super) fn refuse_if_in_use(&self) -> Result<(), Refusal> {
+        if self.tickets.load(Ordering::SeqCst) > 0 {
+            return Err(Refusal::new(
+                Code::CannotSleep,
+                format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),
+            ));
+        }
+        Ok(())
+    }
+}
