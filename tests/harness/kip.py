@@ -92,6 +92,15 @@ class Proc:
             assert not leftovers.is_alive(pid), f"pid {pid} of {self.name} lives on although it is parked"
         return after
 
+    def hibernate(self, timeout: float = 60) -> dict[str, Any]:
+        """Hibernates it and makes sure that it is: its processes are there, their memory is not."""
+        self.kip.cli("sleep", self.name, "--to", "hibernated", timeout=timeout)
+        view = self.inspect()
+        assert view["state"] == view["tier"] == "hibernated", view
+        assert view["pids"], "a hibernated proc has its processes"
+        assert view["last_sleep"]["to"] == "hibernated", view["last_sleep"]
+        return view
+
     def wake(self, timeout: float = 60) -> dict[str, Any]:
         self.kip.cli("wake", self.name, timeout=timeout)
         return self.inspect()

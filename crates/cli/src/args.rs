@@ -133,7 +133,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub hibernate: Hibernate,
     /// Whether a wake from hibernation brings the working set at once: on or off
-    #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on")]
+    #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on", action = clap::ArgAction::Set)]
     pub prefetch: bool,
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]

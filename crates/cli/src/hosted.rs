@@ -222,6 +222,7 @@ impl Service for Hosted {
             pid: std::process::id(),
             worker: self.worker.name().to_owned(),
             keeper_pid: self.worker.keeper_pid(),
+            pager_pid: self.worker.pager_pid().await,
             wakes_last_minute: self.worker.wakes_last_minute(),
         })
     }

@@ -2,7 +2,7 @@
 //! and how long the first reply does with the set in memory, compressed, on disk, and by faults only. Run as root.
 
 use kip_pager::memory::SpaceId;
-use kip_pager::proc::{Custodian, Proc, Sets};
+use kip_pager::proc::{Custodian, Proc, Sets, Way};
 use kip_pager::serve::Server;
 use kip_pager::set::Predictor;
 use kip_pager::stop::stop;
@@ -116,7 +116,7 @@ fn cycle(number: u32, mut program: Program, server: &Arc<Server>) {
     let mut down = |proc: &mut Proc, sets| {
         let began = Instant::now();
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
-        let report = proc.deflate(&stopped, true, sets).expect("goes down");
+        let report = proc.deflate(&stopped, Way { drop_files: true, sets: sets, timers: false }).expect("goes down");
         stopped.go();
         let took = began.elapsed().as_secs_f64() * 1e3;
         proc.arm(&[pid], Duration::from_millis(100));
@@ -130,7 +130,7 @@ fn cycle(number: u32, mut program: Program, server: &Arc<Server>) {
     let mut awake = (0, 0);
     let mut set = (0, 0);
     let mut installs = Vec::new();
-    for sets in [Sets::Memory, Sets::Packed, Sets::Disk, Sets::None] {
+    for sets in [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk, Sets::None] {
         let mut times = Vec::new();
         for _ in 0..12 {
             let report = down(&mut proc, sets);
@@ -142,7 +142,7 @@ fn cycle(number: u32, mut program: Program, server: &Arc<Server>) {
                 installs.extend(space.state().since.woke.map(|(_, us)| us as f64));
                 awake = memory(pid);
             }
-            if sets == Sets::Packed {
+            if sets == Sets::Packed(usize::MAX) {
                 set = (report.set_pages, report.set_bytes);
             }
         }

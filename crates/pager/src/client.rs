@@ -8,6 +8,7 @@ use kip_sys::process::pidfd_open;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// The name of its files.
@@ -46,6 +47,7 @@ pub struct Pager {
     binary: PathBuf,
     dir: PathBuf,
     place: Place,
+    rousing: Mutex<Option<OwnedFd>>,
 }
 
 impl Pager {
@@ -54,7 +56,7 @@ impl Pager {
     /// # Errors
     /// The run directory's.
     pub fn new(binary: &Path, dir: &Path) -> Result<Pager, PagerError> {
-        Ok(Pager { binary: binary.into(), dir: dir.into(), place: Place::open(dir, KIND)? })
+        Ok(Pager { binary: binary.into(), dir: dir.into(), place: Place::open(dir, KIND)?, rousing: Mutex::default() })
     }
 
     /// Makes sure that one runs. Tells its process, as a descriptor that is readable once it has ended, and whether it
@@ -79,6 +81,17 @@ impl Pager {
                 }
                 Err(e) => return Err(e),
             }
+        }
+    }
+
+    /// The process that serves.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn pid(&self) -> Result<u32, PagerError> {
+        match self.call(&Request::Ping)? {
+            Answer::Status(status) => Ok(status.pid),
+            other => Err(unexpected(&other)),
         }
     }
 
@@ -133,6 +146,22 @@ impl Pager {
             Answer::Woken(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Wakes a held proc without waiting for it; [`Events`] tell when it runs.
+    ///
+    /// # Errors
+    /// See [`PagerError`].
+    pub fn rouse(&self, name: &str) -> Result<(), PagerError> {
+        let bytes = serde_json::to_vec(&Request::Rouse { name: name.into() }).expect("requests are plain data");
+        let mut connection = self.rousing.lock().expect("no holder of this lock panics");
+        let sent = connection.as_ref().is_some_and(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
+        if !sent {
+            let socket = self.place.connect(ANSWER_TIMEOUT).map_err(PagerError::Gone)?;
+            fdpass::send(socket.as_fd(), &bytes, &[]).map_err(PagerError::Gone)?;
+            *connection = Some(socket);
+        }
+        Ok(())
     }
 
     /// Brings all memory back and forgets the proc, which runs on.

@@ -53,6 +53,11 @@ pub enum Request {
         /// The proc.
         name: String,
     },
+    /// Wakes a held proc, without an answer: [`Event::Woke`] tells when it runs. The fastest way.
+    Rouse {
+        /// The proc.
+        name: String,
+    },
     /// Brings all memory back and forgets the proc, which runs on.
     Restore {
         /// The proc.
@@ -180,7 +185,7 @@ pub enum Answer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
-    /// A proc that was not held has touched what was out.
+    /// A proc has touched what was out, or was roused.
     Woke {
         /// The proc.
         name: String,
@@ -188,7 +193,7 @@ pub enum Event {
         number: u32,
         /// As in its [`Order`].
         turn: u64,
-        /// The first fault, and what was installed for it.
+        /// From the first fault or the order on.
         woken: Woken,
     },
 }

@@ -12,6 +12,7 @@ use crate::stop::{Stopped, stop};
 use crate::swap::PAGE;
 use kip_keeper::Keeper;
 use kip_sys::fdpass;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -70,11 +71,35 @@ struct Rung {
     name: String,
     number: u32,
     turn: u64,
+    /// The wake took so long; none: as long as the set.
+    total_us: Option<u64>,
     at: Instant,
 }
 
-/// A thread that holds a proc.
-type Holder = mpsc::Sender<mpsc::Sender<()>>;
+/// What a thread that holds a proc is told.
+enum Let {
+    /// Let it go, and say so.
+    Go(mpsc::Sender<()>),
+    /// Wake it.
+    Wake(Instant),
+}
+
+/// The way to a thread that holds a proc.
+struct Holder {
+    order: mpsc::Sender<Let>,
+    bell: Arc<OwnedFd>,
+}
+
+impl Holder {
+    fn tell(&self, order: Let) {
+        // Both fail only if the thread is gone, and its traces with it.
+        let _ = self.order.send(order);
+        let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+/// A proc's own place in the table; empty before its first sleep and after its end.
+type Slot = Arc<Mutex<Option<Entry>>>;
 
 /// One proc.
 struct Entry {
@@ -92,8 +117,7 @@ impl Entry {
     fn let_go(&mut self) {
         if let Some(holder) = self.holder.take() {
             let (done, wait) = mpsc::channel();
-            // Both fail only if the thread is gone, and its traces with it.
-            let _ = holder.send(done);
+            holder.tell(Let::Go(done));
             let _ = wait.recv();
         }
     }
@@ -103,7 +127,7 @@ impl Entry {
 pub struct Service {
     keeper: Arc<Keeper>,
     server: Arc<Server>,
-    procs: Mutex<HashMap<String, Arc<Mutex<Option<Entry>>>>>,
+    procs: Mutex<HashMap<String, Slot>>,
     followers: Mutex<Vec<OwnedFd>>,
     budget: AtomicUsize,
     in_memory: AtomicUsize,
@@ -146,7 +170,6 @@ impl Service {
     /// # Errors
     /// The listening socket's.
     pub fn run(self: &Arc<Service>, listener: &OwnedFd) -> io::Result<()> {
-        use rustix::event::{PollFd, PollFlags, poll};
         let ended = Arc::new(AtomicBool::new(false));
         let bell = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?);
         loop {
@@ -208,6 +231,10 @@ impl Service {
                     self.budget.store(bytes, Ordering::Relaxed);
                     Ok(Answer::Done)
                 }
+                Request::Rouse { name } => {
+                    self.rouse(&name);
+                    continue;
+                }
                 Request::Wake { name } => self.wake(&name).map(Answer::Woken),
                 Request::Restore { name } => self.restore(&name).map(|()| Answer::Done),
                 Request::Forget { name } => {
@@ -228,11 +255,11 @@ impl Service {
         false
     }
 
-    fn slot(&self, name: &str) -> Arc<Mutex<Option<Entry>>> {
+    fn slot(&self, name: &str) -> Slot {
         Arc::clone(lock(&self.procs).entry(name.to_owned()).or_default())
     }
 
-    fn known(&self, name: &str) -> Option<Arc<Mutex<Option<Entry>>>> {
+    fn known(&self, name: &str) -> Option<Slot> {
         lock(&self.procs).get(name).cloned()
     }
 
@@ -280,32 +307,83 @@ impl Service {
         let deflated = entry.proc.deflate(&stopped, way).map_err(|e| chain(&e))?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
-        done.frozen_us = began.elapsed().as_micros() as u64;
+        done.frozen_us = micros(began);
         entry.set_bytes = done.set_bytes as usize;
         self.in_memory.fetch_add(entry.set_bytes, Ordering::Relaxed);
         entry.pids = stopped.processes.keys().copied().collect();
         let asleep = Arc::new(AtomicBool::new(true));
         entry.asleep = Arc::clone(&asleep);
         if order.hold {
-            let (holder, orders) = mpsc::channel();
-            entry.holder = Some(holder);
+            let (sender, orders) = mpsc::channel();
+            let bell = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(|e| e.to_string())?);
+            entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });
             drop(guard);
-            drop(slot);
             answer(done);
-            hold(stopped, &orders);
+            self.hold(order, &slot, stopped, (&orders, &bell));
             return Ok(());
         }
         stopped.go();
         let (name, number, turn, rings) = (order.name, order.number, order.turn, self.rings.clone());
         let ring = move || {
             if asleep.swap(false, Ordering::SeqCst) {
-                let _ = rings.send(Rung { name: name.clone(), number, turn, at: Instant::now() });
+                let _ = rings.send(Rung { name: name.clone(), number, turn, total_us: None, at: Instant::now() });
             }
         };
         entry.proc.arm(&entry.pids.clone(), REST_WITHIN, Some(&Bell(Arc::new(ring))));
         drop(guard);
         answer(done);
         Ok(())
+    }
+
+    /// Holds stopped processes until told to let go. Those that are killed meanwhile are not held from their graves.
+    fn hold(&self, order: Order, slot: &Slot, mut stopped: Stopped, told: (&mpsc::Receiver<Let>, &OwnedFd)) {
+        let (orders, bell) = told;
+        let order_of = || orders.try_recv().ok();
+        let told = loop {
+            let ends: Vec<OwnedFd> =
+                stopped.processes.keys().filter_map(|pid| kip_sys::process::pidfd_open(*pid).ok()).collect();
+            let ends_or_bell = ends.iter().map(|fd| fd.as_fd()).chain([bell.as_fd()]);
+            let mut fds: Vec<_> = ends_or_bell.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            if let Err(error) = rustix::io::retry_on_intr(|| poll(&mut fds, None)) {
+                tracing::error!(proc = order.name, %error, "a held proc is let go");
+                break None;
+            }
+            if let Some(told) = order_of() {
+                break Some(told);
+            }
+            stopped.bury();
+        };
+        match told {
+            Some(Let::Wake(at)) => {
+                let mut guard = lock(slot);
+                if let Some(entry) = guard.as_mut() {
+                    entry.holder = None;
+                    entry.asleep.store(false, Ordering::SeqCst);
+                    if let Err(error) = entry.proc.wake(&entry.pids) {
+                        tracing::warn!(proc = order.name, %error, "a working set is not installed whole");
+                    }
+                }
+                stopped.go();
+                drop(guard);
+                let Order { name, number, turn, .. } = order;
+                let _ = self.rings.send(Rung { name, number, turn, total_us: Some(micros(at)), at });
+            }
+            Some(Let::Go(done)) => {
+                stopped.go();
+                let _ = done.send(());
+            }
+            None => {}
+        }
+    }
+
+    fn rouse(&self, name: &str) {
+        let at = Instant::now();
+        if let Some(slot) = self.known(name)
+            && let Some(entry) = lock(&slot).as_ref()
+            && let Some(holder) = &entry.holder
+        {
+            holder.tell(Let::Wake(at));
+        }
     }
 
     fn wake(&self, name: &str) -> Result<Woken, String> {
@@ -315,12 +393,12 @@ impl Service {
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
         let installed = entry.proc.wake(&entry.pids);
-        let install_us = began.elapsed().as_micros() as u64;
+        let install_us = micros(began);
         if let Err(error) = installed {
             tracing::warn!(proc = name, %error, "a working set is not installed whole, its pages come by faults");
         }
         entry.let_go();
-        Ok(Woken { install_us, total_us: began.elapsed().as_micros() as u64, pages: installed_pages(entry) })
+        Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry) })
     }
 
     fn restore(&self, name: &str) -> Result<(), String> {
@@ -416,19 +494,24 @@ impl Service {
 
     /// Tells followers of first faults.
     fn tell(&self, rung: &mpsc::Receiver<Rung>) {
-        while let Ok(Rung { name, number, turn, at }) = rung.recv() {
+        while let Ok(Rung { name, number, turn, total_us, at }) = rung.recv() {
             let known = self.known(&name);
             let slot = known.as_deref().map(lock);
             let entry = slot.as_ref().and_then(|slot| slot.as_ref());
             let install_us = entry.map_or(0, install_us);
             let pages = entry.map_or(0, installed_pages);
             drop(slot);
-            let woken = Woken { install_us, total_us: at.elapsed().as_micros() as u64 + install_us, pages };
+            let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
+            tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
             let event = Event::Woke { name, number, turn, woken };
             let bytes = serde_json::to_vec(&event).expect("events are plain data");
             lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
         }
     }
+}
+
+fn micros(since: Instant) -> u64 {
+    since.elapsed().as_micros() as u64
 }
 
 fn installed_pages(entry: &Entry) -> u64 {
@@ -438,15 +521,6 @@ fn installed_pages(entry: &Entry) -> u64 {
 fn install_us(entry: &Entry) -> u64 {
     let took = entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)?.state().since.woke.map(|(_, us)| us));
     took.max().unwrap_or(0)
-}
-
-/// Holds stopped processes until told to let go.
-fn hold(stopped: Stopped, orders: &mpsc::Receiver<mpsc::Sender<()>>) {
-    let order = orders.recv();
-    stopped.go();
-    if let Ok(done) = order {
-        let _ = done.send(());
-    }
 }
 
 fn listed(file: &Path) -> io::Result<Vec<u32>> {

@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(history(Predictor::Union { n: 2 }, &records), pages(&[4, 2, 3]));
         assert_eq!(history(Predictor::Union { n: 3 }, &records), pages(&[4, 2, 3, 1]));
         assert_eq!(history(Predictor::KOfN { k: 2, n: 3 }, &records[..1]), pages(&[1, 2]), "one record is all we know");
-        assert_eq!(history(Predictor::LastUse, &[]), []);
+        assert_eq!(history(Predictor::LastUse, &[]), Vec::<u64>::new());
     }
 
     #[test]

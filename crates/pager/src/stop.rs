@@ -54,6 +54,8 @@ pub struct Stopped {
     pub processes: BTreeMap<u32, StoppedProcess>,
     /// Threads that waited in a call with a time-out of its own: which call, and since when.
     since: HashMap<u32, (u64, i64)>,
+    /// When they were stopped.
+    at: Instant,
     _here: PhantomData<*const ()>,
 }
 
@@ -76,7 +78,7 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 /// See [`StopError`]; all run on then.
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
     let since = timeouts::since(&list().map_err(StopError::List)?);
-    let mut stopped = Stopped { processes: BTreeMap::new(), since, _here: PhantomData };
+    let mut stopped = Stopped { processes: BTreeMap::new(), since, at: Instant::now(), _here: PhantomData };
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
@@ -149,6 +151,14 @@ impl Stopped {
         Ok(())
     }
 
+    /// Looks after processes that have been killed: nobody else may, as long as we trace them.
+    pub fn bury(&mut self) {
+        for process in self.processes.values_mut() {
+            process.threads.retain(|tid| !matches!(inject::look(*tid), Ok(inject::Found::Ended)));
+        }
+        self.processes.retain(|_, process| !process.threads.is_empty());
+    }
+
     /// Lets all run.
     pub fn go(self) {}
 }
@@ -161,7 +171,8 @@ impl Drop for Stopped {
                 match process.mended.iter().find(|(mended, _)| *mended == tid) {
                     Some(_) if signal_waits(process.pid, tid) => drop(inject::unmend(tid)),
                     Some((_, Some(since))) => drop(timeouts::shorten(process.pid, tid, *since)),
-                    _ => {}
+                    Some((_, None)) => {}
+                    None => drop(timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64)),
                 }
                 if trace::detach(tid).is_err() {
                     let_go(tid);

@@ -1,9 +1,11 @@
 //! Time-outs of calls that a stop breaks off and that begin anew when the thread goes on: what is left of them, not all.
 //!
-//! Most calls need nothing of the kind: poll, nanosleep, futex and select are restarted by the kernel, which knows when they
-//! end. These are not, they end with EINTR and are called again: epoll_wait, epoll_pwait (milliseconds in a register),
-//! epoll_pwait2, sigtimedwait, semtimedop (a struct timespec, which is the program's: what is left is written below its
-//! stack's red zone, and the register points there for this one call). A receive with SO_RCVTIMEO waits its whole time anew.
+//! Most calls need nothing of the kind: poll, nanosleep and futex are restarted by the kernel, which knows when they end.
+//! select, pselect6 and ppoll have what was left when they were broken off in the program's own memory, where the kernel
+//! has put it; the time that the thread stood still is missing. The others end with EINTR and are called again: epoll_wait,
+//! epoll_pwait (milliseconds in a register), epoll_pwait2, sigtimedwait, semtimedop (a struct timespec, which is the
+//! program's: what is left is written below its stack's red zone, and the register points there for this one call). A receive
+//! with SO_RCVTIMEO waits its whole time anew.
 
 use kip_sys::process::{read_memory, write_memory};
 use kip_sys::ran::{CpuClocks, monotonic_ns};
@@ -18,6 +20,49 @@ const RSP: usize = 19;
 /// Distance of our time-out below the stack pointer, bytes: past the 128 bytes of the red zone (x86-64 psABI 3.2.2).
 const BELOW: u64 = 512;
 const SECOND: i64 = 1_000_000_000;
+
+/// A call that is to be restarted if no handler runs: the kernel's -ERESTARTNOHAND.
+const RESTART: i64 = -514;
+const RAX: usize = 10;
+const R8: usize = 9;
+
+/// Register with the address of a time-out that the kernel updates, and nanoseconds of its second half's unit.
+fn updated(call: u64) -> Option<(usize, i64)> {
+    match call {
+        23 => Some((R8, 1_000)),
+        270 => Some((R8, 1)),
+        271 => Some((RDX, 1)),
+        _ => None,
+    }
+}
+
+/// Takes the time that a thread stood still, in nanoseconds, off the time-out of a select or ppoll that begins anew.
+///
+/// # Errors
+/// ESRCH when it has died; EFAULT for a time-out that cannot be written.
+pub(crate) fn stood_still(pid: u32, tid: u32, ns: i64) -> io::Result<()> {
+    let registers = trace::get_general(tid)?;
+    let Some((register, unit)) = updated(registers[ORIG_RAX]) else { return Ok(()) };
+    let at = registers[register];
+    if registers[RAX] as i64 != RESTART || at == 0 {
+        return Ok(());
+    }
+    let left = read_time(pid, at, unit)?;
+    if left == 0 {
+        return Ok(());
+    }
+    // Zero would be never to wait, which is right; but the kernel does not update it then.
+    let left = (left - ns).max(unit);
+    let bytes: Vec<u8> = [left / SECOND, left % SECOND / unit].iter().flat_map(|w| w.to_le_bytes()).collect();
+    write_memory(pid, at, &bytes)
+}
+
+fn read_time(pid: u32, at: u64, unit: i64) -> io::Result<i64> {
+    let mut bytes = [0u8; 16];
+    read_memory(pid, at, &mut bytes)?;
+    let word = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+    Ok(word(0).saturating_mul(SECOND).saturating_add(word(8).saturating_mul(unit)))
+}
 
 /// How a call takes its time-out.
 enum Takes {
@@ -84,10 +129,7 @@ pub(crate) fn shorten(pid: u32, tid: u32, since: i64) -> io::Result<()> {
             if at == 0 {
                 return Ok(());
             }
-            let mut bytes = [0u8; 16];
-            read_memory(pid, at, &mut bytes)?;
-            let word = |at: usize| i64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-            let left = (word(0).saturating_mul(SECOND).saturating_add(word(8)) - waited).max(0);
+            let left = (read_time(pid, at, 1)? - waited).max(0);
             let bytes: Vec<u8> = [left / SECOND, left % SECOND].iter().flat_map(|w| w.to_le_bytes()).collect();
             registers[register] = (registers[RSP] - BELOW) & !15;
             write_memory(pid, registers[register], &bytes)?;

@@ -70,6 +70,6 @@ mod tests {
     fn timers_of_cpu_time_are_left_out() {
         let text = "ID: 0\nsignal: 34/00\nnotify: signal/pid.7\nClockID: 1\nID: 3\nsignal: 14/0\nnotify: none/pid.7\nClockID: 2\nID: 4\nClockID: -6\nID: 5\nClockID: 0\n";
         assert_eq!(ids(text), [0, 5]);
-        assert_eq!(ids(""), []);
+        assert_eq!(ids(""), Vec::<u64>::new());
     }
 }

@@ -3,7 +3,7 @@
 mod rig;
 
 use kip_pager::memory::SpaceId;
-use kip_pager::proc::{Custodian, Proc, Sets};
+use kip_pager::proc::{Custodian, Proc, Sets, Way};
 use kip_pager::serve::Server;
 use kip_pager::set::Predictor;
 use kip_sys::fdpass;
@@ -33,9 +33,9 @@ fn pager_process() {
     let mut proc = Proc::create(1, dir.as_ref(), server, Arc::new(Far), Predictor::LastUse).unwrap();
     let stopped = stopped(pid);
     let pids: Vec<u32> = stopped.processes.keys().copied().collect();
-    proc.deflate(&stopped, true, Sets::Memory).unwrap();
+    proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false }).unwrap();
     stopped.go();
-    proc.arm(&pids, Duration::from_millis(50));
+    proc.arm(&pids, Duration::from_millis(50), None);
     fdpass::send(io::stdin().as_fd(), b"sleeps", &[]).unwrap();
     loop {
         std::thread::park();
@@ -55,14 +55,11 @@ fn round(number: u64, letters: &str) {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let mut held: Vec<(SpaceId, Option<u32>, OwnedFd)> = Vec::new();
+    let mut held: Vec<(SpaceId, OwnedFd)> = Vec::new();
     let mut take = |until_asleep: bool| {
         while let Ok((bytes, mut fds)) = fdpass::recv(ours.as_fd(), 64) {
             match fds.pop() {
-                Some(fd) => {
-                    let known = held.is_empty().then_some(pid);
-                    held.push((u64::from_le_bytes(bytes.try_into().unwrap()), known, fd));
-                }
+                Some(fd) => held.push((u64::from_le_bytes(bytes.try_into().unwrap()), fd)),
                 None if until_asleep => break,
                 None => {}
             }
@@ -85,7 +82,7 @@ fn round(number: u64, letters: &str) {
         assert_eq!(answer, "ok", "round {number}, {letter}, ended: {:?}", torture.child.try_wait());
     }
     let stopped = stopped(pid);
-    proc.deflate(&stopped, true, Sets::None).unwrap();
+    proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap();
     stopped.go();
     torture.good("cwdc");
 }

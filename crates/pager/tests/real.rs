@@ -18,7 +18,7 @@ fn all_comes_back_by_faults() {
     assert_eq!(descriptors(), before);
     torture.good("cscc");
     let stopped = stopped(torture.pid);
-    let report = rig.proc.deflate(&stopped, true, Sets::None).unwrap();
+    let report = rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap();
     stopped.go();
     let written = report[&torture.pid].written_pages;
     assert!((4096 / 7..1000).contains(&written), "only what was written is: {written}");
@@ -27,7 +27,7 @@ fn all_comes_back_by_faults() {
 
 #[test]
 fn all_comes_back_with_sets() {
-    for sets in [Sets::Memory, Sets::Packed, Sets::Disk] {
+    for sets in [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk] {
         let mut torture = Torture::start(&[]);
         let mut rig = Rig::new();
         rig.sleep(torture.pid, sets);
@@ -49,7 +49,7 @@ fn held_processes_come_back_complete() {
     rig.sleep(torture.pid, Sets::Memory);
     torture.good("wc");
     let stopped = stopped(torture.pid);
-    rig.proc.deflate(&stopped, true, Sets::Memory).unwrap();
+    rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false }).unwrap();
     let asleep = rss(torture.pid);
     assert!(asleep <= 64 << 10, "{asleep}");
     torture.send('c');
@@ -130,7 +130,7 @@ fn random_sequences_lose_nothing() {
     let mut rig = Rig::new();
     for step in 0..120 {
         match next(6) {
-            0 | 1 => drop(rig.sleep(torture.pid, [Sets::Memory, Sets::Packed, Sets::Disk, Sets::None][next(4)])),
+            0 | 1 => drop(rig.sleep(torture.pid, [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk, Sets::None][next(4)])),
             _ => {
                 let letter = ['w', 'd', 'u', 'm', 'z', 'b', 'f', 's', 'F', 'C', 'W', 'c'][next(12)];
                 assert_eq!(torture.order(letter), "ok", "step {step}: {letter}");

@@ -532,6 +532,9 @@ pub struct Info {
     pub worker: String,
     /// The keeper's pid.
     pub keeper_pid: u32,
+    /// The pager's process id; 0 while there is none.
+    #[serde(default)]
+    pub pager_pid: u32,
     /// Wakes of all procs in the last 60 seconds. From the events that are kept: where those do not reach back that far,
     /// as many as there would have been at their pace.
     #[serde(default)]

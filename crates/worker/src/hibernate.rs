@@ -8,7 +8,7 @@
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, live_due};
-use kip_net::custody::{self, Held, SavedOptions};
+use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::{Hibernated, Look, Order};
 use kip_types::{Hibernate, WakeOn};
@@ -172,7 +172,7 @@ fn sockets_before(tree: &Tree) -> BTreeMap<u32, (OwnedFd, SavedOptions)> {
     let take = |(inode, (pid, number))| {
         let fd = crate::park::duplicate(pid, number).ok()?;
         let options = custody::snapshot_options(fd.as_fd()).ok()?;
-        Some((inode, (fd, options)))
+        (options.kind != Kind::Other).then_some((inode, (fd, options)))
     };
     let mut sockets: BTreeMap<u32, (OwnedFd, SavedOptions)> =
         crate::park::places(tree).into_iter().filter_map(take).collect();

@@ -250,6 +250,12 @@ impl Worker {
         self.machine.keeper.pid()
     }
 
+    /// The pager's process id; 0 while there is none.
+    pub async fn pager_pid(&self) -> u32 {
+        let machine = Arc::clone(&self.machine);
+        blocking(move || machine.pager.pid().unwrap_or(0)).await
+    }
+
     /// Ends every proc and everything that is kept running for them: nothing of this data directory is left on the
     /// machine but its files. Returns the names of those that were running or asleep.
     pub async fn down(&self) -> Result<Vec<ProcName>, Refusal> {

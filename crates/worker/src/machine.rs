@@ -22,7 +22,7 @@ use kip_net::{Instance, Nat, NetPool, Slot};
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::{LaunchError, Launcher};
-use kip_types::{PortSpec, Protocol, WakeOn};
+use kip_types::{PortSpec, Protocol, State, WakeOn};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -262,7 +262,7 @@ impl Machine {
                     Ok(events) => {
                         while let Ok(Event::Woke { number, turn, woken, .. }) = events.next() {
                             let Some(machine) = weak.upgrade() else { return };
-                            machine.tell_task(number, Command::FirstTouch { turn, woken });
+                            machine.tell_task(number, Command::Awake { turn, woken });
                         }
                     }
                     Err(e) => {
@@ -318,6 +318,13 @@ impl Machine {
                     let Some(handle) = handle else { continue };
                     let key = event.key;
                     let label = event.to_string();
+                    if matches!(handle.status.borrow().record.state, State::Hibernated { .. }) {
+                        // It is held. The program may run as soon as our duplicates are gone; its task hears of it after that.
+                        machine.wake_plane.remove(&key);
+                        if let Err(e) = machine.pager.rouse(handle.proc.name.as_str()) {
+                            tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
+                        }
+                    }
                     if handle.inbox.try_send(Command::Socket { label, at }).is_err()
                         && let Err(e) = machine.wake_plane.rearm(&key)
                     {

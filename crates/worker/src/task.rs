@@ -60,8 +60,8 @@ pub(crate) enum Command {
     Wake { trigger: String, reply: Reply<bool> },
     /// A held socket has something; `at` is when.
     Socket { label: String, at: Instant },
-    /// Blocked in hibernation, it has touched its memory; `turn` says in which.
-    FirstTouch { turn: u64, woken: Woken },
+    /// It runs again after the hibernation `turn`.
+    Awake { turn: u64, woken: Woken },
     /// Ask the pager whether it still sleeps.
     LookAtPager,
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
@@ -140,6 +140,8 @@ pub(crate) struct Task {
     tickets: Arc<AtomicUsize>,
     /// Of its hibernation; none if that is not known any more.
     turn: Option<u64>,
+    /// Held, it is being woken for this.
+    roused: Option<(String, Instant)>,
     /// Blocked in hibernation it wakes for ticks.
     ticked: bool,
     /// Namespaces for the first start.
@@ -188,6 +190,7 @@ impl Task {
             sleeping: None,
             tickets,
             turn: None,
+            roused: None,
             ticked: false,
             kit,
         };
@@ -343,7 +346,7 @@ impl Task {
                 let _ = reply.send(self.wake_on_request(trigger).await);
             }
             Command::Socket { label, at } => self.on_socket(label, at).await,
-            Command::FirstTouch { turn, woken } => self.on_first_touch(turn, woken),
+            Command::Awake { turn, woken } => self.on_awake(turn, woken),
             Command::LookAtPager => self.look_at_pager().await,
             Command::KeepAwake { trigger, reply } => {
                 let awake = self.wake_on_request(trigger).await;
@@ -482,7 +485,7 @@ impl Task {
     async fn on_socket(&mut self, label: String, at: Instant) {
         match self.record.state {
             State::Parked { .. } => drop(self.wake_retrying(label, at, false).await),
-            State::Hibernated { .. } => drop(self.rouse(label, at, false).await),
+            State::Hibernated { .. } => self.roused = Some((label, at)),
             _ => {}
         }
     }

@@ -226,6 +226,8 @@ impl Service for Fake {
             view.generation = view.generation.next();
             view.memory = MemoryView::default();
             view.last_sleep = Some(SleepView {
+                left_bytes: Default::default(),
+                held: false,
                 to: how.to,
                 frozen_us: 9000,
                 total_us: 21_000,
@@ -306,6 +308,7 @@ impl Service for Fake {
             pid: std::process::id(),
             worker: "fake".into(),
             keeper_pid: 1,
+            pager_pid: 2,
             wakes_last_minute: 0,
         })
     }

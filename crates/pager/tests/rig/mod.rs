@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use kip_pager::memory::SpaceId;
-use kip_pager::proc::{Custodian, Proc, Sets};
+use kip_pager::proc::{Custodian, Proc, Sets, Way};
 use kip_pager::serve::Server;
 use kip_pager::set::Predictor;
 use kip_pager::stop::{Stopped, stop};
@@ -139,9 +139,9 @@ impl Rig {
         }
         let stopped = stopped(pid);
         let pids: Vec<u32> = stopped.processes.keys().copied().collect();
-        self.proc.deflate(&stopped, true, sets).unwrap();
+        self.proc.deflate(&stopped, Way { drop_files: true, sets: sets, timers: false }).unwrap();
         stopped.go();
-        self.proc.arm(&pids, Duration::from_millis(100));
+        self.proc.arm(&pids, Duration::from_millis(100), None);
         rss(pid)
     }
 }

@@ -161,6 +161,7 @@ impl Task {
         next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;
         self.leave_hibernation();
+        self.roused = None;
         // A client may have its answer already: what others see comes before what is on disk.
         self.record = next.clone();
         self.begin_running(init, tick);
@@ -172,11 +173,19 @@ impl Task {
         self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
     }
 
-    /// The pager says that a blocked proc has touched what was out.
-    pub(super) fn on_first_touch(&mut self, turn: u64, woken: Woken) {
-        if matches!(self.record.state, State::Hibernated { .. }) && self.turn.is_none_or(|own| own == turn) {
-            let steps = vec![StepView { name: "install".to_owned(), us: woken.install_us }];
-            self.awake(TOUCH.to_owned(), woken.install_us, steps, false, true);
+    /// The pager says that a blocked proc has touched what was out, or that a held one, roused by the wake plane, runs.
+    pub(super) fn on_awake(&mut self, turn: u64, woken: Woken) {
+        if !matches!(self.record.state, State::Hibernated { .. }) || self.turn.is_some_and(|own| own != turn) {
+            return;
+        }
+        let step = |name: &str, us| StepView { name: name.to_owned(), us };
+        let resume = step("resume", woken.total_us.saturating_sub(woken.install_us));
+        match self.roused.take() {
+            Some((label, _)) => {
+                let steps = vec![step("install", woken.install_us), resume];
+                self.awake(label, woken.total_us, steps, false, false);
+            }
+            None => self.awake(TOUCH.to_owned(), woken.install_us, vec![step("install", woken.install_us)], false, true),
         }
     }
 
@@ -188,7 +197,8 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let look = blocking(move || proc.shared.pager.look(proc.name.as_str())).await;
         if look.is_ok_and(|look| !look.asleep) {
-            self.awake("its pager was replaced".to_owned(), 0, Vec::new(), false, false);
+            let trigger = self.roused.take().map_or_else(|| "its pager was replaced".to_owned(), |(label, _)| label);
+            self.awake(trigger, 0, Vec::new(), false, false);
         }
     }
 

@@ -1,0 +1,374 @@
+"""Hibernation in place: memory goes to a private swap file and comes back by faults or with the working set, and neither
+the program nor its clients notice. Real servers, and the torture program that notices everything."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import servers
+from harness.clients import Http, Lines, Redis, http_get
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+
+CYCLES = 20
+WAYS = ["blocked", "held"]
+# What the daemon may say when its pager or keeper was killed.
+REPLACED = [r"WARN.*(pager|keeper|held proc|hibernat)", r"ERROR.*(pager|keeper)"]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def torture(request: pytest.FixtureRequest, module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proc]:
+    server = servers.torture()
+    tar = server.tarball(tmp_path_factory.mktemp("tar"))
+    flags = ["--hibernate", request.param]
+    proc = module_kip.run(f"torture-{request.param}", server.command, ports=server.published, tar=tar, flags=flags)
+    yield proc
+    proc.remove()
+
+
+def run(kip: Kip, server: servers.Server, tmp_path: Path, *flags: str, name: str | None = None) -> Proc:
+    return kip.run(name or server.name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+
+
+def sleep_anyhow(proc: Proc) -> None:
+    """To hibernated; it may be awake again before this returns, for a program at work wakes at once."""
+    proc.kip.cli("sleep", proc.name, "--to", "hibernated")
+
+
+@pytest.mark.parametrize("name", list(servers.WEB))
+def test_web_servers(kip: Kip, tmp_path: Path, name: str) -> None:
+    """A client that stays connected, new clients and the data, over and over; parked in between, too."""
+    server = servers.WEB[name]()
+    proc = run(kip, server, tmp_path)
+    port = proc.port()
+    steady = Http(port)
+    assert steady.get("/page.html") == servers.PAGE
+    stored = hashlib.sha256(server.name.encode()).digest() * 3000
+    if server.has_kv:
+        assert steady.ask("PUT", "/kv/blob", stored).decode() == hashlib.sha256(stored).hexdigest()
+    for cycle in range(CYCLES):
+        if cycle % 7 == 6:
+            proc.hibernate()
+            proc.sleep()  # parked straight from hibernation
+        else:
+            before = proc.inspect()["memory"]["pss_bytes"]
+            after = proc.hibernate()["memory"]["pss_bytes"]
+            # Half of what a web server of 5 MB has is worth nothing here; those that have some lose nearly all.
+            assert after < max(before / 4, 400_000), f"{before} bytes became {after}"
+        assert (steady.get("/page.html") if cycle % 2 else http_get(port, "/page.html")) == servers.PAGE
+        assert hashlib.sha256(steady.get("/big.bin")).hexdigest() == servers.BIG_SHA
+        if server.has_kv:
+            assert steady.get("/kv/blob") == stored
+    view = proc.wait_state("running")
+    assert view["last_wake"]["from"] in ("hibernated", "parked")
+    steady.close()
+
+
+def test_redis_keeps_every_key(kip: Kip, tmp_path: Path) -> None:
+    proc = run(kip, servers.redis(), tmp_path)
+    client = Redis(proc.port())
+    values = {f"key{i}": hashlib.sha256(b"%d" % i).hexdigest() * 8 for i in range(3000)}
+    for key, value in values.items():
+        client.ask("SET", key, value)
+    for cycle in range(6):
+        first = proc.hibernate()
+        sample = random.Random(cycle).sample(sorted(values), 300)
+        for key in sample:
+            assert client.ask("GET", key).decode() == values[key]
+    written = proc.hibernate()["last_sleep"]["bytes_written"]
+    assert written < first["memory"]["swap_bytes"], "only what has changed is written again"
+    assert client.ask("BGSAVE").startswith("Background"), "a fork right after the wake"
+    wait_for("the save has ended", lambda: b"rdb_bgsave_in_progress:0" in client.ask("INFO", "persistence"), 20)
+    for key, value in values.items():
+        assert client.ask("GET", key).decode() == value
+
+
+def test_torture(torture: Proc) -> None:
+    """One of everything, blocked calls of all kinds with it: nothing changes and nothing returns EINTR."""
+    client = Lines(torture.port())
+    for cycle in range(CYCLES):
+        sleep_anyhow(torture)
+        client.check()
+        if cycle % 5 == 4:
+            torture.sleep()
+            client.check()
+        if cycle % 5 == 2:
+            other = Lines(torture.port())
+            other.check()
+            other.close()
+    client.close()
+
+
+def test_torture_without_anything_between(torture: Proc) -> None:
+    client = Lines(torture.port())
+    for _ in range(8):
+        sleep_anyhow(torture)
+        torture.wake()
+    client.check()
+
+
+def test_new_memory_is_kept(torture: Proc) -> None:
+    client = Lines(torture.port())
+    for _ in range(3):
+        assert client.ask("eat 20") == "eaten"
+        sleep_anyhow(torture)
+        client.check()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_clients_while_it_hibernates(kip: Kip, tmp_path: Path, way: str) -> None:
+    """Clients that talk without pause meanwhile: each answer is the right one."""
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", way, name=f"talk-{way}")
+    port, stop, failures, answered = proc.port(), threading.Event(), [], [0] * 4
+
+    def talk(number: int) -> None:
+        try:
+            client = Lines(port)
+            while not stop.is_set():
+                text = f"client {number} line {answered[number]}"
+                assert client.ask(f"echo {text}") == text
+                answered[number] += 1
+                if answered[number] % 50 == 0:
+                    client.close()
+                    client = Lines(port)
+        except BaseException as error:
+            failures.append(f"client {number}: {error!r}")
+
+    threads = [threading.Thread(target=talk, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        sleep_anyhow(proc)
+    stop.set()
+    for thread in threads:
+        thread.join(20)
+    assert not failures, failures
+    assert all(count > 10 for count in answered)
+
+
+ONE_SHOT = (
+    "timerfd timerfd_epoll posix posix_abs itimer nanosleep clock_nanosleep_abs poll ppoll epoll_wait epoll_pwait2 "
+    "select pselect futex futex_abs sigtimedwait"
+).split()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_timers(kip: Kip, tmp_path: Path, way: str) -> None:
+    """Asleep again and again with everything armed: each fires when it should, none begins anew."""
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", way, "--tick", "100ms", name=f"timers-{way}")
+    client = Lines(proc.port())
+    due_ms = 3000
+    armed = time.monotonic()
+    timers = {kind: int(client.ask(f"arm {kind} {due_ms} 0").split()[1]) for kind in ONE_SHOT}
+    sleeps = 0
+    while time.monotonic() - armed < due_ms / 1000 - 0.7:
+        sleep_anyhow(proc)
+        time.sleep(0.15)
+        assert client.ask("echo here") == "here"
+        sleeps += 1
+    assert sleeps >= 3
+    sleep_anyhow(proc)
+    time.sleep(max(0.0, due_ms / 1000 + 0.6 - (time.monotonic() - armed)))
+    view = proc.inspect()
+    assert view["state"] == "running", "the timers have woken it"
+    assert view["last_wake"]["from"] == "hibernated"
+    for kind, timer in timers.items():
+        result = client.values(f"result {timer}")
+        assert result["fired"] == "1" and result["error"] == "0", f"{kind}: {result}"
+        late = int(result["miss_mono_us"]) / 1000
+        assert -1 <= late <= 400 + view["last_wake"]["total_us"] / 1000, f"{kind} is {late} ms late"
+    client.check(600)
+
+
+def test_a_ticker_is_held_and_its_ticks_wait(kip: Kip, tmp_path: Path) -> None:
+    """A tick below --tick does not wake; after the sleep the clock has gone on."""
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", "auto", name="ticker")
+    client = Lines(proc.port())
+    timer = client.ask("arm timerfd_periodic 200 200").split()[1]
+    proc.hibernate()
+    assert proc.inspect()["last_sleep"]["held"], "it ticks"
+    time.sleep(1.2)
+    assert proc.state == "hibernated"
+    result = client.values(f"result {timer}")
+    assert abs(int(result["ticks"]) - int(result["expected"])) <= 1, result
+
+
+def test_sinks_by_itself(kip: Kip, tmp_path: Path) -> None:
+    """Idle: hibernated; that long after: parked. A request brings it back from either."""
+    server = servers.lighttpd()
+    proc = run(kip, server, tmp_path, "--idle", "1s", "--park-after", "3s")
+    proc.wait_state("hibernated", 20)
+    assert http_get(proc.port(), "/page.html") == servers.PAGE
+    proc.wait_state("running", 5)
+    proc.wait_state("hibernated", 20)
+    proc.wait_state("parked", 20)
+    assert http_get(proc.port(), "/page.html") == servers.PAGE
+    kinds = [event["kind"] for event in kip.events() if event["name"] == proc.name]
+    assert kinds.count("hibernated") >= 2 and "parked" in kinds, kinds
+
+
+def test_hibernation_can_be_off(kip: Kip, tmp_path: Path) -> None:
+    proc = run(kip, servers.lighttpd(), tmp_path, "--idle", "300ms", "--park-after", "300ms", "--hibernate", "off", name="awake")
+    proc.wait_state("parked", 20)
+    kinds = [event["kind"] for event in kip.events() if event["name"] == proc.name]
+    assert "hibernated" not in kinds, kinds
+
+
+def test_the_swap_file_is_private_and_goes(kip: Kip, tmp_path: Path) -> None:
+    proc = run(kip, servers.WEB["python"](), tmp_path, "--prefetch", "off")
+    proc.hibernate()
+    place = kip.data / "procs" / proc.name / "pager"
+    files = list(place.iterdir())
+    assert {f.stat().st_mode & 0o777 for f in files if f.suffix != ".pid"} <= {0o600}, files
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert (place / "swap").stat().st_size > 1 << 20
+    assert proc.exec("ls", "/proc/1/root/" + str(place), check=False).returncode != 0
+    proc.sleep()
+    assert not place.exists(), "a parked proc has its memory in its snapshot"
+
+
+def test_inspect_and_why(kip: Kip, tmp_path: Path) -> None:
+    proc = run(kip, servers.WEB["python"](), tmp_path)
+    proc.hibernate()
+    assert kip.json("why", proc.name)["state"] == "hibernated"
+    http_get(proc.port(), "/page.html")
+    proc.hibernate()  # what came back is the working set
+    view = proc.inspect()
+    assert view["memory"]["working_set_pages"] > 100 and view["memory"]["swap_bytes"] > 1 << 20
+    assert view["memory"]["working_set_hit_percent"] is None
+    http_get(proc.port(), "/page.html")
+    memory = proc.wait_state("running")["memory"]
+    assert memory["working_set_hit_percent"] > 80, memory
+    wake = kip.json("why", proc.name)["last_wake"]
+    assert wake["from"] == "hibernated" and {"install"} <= {step["name"] for step in wake["steps"]}
+
+
+def test_exec_wakes(kip: Kip, tmp_path: Path) -> None:
+    proc = run(kip, servers.lighttpd(), tmp_path)
+    proc.hibernate()
+    assert proc.exec("echo", "inside").stdout == "inside\n"
+    assert proc.state == "running"
+
+
+def test_stop_is_in_order(kip: Kip, tmp_path: Path) -> None:
+    """A hibernated program is woken to end; a killed one leaves nothing."""
+    proc = run(kip, servers.redis(), tmp_path)
+    Redis(proc.port()).ask("SET", "a", "b")
+    proc.hibernate()
+    proc.stop()
+    assert "exit code 0" in str(proc.inspect()["exit"]), proc.inspect()["exit"]
+    proc.start()
+    wait_for("redis answers", lambda: proc.exec("redis-cli", "PING", check=False).stdout == "PONG\n", 20)
+    proc.hibernate()
+    proc.remove()
+    assert not (kip.data / "procs" / proc.name).exists()
+
+
+def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path) -> None:
+    proc = run(kip, servers.lighttpd(), tmp_path)
+    view = proc.hibernate()
+    os.kill(view["pids"][0], signal.SIGKILL)
+    proc.wait_state("stopped", 10)
+
+
+# The pager, the daemon and the keeper die.
+
+
+def pager_pid(kip: Kip) -> int:
+    return kip.info()["pager_pid"]
+
+
+def kill_pager(kip: Kip) -> None:
+    kip.expected += REPLACED
+    old = wait_for("there is a pager", lambda: pager_pid(kip), 10)
+    os.kill(old, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pager_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, way: str) -> None:
+    """Whoever touches memory waits for the next pager; no byte is wrong."""
+    kip = fresh_kip()
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", way)
+    client = Lines(proc.port())
+    client.ask("eat 20")
+    for _ in range(4):
+        sleep_anyhow(proc)
+        kill_pager(kip)
+        client.check()
+        wait_for("another serves", lambda: pager_pid(kip), 10)
+    sleep_anyhow(proc)
+    proc.sleep()
+    client.check()
+
+
+def test_pager_killed_under_load(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """While memory comes back, again and again. (While it is taken out its death costs the program: SPECIFICATION.md,
+    "Known limits".)"""
+    kip = fresh_kip()
+    proc = run(kip, servers.torture(), tmp_path)
+    client, dice = Lines(proc.port()), random.Random(7)
+    client.ask("eat 20")
+    for _ in range(12):
+        sleep_anyhow(proc)
+        killer = threading.Timer(dice.random() * 0.03, kill_pager, [kip])
+        killer.start()
+        client.check()
+        killer.join()
+        client.check()
+        wait_for("another serves", lambda: pager_pid(kip), 10)
+    client.check()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_daemon_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, way: str) -> None:
+    kip = fresh_kip()
+    kip.expected += REPLACED
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", way)
+    client = Lines(proc.port())
+    for cycle in range(3):
+        sleep_anyhow(proc)
+        kip.kill()
+        if cycle % 2 and way == "blocked":
+            client.check()  # nobody but the pager is needed for that
+        kip.up()
+        client.check()
+    assert proc.wait_state("running")["state"] == "running"
+
+
+def test_daemon_and_pager_killed_together(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    kip = fresh_kip()
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", "blocked")
+    client = Lines(proc.port())
+    client.ask("eat 20")
+    sleep_anyhow(proc)
+    pager = pager_pid(kip)
+    kip.expected += REPLACED
+    kip.kill()
+    os.kill(pager, signal.SIGKILL)
+    kip.up()
+    client.check()
+
+
+def test_keeper_killed_then_pager(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """The pager gives its descriptors to the next keeper, so that its own death costs nothing after that."""
+    kip = fresh_kip()
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", "blocked")
+    client = Lines(proc.port())
+    client.ask("eat 20")
+    sleep_anyhow(proc)
+    kip.expected += REPLACED
+    old = kip.info()["keeper_pid"]
+    os.kill(old, signal.SIGKILL)
+    wait_for("there is another keeper", lambda: kip.info()["keeper_pid"] not in (0, old), 10)
+    wait_for("it was told", lambda: any(e["kind"] == "keeper" for e in kip.events()), 10)
+    kill_pager(kip)
+    client.check()
