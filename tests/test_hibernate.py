@@ -236,6 +236,16 @@ def test_the_swap_file_is_private_and_goes(kip: Kip, tmp_path: Path) -> None:
     assert not place.exists(), "a parked proc has its memory in its snapshot"
 
 
+def test_file_pages_can_be_kept(kip: Kip, tmp_path: Path) -> None:
+    """--file-pages keep leaves unchanged pages of files mapped; drop does not."""
+    left = {}
+    for policy in ("keep", "drop"):
+        proc = run(kip, servers.WEB["python"](), tmp_path, "--file-pages", policy, name=f"files-{policy}")
+        left[policy] = proc.hibernate()["memory"]["rss_bytes"]
+        http_get(proc.port(), "/page.html")
+    assert left["keep"] > left["drop"] + (1 << 20), left
+
+
 def test_inspect_and_why(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, servers.WEB["python"](), tmp_path)
     proc.hibernate()

@@ -21,7 +21,10 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
     ("kip-pager", &[TYPES, SYS, "kip-keeper"]),
     // Policy: brings the mechanisms together.
-    ("kip-worker", &[TYPES, SYS, "kip-keeper", "kip-net", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-pager"]),
+    (
+        "kip-worker",
+        &[TYPES, SYS, "kip-keeper", "kip-net", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-pager"],
+    ),
     // The edge: knows a worker only by the interface that it defines itself.
     ("kip-hub", &[TYPES]),
     ("kip-client", &[TYPES]),

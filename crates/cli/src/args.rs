@@ -390,7 +390,10 @@ mod tests {
         assert_eq!(spec.command, ["sh", "-c", "x", "--json", "--"]);
         assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 53));
         assert_eq!((spec.env["A"].as_str(), spec.env["E"].as_str()), ("b=c", ""));
-        assert_eq!(spec.timing, Timing { idle_ms: 2000, park_after_ms: 500, tick_ms: 60_000, never: true, ..Timing::default() });
+        assert_eq!(
+            spec.timing,
+            Timing { idle_ms: 2000, park_after_ms: 500, tick_ms: 60_000, never: true, ..Timing::default() }
+        );
         assert_eq!(spec.limits, Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7 });
         assert_eq!(spec.image, Image::Tar("/x.tar".into()));
         assert!(request.wait_ready && spec.allow_setuid);

@@ -5,8 +5,8 @@
 //! empty and must be put again by who holds the duplicates.
 
 use crate::place::{Place, PlaceError};
-use crate::resident;
 use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
+use crate::resident;
 use kip_sys::fdpass;
 use kip_sys::process::{pidfd_open, wait_for_end};
 use std::io;

@@ -15,9 +15,9 @@ fn main() -> ExitCode {
 }
 
 fn serve(dir: &Path) -> anyhow::Result<()> {
-    let Some((seat, protection)) = resident::sit(dir, KIND, || Ok(protect()))? else { return Ok(()) };
+    let Some((seat, listener, protection)) = resident::sit(dir, KIND, || Ok(protect()))? else { return Ok(()) };
     say!("keeper {} serves, pid {}, {protection:?}", env!("CARGO_PKG_VERSION"), std::process::id());
-    Server::new(seat.listener().try_clone()?, protection).run().context("cannot wait for clients")?;
+    Server::new(listener, protection).run().context("cannot wait for clients")?;
     seat.leave()?;
     say!("keeper ends as asked");
     Ok(())

@@ -149,7 +149,12 @@ impl Place {
     pub fn log(&self) -> Result<File, PlaceError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = || -> io::Result<File> {
-            let file = File::from(rustix::fs::openat(self.directory.as_fd(), self.file("log"), flags, Mode::RUSR | Mode::WUSR)?);
+            let file = File::from(rustix::fs::openat(
+                self.directory.as_fd(),
+                self.file("log"),
+                flags,
+                Mode::RUSR | Mode::WUSR,
+            )?);
             if file.metadata()?.len() > LOG_MAX_BYTES {
                 file.set_len(0)?;
             }

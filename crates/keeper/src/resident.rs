@@ -68,16 +68,10 @@ pub fn run(binary: &Path, dir: &Path) -> Result<(), RunError> {
 #[derive(Debug)]
 pub struct Seat {
     place: Place,
-    listener: OwnedFd,
     _lock: File,
 }
 
 impl Seat {
-    /// The listening socket.
-    pub fn listener(&self) -> &OwnedFd {
-        &self.listener
-    }
-
     /// Gives it up in order.
     ///
     /// # Errors
@@ -139,7 +133,7 @@ fn start(dir: &Path, kind: &'static str) -> anyhow::Result<()> {
     }
 }
 
-/// Becomes the one that serves; none if another does. `prepare` runs before anybody can connect.
+/// Becomes the one that serves, on the listening socket that is returned; none if another does. `prepare` runs before anybody can connect.
 ///
 /// # Errors
 /// The kernel's or the file system's.
@@ -147,7 +141,7 @@ pub fn sit<T>(
     dir: &Path,
     kind: &'static str,
     prepare: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<Option<(Seat, T)>> {
+) -> anyhow::Result<Option<(Seat, OwnedFd, T)>> {
     let place = Place::open(dir, kind)?;
     let Some(lock) = place.lock()? else {
         announce(RUNNING)?;
@@ -159,7 +153,7 @@ pub fn sit<T>(
     let listener = place.bind()?;
     // Whoever waited for this may have been killed meanwhile; that is no reason not to serve.
     let _ = announce(READY);
-    Ok(Some((Seat { place, listener, _lock: lock }, prepared)))
+    Ok(Some((Seat { place, _lock: lock }, listener, prepared)))
 }
 
 fn announce(word: &str) -> anyhow::Result<()> {

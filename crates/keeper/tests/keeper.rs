@@ -2,6 +2,7 @@
 
 use kip_keeper::place::Place;
 use kip_keeper::protocol::{Answer, MAX_MESSAGE, Refusal, Request, Select};
+use kip_keeper::resident::RunError;
 use kip_keeper::{Found, Keeper, KeeperError, StartError};
 use kip_sys::fdpass;
 use kip_sys::process::{Signal, pidfd_send_signal, same_open_file_here, wait_for_end};

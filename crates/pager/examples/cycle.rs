@@ -116,10 +116,10 @@ fn cycle(number: u32, mut program: Program, server: &Arc<Server>) {
     let mut down = |proc: &mut Proc, sets| {
         let began = Instant::now();
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
-        let report = proc.deflate(&stopped, Way { drop_files: true, sets: sets, timers: false }).expect("goes down");
+        let report = proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).expect("goes down");
         stopped.go();
         let took = began.elapsed().as_secs_f64() * 1e3;
-        proc.arm(&[pid], Duration::from_millis(100));
+        proc.arm(&[pid], Duration::from_millis(100), None);
         downs.push(took);
         report[&pid].clone()
     };

@@ -29,7 +29,9 @@ pub enum PagerError {
     #[error("the pager is gone")]
     Gone(#[source] io::Error),
     /// It is of another kind.
-    #[error("the pager of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: `kip down` with the old version first")]
+    #[error(
+        "the pager of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: `kip down` with the old version first"
+    )]
     Protocol {
         /// Its process id.
         pid: u32,
@@ -215,7 +217,8 @@ impl Pager {
         let (socket, answer) = self.ask(&Request::Follow).map_err(PagerError::Gone)?;
         match answer {
             Answer::Done => {
-                let never = rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, None);
+                let never =
+                    rustix::net::sockopt::set_socket_timeout(&socket, rustix::net::sockopt::Timeout::Recv, None);
                 never.map_err(|e| PagerError::Gone(e.into()))?;
                 Ok(Events(socket))
             }

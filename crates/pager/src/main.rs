@@ -23,9 +23,9 @@ fn serve(dir: &Path) -> anyhow::Result<()> {
         let keeper = Keeper::connect_or_spawn(&own.with_file_name("kip-keeper"), dir)?;
         Ok(Service::new(keeper)?)
     })?;
-    let Some((seat, service)) = prepared else { return Ok(()) };
+    let Some((seat, listener, service)) = prepared else { return Ok(()) };
     tracing::info!(pid = std::process::id(), version = env!("CARGO_PKG_VERSION"), "the pager serves");
-    service.run(seat.listener()).context("cannot wait for clients")?;
+    service.run(&listener).context("cannot wait for clients")?;
     seat.leave()?;
     tracing::info!("the pager ends as asked");
     Ok(())

@@ -241,11 +241,7 @@ impl Proc {
     ///
     /// # Errors
     /// See [`DeflateError`]. All processes are whole; some may have their memory out, which comes back by itself.
-    pub fn deflate(
-        &mut self,
-        stopped: &Stopped,
-        way: Way,
-    ) -> Result<BTreeMap<u32, Deflated>, DeflateError> {
+    pub fn deflate(&mut self, stopped: &Stopped, way: Way) -> Result<BTreeMap<u32, Deflated>, DeflateError> {
         self.sweep();
         let mut reports = BTreeMap::new();
         let mut way = way;
@@ -385,7 +381,12 @@ impl Proc {
         // A child that was forked meanwhile is taken in with what its parent had out.
         let mut done: HashSet<SpaceId> = HashSet::new();
         loop {
-            let next = self.family.spaces().iter().find(|(id, _)| !done.contains(id)).map(|(id, m)| (*id, m.memory.clone(), m.pid));
+            let next = self
+                .family
+                .spaces()
+                .iter()
+                .find(|(id, _)| !done.contains(id))
+                .map(|(id, m)| (*id, m.memory.clone(), m.pid));
             let Some((id, memory, pid)) = next else { break };
             done.insert(id);
             if memory.is_gone() {

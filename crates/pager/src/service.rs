@@ -315,7 +315,8 @@ impl Service {
         entry.asleep = Arc::clone(&asleep);
         if order.hold {
             let (sender, orders) = mpsc::channel();
-            let bell = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(|e| e.to_string())?);
+            let bell =
+                Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(|e| e.to_string())?);
             entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });
             drop(guard);
             answer(done);
@@ -417,7 +418,11 @@ impl Service {
         let entry = self.known(name).and_then(|slot| lock(&slot).take());
         self.give_up(name, entry);
         if let Err(e) = self.keeper.drop_prefix(&held_prefix(name)) {
-            tracing::warn!(proc = name, error = chain(&e), "the keeper still holds something of a proc that is no more");
+            tracing::warn!(
+                proc = name,
+                error = chain(&e),
+                "the keeper still holds something of a proc that is no more"
+            );
         }
     }
 
@@ -441,7 +446,8 @@ impl Service {
         }
         let prefix = held_prefix(name);
         let held = self.keeper.get_prefix(&prefix).map_err(|e| chain(&e))?;
-        let named = |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
+        let named =
+            |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
         let held: Vec<_> = held.into_iter().filter_map(named).collect();
         if held.is_empty() {
             // It had nothing out.
@@ -451,7 +457,8 @@ impl Service {
         }
         let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
         let custodian = self.custodian(name);
-        let proc = Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
+        let proc =
+            Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
         let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
         let directory = directory.to_owned();
         *guard = Some(Entry { proc, directory, pids: Vec::new(), holder: None, asleep: Arc::default(), set_bytes: 0 });
@@ -479,7 +486,8 @@ impl Service {
     }
 
     fn mirror(&self) -> Result<(), String> {
-        let all: Vec<(String, _)> = lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
+        let all: Vec<(String, _)> =
+            lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
         self.keeper.respawn().map_err(|e| chain(&e))?;
         for (name, slot) in all {
             let guard = lock(&slot);

@@ -27,7 +27,11 @@ pub(crate) fn left(pid: u32, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<T
     const REAL: u64 = 0;
     let mut found = Vec::new();
     hand.call(call::GETITIMER, &[REAL, scratch.at])?;
-    found.extend(read(pid, scratch.at, 1_000)?.map(|(left_ns, every_ns)| Timer { interval_timer: true, left_ns, every_ns }));
+    found.extend(read(pid, scratch.at, 1_000)?.map(|(left_ns, every_ns)| Timer {
+        interval_timer: true,
+        left_ns,
+        every_ns,
+    }));
     for id in ids(&std::fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default()) {
         if hand.call(call::TIMER_GETTIME, &[id, scratch.at]).is_ok() {
             let timer = read(pid, scratch.at, 1)?;

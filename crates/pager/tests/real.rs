@@ -2,7 +2,7 @@
 
 mod rig;
 
-use kip_pager::proc::Sets;
+use kip_pager::proc::{Sets, Way};
 use rig::{Rig, Torture, rss, stopped, tree};
 use std::process::Command;
 
@@ -130,7 +130,10 @@ fn random_sequences_lose_nothing() {
     let mut rig = Rig::new();
     for step in 0..120 {
         match next(6) {
-            0 | 1 => drop(rig.sleep(torture.pid, [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk, Sets::None][next(4)])),
+            0 | 1 => {
+                let _ =
+                    rig.sleep(torture.pid, [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk, Sets::None][next(4)]);
+            }
             _ => {
                 let letter = ['w', 'd', 'u', 'm', 'z', 'b', 'f', 's', 'F', 'C', 'W', 'c'][next(12)];
                 assert_eq!(torture.order(letter), "ok", "step {step}: {letter}");

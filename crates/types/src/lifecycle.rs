@@ -244,9 +244,10 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
         }
         (S::Waking { generation }, I::WakeFailed) => S::Parked { generation: *generation },
         (S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parked { .. } | S::Stopping, I::Stop) => S::Stopping,
-        (S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping, I::Exited(exit)) => {
-            S::Stopped { exit }
-        }
+        (
+            S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping,
+            I::Exited(exit),
+        ) => S::Stopped { exit },
         (state, _) => return Err(Unfit { state: state.word() }),
     })
 }

@@ -165,7 +165,15 @@ pub struct Timing {
 
 impl Default for Timing {
     fn default() -> Self {
-        Timing { idle_ms: 10_000, park_after_ms: 60_000, tick_ms: 60_000, never: false, hibernate: Hibernate::Auto, prefetch: true, keep_files: false }
+        Timing {
+            idle_ms: 10_000,
+            park_after_ms: 60_000,
+            tick_ms: 60_000,
+            never: false,
+            hibernate: Hibernate::Auto,
+            prefetch: true,
+            keep_files: false,
+        }
     }
 }
 

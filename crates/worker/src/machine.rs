@@ -14,11 +14,11 @@ use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::record::Records;
 use crate::task::{Command, Handle, chain};
 use kip_keeper::Keeper;
-use kip_pager::client::Pager;
-use kip_pager::protocol::Event;
 use kip_net::custody::{Held, Kind};
 use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
+use kip_pager::client::Pager;
+use kip_pager::protocol::Event;
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::{LaunchError, Launcher};
@@ -297,7 +297,8 @@ impl Machine {
     }
 
     fn tell_task(&self, number: u32, command: Command) {
-        let handle = u16::try_from(number).ok().and_then(|n| Slot::new(n).ok()).and_then(|s| self.handles().get(&s).cloned());
+        let handle =
+            u16::try_from(number).ok().and_then(|n| Slot::new(n).ok()).and_then(|s| self.handles().get(&s).cloned());
         if let Some(handle) = handle
             && handle.inbox.blocking_send(command).is_err()
         {

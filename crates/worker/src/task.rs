@@ -462,12 +462,12 @@ impl Task {
             } else {
                 let _ = self.wake_retrying(trigger, Instant::now(), next.tick).await;
             }
-        } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at) {
-            if let Err(refusal) = self.park().await {
-                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
-                if let Some(running) = &mut self.running {
-                    running.not_before = Instant::now() + RETRY_SLEEP;
-                }
+        } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
+            && let Err(refusal) = self.park().await
+        {
+            tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
+            if let Some(running) = &mut self.running {
+                running.not_before = Instant::now() + RETRY_SLEEP;
             }
         }
     }

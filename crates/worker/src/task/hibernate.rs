@@ -185,7 +185,9 @@ impl Task {
                 let steps = vec![step("install", woken.install_us), resume];
                 self.awake(label, woken.total_us, steps, false, false);
             }
-            None => self.awake(TOUCH.to_owned(), woken.install_us, vec![step("install", woken.install_us)], false, true),
+            None => {
+                self.awake(TOUCH.to_owned(), woken.install_us, vec![step("install", woken.install_us)], false, true)
+            }
         }
     }
 
