@@ -308,7 +308,7 @@ class Story:
         return view and view["state"]
 
     def settled(self) -> bool:
-        return self.state() in (None, "running", "parked", "stopped")
+        return self.state() in (None, "running", "hibernated", "parked", "stopped")
 
     def check(self, client: Lines) -> None:
         """Talks to the program; the daemon may die in waking it, then the answer comes from the next one's wake."""
@@ -331,7 +331,8 @@ class Story:
     def run(self) -> None:
         """The acts in order. Once it has died and been revived two more acts show that all is well, and it ends."""
         left = None
-        acts = [self.start, self.sleep, self.talk, self.sleep, self.wake, self.talk, self.sleep, self.stop]
+        acts = [self.start, self.hibernate, self.talk]
+        acts += [self.sleep, self.talk, self.sleep, self.wake, self.talk, self.sleep, self.stop]
         for act in [*acts, self.start_again, self.talk]:
             act()
             if self.died_in is not None:
@@ -364,6 +365,9 @@ class Story:
     def sleep(self) -> None:
         self.act("sleep", lambda: self.kip.cli("sleep", "worker", "--to", "parked"), self.is_in("parked"))
 
+    def hibernate(self) -> None:
+        self.act("hibernate", lambda: self.kip.cli("sleep", "worker", "--to", "hibernated"), self.is_in("hibernated"))
+
     def wake(self) -> None:
         self.act("wake", lambda: self.kip.cli("wake", "worker"), self.is_in("running"))
 
@@ -395,7 +399,7 @@ def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, step: 
 def test_there_are_steps() -> None:
     found = steps()
     assert len(found) >= 15, found
-    for part in ("start", "park", "wake", "stop", "remove"):
+    for part in ("start", "hibernate", "park", "wake", "stop", "remove"):
         assert any(part in step for step in found), f"no step of {part} in {found}"
 
 

@@ -4,19 +4,20 @@
 //! it can notice is that the file's name is gone from its maps there.
 
 use crate::plant::call;
-use crate::space::{Kind, Mapping};
+use crate::space::{Kind, Mapping, mappings};
 use crate::swap::PAGE;
 use kip_sys::inject::Hand;
-use kip_sys::pagemap::{Region, States};
+use kip_sys::pagemap::{self, Filter, Region, States};
 use kip_sys::process::{read_memory, write_memory};
 use std::io;
 use std::ops::Range;
+use std::os::fd::AsFd as _;
 
 /// Pages between written ones that are turned too rather than splitting a mapping once more.
 const GAP: u64 = 16 * PAGE as u64;
 
 /// The written ranges of file mappings, with their protection.
-pub fn written(mappings: &[Mapping], regions: &[Region]) -> Vec<(Range<u64>, u64)> {
+fn written(mappings: &[Mapping], regions: &[Region]) -> Vec<(Range<u64>, u64)> {
     let mut found: Vec<(Range<u64>, u64)> = Vec::new();
     for mapping in mappings.iter().filter(|m| m.kind == Kind::File && m.protection & 1 != 0) {
         let first = found.len();
@@ -38,11 +39,35 @@ pub fn within<'a>(range: &Range<u64>, regions: &'a [Region]) -> impl Iterator<It
     inside.map(move |region| (region.range.start.max(start)..region.range.end.min(end), region.states))
 }
 
+/// Turns all written pages of file mappings of a stopped process; tells how many ranges that were.
+///
+/// # Errors
+/// The process cannot be looked at. A range that cannot be turned stays in memory.
+pub fn all(pid: u32, hand: &Hand) -> io::Result<usize> {
+    let maps = mappings(pid)?;
+    let pagemap = pagemap::open(pid)?;
+    // Pages that are the file's have nothing to be turned, and they are most.
+    let filter = Filter {
+        any: States::PRESENT | States::SWAPPED,
+        tell: States::PRESENT | States::SWAPPED | States::FILE,
+        ..Filter::default()
+    };
+    let regions = pagemap::scan(pagemap.as_fd(), PAGE as u64..(1 << 47) - PAGE as u64, filter)?;
+    let mut turned = 0;
+    for (range, protection) in written(&maps, &regions) {
+        match turn(pid, hand, &range, protection) {
+            Ok(()) => turned += 1,
+            Err(error) => tracing::warn!(pid, ?range, %error, "a written file mapping stays in memory"),
+        }
+    }
+    Ok(turned)
+}
+
 /// Turns one range.
 ///
 /// # Errors
 /// The kernel's; the range is then as it was.
-pub fn turn(pid: u32, hand: &Hand, range: &Range<u64>, protection: u64) -> io::Result<()> {
+fn turn(pid: u32, hand: &Hand, range: &Range<u64>, protection: u64) -> io::Result<()> {
     const PRIVATE_ANONYMOUS: u64 = 0x2 | 0x20;
     const MAYMOVE_FIXED: u64 = 1 | 2;
     let length = range.end - range.start;

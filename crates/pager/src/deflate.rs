@@ -7,10 +7,10 @@
 //! 5. part by part: registration is lifted (our own dropping would wait for us to read its event), one injected call drops
 //!    the part, and it is registered again before the thread that made the call can touch anything.
 //!
-//! Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5 the thread is not let go
+//! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5 the thread is not let go
 //! between drop and registration, and the kernel kills the process if we die there.
 
-use crate::convert::{self, within};
+use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
 use crate::set::{History, Keep, Record, Stored};
@@ -57,58 +57,84 @@ pub struct Deflated {
 }
 
 /// How a process is taken out.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct How<'a> {
     /// Drops clean pages of files too; they come back from the page cache.
     pub drop_files: bool,
     /// Where its working set is kept.
     pub keep: Keep<'a>,
+    /// Pages that are ours. The kernel may have joined them to a mapping of the program's.
+    pub leave: Range<u64>,
 }
 
-/// Takes the memory of one process out. No other thread may hold the state of `memory`; its faults must be served.
+/// All that is needed of a process is saved; what can be dropped.
+pub(crate) struct Saved {
+    pub(crate) report: Deflated,
+    /// Ranges; those with `true` are watched.
+    parts: Vec<(Range<u64>, bool)>,
+    /// Pages in the watched ones.
+    pages: u64,
+}
+
+/// Saves the memory of one process, and its set. No other thread may hold the state of `memory`; its faults must be served.
 ///
 /// # Errors
 /// The kernel's or the swap file's. The process is whole all the same.
-pub(crate) fn deflate(
+pub(crate) fn save_all(
     pid: u32,
-    hand: &Hand,
-    scratch: &Scratch,
     memory: &Memory,
     history: &mut History,
     how: How<'_>,
-) -> io::Result<(Deflated, Option<Stored>)> {
+) -> io::Result<(Saved, Option<Stored>)> {
     let pagemap = pagemap::open(pid)?;
-    let whole = PAGE64..(1 << 47) - PAGE64;
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
         tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO,
         ..Filter::default()
     };
     let mut report = Deflated::default();
-    let mut maps = mappings(pid)?;
-    let mut regions = pagemap::scan(pagemap.as_fd(), whole.clone(), filter)?;
-    for (range, protection) in convert::written(&maps, &regions) {
-        match convert::turn(pid, hand, &range, protection) {
-            Ok(()) => report.converted += 1,
-            Err(error) => tracing::warn!(pid, ?range, %error, "a written file mapping stays in memory"),
-        }
-    }
-    if report.converted > 0 {
-        maps = mappings(pid)?;
-        regions = pagemap::scan(pagemap.as_fd(), whole, filter)?;
-    }
-    maps.retain(|m| m.range.start != scratch.at);
+    let maps = mappings(pid)?;
+    let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
+    let maps = without(maps, &how.leave);
     let (segments, pages) = register(memory, &maps, &regions, &mut report)?;
     let stored = save(pid, memory, &pages, history, how.keep, &mut report)?;
     let mut parts: Vec<(Range<u64>, bool)> = segments.into_iter().map(|range| (range, true)).collect();
     if how.drop_files {
         parts.extend(clean_files(&maps, &regions, &mut report).map(|range| (range, false)));
     }
-    for part in parts.chunks(RANGES) {
-        drop_part(pid, hand, scratch, memory, part)?;
+    Ok((Saved { report, parts, pages: pages.len() as u64 }, stored))
+}
+
+impl Saved {
+    /// Drops all that is saved.
+    ///
+    /// # Errors
+    /// The kernel's. The process is whole all the same.
+    pub(crate) fn drop_all(
+        mut self,
+        pid: u32,
+        hand: &Hand,
+        scratch: &Scratch,
+        memory: &Memory,
+    ) -> io::Result<Deflated> {
+        for part in self.parts.chunks(RANGES) {
+            drop_part(pid, hand, scratch, memory, part)?;
+        }
+        self.report.dropped_pages += self.pages;
+        Ok(self.report)
     }
-    report.dropped_pages += pages.len() as u64;
-    Ok((report, stored))
+}
+
+/// Mappings without what lies in a range.
+fn without(maps: Vec<Mapping>, range: &Range<u64>) -> Vec<Mapping> {
+    let cut = |mapping: Mapping| {
+        let Range { start, end } = mapping.range;
+        let parts = [start..end.min(range.start), start.max(range.end)..end];
+        let inside = parts.into_iter().filter(|part| part.start < part.end);
+        let parts: Vec<Mapping> = inside.map(|range| Mapping { range, ..mapping.clone() }).collect();
+        parts
+    };
+    maps.into_iter().flat_map(cut).collect()
 }
 
 /// A page that is there.
@@ -424,4 +450,21 @@ fn put_back(pid: u32, memory: &Memory, range: &Range<u64>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_ours_is_cut_out_of_what_it_was_joined_to() {
+        let map = |range: Range<u64>| Mapping { range, protection: 3, kind: Kind::Anonymous };
+        let ranges = |maps: Vec<Mapping>| maps.into_iter().map(|m| m.range).collect::<Vec<_>>();
+        let maps = vec![map(0..10), map(20..40), map(50..60)];
+        assert_eq!(ranges(without(maps.clone(), &(20..25))), [0..10, 25..40, 50..60]);
+        assert_eq!(ranges(without(maps.clone(), &(35..40))), [0..10, 20..35, 50..60]);
+        assert_eq!(ranges(without(maps.clone(), &(25..30))), [0..10, 20..25, 30..40, 50..60]);
+        assert_eq!(ranges(without(maps.clone(), &(50..60))), [0..10, 20..40]);
+        assert_eq!(ranges(without(maps, &(10..20))), [0..10, 20..40, 50..60]);
+    }
 }

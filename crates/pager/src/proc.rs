@@ -4,6 +4,7 @@
 //! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
 //! takes both up with [`Proc::adopt`].
 
+use crate::convert;
 use crate::deflate::{self, Deflated, How};
 use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::plant::{Scratch, plant};
@@ -63,15 +64,6 @@ pub struct Way {
 /// Why a proc's memory stays where it is.
 #[derive(Debug, thiserror::Error)]
 pub enum DeflateError {
-    /// One of its processes could not be injected into.
-    #[error("no calls can be made in process {pid}")]
-    Inject {
-        /// Which.
-        pid: u32,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
     /// The memory of one of its processes could not be taken out.
     #[error("the memory of process {pid} cannot be taken out")]
     Deflate {
@@ -250,11 +242,7 @@ impl Proc {
             if is_small(pid) && self.memory(pid).is_none() {
                 continue;
             }
-            let inject = |source| DeflateError::Inject { pid, source };
-            let hand = process.hand(self.syscall_offset).map_err(inject)?;
-            let scratch = Scratch::map(&hand, deflate::SCRATCH).map_err(inject)?;
-            let done = self.deflate_one(process, &hand, &scratch, way);
-            scratch.unmap(&hand).and_then(|()| hand.give_back()).map_err(inject)?;
+            let done = self.deflate_one(process, way);
             let done = done.map_err(|source| DeflateError::Deflate { pid, source })?;
             if let Sets::Packed(left) = &mut way.sets {
                 *left = left.saturating_sub(done.set_bytes);
@@ -264,31 +252,41 @@ impl Proc {
         Ok(reports)
     }
 
-    fn deflate_one(
-        &mut self,
-        process: &StoppedProcess,
-        hand: &Hand,
-        scratch: &Scratch,
-        way: Way,
-    ) -> io::Result<Deflated> {
+    /// Calls are made in two short spells, with the long work of saving between them: only in these would our death be the
+    /// process's too.
+    fn deflate_one(&mut self, process: &StoppedProcess, way: Way) -> io::Result<Deflated> {
         let pid = process.pid;
-        let memory = self.space_of(pid, hand, scratch)?;
-        self.server.move_to(memory.id, processor(pid))?;
-        let path = self.family.path(memory.id, "set");
-        let keep = match way.sets {
-            Sets::Memory => Keep::Memory,
-            Sets::Packed(most) => Keep::Packed(most, &path),
-            Sets::Disk => Keep::File(&path),
-            Sets::None => Keep::Nowhere,
-        };
-        let known = self.known.get_mut(&pid).expect("it has a space");
-        let how = How { drop_files: way.drop_files, keep };
-        let (mut report, set) = deflate::deflate(pid, hand, scratch, &memory, &mut known.history, how)?;
-        known.set = set;
-        if way.timers {
-            report.timers = timers::left(pid, hand, scratch)?;
-        }
-        Ok(report)
+        let hand = process.hand(self.syscall_offset)?;
+        let scratch = Scratch::map(&hand, deflate::SCRATCH)?;
+        let prepared = self.space_of(pid, &hand, &scratch).and_then(|memory| Ok((memory, convert::all(pid, &hand)?)));
+        hand.give_back()?;
+        let saved = prepared.and_then(|(memory, converted)| {
+            self.server.move_to(memory.id, processor(pid))?;
+            let path = self.family.path(memory.id, "set");
+            let keep = match way.sets {
+                Sets::Memory => Keep::Memory,
+                Sets::Packed(most) => Keep::Packed(most, &path),
+                Sets::Disk => Keep::File(&path),
+                Sets::None => Keep::Nowhere,
+            };
+            let known = self.known.get_mut(&pid).expect("it has a space");
+            let how = How { drop_files: way.drop_files, keep, leave: scratch.at..scratch.at + scratch.length() };
+            let (mut saved, set) = deflate::save_all(pid, &memory, &mut known.history, how)?;
+            known.set = set;
+            saved.report.converted = converted;
+            Ok((memory, saved))
+        });
+        let hand = process.hand(self.syscall_offset)?;
+        let done = saved.and_then(|(memory, saved)| {
+            let mut report = saved.drop_all(pid, &hand, &scratch, &memory)?;
+            if way.timers {
+                report.timers = timers::left(pid, &hand, &scratch)?;
+            }
+            Ok(report)
+        });
+        scratch.unmap(&hand)?;
+        hand.give_back()?;
+        done
     }
 
     /// The space of a process: known, a forked child's that is matched now, or a new one.

@@ -139,7 +139,7 @@ impl Rig {
         }
         let stopped = stopped(pid);
         let pids: Vec<u32> = stopped.processes.keys().copied().collect();
-        self.proc.deflate(&stopped, Way { drop_files: true, sets: sets, timers: false }).unwrap();
+        self.proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).unwrap();
         stopped.go();
         self.proc.arm(&pids, Duration::from_millis(100), None);
         rss(pid)
