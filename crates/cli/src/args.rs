@@ -80,6 +80,15 @@ pub struct UpArgs {
     /// Most memory that all working sets of hibernated procs may take; beyond that they are on disk
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
+    /// Most memory that procs may use together; without it, the machine's less a reserve
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Above this share of it idle procs are put to sleep and new ones refused (90)
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub memory_high: Option<u8>,
+    /// Until no more than this share is used (10 below the high mark)
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub memory_low: Option<u8>,
     /// Group that may use the API, which makes its members as powerful as root
     #[arg(long)]
     pub group: Option<String>,
@@ -237,6 +246,14 @@ fn parse_env(s: &str) -> Result<(String, String), String> {
     match s.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+/// `90` or `90%`.
+fn parse_percent(s: &str) -> Result<u8, String> {
+    match s.strip_suffix('%').unwrap_or(s).parse::<u8>() {
+        Ok(percent) if (1..=100).contains(&percent) => Ok(percent),
+        _ => Err("write a share of memory from 1 to 100 percent".to_owned()),
     }
 }
 
@@ -435,6 +452,11 @@ mod tests {
             &["run", "--mem", "much", "--", "x"],
             &["run", "--image", "debian", "--", "x"],
             &["up", "--store", "s3://x"],
+            &["up", "--memory", "much"],
+            &["up", "--memory-high", "101"],
+            &["up", "--memory-high", "0"],
+            &["up", "--memory-low", "-1"],
+            &["up", "--memory-low", "80M"],
             &["sleep", "web", "--to", "archived"],
             &["sleep", "web", "--to", "hot"],
             &["exec", "web"],

@@ -8,7 +8,7 @@ use kip_types::api::{
 };
 use kip_types::name::ProcName;
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
-use kip_worker::{Config, Worker};
+use kip_worker::{Config, MemoryMarks, Worker};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +29,10 @@ pub async fn open(
     criu: Option<PathBuf>,
     only_criu: bool,
     set_memory: Option<u64>,
+    memory: MemoryMarks,
 ) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
-    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory };
+    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory, memory };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
@@ -224,6 +225,7 @@ impl Service for Hosted {
             keeper_pid: self.worker.keeper_pid(),
             pager_pid: self.worker.pager_pid().await,
             wakes_last_minute: self.worker.wakes_last_minute(),
+            room: Some(self.worker.room()),
         })
     }
 

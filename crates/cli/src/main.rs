@@ -17,8 +17,10 @@ mod up;
 mod view;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use kip_client::Client;
+use kip_worker::MemoryMarks;
 use output::StdoutGone;
 use std::io::Write;
 use std::process::ExitCode;
@@ -43,9 +45,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
         Command::Up(args) => {
+            let memory = MemoryMarks::new(args.memory, args.memory_high, args.memory_low)
+                .unwrap_or_else(|e| Cli::command().error(ErrorKind::ValueValidation, e).exit());
             let lock = up::prepare(&data, &args)?;
             let runtime = tokio::runtime::Runtime::new()?;
-            let done = runtime.block_on(up::up(lock, args, json));
+            let done = runtime.block_on(up::up(lock, args, memory, json));
             // What still runs is a client that hangs on or a blocking call; the next daemon recovers from either.
             runtime.shutdown_timeout(Duration::from_secs(2));
             done

@@ -10,6 +10,7 @@ use crate::output::{print, print_json};
 use anyhow::{Context, bail};
 use kip_hub::{ApiSocket, DataLock, Ending, Hub, Service};
 use kip_types::spec::Timing;
+use kip_worker::MemoryMarks;
 use std::future::Future;
 use std::path::Path;
 use std::process::ExitCode;
@@ -39,7 +40,7 @@ fn group_of(args: &UpArgs) -> anyhow::Result<Option<u32>> {
 }
 
 /// Runs the daemon to its end.
-pub async fn up(lock: DataLock, args: UpArgs, json: bool) -> anyhow::Result<ExitCode> {
+pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -> anyhow::Result<ExitCode> {
     log_to_stderr(&args.log)?;
     let group = group_of(&args)?;
     let usual = Timing::default();
@@ -48,7 +49,7 @@ pub async fn up(lock: DataLock, args: UpArgs, json: bool) -> anyhow::Result<Exit
         park_after_ms: args.park_after.unwrap_or(usual.park_after_ms),
         ..usual
     };
-    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory).await?);
+    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, memory).await?);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
     hosted::close(worker, ending).await?;

@@ -149,14 +149,16 @@ fn limits(spec: &Spec) -> Vec<(&'static str, String)> {
 }
 
 fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {
-    vec![
+    let mut rows = vec![
         ("when", format!("{} ({})", utc(sleep.at_ms), ago(sleep.at_ms))),
         ("to", sleep.to.to_string()),
         ("stood still", micros(sleep.frozen_us)),
         ("in all", micros(sleep.total_us)),
         ("written", bytes(sleep.bytes_written)),
         ("given back", sleep.memory_bytes.map_or_else(dash, bytes)),
-    ]
+    ];
+    rows.extend(sleep.cause.iter().map(|cause| ("because", cause.clone())));
+    rows
 }
 
 fn last_wake(wake: &WakeView) -> Vec<(&'static str, String)> {
@@ -216,6 +218,12 @@ pub fn why(why: &WhyView) -> String {
     let mut rows = Vec::new();
     rows.extend(why.awake_because.iter().map(|line| ("awake because", line.clone())));
     rows.extend(why.cannot_sleep.iter().map(|line| ("cannot sleep", line.clone())));
+    let cause = why
+        .last_sleep
+        .as_ref()
+        .filter(|_| why.activity.is_none() && why.state != "stopped")
+        .and_then(|sleep| sleep.cause.as_ref());
+    rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
     let mut text = Sections::default();
     let title = format!("{} is {}", why.name, why.state);

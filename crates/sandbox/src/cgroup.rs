@@ -401,6 +401,14 @@ impl Cgroup {
         })
     }
 
+    /// Memory that it and the groups below it hold, bytes: anonymous memory, shared memory and mapped files. Page cache that
+    /// nobody maps does not count, for the kernel takes it back by itself; neither do kernel memory that it can take
+    /// back and, on v1, which does not tell them apart, any kernel memory. 0 for a group that does not exist.
+    pub fn held_bytes(&self) -> u64 {
+        let text = fs::read_to_string(self.file("memory", "memory.stat")).unwrap_or_default();
+        held(&text, self.v2)
+    }
+
     /// How many processes the kernel has killed because its memory was at the limit.
     pub fn oom_kills(&self) -> u64 {
         let file = if self.v2 { "memory.events" } else { "memory.oom_control" };
@@ -477,9 +485,34 @@ impl Cgroup {
     }
 }
 
+/// From memory.stat; of v1 the sums over a group and those below it.
+fn held(stat: &str, v2: bool) -> u64 {
+    let field = |key: &str| -> u64 {
+        let value = stat.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok());
+        value.unwrap_or(0)
+    };
+    let (anonymous, shared, mapped) = match v2 {
+        true => (field("anon"), field("shmem"), field("file_mapped")),
+        false => (field("total_rss"), field("total_shmem"), field("total_mapped_file")),
+    };
+    let kernel = if v2 { field("kernel").saturating_sub(field("slab_reclaimable")) } else { 0 };
+    // Mapped files include the shared memory that is mapped, mostly all of it.
+    anonymous + shared.max(mapped) + kernel
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_can_be_taken_back_is_not_held() {
+        let v1 = "cache 900\nrss 10\ntotal_cache 9000\ntotal_rss 100\ntotal_rss_huge 50\ntotal_shmem 20\n\
+                  total_mapped_file 30\ntotal_inactive_file 5000\ntotal_active_file 3000\n";
+        assert_eq!(held(v1, false), 130);
+        let v2 = "anon 100\nfile 9000\nkernel 70\nkernel_stack 16\nshmem 20\nfile_mapped 10\nslab_reclaimable 30\n";
+        assert_eq!(held(v2, true), 160);
+        assert_eq!(held("", true), 0);
+    }
 
     const HYBRID: &str = "\
 41 27 0:30 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755

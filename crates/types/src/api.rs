@@ -221,6 +221,9 @@ pub struct SleepView {
     /// A hibernated proc's threads are held, not waiting in their calls.
     #[serde(default)]
     pub held: bool,
+    /// Why it was put to sleep, one line; null if it was idle for as long as its owner allows, or was told to.
+    #[serde(default)]
+    pub cause: Option<String>,
     /// When, milliseconds since the epoch.
     pub at_ms: u64,
 }
@@ -314,6 +317,9 @@ pub struct WhyView {
     pub cannot_sleep_at_ms: Option<u64>,
     /// The timer that will wake a sleeper; null for the awake, and without one.
     pub next_wake: Option<NextWakeView>,
+    /// The last sleep, the one that a sleeper is in.
+    #[serde(default)]
+    pub last_sleep: Option<SleepView>,
     /// The last wake.
     pub last_wake: Option<WakeView>,
 }
@@ -435,6 +441,9 @@ pub struct TopView {
     pub saved_bytes: u64,
     /// Wakes of all procs in the last 60 seconds.
     pub wakes_last_minute: u64,
+    /// How full memory is; null from older daemons.
+    #[serde(default)]
+    pub room: Option<RoomView>,
     /// Sorted by tier (hot first), then by memory (most first), then by name.
     pub procs: Vec<TopProc>,
 }
@@ -473,7 +482,8 @@ pub struct Event {
     pub at_ms: u64,
     /// Which proc; null for the daemon itself.
     pub name: Option<ProcName>,
-    /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`.
+    /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`,
+    /// `pressure`.
     pub kind: String,
     /// One line.
     pub detail: String,
@@ -539,4 +549,21 @@ pub struct Info {
     /// as many as there would have been at their pace.
     #[serde(default)]
     pub wakes_last_minute: u64,
+    /// How full memory is; null from older daemons.
+    #[serde(default)]
+    pub room: Option<RoomView>,
+}
+
+/// Memory in use and the marks that it is held against (`kip up --memory`, `--memory-high`, `--memory-low`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoomView {
+    /// What this daemon's procs hold together, and what wakes under way will; without `--memory`, what the whole machine
+    /// uses if that is more; bytes.
+    pub used_bytes: u64,
+    /// All that may be used, bytes.
+    pub limit_bytes: u64,
+    /// Above this idle procs are put to sleep and new ones refused, bytes.
+    pub high_bytes: u64,
+    /// Until no more than this is used, bytes.
+    pub low_bytes: u64,
 }

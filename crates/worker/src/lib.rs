@@ -7,6 +7,7 @@
 //! | [`recover`] | after a restart: what was half done |
 //! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
 //! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
+//! | [`pressure`] | who sleeps for lack of memory, when a wake may begin |
 //! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
 //! | [`logs`], [`events`], [`view`], [`why`], [`exec`] | what people see |
 //!
@@ -27,6 +28,7 @@ mod machine;
 mod open;
 mod park;
 mod pins;
+mod pressure;
 mod proc;
 pub mod record;
 mod recover;
@@ -42,12 +44,13 @@ mod why;
 pub use exec::{ExecOutput, ExecSession};
 pub use machine::InstanceError;
 pub use open::{Config, OpenError, enter_private_mounts};
+pub use pressure::{BadMarks, MemoryMarks};
 
 use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::task::{Command, Handle, Task, blocking, chain};
-use kip_types::api::{Code, Event, ExecRequest, ProcView, Refusal, WhyView};
+use kip_types::api::{Code, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -95,6 +98,7 @@ impl Worker {
     pub async fn run(self: &Arc<Self>, spec: Spec, wait_ready: bool) -> Result<ProcView, Refusal> {
         check_spec(&spec)?;
         let name = spec.name.clone();
+        self.machine.pressure.admit_new(&name).await?;
         let worker = Arc::clone(self);
         let (proc, kit, record) = blocking(move || worker.create(spec)).await?;
         let handle = self.adopt(proc, record, Some(kit));
@@ -177,7 +181,11 @@ impl Worker {
 
     /// Starts a stopped proc.
     pub async fn start(&self, name: &ProcName) -> Result<ProcView, Refusal> {
-        self.handle(name)?.ask(|reply| Command::Start { wait_ready: false, reply }).await?;
+        let handle = self.handle(name)?;
+        if matches!(handle.status.borrow().record.state, State::Stopped { .. }) {
+            self.machine.pressure.admit_new(name).await?;
+        }
+        handle.ask(|reply| Command::Start { wait_ready: false, reply }).await?;
         self.inspect(name).await
     }
 
@@ -240,6 +248,11 @@ impl Worker {
         self.machine.events.per_minute("woken", events::now_ms())
     }
 
+    /// How full memory is.
+    pub fn room(&self) -> RoomView {
+        self.machine.pressure.view()
+    }
+
     /// The name of this worker.
     pub fn name(&self) -> &str {
         &self.machine.name
@@ -262,7 +275,9 @@ impl Worker {
         let handles: Vec<Handle> =
             self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
         let live = |h: &Handle| !matches!(h.status.borrow().record.state, State::Stopped { .. });
-        let (live, _): (Vec<Handle>, Vec<Handle>) = handles.into_iter().partition(live);
+        let (mut live, _): (Vec<Handle>, Vec<Handle>) = handles.into_iter().partition(live);
+        // Sleepers last: to end in order they need the room that the others leave.
+        live.sort_by_key(|h| matches!(h.status.borrow().record.state, State::Parked { .. }));
         let names: Vec<ProcName> = live.iter().map(|h| h.proc.name.clone()).collect();
         for some in live.chunks(ENDING_AT_ONCE) {
             let mut ending = tokio::task::JoinSet::new();

@@ -10,6 +10,7 @@ use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::LogPump;
 use crate::park::Body;
+use crate::pressure::Pressure;
 use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::record::Records;
 use crate::task::{Command, Handle, chain};
@@ -58,6 +59,7 @@ pub(crate) struct Machine {
     pub(crate) nat: Nat,
     pub(crate) base: Base,
     pub(crate) cgroups: Cgroups,
+    pub(crate) pressure: Arc<Pressure>,
     pub(crate) helpers: Arc<HelperPool>,
     pub(crate) exec_ends: Ends,
     pub(crate) events: Events,

@@ -8,6 +8,7 @@ use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::{LogPump, Rotation};
 use crate::machine::{self, InstanceError, Machine};
+use crate::pressure::{MemoryMarks, Pressure};
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
@@ -56,6 +57,8 @@ pub struct Config {
     pub only_criu: bool,
     /// What all working sets may take in memory, bytes; beyond that they are on disk. None for the pager's own idea.
     pub set_memory: Option<u64>,
+    /// How much memory procs may use.
+    pub memory: MemoryMarks,
 }
 
 /// A worker could not be opened.
@@ -150,6 +153,7 @@ impl Worker {
         }
         machine.serve_pager();
         machine.watch_keeper();
+        machine.pressure.relieve(&machine);
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }
@@ -222,6 +226,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let cgroups = Cgroups::detect()?;
+    let group = cgroups.open(&format!("kip-{}", instance.number()));
+    let pressure = Pressure::new(config.memory.clone(), group);
     let pool = Arc::new(NetPool::new(instance)?);
     let live: Vec<Published> = remembered.iter().filter_map(|r| published_of(&r.spec, &r.record)).collect();
     let nat = Nat::open(instance, Path::new(FORWARDING), &[], &live)?;
@@ -246,6 +252,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         nat,
         base,
         cgroups,
+        pressure,
         helpers,
         exec_ends: Ends::default(),
         events: Events::new(),

@@ -4,6 +4,7 @@
 //! and records the outcome. What others may see of a proc leaves on a watch channel ([`Status`]).
 
 mod hibernate;
+mod pressed;
 mod sleep;
 
 pub(crate) use sleep::{source_word as sleep_word, take_custody};
@@ -13,6 +14,7 @@ use crate::fault;
 use crate::idle::{Activity, Idle, Sample};
 use crate::kits::Kit;
 use crate::park::Body;
+use crate::pressure::{Grant, Relieved};
 use crate::proc::Proc;
 use crate::record;
 use crate::start;
@@ -24,6 +26,7 @@ use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
 use kip_types::{Hibernate, State, Tier};
+use pressed::Queued;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,6 +69,8 @@ pub(crate) enum Command {
     LookAtPager,
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
+    /// Put it to sleep for `cause` unless it is wanted awake now.
+    Relieve { cause: String, reply: Reply<Relieved> },
 }
 
 /// While one lives the proc does not go to sleep by itself, nor by request.
@@ -144,6 +149,12 @@ pub(crate) struct Task {
     roused: Option<(String, Instant)>,
     /// Blocked in hibernation it wakes for ticks.
     ticked: bool,
+    /// A wake that waits for leave to begin.
+    queued: Option<Queued>,
+    /// Leave for the wake that is under way.
+    grant: Option<Grant>,
+    /// Why the sleep under way was begun, if not for idleness or by request.
+    sleep_cause: Option<String>,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -192,6 +203,9 @@ impl Task {
             turn: None,
             roused: None,
             ticked: false,
+            queued: None,
+            grant: None,
+            sleep_cause: None,
             kit,
         };
         (task, handle)
@@ -224,6 +238,7 @@ impl Task {
                     }
                 }
                 () = exited => self.on_exit().await,
+                leave = pressed::leave(&mut self.queued) => self.on_leave(leave).await,
                 () = async {
                     match deadline {
                         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -269,6 +284,9 @@ impl Task {
     fn deadline(&self) -> Option<Instant> {
         if let Some(running) = &self.running {
             return Some(running.next_look);
+        }
+        if self.queued.is_some() {
+            return None;
         }
         let timer = self.next_timer().map(|next| {
             let left = next.at_ns - Now::read().monotonic_ns;
@@ -320,6 +338,15 @@ impl Task {
 
     /// True when the task is to end.
     async fn handle(&mut self, command: Command) -> bool {
+        let Some(command) = self.admit_or_queue(command) else { return false };
+        if self.carry_out(command).await {
+            return true;
+        }
+        self.grant = None;
+        self.settle_queue().await
+    }
+
+    async fn carry_out(&mut self, command: Command) -> bool {
         match command {
             Command::Start { wait_ready, reply } => {
                 let result = self.start(wait_ready).await;
@@ -348,6 +375,9 @@ impl Task {
             Command::Socket { label, at } => self.on_socket(label, at).await,
             Command::Awake { turn, woken } => self.on_awake(turn, woken),
             Command::LookAtPager => self.look_at_pager().await,
+            Command::Relieve { cause, reply } => {
+                let _ = reply.send(self.relieve(cause).await);
+            }
             Command::KeepAwake { trigger, reply } => {
                 let awake = self.wake_on_request(trigger).await;
                 let _ = reply.send(awake.map(|_| {
@@ -460,7 +490,7 @@ impl Task {
             if self.hibernating.is_some() {
                 let _ = self.rouse(trigger, Instant::now(), next.tick).await;
             } else {
-                let _ = self.wake_retrying(trigger, Instant::now(), next.tick).await;
+                self.wake_in_turn(trigger, Instant::now(), next.tick).await;
             }
         } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
             && let Err(refusal) = self.park().await
@@ -484,7 +514,7 @@ impl Task {
 
     async fn on_socket(&mut self, label: String, at: Instant) {
         match self.record.state {
-            State::Parked { .. } => drop(self.wake_retrying(label, at, false).await),
+            State::Parked { .. } => self.wake_in_turn(label, at, false).await,
             State::Hibernated { .. } => self.roused = Some((label, at)),
             _ => {}
         }
@@ -496,11 +526,14 @@ impl Task {
         }
         if matches!(self.record.state, State::Parked { .. }) && !grace.is_zero() {
             // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
+            self.admit_to_stop().await?;
             let _ = self.wake("stop".to_owned(), Instant::now(), false).await;
+            self.grant = None;
         }
         if matches!(self.record.state, State::Hibernated { .. }) && !grace.is_zero() {
             let _ = self.rouse("stop".to_owned(), Instant::now(), false).await;
         }
+        self.leave_queue();
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         self.proc.shared.unwatch_sockets(&self.proc);

@@ -85,6 +85,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         cannot_sleep: record.cannot_sleep.clone(),
         cannot_sleep_at_ms: if refused { refused_at(&handle.proc) } else { None },
         next_wake: next_wake(&status),
+        last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone(),
     }
 }

@@ -1,6 +1,8 @@
-//! Who we are and how much we may have: root, capabilities, open files, processes, inotify instances.
+//! Who we are and how much we may have: root, capabilities, open files, processes, memory, inotify instances.
 
 use super::{Check, is_root, read, read_number};
+use crate::text::bytes;
+use kip_worker::{BadMarks, MemoryMarks};
 use rustix::process::{Resource, getrlimit};
 
 /// Bits of CapEff (capabilities(7), linux/capability.h), with what lacks without them.
@@ -37,6 +39,7 @@ pub(super) fn checks() -> Vec<Check> {
     vec![
         judge_files(files),
         judge_tasks(tasks.unwrap_or(u64::MAX)),
+        judge_memory(MemoryMarks::new(None, None, None)),
         judge_inotify(read_number("/proc/sys/fs/inotify/max_user_instances")),
     ]
 }
@@ -91,6 +94,21 @@ fn judge_tasks(most: u64) -> Check {
     Check::warn(NAME, format!("{most} on this machine"), "few running procs with threads fit", mend)
 }
 
+/// What `kip up` holds procs to without --memory.
+fn judge_memory(marks: Result<MemoryMarks, BadMarks>) -> Check {
+    const NAME: &str = "memory";
+    match marks {
+        Ok(marks) => {
+            let [limit, high] = [marks.limit_bytes, marks.high_bytes()].map(bytes);
+            Check::ok(
+                NAME,
+                format!("{limit} for procs, idle ones are put to sleep above {high}; `kip up --memory` sets less"),
+            )
+        }
+        Err(e) => Check::fail(NAME, "unknown", e.to_string(), "mount /proc"),
+    }
+}
+
 fn judge_inotify(instances: Option<u64>) -> Check {
     const NAME: &str = "inotify";
     let mend = "sysctl -w fs.inotify.max_user_instances=512";
@@ -142,5 +160,8 @@ mod tests {
         assert_eq!(judge_tasks(4096).status, Status::Warn);
         assert_eq!((judge_inotify(Some(128)).status, judge_inotify(Some(16)).status), (Status::Ok, Status::Warn));
         assert_eq!(judge_inotify(None).status, Status::Warn);
+        let marks = MemoryMarks::new(Some(100 << 20), None, None);
+        assert!(judge_memory(marks).found.starts_with("100.0M for procs, idle ones are put to sleep above 90.0M"));
+        assert_eq!(judge_memory(Err(BadMarks::Unknown)).status, Status::Fail);
     }
 }

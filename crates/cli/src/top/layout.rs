@@ -2,7 +2,7 @@
 
 use super::look::{TIERS, tier_word};
 use crate::text::{bytes, micros, millis, one_line, short, utc};
-use kip_types::api::{TopProc, TopView};
+use kip_types::api::{RoomView, TopProc, TopView};
 
 const HEAD: [&str; 10] = ["NAME", "STATE", "TIER", "MEMORY", "SAVED", "IDLE", "CPU%", "WAKES", "LAST-WAKE", "TRIGGER"];
 /// Columns of numbers, which end at the same place.
@@ -54,12 +54,19 @@ fn header(view: &TopView) -> [String; 2] {
     [
         format!("kip top  {} UTC  procs {}: {}", &time[11..19], view.procs.len(), tiers.join(", ")),
         format!(
-            "memory held {}, saved {}; {} wakes in the last minute",
+            "memory held {}, saved {}{}; {} wakes in the last minute",
             bytes(view.held_bytes),
             bytes(view.saved_bytes),
+            view.room.as_ref().map(room).unwrap_or_default(),
             view.wakes_last_minute
         ),
     ]
+}
+
+/// How full memory is, and the marks.
+fn room(room: &RoomView) -> String {
+    let [used, limit, low, high] = [room.used_bytes, room.limit_bytes, room.low_bytes, room.high_bytes].map(bytes);
+    format!(", used {used} of {limit} (low {low}, high {high})")
 }
 
 /// Titles and a line for each proc, none longer than `width`.
@@ -134,7 +141,8 @@ mod tests {
 
     fn view(procs: Vec<TopProc>) -> TopView {
         let tiers = [("hot", 1), ("parked", 1)].map(|(tier, n)| (tier.to_owned(), n)).into();
-        TopView { at_ms: 180_000, tiers, held_bytes: 3 << 20, saved_bytes: 5 << 20, wakes_last_minute: 2, procs }
+        let (held_bytes, saved_bytes) = (3 << 20, 5 << 20);
+        TopView { at_ms: 180_000, tiers, held_bytes, saved_bytes, wakes_last_minute: 2, room: None, procs }
     }
 
     fn two() -> TopView {
@@ -157,6 +165,12 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         let all = lines(&two(), Size { rows: None, columns: None }, Style::Plain);
         assert_eq!(all.join("\n"), expected);
         assert_eq!(plain(&two(), 24, 200), all);
+        let [used_bytes, limit_bytes, high_bytes, low_bytes] = [40, 100, 90, 80].map(|mib: u64| mib << 20);
+        let room = Some(RoomView { used_bytes, limit_bytes, high_bytes, low_bytes });
+        let second = &plain(&TopView { room, ..two() }, 24, 200)[1];
+        assert!(
+            second.starts_with("memory held 3.0M, saved 5.0M, used 40.0M of 100.0M (low 80.0M, high 90.0M); 2 wakes")
+        );
         assert_eq!(lines(&view(Vec::new()), Size { rows: None, columns: None }, Style::Plain).len(), 4);
     }
 

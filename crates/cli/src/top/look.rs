@@ -1,7 +1,7 @@
 //! One picture of all procs, from two answers of the daemon.
 
 use kip_client::Client;
-use kip_types::api::{ProcView, TopProc, TopView};
+use kip_types::api::{ProcView, RoomView, TopProc, TopView};
 use kip_types::lifecycle::Tier;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ pub struct Answer {
     at_ms: u64,
     procs: Vec<ProcView>,
     wakes_last_minute: u64,
+    room: Option<RoomView>,
 }
 
 impl Answer {
@@ -24,8 +25,8 @@ impl Answer {
     pub async fn ask(client: &Client) -> anyhow::Result<Answer> {
         let procs = client.list().await?;
         let (at, at_ms) = (Instant::now(), crate::text::now_ms());
-        let wakes_last_minute = client.info().await?.wakes_last_minute;
-        Ok(Answer { at, at_ms, procs, wakes_last_minute })
+        let info = client.info().await?;
+        Ok(Answer { at, at_ms, procs, wakes_last_minute: info.wakes_last_minute, room: info.room })
     }
 }
 
@@ -53,6 +54,7 @@ pub fn compare(older: &Answer, newer: &Answer) -> TopView {
         held_bytes: procs.iter().map(|p| p.memory_bytes).sum(),
         saved_bytes: procs.iter().filter_map(|p| p.saved_bytes).sum(),
         wakes_last_minute: newer.wakes_last_minute,
+        room: newer.room.clone(),
         procs,
     }
 }
@@ -105,7 +107,7 @@ mod tests {
     }
 
     fn answer(at: Instant, procs: Vec<ProcView>) -> Answer {
-        Answer { at, at_ms: 5, procs, wakes_last_minute: 3 }
+        Answer { at, at_ms: 5, procs, wakes_last_minute: 3, room: None }
     }
 
     #[test]

@@ -233,6 +233,7 @@ impl Service for Fake {
                 total_us: 21_000,
                 bytes_written: 3 << 20,
                 memory_bytes: Some(5 << 20),
+                cause: None,
                 at_ms: 1000,
             });
             Moved { proc: view.clone(), already }
@@ -263,6 +264,7 @@ impl Service for Fake {
             cannot_sleep: vec!["descriptor 7 of pid 12 is an io_uring".into()],
             cannot_sleep_at_ms: None,
             next_wake: None,
+            last_sleep: view.last_sleep.clone(),
             last_wake: view.last_wake.clone(),
         })
     }
@@ -310,6 +312,7 @@ impl Service for Fake {
             keeper_pid: 1,
             pager_pid: 2,
             wakes_last_minute: 0,
+            room: None,
         })
     }
 

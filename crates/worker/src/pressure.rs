@@ -1,0 +1,151 @@
+//! Memory: how much may be used, how much is, who goes to sleep for lack of it, and when a wake may begin.
+//!
+//! | part | owns |
+//! | --- | --- |
+//! | [`marks`] | the limit and the marks below it, from the command line and the machine |
+//! | [`ledger`] | what was measured, and what wakes under way have been promised |
+//! | [`admission`] | the order in which wakes begin; the refusal of new procs |
+//! | [`choice`] | whom to put to sleep, in which order: pure |
+//! | [`relief`] | the one task that looks, and asks procs to sleep |
+//!
+//! Knows of no state of a proc but what it publishes, and changes none: a victim's own task puts it to sleep, if it still
+//! agrees. Nobody who waits here for room holds anything that relief needs, for relief waits for no wake. Nothing is
+//! written down: a daemon that starts measures anew, and a wake that waited is asked for again by its socket.
+//!
+//! ```text
+//! wake: one of 2 x cores --> its turn --> fits below high? --yes--> reserved, begins
+//!                                          | no
+//!                                          +--> relief, at most 2 s --> below the last resort? --no--> refused
+//! ```
+
+mod admission;
+mod choice;
+mod ledger;
+mod marks;
+mod relief;
+
+pub(crate) use admission::{Grant, Need, Short};
+pub use marks::{BadMarks, MemoryMarks};
+pub(crate) use relief::Relieved;
+
+use kip_sandbox::cgroup::Cgroup;
+use kip_types::api::RoomView;
+use ledger::Ledger;
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Notify, Semaphore, watch};
+
+/// A proc that has been quiet for less is not put to sleep for others.
+pub(crate) const QUIET: Duration = Duration::from_secs(1);
+
+/// What relief found at its last look.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pass {
+    number: u64,
+    /// No proc is awake that could be put to sleep within a while.
+    hopeless: bool,
+}
+
+/// What was promised, and whose memory shows how much of it has arrived.
+#[derive(Debug, Default)]
+struct Books {
+    ledger: Ledger,
+    waking: HashMap<u64, Cgroup>,
+}
+
+/// Memory of one data directory.
+#[derive(Debug)]
+pub(crate) struct Pressure {
+    pub(crate) marks: MemoryMarks,
+    /// Of all procs together.
+    procs: Cgroup,
+    books: Mutex<Books>,
+    /// One measures at a time, so that no older figure replaces a newer one.
+    measuring: Mutex<()>,
+    /// Wakes under way at the same time.
+    at_once: Arc<Semaphore>,
+    /// Whoever has it is the next to be given room. Fair.
+    turn: tokio::sync::Mutex<()>,
+    /// What the wake whose turn it is needs, bytes; 0 if it has room.
+    wanted: AtomicU64,
+    /// Relief is to look at once.
+    asked: Notify,
+    passes: watch::Sender<Pass>,
+}
+
+impl Pressure {
+    /// `procs` is the group of all procs; it need not exist yet.
+    pub(crate) fn new(marks: MemoryMarks, procs: Cgroup) -> Arc<Pressure> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Arc::new(Pressure {
+            marks,
+            procs,
+            books: Mutex::default(),
+            measuring: Mutex::default(),
+            at_once: Arc::new(Semaphore::new(admission::WAKES_PER_CORE * cores)),
+            turn: tokio::sync::Mutex::new(()),
+            wanted: AtomicU64::new(0),
+            asked: Notify::new(),
+            passes: watch::Sender::new(Pass::default()),
+        })
+    }
+
+    fn books(&self) -> std::sync::MutexGuard<'_, Books> {
+        self.books.lock().expect("no holder of this lock panics")
+    }
+
+    /// Measures; returns what is used and what wakes under way will use beyond that, bytes. Takes well below a
+    /// millisecond.
+    pub(crate) fn measure(&self) -> u64 {
+        let _alone = self.measuring.lock().expect("no holder of this lock panics");
+        let (ended, waking) = {
+            let books = self.books();
+            (books.ledger.ended(), books.waking.clone())
+        };
+        // Before the sum: what arrives in between is counted twice for a moment rather than not at all.
+        let arrived: HashMap<u64, u64> = waking.iter().map(|(id, group)| (*id, group.held_bytes())).collect();
+        let used = self.marks.used(self.procs.held_bytes());
+        let mut books = self.books();
+        books.ledger.measured(used, &arrived, &ended);
+        ended.iter().for_each(|id| drop(books.waking.remove(id)));
+        books.ledger.expected()
+    }
+
+    /// For people.
+    pub(crate) fn view(&self) -> RoomView {
+        let marks = &self.marks;
+        RoomView {
+            used_bytes: self.measure(),
+            limit_bytes: marks.limit_bytes,
+            high_bytes: marks.high_bytes(),
+            low_bytes: marks.low_bytes(),
+        }
+    }
+
+    /// Who uses how much, and the mark that this is above.
+    fn above_high(&self, used: u64) -> String {
+        let marks = &self.marks;
+        format!(
+            "{} {}, the high mark is {} ({}% of {})",
+            marks.who(),
+            size(used),
+            size(marks.high_bytes()),
+            marks.high_percent,
+            marks.limit_words()
+        )
+    }
+}
+
+/// `12.3M`, powers of 1024.
+pub(crate) fn size(bytes: u64) -> String {
+    let mut value = bytes as f64 / 1024.0;
+    for unit in ["K", "M"] {
+        if value < 999.95 {
+            return format!("{value:.1}{unit}");
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1}G")
+}

@@ -1,0 +1,276 @@
+//! The one task that looks at memory and asks procs to sleep.
+//!
+//! It asks a victim's own task, which looks once more and may decline; it waits for none in particular, and counts what is
+//! on its way out as gone. A proc that cannot sleep is left alone for a while, longer each time.
+
+use super::admission::ROOM_WITHIN;
+use super::choice::{self, Candidate, Hysteresis, Turn};
+use super::{Pass, Pressure, size};
+use crate::events::now_ms;
+use crate::machine::Machine;
+use crate::task::{Command, Handle, Status, blocking};
+use kip_net::Slot;
+use kip_types::State;
+use kip_types::api::Refusal;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+
+/// Procs that are put to sleep at the same time.
+const AT_ONCE: usize = 2;
+/// Between looks while there is room.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between looks above the low mark.
+const LOOK_SOON: Duration = Duration::from_millis(250);
+/// Between looks at least, however many ask.
+const LOOK_LEAST: Duration = Duration::from_millis(20);
+/// A proc that declined, for instance because it had just been busy, is asked again after this.
+const DECLINED: Duration = Duration::from_millis(500);
+/// A proc that could not sleep is asked again after this, then after twice that, and so on.
+const REFUSED: Duration = Duration::from_secs(15);
+/// However often it refused.
+const REFUSED_LONGEST: Duration = Duration::from_secs(600);
+
+/// What a proc that was asked to sleep did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relieved {
+    /// It sleeps.
+    Asleep,
+    /// It is wanted awake now.
+    Declined,
+}
+
+/// Steps down, the cheapest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    Park,
+}
+
+/// Not to be asked for a while.
+#[derive(Debug, Clone, Copy)]
+struct Rest {
+    until: Instant,
+    /// How long the last rest after a refusal was.
+    last: Duration,
+}
+
+impl Rest {
+    fn after_refusal(before: Option<Rest>, now: Instant) -> Rest {
+        let last = before.map_or(REFUSED, |r| (r.last * 2).clamp(REFUSED, REFUSED_LONGEST));
+        Rest { until: now + last, last }
+    }
+
+    fn after_declining(before: Option<Rest>, now: Instant) -> Rest {
+        Rest { until: now + DECLINED, last: before.map_or(Duration::ZERO, |r| r.last) }
+    }
+
+    fn left(&self, now: Instant) -> Duration {
+        self.until.saturating_duration_since(now)
+    }
+}
+
+type Ended = (Slot, Option<Result<Relieved, Refusal>>);
+
+struct Relief {
+    pressure: Arc<Pressure>,
+    machine: Weak<Machine>,
+    hysteresis: Hysteresis,
+    /// Those on their way down, with what they give back, bytes.
+    leaving: HashMap<Slot, u64>,
+    asked: JoinSet<Ended>,
+    rests: HashMap<Slot, Rest>,
+    /// Put to sleep since relief began.
+    slept: usize,
+    /// It was told that nobody can be put to sleep.
+    told_stuck: bool,
+}
+
+impl Pressure {
+    /// Starts the task. It ends with the machine.
+    pub(crate) fn relieve(self: &Arc<Pressure>, machine: &Arc<Machine>) {
+        let relief = Relief {
+            pressure: Arc::clone(self),
+            machine: Arc::downgrade(machine),
+            hysteresis: Hysteresis::default(),
+            leaving: HashMap::new(),
+            asked: JoinSet::new(),
+            rests: HashMap::new(),
+            slept: 0,
+            told_stuck: false,
+        };
+        tokio::spawn(relief.run());
+    }
+}
+
+impl Relief {
+    async fn run(mut self) {
+        loop {
+            let Some(machine) = self.machine.upgrade() else { return };
+            if machine.is_closing() {
+                return;
+            }
+            let used = self.look(&machine).await;
+            drop(machine);
+            let pause = if used > self.pressure.marks.low_bytes() { LOOK_SOON } else { LOOK_EVERY };
+            tokio::time::sleep(LOOK_LEAST).await;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.pressure.asked.notified() => {}
+                Some(ended) = self.asked.join_next() => self.note(ended.expect("asking does not panic")),
+            }
+            while let Some(ended) = self.asked.try_join_next() {
+                self.note(ended.expect("asking does not panic"));
+            }
+        }
+    }
+
+    /// One look, and what follows from it. Returns what is used, bytes.
+    async fn look(&mut self, machine: &Arc<Machine>) -> u64 {
+        let handles: Vec<Handle> =
+            machine.handles.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let now = Instant::now();
+        let there = |slot: &Slot| handles.iter().any(|h| h.proc.slot == *slot);
+        self.rests.retain(|slot, _| there(slot));
+        let candidates: Vec<_> = handles.iter().filter_map(|h| self.candidate(h, now)).collect();
+        let measured = Arc::clone(&self.pressure);
+        let used = blocking(move || measured.measure()).await;
+        let hopeless = self.leaving.is_empty() && choice::hopeless(&candidates, ROOM_WITHIN);
+        // Those who were woken just now are left alone between the marks.
+        let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
+        let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, |_| 0).is_empty();
+        let turn = self.hysteresis.look(used, &self.pressure.marks, exhausted);
+        self.tell(machine, turn, used, hopeless);
+        let wanted = self.pressure.wanted.load(Ordering::SeqCst);
+        let leaving: u64 = self.leaving.values().sum();
+        let most = AT_ONCE.saturating_sub(self.leaving.len());
+        if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &self.pressure.marks) {
+            let chosen = choice::victims(&candidates, goal, |c| c.key.proc.cgroup.held_bytes());
+            for (n, gives_back) in chosen {
+                self.ask(candidates[n].key.clone(), candidates[n].quiet, gives_back, used);
+            }
+        }
+        self.pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, hopeless });
+        used
+    }
+
+    fn candidate(&self, handle: &Handle, now: Instant) -> Option<Candidate<Handle, Step>> {
+        let status: Status = handle.status.borrow().clone();
+        let moving = match status.record.state {
+            State::Hot { .. } => self.leaving.contains_key(&handle.proc.slot),
+            State::Parking { .. } | State::Waking { .. } => true,
+            _ => return None,
+        };
+        let proc = &handle.proc;
+        let woken = status.record.last_wake.as_ref().map(|w| Duration::from_millis(now_ms().saturating_sub(w.at_ms)));
+        Some(Candidate {
+            key: handle.clone(),
+            step: Step::Park,
+            quiet: status.quiet_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
+            awake: woken,
+            held_awake: proc.spec.timing.never || status.execs > 0,
+            moving,
+            rests: self.rests.get(&proc.slot).map_or(Duration::ZERO, |r| r.left(now)),
+        })
+    }
+
+    fn ask(&mut self, victim: Handle, quiet: Duration, gives_back: u64, used: u64) {
+        self.leaving.insert(victim.proc.slot, gives_back);
+        let cause = format!(
+            "memory pressure: {}; it was idle for {:.1} s and held {}",
+            self.pressure.state(used),
+            quiet.as_secs_f64(),
+            size(gives_back)
+        );
+        self.asked.spawn(async move {
+            let slot = victim.proc.slot;
+            let mut status = victim.status.clone();
+            let gone_on = status.wait_for(|s| !matches!(s.record.state, State::Hot { .. } | State::Parking { .. }));
+            // A proc that went another way meanwhile may have work that waits for us: it is not waited for.
+            let answer = tokio::select! {
+                biased;
+                answer = victim.ask(|reply| Command::Relieve { cause, reply }) => Some(answer),
+                _ = gone_on => None,
+            };
+            (slot, answer)
+        });
+    }
+
+    fn note(&mut self, (slot, answer): Ended) {
+        self.leaving.remove(&slot);
+        let (now, before) = (Instant::now(), self.rests.get(&slot).copied());
+        match answer {
+            Some(Ok(Relieved::Declined)) => drop(self.rests.insert(slot, Rest::after_declining(before, now))),
+            Some(Err(_)) => drop(self.rests.insert(slot, Rest::after_refusal(before, now))),
+            Some(Ok(Relieved::Asleep)) => {
+                self.slept += 1;
+                self.rests.remove(&slot);
+            }
+            None => {}
+        }
+    }
+
+    fn tell(&mut self, machine: &Machine, turn: Option<Turn>, used: u64, hopeless: bool) {
+        let pressure = &self.pressure;
+        match turn {
+            Some(Turn::Begins) => {
+                self.slept = 0;
+                let line = format!("{}: idle procs are put to sleep", pressure.above_high(used));
+                machine.events.tell(None, "pressure", line);
+            }
+            Some(Turn::Ends) => {
+                let slept = self.slept;
+                machine.events.tell(
+                    None,
+                    "pressure",
+                    format!("{}; {slept} procs were put to sleep", pressure.state(used)),
+                );
+            }
+            None => {}
+        }
+        let stuck = hopeless && used > pressure.marks.high_bytes();
+        if stuck && !self.told_stuck {
+            let line = format!("{}: no proc that is awake may be put to sleep", pressure.above_high(used));
+            machine.events.tell(None, "pressure", line);
+        }
+        self.told_stuck = stuck;
+    }
+}
+
+impl Pressure {
+    /// Who uses how much of what.
+    pub(crate) fn state(&self, used: u64) -> String {
+        let marks = &self.marks;
+        format!(
+            "{} {} of {}, marks {}% and {}%",
+            marks.who(),
+            size(used),
+            size(marks.limit_bytes),
+            marks.low_percent,
+            marks.high_percent
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_refuses_is_asked_less_and_less() {
+        let now = Instant::now();
+        let mut rest = Rest::after_refusal(None, now);
+        assert_eq!([rest.left(now), rest.left(now + REFUSED)], [REFUSED, Duration::ZERO]);
+        rest = Rest::after_refusal(Some(rest), now);
+        assert_eq!(rest.until, now + REFUSED * 2);
+        let declined = Rest::after_declining(Some(rest), now);
+        assert_eq!(declined.until, now + DECLINED);
+        assert_eq!(Rest::after_refusal(Some(declined), now).until, now + REFUSED * 4);
+        for _ in 0..20 {
+            rest = Rest::after_refusal(Some(rest), now);
+        }
+        assert_eq!(rest.until, now + REFUSED_LONGEST);
+        assert_eq!(Rest::after_refusal(Some(Rest::after_declining(None, now)), now).until, now + REFUSED);
+    }
+}

@@ -1,0 +1,236 @@
+//! A proc where memory is short: its wakes wait for leave, and it is put to sleep for others.
+//!
+//! A wake that has to wait is a future beside the queue of commands, so that the proc can be stopped or removed meanwhile.
+//! It stays parked until it has leave: a crash leaves nothing to undo, and its socket asks again. Those who asked for
+//! the wake by a command are refused after one try. Somebody who connected, or a timer, cannot be told: the wake is
+//! tried until it succeeds.
+
+use super::{Command, Task};
+use crate::pressure::{Grant, Need, QUIET, Relieved, Short};
+use kip_types::State;
+use kip_types::api::{Code, Refusal};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// What a woken proc takes beyond its snapshot: page tables, stacks, descriptors; bytes.
+const BESIDE_SNAPSHOT: u64 = 1 << 20;
+/// Between the tries of a wake for which there is no room, at first; then twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+/// However often it was tried.
+const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+/// How long a proc that is to be stopped may wait for the room to end in order.
+const STOP_WITHIN: Duration = Duration::from_secs(10);
+
+/// Who came to a sleeper and cannot be told to come again.
+#[derive(Debug)]
+struct Caller {
+    trigger: String,
+    at: Instant,
+    tick: bool,
+}
+
+type Leave = Result<Grant, Short>;
+
+/// A wake that waits for leave.
+pub(super) struct Queued {
+    caller: Option<Caller>,
+    /// Commands that begin with a wake, in their order.
+    commands: Vec<Command>,
+    leave: Pin<Box<dyn Future<Output = Leave> + Send>>,
+    pause: Duration,
+}
+
+impl std::fmt::Debug for Queued {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Queued({:?}, {} commands)", self.caller, self.commands.len())
+    }
+}
+
+/// What the wake that waits is told; never, if none does.
+pub(super) async fn leave(queued: &mut Option<Queued>) -> Leave {
+    match queued {
+        Some(queued) => (&mut queued.leave).await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Task {
+    /// What its next wake takes.
+    fn need(&self) -> Need {
+        let sleep = self.record.last_sleep.as_ref();
+        let bytes = sleep.map_or(0, |s| s.bytes_written.max(s.memory_bytes.unwrap_or(0)));
+        Need { bytes: bytes.saturating_add(BESIDE_SNAPSHOT), group: self.proc.cgroup.clone() }
+    }
+
+    /// Leave to wake now.
+    fn try_admit(&mut self) -> bool {
+        self.grant = self.proc.shared.pressure.try_admit(&self.need());
+        self.grant.is_some()
+    }
+
+    /// A place behind the others, taken after `pause`.
+    fn place(&self, pause: Option<Duration>) -> Pin<Box<dyn Future<Output = Leave> + Send>> {
+        let pressure = Arc::clone(&self.proc.shared.pressure);
+        let need = self.need();
+        Box::pin(async move {
+            if let Some(pause) = pause {
+                tokio::time::sleep(pause).await;
+            }
+            pressure.admit(need).await
+        })
+    }
+
+    fn queue(&mut self, caller: Option<Caller>, commands: Vec<Command>, before: Option<Duration>) {
+        let pause = before.map_or(FIRST_PAUSE, |p| (p * 2).min(LONGEST_PAUSE));
+        self.queued = Some(Queued { caller, commands, leave: self.place(before), pause });
+    }
+
+    /// Gives up its place: nobody may hold one without looking at it. Who waits for the wake is answered by
+    /// [`Task::settle_queue`].
+    pub(super) fn leave_queue(&mut self) {
+        if let Some(queued) = &mut self.queued {
+            queued.leave = Box::pin(std::future::pending());
+        }
+    }
+
+    /// Gives a command back that may be carried out now; one that begins with a wake may have to wait.
+    pub(super) fn admit_or_queue(&mut self, command: Command) -> Option<Command> {
+        let wakes = matches!(command, Command::Wake { .. } | Command::KeepAwake { .. });
+        if !wakes || !matches!(self.record.state, State::Parked { .. }) {
+            return Some(command);
+        }
+        if let Some(queued) = &mut self.queued {
+            queued.commands.push(command);
+            return None;
+        }
+        if self.try_admit() {
+            return Some(command);
+        }
+        self.queue(None, vec![command], None);
+        None
+    }
+
+    /// Wakes it for somebody who cannot be told to come again: now, or when there is room.
+    pub(super) async fn wake_in_turn(&mut self, trigger: String, at: Instant, tick: bool) {
+        let caller = Caller { trigger, at, tick };
+        if let Some(queued) = &mut self.queued {
+            queued.caller.get_or_insert(caller);
+        } else if self.try_admit() {
+            let _ = self.wake_retrying(caller.trigger, caller.at, caller.tick).await;
+            self.grant = None;
+        } else {
+            self.queue(Some(caller), Vec::new(), None);
+        }
+    }
+
+    /// The wake that waited may begin, or has been refused.
+    pub(super) async fn on_leave(&mut self, leave: Leave) {
+        let Some(Queued { caller, commands, pause, .. }) = self.queued.take() else { return };
+        let name = &self.proc.name;
+        match leave {
+            Ok(grant) => {
+                self.grant = Some(grant);
+                // A command's answer tells whether the proc slept before; traffic has no answer.
+                for command in commands {
+                    self.carry_out(command).await;
+                }
+                if let Some(caller) = caller
+                    && matches!(self.record.state, State::Parked { .. })
+                {
+                    let _ = self.wake_retrying(caller.trigger, caller.at, caller.tick).await;
+                }
+                self.grant = None;
+            }
+            Err(short) => {
+                let refusal = short.refusal(&format!("{name} cannot be woken"), &self.proc.shared.pressure);
+                let first = pause == FIRST_PAUSE;
+                if first || !commands.is_empty() {
+                    self.proc.shared.events.tell(Some(name), "pressure", refusal.message.clone());
+                }
+                for command in commands {
+                    refuse(command, &refusal);
+                }
+                if caller.is_some() {
+                    self.queue(caller, Vec::new(), Some(pause));
+                }
+            }
+        }
+    }
+
+    /// Whoever waited for a wake of a proc that is parked no more is answered by what it is now. True when the task is to
+    /// end.
+    pub(super) async fn settle_queue(&mut self) -> bool {
+        if matches!(self.record.state, State::Parked { .. }) {
+            return false;
+        }
+        let Some(queued) = self.queued.take() else { return false };
+        for command in queued.commands {
+            if self.carry_out(command).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Leave to wake for a stop: the program is to end in order, but not for all memory there is.
+    pub(super) async fn admit_to_stop(&mut self) -> Result<(), Refusal> {
+        if self.queued.is_none() && self.try_admit() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        // If it has a place already, that is the one: two of one proc could wait for each other.
+        let mut place = match &mut self.queued {
+            Some(queued) => std::mem::replace(&mut queued.leave, Box::pin(std::future::pending())),
+            None => self.place(None),
+        };
+        loop {
+            match place.await {
+                Ok(grant) => {
+                    self.grant = Some(grant);
+                    return Ok(());
+                }
+                Err(short) if begun.elapsed() >= STOP_WITHIN => {
+                    let name = &self.proc.name;
+                    let what = format!("{name} cannot be woken to end in order");
+                    let Refusal { message, .. } = short.refusal(&what, &self.proc.shared.pressure);
+                    let message = format!("{message}; `kip stop --grace 0s {name}` ends it as it sleeps");
+                    let again = self.place(Some(FIRST_PAUSE));
+                    if let Some(queued) = &mut self.queued {
+                        queued.leave = again;
+                    }
+                    return Err(Refusal::new(Code::Exhausted, message));
+                }
+                Err(_) => place = self.place(Some(FIRST_PAUSE)),
+            }
+        }
+    }
+
+    /// Goes to sleep for others, unless it is wanted awake.
+    pub(super) async fn relieve(&mut self, cause: String) -> Result<Relieved, Refusal> {
+        if !matches!(self.record.state, State::Hot { .. }) {
+            return Ok(Relieved::Declined);
+        }
+        // What happened since the last look counts.
+        self.look();
+        let quiet = self.running.as_ref().is_some_and(|r| r.idle.quiet(Instant::now()) >= QUIET);
+        if !quiet || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
+            return Ok(Relieved::Declined);
+        }
+        self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
+        self.sleep_cause = Some(cause);
+        let parked = self.park().await;
+        self.sleep_cause = None;
+        parked.map(|()| Relieved::Asleep)
+    }
+}
+
+fn refuse(command: Command, refusal: &Refusal) {
+    match command {
+        Command::Wake { reply, .. } => drop(reply.send(Err(refusal.clone()))),
+        Command::KeepAwake { reply, .. } => drop(reply.send(Err(refusal.clone()))),
+        _ => unreachable!("only these begin with a wake"),
+    }
+}
