@@ -140,6 +140,9 @@ impl Pressure {
 
 /// `12.3M`, powers of 1024.
 pub(crate) fn size(bytes: u64) -> String {
+    if bytes < 1024 {
+        return bytes.to_string();
+    }
     let mut value = bytes as f64 / 1024.0;
     for unit in ["K", "M"] {
         if value < 999.95 {

@@ -138,7 +138,12 @@ impl MemoryMarks {
 
     /// A wake that found no room below the high mark may use up to this, bytes.
     pub fn last_resort_bytes(&self) -> u64 {
-        self.share(LAST_RESORT.max(self.high_percent))
+        self.share(self.last_resort_percent())
+    }
+
+    /// The same in percent of the limit.
+    pub(super) fn last_resort_percent(&self) -> u8 {
+        LAST_RESORT.max(self.high_percent)
     }
 
     /// What is used, bytes, if this daemon's procs use `procs`.
@@ -157,8 +162,11 @@ impl MemoryMarks {
 
     /// The limit, and where it comes from.
     pub(super) fn limit_words(&self) -> String {
-        let from = if self.whole_machine { "this machine's memory less a reserve" } else { "--memory" };
-        format!("{}, {from}", size(self.limit_bytes))
+        let limit = size(self.limit_bytes);
+        match self.whole_machine {
+            true => format!("{limit}, this machine's memory less a reserve"),
+            false => format!("--memory {limit}"),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use super::choice::{self, Candidate, Hysteresis, Turn};
 use super::{Pass, Pressure, size};
 use crate::events::now_ms;
 use crate::machine::Machine;
-use crate::task::{Command, Handle, Status, blocking};
+use crate::task::{Command, Handle, blocking};
 use kip_net::Slot;
 use kip_types::State;
 use kip_types::api::Refusal;
@@ -81,8 +81,8 @@ struct Relief {
     leaving: HashMap<Slot, u64>,
     asked: JoinSet<Ended>,
     rests: HashMap<Slot, Rest>,
-    /// Put to sleep since relief began.
-    slept: usize,
+    /// Asked to sleep since relief began.
+    chosen: usize,
     /// It was told that nobody can be put to sleep.
     told_stuck: bool,
 }
@@ -97,7 +97,7 @@ impl Pressure {
             leaving: HashMap::new(),
             asked: JoinSet::new(),
             rests: HashMap::new(),
-            slept: 0,
+            chosen: 0,
             told_stuck: false,
         };
         tokio::spawn(relief.run());
@@ -128,21 +128,17 @@ impl Relief {
 
     /// One look, and what follows from it. Returns what is used, bytes.
     async fn look(&mut self, machine: &Arc<Machine>) -> u64 {
-        let handles: Vec<Handle> =
-            machine.handles.lock().expect("no holder of this lock panics").values().cloned().collect();
-        let now = Instant::now();
-        let there = |slot: &Slot| handles.iter().any(|h| h.proc.slot == *slot);
-        self.rests.retain(|slot, _| there(slot));
-        let candidates: Vec<_> = handles.iter().filter_map(|h| self.candidate(h, now)).collect();
         let measured = Arc::clone(&self.pressure);
         let used = blocking(move || measured.measure()).await;
-        let hopeless = self.leaving.is_empty() && choice::hopeless(&candidates, ROOM_WITHIN);
+        let wanted = self.pressure.wanted.load(Ordering::SeqCst);
+        let room = used <= self.pressure.marks.low_bytes() && wanted == 0;
+        let candidates = if room { Vec::new() } else { self.candidates(machine) };
+        let hopeless = !room && self.leaving.is_empty() && choice::hopeless(&candidates, ROOM_WITHIN);
         // Those who were woken just now are left alone between the marks.
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
         let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, |_| 0).is_empty();
         let turn = self.hysteresis.look(used, &self.pressure.marks, exhausted);
         self.tell(machine, turn, used, hopeless);
-        let wanted = self.pressure.wanted.load(Ordering::SeqCst);
         let leaving: u64 = self.leaving.values().sum();
         let most = AT_ONCE.saturating_sub(self.leaving.len());
         if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &self.pressure.marks) {
@@ -155,8 +151,16 @@ impl Relief {
         used
     }
 
+    fn candidates(&mut self, machine: &Machine) -> Vec<Candidate<Handle, Step>> {
+        let handles: Vec<Handle> =
+            machine.handles.lock().expect("no holder of this lock panics").values().cloned().collect();
+        self.rests.retain(|slot, _| handles.iter().any(|h| h.proc.slot == *slot));
+        let now = Instant::now();
+        handles.iter().filter_map(|h| self.candidate(h, now)).collect()
+    }
+
     fn candidate(&self, handle: &Handle, now: Instant) -> Option<Candidate<Handle, Step>> {
-        let status: Status = handle.status.borrow().clone();
+        let status = handle.status.borrow();
         let moving = match status.record.state {
             State::Hot { .. } => self.leaving.contains_key(&handle.proc.slot),
             State::Parking { .. } | State::Waking { .. } => true,
@@ -177,6 +181,7 @@ impl Relief {
 
     fn ask(&mut self, victim: Handle, quiet: Duration, gives_back: u64, used: u64) {
         self.leaving.insert(victim.proc.slot, gives_back);
+        self.chosen += 1;
         let cause = format!(
             "memory pressure: {}; it was idle for {:.1} s and held {}",
             self.pressure.state(used),
@@ -204,7 +209,6 @@ impl Relief {
             Some(Ok(Relieved::Declined)) => drop(self.rests.insert(slot, Rest::after_declining(before, now))),
             Some(Err(_)) => drop(self.rests.insert(slot, Rest::after_refusal(before, now))),
             Some(Ok(Relieved::Asleep)) => {
-                self.slept += 1;
                 self.rests.remove(&slot);
             }
             None => {}
@@ -215,16 +219,16 @@ impl Relief {
         let pressure = &self.pressure;
         match turn {
             Some(Turn::Begins) => {
-                self.slept = 0;
+                self.chosen = 0;
                 let line = format!("{}: idle procs are put to sleep", pressure.above_high(used));
                 machine.events.tell(None, "pressure", line);
             }
             Some(Turn::Ends) => {
-                let slept = self.slept;
+                let chosen = self.chosen;
                 machine.events.tell(
                     None,
                     "pressure",
-                    format!("{}; {slept} procs were put to sleep", pressure.state(used)),
+                    format!("{}; procs asked to sleep: {chosen}", pressure.state(used)),
                 );
             }
             None => {}

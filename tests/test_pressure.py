@@ -1,0 +1,317 @@
+"""Memory runs short: idle procs are put to sleep, wakes wait for room, new procs are refused. Nobody who came is lost.
+
+Each daemon has a limit of its own, so that the machine's memory plays no part, and the long times to sleep that are usual:
+whoever sleeps here was put to sleep by a test or by pressure."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from harness import programs
+from harness.clients import Lines
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+
+MIB = 1 << 20
+STORM = 20
+
+
+@pytest.fixture(scope="module")
+def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return programs.tarball(
+        tmp_path_factory.mktemp("tar") / "holder.tar",
+        {"srv/holder": programs.c_program("holder", "-static")},
+    )
+
+
+@pytest.fixture
+def limited(fresh_kip: Callable[..., Kip], tar: Path) -> Callable[[int], Kip]:
+    """A daemon that may use so many MiB."""
+    return lambda mib: fresh_kip("--memory", f"{mib}M")
+
+
+def hold(kip: Kip, tar: Path, name: str, mib: int, *flags: str) -> Proc:
+    """A proc that holds so much memory and knows whether it is what it was."""
+    return kip.run(
+        name, ["/srv/holder", "7000", str(mib)], ports=[7000], tar=tar, flags=flags
+    )
+
+
+def ask(proc: Proc, line: str, timeout: float = 30) -> None:
+    client = Lines(proc.port(), timeout=timeout)
+    assert client.ask(line) == f"ok {line}"
+    client.close()
+
+
+def room(kip: Kip) -> dict[str, int]:
+    return kip.info()["room"]
+
+
+def states(kip: Kip) -> dict[str, str]:
+    return {view["name"]: view["state"] for view in kip.json("ps")}
+
+
+def pressure_events(kip: Kip, name: str | None) -> list[str]:
+    return [
+        e["detail"]
+        for e in kip.events()
+        if e["kind"] == "pressure" and e["name"] == name
+    ]
+
+
+def transitions(kip: Kip) -> int:
+    return sum(e["kind"] in ("parking", "waking", "pressure") for e in kip.events())
+
+
+def held(kip: Kip) -> int:
+    """What the kernel says the procs hold, bytes; read here, so that the daemon's own figures play no part."""
+    for stat in (
+        f"/sys/fs/cgroup/memory/kip-{kip.instance}",
+        f"/sys/fs/cgroup/kip-{kip.instance}",
+    ):
+        path = Path(stat) / "memory.stat"
+        if path.exists():
+            fields = dict(line.split() for line in path.read_text().splitlines())
+            return sum(
+                int(fields.get(key, 0))
+                for key in ("total_rss", "total_mapped_file", "anon", "file_mapped")
+            )
+    return 0
+
+
+def test_the_longest_idle_sleeps_first(
+    limited: Callable[[int], Kip], tar: Path
+) -> None:
+    kip = limited(80)
+    never = hold(kip, tar, "never", 10, "--never-sleep")
+    execed, first, second, last = (
+        hold(kip, tar, n, mib)
+        for n, mib in zip(
+            ("execed", "first", "second", "last"), (10, 14, 10, 10), strict=True
+        )
+    )
+    with subprocess.Popen(
+        [kip.program, "--data", kip.data, "exec", "execed", "--", "sleep", "1000"]
+    ) as program:
+        try:
+            wait_for("it runs", lambda: len(execed.inspect()["pids"]) == 3)
+            # Looked at once a second: what is to be told apart has to be further apart.
+            for proc in (first, second, last):
+                ask(proc, "hello")
+                time.sleep(1.2)
+            assert transitions(kip) == 0 and set(states(kip).values()) == {"running"}
+            ask(last, "eat 20")
+            first.wait_state("parked", 10)
+            wait_for(
+                "it is enough",
+                lambda: room(kip)["used_bytes"] <= room(kip)["low_bytes"],
+                10,
+            )
+            expected = {
+                "never": "running",
+                "execed": "running",
+                "first": "parked",
+                "second": "running",
+            }
+            assert states(kip) == {**expected, "last": "running"}
+        finally:
+            program.kill()
+    cause = first.inspect()["last_sleep"]["cause"]
+    assert re.fullmatch(r"memory pressure: procs use 7\d\.\dM of 80\.0M, marks 80% and 90%; it was idle for \d+\.\d s "
+                        r"and held 1\d\.\dM", cause), cause  # fmt: skip
+    assert (
+        cause in kip.cli("why", "first").stdout
+        and kip.json("why", "first")["last_sleep"]["cause"] == cause
+    )
+    assert pressure_events(kip, "first") == [f"put to sleep by {cause}"]
+    begin, end = pressure_events(kip, None)
+    assert "idle procs are put to sleep" in begin and end.endswith(
+        "procs asked to sleep: 1"
+    )
+    assert "used " in kip.cli("top", "--once", "-d", "0.1").stdout.splitlines()[1]
+    ask(first, "hello")
+    assert never.state == "running" and execed.state == "running"
+    first.sleep()
+    assert first.inspect()["last_sleep"]["cause"] is None, "that was no pressure"
+
+
+def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None:
+    kip = limited(40)
+    stopped = hold(kip, tar, "stopped", 1)
+    stopped.stop()
+    hog = hold(kip, tar, "hog", 10, "--never-sleep")
+    ask(hog, "eat 27")
+    begun = time.monotonic()
+    line = kip.refused("run", "--name", "more", "--", "sleep", "1000")
+    assert time.monotonic() - begun < 4
+    assert re.search(r"more cannot start: procs use 37\.\dM, the high mark is 36\.0M \(90% of --memory 40\.0M\); stop procs"
+                     r" .* or give `kip up` more --memory", line), line  # fmt: skip
+    assert "stopped cannot start: procs use" in kip.refused("start", "stopped")
+    assert set(states(kip)) == {"stopped", "hog"} and stopped.state == "stopped"
+    assert any(
+        "no proc that is awake may be put to sleep" in line
+        for line in pressure_events(kip, None)
+    )
+    hog.stop()
+    kip.run("more", ["sleep", "1000"])
+    stopped.start()
+    ask(stopped, "hello")
+
+
+def test_a_storm_is_served_within_the_limit(
+    limited: Callable[[int], Kip], tar: Path
+) -> None:
+    """More than fits, all at the same instant: each client is answered, memory stays below the last resort, and then
+    there is peace."""
+    kip = limited(48)
+
+    def sleeper(n: int) -> Proc:
+        proc = hold(kip, tar, f"p{n}", 6)
+        proc.sleep()
+        return proc
+
+    with ThreadPoolExecutor(4) as four:  # most of it is waiting for the disk
+        procs = list(four.map(sleeper, range(STORM)))
+    last_resort = room(kip)["limit_bytes"] * 98 // 100
+    ports = [proc.port() for proc in procs]
+    answers: dict[int, str] = {}
+    most, over = 0, threading.Event()
+
+    def client(n: int) -> None:
+        try:
+            lines = Lines(ports[n], timeout=60)
+            answers[n] = lines.ask(f"client {n}")
+            lines.close()
+        except (OSError, AssertionError) as error:
+            answers[n] = repr(error)
+
+    def watch() -> None:
+        nonlocal most
+        while not over.is_set():
+            most = max(most, held(kip))
+            time.sleep(0.005)
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(STORM)]
+    watcher = threading.Thread(target=watch)
+    for thread in (watcher, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    watcher.join()
+    assert answers == {n: f"ok client {n}" for n in range(STORM)}
+    assert 20 * MIB < most <= last_resort, f"{most / MIB} of {last_resort / MIB} MiB"
+    assert max(proc.inspect()["wakes"] for proc in procs) <= 2, (
+        "somebody was woken again and again"
+    )
+    wait_for(
+        "it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["high_bytes"], 10
+    )
+    wait_for(
+        "all is quiet",
+        lambda: not {"parking", "waking"} & set(states(kip).values()),
+        10,
+    )
+    time.sleep(1)
+    before, awake = transitions(kip), list(states(kip).values()).count("running")
+    assert awake >= 3, "as many stay awake as there is room for"
+    time.sleep(3)
+    assert transitions(kip) == before, kip.events()[-10:]
+    with ThreadPoolExecutor(
+        4
+    ) as four:  # without a wake each, which `kip down` would make
+        list(four.map(Proc.remove, procs))
+
+
+def test_no_oscillation_between_the_marks(
+    limited: Callable[[int], Kip], tar: Path
+) -> None:
+    """Use between the marks, clients that come and go: nobody is put to sleep, for relief has not begun."""
+    kip = limited(60)
+    procs = [hold(kip, tar, f"p{n}", 10) for n in range(5)]
+    assert 48 * MIB < room(kip)["used_bytes"] < 54 * MIB, room(kip)
+    for _ in range(3):
+        time.sleep(1.2)
+        for proc in procs[:2]:
+            ask(proc, "hello")
+    assert transitions(kip) == 0 and set(states(kip).values()) == {"running"}
+
+
+def test_who_finds_no_room_waits_until_there_is(
+    limited: Callable[[int], Kip], tar: Path
+) -> None:
+    """By a command it is refused after one try. Who connects waits, also for a daemon that was killed meanwhile. Whoever
+    waits can be stopped: at once, or in order when there is room."""
+    kip = limited(40)
+    sleeper, ending, ended = (
+        hold(kip, tar, name, 12) for name in ("sleeper", "ending", "ended")
+    )
+    for proc in (sleeper, ending, ended):
+        proc.sleep()
+    hog = hold(kip, tar, "hog", 30, "--never-sleep")
+    begun = time.monotonic()
+    line = kip.refused("wake", "sleeper")
+    assert time.monotonic() - begun < 5
+    assert re.search(r"sleeper cannot be woken: it needs 13\.\dM, procs use 30\.\dM, and no more than 39\.2M "
+                     r"\(98% of --memory 40\.0M\) may be used; stop procs .*", line), line  # fmt: skip
+    assert (
+        "sleeper cannot be woken" in kip.refused("exec", "sleeper", "--", "true")
+        and sleeper.state == "parked"
+    )
+    clients = [Lines(proc.port(), timeout=60) for proc in (sleeper, ending, ended)]
+    for client in clients:
+        client.socket.sendall(b"hello\n")
+    wait_for("it was tried", lambda: len(pressure_events(kip, "sleeper")) >= 3, 15)
+    assert states(kip) == {
+        "sleeper": "parked",
+        "ending": "parked",
+        "ended": "parked",
+        "hog": "running",
+    }
+    kip.cli("stop", "ended", "--grace", "0s", timeout=5)
+    kip.kill()
+    kip.up()
+    with subprocess.Popen(
+        [kip.program, "--data", kip.data, "stop", "ending"], stdout=subprocess.DEVNULL
+    ) as stop:
+        time.sleep(1)
+        assert (sleeper.state, ending.state, stop.poll()) == ("parked", "parked", None)
+        hog.stop()
+        assert clients[0].reader.readline() == b"ok hello\n"
+        assert stop.wait(15) == 0
+    assert ending.inspect()["last_wake"]["trigger"] == "stop", (
+        "it was woken to be told to end"
+    )
+    for client in clients:
+        client.close()
+    steps = {
+        step["name"]: step["us"] for step in sleeper.inspect()["last_wake"]["steps"]
+    }
+    assert steps["queue"] > 0, "the time it waited is told"
+
+
+def test_bad_marks_are_refused(tmp_path: Path) -> None:
+    kip = Kip(tmp_path / "data")
+    for flags, words in (
+        (["--memory", "much"], 'size "much" is not valid'),
+        (["--memory", "0"], "--memory 0 is too little for any proc"),
+        (["--memory", "100000G"], "is more than this machine has"),
+        (["--memory-high", "101"], "1 to 100 percent"),
+        (["--memory-low", "0"], "1 to 100 percent"),
+        (["--memory-low", "90"], "--memory-low 90 must be below --memory-high 90"),
+        (
+            ["--memory", "1G", "--memory-high", "50", "--memory-low", "60%"],
+            "--memory-low 60 must be below",
+        ),
+    ):
+        done = kip.cli("up", *flags, check=False, timeout=10)
+        assert done.returncode == 2 and words in done.stderr, done
+    assert not kip.data.exists()
