@@ -157,7 +157,7 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
     assert "stopped cannot start: procs use" in kip.refused("start", "stopped")
     assert set(states(kip)) == {"stopped", "hog"} and stopped.state == "stopped"
     assert any(
-        "no proc that is awake may be put to sleep" in line
+        "those that may be put to sleep do not hold enough" in line
         for line in pressure_events(kip, None)
     )
     hog.stop()

@@ -44,7 +44,7 @@ pub(crate) const QUIET: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, Default)]
 struct Pass {
     number: u64,
-    /// No proc is awake that could be put to sleep within a while.
+    /// Even if all went to sleep who may, there would not be the room that is asked for.
     hopeless: bool,
 }
 
@@ -68,8 +68,10 @@ pub(crate) struct Pressure {
     at_once: Arc<Semaphore>,
     /// Whoever has it is the next to be given room. Fair.
     turn: tokio::sync::Mutex<()>,
-    /// What the wake whose turn it is needs, bytes; 0 if it has room.
+    /// What the wakes that wait need together, bytes.
     wanted: AtomicU64,
+    /// What the one whose turn it is needs, bytes; 0 if it has room.
+    first: AtomicU64,
     /// Relief is to look at once.
     asked: Notify,
     passes: watch::Sender<Pass>,
@@ -87,6 +89,7 @@ impl Pressure {
             at_once: Arc::new(Semaphore::new(admission::WAKES_PER_CORE * cores)),
             turn: tokio::sync::Mutex::new(()),
             wanted: AtomicU64::new(0),
+            first: AtomicU64::new(0),
             asked: Notify::new(),
             passes: watch::Sender::new(Pass::default()),
         })

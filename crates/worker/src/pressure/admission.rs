@@ -76,11 +76,18 @@ impl Drop for Grant {
 }
 
 /// While one lives, relief knows what is needed.
-struct Wanted<'a>(&'a AtomicU64);
+struct Wanted<'a>(&'a AtomicU64, u64);
+
+impl<'a> Wanted<'a> {
+    fn add(sum: &'a AtomicU64, bytes: u64) -> Wanted<'a> {
+        sum.fetch_add(bytes, Ordering::SeqCst);
+        Wanted(sum, bytes)
+    }
+}
 
 impl Drop for Wanted<'_> {
     fn drop(&mut self) {
-        self.0.store(0, Ordering::SeqCst);
+        self.0.fetch_sub(self.1, Ordering::SeqCst);
     }
 }
 
@@ -109,12 +116,16 @@ impl Pressure {
 
     /// Leave to wake, when it is its turn and relief has done what it can within [`ROOM_WITHIN`].
     pub(crate) async fn admit(self: Arc<Pressure>, need: Need) -> Result<Grant, Short> {
+        let last_resort = self.marks.last_resort_bytes();
+        if need.bytes > last_resort {
+            return Err(Short { needs: need.bytes, used: self.measure(), last_resort });
+        }
+        let _wanted = Wanted::add(&self.wanted, need.bytes);
         let place = Arc::clone(&self.at_once).acquire_owned().await.expect("it is never closed");
         let _turn = self.turn.lock().await;
         let mut passes = self.passes.subscribe();
         let begun = passes.borrow_and_update().number;
-        self.wanted.store(need.bytes, Ordering::SeqCst);
-        let _wanted = Wanted(&self.wanted);
+        let _first = Wanted::add(&self.first, need.bytes);
         let until = Instant::now() + ROOM_WITHIN;
         loop {
             if let Some(promise) = self.promise(&need, self.marks.high_bytes()) {
@@ -128,7 +139,6 @@ impl Pressure {
             self.asked.notify_one();
             let _ = tokio::time::timeout(LOOK_EVERY, passes.changed()).await;
         }
-        let last_resort = self.marks.last_resort_bytes();
         match self.promise(&need, last_resort) {
             Some(promise) => Ok(self.grant(promise, place, true)),
             None => Err(Short { needs: need.bytes, used: self.books().ledger.expected(), last_resort }),

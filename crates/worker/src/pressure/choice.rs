@@ -71,9 +71,19 @@ pub(super) fn victims<K, S: Ord + Copy>(
     chosen
 }
 
-/// Whether nobody will go down `within` this time.
-pub(super) fn hopeless<K, S>(all: &[Candidate<K, S>], within: Duration) -> bool {
-    all.iter().all(|c| c.held_awake || c.rests > within)
+/// Whether `lacking` bytes would be given back if all went down who may `within` this time; somebody at least.
+pub(super) fn reachable<K, S>(
+    all: &[Candidate<K, S>],
+    within: Duration,
+    lacking: u64,
+    mut gives_back: impl FnMut(&Candidate<K, S>) -> u64,
+) -> bool {
+    let mut free = 0u64;
+    // No more are asked than needed: it costs a look at each.
+    all.iter().filter(|c| !c.held_awake && c.rests <= within).any(|c| {
+        free = free.saturating_add(gives_back(c));
+        free >= lacking
+    })
 }
 
 /// Between the marks nothing begins: relief begins above the high one and ends at the low one.
@@ -108,7 +118,7 @@ impl Hysteresis {
         }
     }
 
-    /// What to reach: `leaving` bytes are on their way out, the wake whose turn it is needs `wanted`; at most `most` procs
+    /// What to reach: `leaving` bytes are on their way out, wakes that wait need `wanted`; at most `most` procs
     /// may go down now. None if there is nothing to do.
     pub(super) fn goal(&self, used: u64, leaving: u64, wanted: u64, most: usize, marks: &MemoryMarks) -> Option<Goal> {
         let left = used.saturating_sub(leaving);
@@ -173,11 +183,13 @@ mod tests {
         let all = [held.clone(), resting.clone(), moving.clone(), busy.clone(), proc("a", 1)];
         assert_eq!(chosen(&all, ALL, true), ["a"]);
         let soon = Duration::from_secs(2);
-        assert!(hopeless(&[held.clone(), resting.clone()], soon));
-        assert!(!hopeless(&[resting], Duration::from_secs(9)), "it will be asked again");
-        assert!(!hopeless(&[held.clone(), busy], soon), "it may be quiet soon");
-        assert!(!hopeless(&[held, moving], soon), "it may be there soon");
-        assert!(hopeless::<&str, Step>(&[], soon));
+        let reaches = |all: &[_], lacking| reachable(all, soon, lacking, |_| 10);
+        assert!(!reaches(&[held.clone(), resting.clone()], 1));
+        assert!(reachable(&[resting], Duration::from_secs(9), 1, |_| 10), "it will be asked again");
+        assert!(reaches(&[held.clone(), busy.clone()], 10), "it may be quiet soon");
+        assert!(reaches(&[held, moving.clone()], 10), "it may be there soon");
+        assert!(!reaches(&[busy.clone(), moving.clone()], 21) && reaches(&[busy, moving], 20));
+        assert!(!reaches(&[], 0));
     }
 
     #[test]

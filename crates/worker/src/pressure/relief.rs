@@ -130,19 +130,27 @@ impl Relief {
     async fn look(&mut self, machine: &Arc<Machine>) -> u64 {
         let measured = Arc::clone(&self.pressure);
         let used = blocking(move || measured.measure()).await;
-        let wanted = self.pressure.wanted.load(Ordering::SeqCst);
-        let room = used <= self.pressure.marks.low_bytes() && wanted == 0;
+        let marks = self.pressure.marks.clone();
+        let [wanted, first] = [&self.pressure.wanted, &self.pressure.first].map(|n| n.load(Ordering::SeqCst));
+        let room = used <= marks.low_bytes() && wanted == 0;
         let candidates = if room { Vec::new() } else { self.candidates(machine) };
-        let hopeless = !room && self.leaving.is_empty() && choice::hopeless(&candidates, ROOM_WITHIN);
+        let gives_back = |c: &Candidate<Handle, Step>| c.key.proc.cgroup.held_bytes();
+        // A wake may go up to the last resort, a new proc finds its room below the high mark.
+        let most = if first > 0 { marks.last_resort_bytes() } else { marks.high_bytes() };
+        let lacking = used.saturating_add(first).saturating_sub(most);
+        let reachable = choice::reachable(&candidates, ROOM_WITHIN, lacking, gives_back);
+        let hopeless = !room && self.leaving.is_empty() && !reachable;
+        // Nobody is sent to sleep for a wake that would not find room even then.
+        let wanted = if hopeless { 0 } else { wanted };
         // Those who were woken just now are left alone between the marks.
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
         let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, |_| 0).is_empty();
-        let turn = self.hysteresis.look(used, &self.pressure.marks, exhausted);
+        let turn = self.hysteresis.look(used, &marks, exhausted);
         self.tell(machine, turn, used, hopeless);
         let leaving: u64 = self.leaving.values().sum();
         let most = AT_ONCE.saturating_sub(self.leaving.len());
-        if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &self.pressure.marks) {
-            let chosen = choice::victims(&candidates, goal, |c| c.key.proc.cgroup.held_bytes());
+        if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &marks) {
+            let chosen = choice::victims(&candidates, goal, gives_back);
             for (n, gives_back) in chosen {
                 self.ask(candidates[n].key.clone(), candidates[n].quiet, gives_back, used);
             }
@@ -235,7 +243,7 @@ impl Relief {
         }
         let stuck = hopeless && used > pressure.marks.high_bytes();
         if stuck && !self.told_stuck {
-            let line = format!("{}: no proc that is awake may be put to sleep", pressure.above_high(used));
+            let line = format!("{}: those that may be put to sleep do not hold enough", pressure.above_high(used));
             machine.events.tell(None, "pressure", line);
         }
         self.told_stuck = stuck;
