@@ -144,23 +144,39 @@ def test_the_longest_idle_sleeps_first(
 
 
 def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None:
+    """Above the high mark, and with nobody who may sleep, neither a new one nor a stopped one starts; a timer that is due
+    waits for room."""
     kip = limited(40)
     stopped = hold(kip, tar, "stopped", 1)
     stopped.stop()
+    timer = kip.run(
+        "timer",
+        ["sh", "-c", "sleep 3; echo fired; exec sleep 1000"],
+        flags=["--tick", "1s"],
+    )
+    timer.sleep()
     hog = hold(kip, tar, "hog", 10, "--never-sleep")
-    ask(hog, "eat 27")
+    ask(hog, "eat 28")
     begun = time.monotonic()
     line = kip.refused("run", "--name", "more", "--", "sleep", "1000")
     assert time.monotonic() - begun < 4
-    assert re.search(r"more cannot start: procs use 37\.\dM, the high mark is 36\.0M \(90% of --memory 40\.0M\); stop procs"
+    assert re.search(r"more cannot start: procs use 38\.\dM, the high mark is 36\.0M \(90% of --memory 40\.0M\); stop procs"
                      r" .* or give `kip up` more --memory", line), line  # fmt: skip
     assert "stopped cannot start: procs use" in kip.refused("start", "stopped")
-    assert set(states(kip)) == {"stopped", "hog"} and stopped.state == "stopped"
+    assert (
+        set(states(kip)) == {"stopped", "hog", "timer"} and stopped.state == "stopped"
+    )
     assert any(
         "those that may be put to sleep do not hold enough" in line
         for line in pressure_events(kip, None)
     )
+    wait_for("the timer is due", lambda: pressure_events(kip, "timer"), 10)
+    assert (
+        timer.state == "parked"
+        and "timer cannot be woken: it needs" in pressure_events(kip, "timer")[0]
+    )
     hog.stop()
+    wait_for("the timer has its turn", lambda: "fired" in timer.logs(), 10)
     kip.run("more", ["sleep", "1000"])
     stopped.start()
     ask(stopped, "hello")

@@ -44,6 +44,8 @@ pub(crate) const QUIET: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, Default)]
 struct Pass {
     number: u64,
+    /// What is used, bytes.
+    used: u64,
     /// Even if all went to sleep who may, there would not be the room that is asked for.
     hopeless: bool,
 }

@@ -145,6 +145,17 @@ impl Pressure {
         }
     }
 
+    /// Returns after `pause`, or sooner when relief sees room for `need` that was not there before.
+    pub(crate) async fn pause(&self, need: &Need, pause: Duration) {
+        let mut passes = self.passes.subscribe();
+        let most = self.marks.high_bytes();
+        let room = |pass: &Pass| pass.number > 0 && pass.used.saturating_add(need.bytes) <= most;
+        // What was seen last is from before the try that failed.
+        passes.mark_unchanged();
+        let seen = async { while passes.changed().await.is_ok() && !room(&passes.borrow_and_update()) {} };
+        let _ = tokio::time::timeout(pause, seen).await;
+    }
+
     /// Whether another proc may be started: not above the high mark, once relief has done what it can.
     pub(crate) async fn admit_new(&self, name: &ProcName) -> Result<(), Refusal> {
         let mut passes = self.passes.subscribe();
@@ -186,7 +197,7 @@ mod tests {
     }
 
     fn tell_pass(pressure: &Pressure, hopeless: bool) {
-        pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, hopeless });
+        pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, used: 0, hopeless });
     }
 
     #[tokio::test]
@@ -223,6 +234,24 @@ mod tests {
         hopeless.await.unwrap().unwrap_err();
         assert!(begun.elapsed() < ROOM_WITHIN);
         drop(second);
+    }
+
+    #[tokio::test]
+    async fn a_pause_ends_when_there_is_room() {
+        let (pressure, need) = pressure(1000);
+        let see = |used| pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, used, hopeless: false });
+        see(0);
+        let begun = Instant::now();
+        pressure.pause(&need(100), Duration::from_millis(20)).await;
+        assert!(begun.elapsed() >= Duration::from_millis(20), "that was seen before");
+        let need = need(100);
+        let mut long = std::pin::pin!(pressure.pause(&need, Duration::from_secs(600)));
+        let soon = Duration::from_millis(20);
+        assert!(tokio::time::timeout(soon, &mut long).await.is_err());
+        see(801);
+        assert!(tokio::time::timeout(soon, &mut long).await.is_err());
+        see(800);
+        long.await;
     }
 
     #[tokio::test]

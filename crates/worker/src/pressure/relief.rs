@@ -155,7 +155,7 @@ impl Relief {
                 self.ask(candidates[n].key.clone(), candidates[n].quiet, gives_back, used);
             }
         }
-        self.pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, hopeless });
+        self.pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, used, hopeless });
         used
     }
 

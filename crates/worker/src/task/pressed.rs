@@ -71,13 +71,13 @@ impl Task {
         self.grant.is_some()
     }
 
-    /// A place behind the others, taken after `pause`.
+    /// A place behind the others, taken after `pause` or when there is room.
     fn place(&self, pause: Option<Duration>) -> Pin<Box<dyn Future<Output = Leave> + Send>> {
         let pressure = Arc::clone(&self.proc.shared.pressure);
         let need = self.need();
         Box::pin(async move {
             if let Some(pause) = pause {
-                tokio::time::sleep(pause).await;
+                pressure.pause(&need, pause).await;
             }
             pressure.admit(need).await
         })
