@@ -39,10 +39,10 @@ def limited(fresh_kip: Callable[..., Kip], tar: Path) -> Callable[[int], Kip]:
 
 
 def hold(kip: Kip, tar: Path, name: str, mib: int, *flags: str) -> Proc:
-    """A proc that holds so much memory and knows whether it is what it was."""
-    return kip.run(
-        name, ["/srv/holder", "7000", str(mib)], ports=[7000], tar=tar, flags=flags
-    )
+    """A proc that holds so much memory and knows whether it is what it was. It is parked if no flag says otherwise."""
+    if "--hibernate" not in flags:
+        flags = (*flags, "--hibernate", "off")
+    return kip.run(name, ["/srv/holder", "7000", str(mib)], ports=[7000], tar=tar, flags=flags)
 
 
 def ask(proc: Proc, line: str, timeout: float = 30) -> None:
@@ -60,11 +60,7 @@ def states(kip: Kip) -> dict[str, str]:
 
 
 def pressure_events(kip: Kip, name: str | None) -> list[str]:
-    return [
-        e["detail"]
-        for e in kip.events()
-        if e["kind"] == "pressure" and e["name"] == name
-    ]
+    return [e["detail"] for e in kip.events() if e["kind"] == "pressure" and e["name"] == name]
 
 
 def transitions(kip: Kip) -> int:
@@ -80,27 +76,17 @@ def held(kip: Kip) -> int:
         path = Path(stat) / "memory.stat"
         if path.exists():
             fields = dict(line.split() for line in path.read_text().splitlines())
-            return sum(
-                int(fields.get(key, 0))
-                for key in ("total_rss", "total_mapped_file", "anon", "file_mapped")
-            )
+            return sum(int(fields.get(key, 0)) for key in ("total_rss", "total_mapped_file", "anon", "file_mapped"))
     return 0
 
 
-def test_the_longest_idle_sleeps_first(
-    limited: Callable[[int], Kip], tar: Path
-) -> None:
+def test_the_longest_idle_sleeps_first(limited: Callable[[int], Kip], tar: Path) -> None:
     kip = limited(80)
     never = hold(kip, tar, "never", 10, "--never-sleep")
     execed, first, second, last = (
-        hold(kip, tar, n, mib)
-        for n, mib in zip(
-            ("execed", "first", "second", "last"), (10, 14, 10, 10), strict=True
-        )
+        hold(kip, tar, n, mib) for n, mib in zip(("execed", "first", "second", "last"), (10, 14, 10, 10), strict=True)
     )
-    with subprocess.Popen(
-        [kip.program, "--data", kip.data, "exec", "execed", "--", "sleep", "1000"]
-    ) as program:
+    with subprocess.Popen([kip.program, "--data", kip.data, "exec", "execed", "--", "sleep", "1000"]) as program:
         try:
             wait_for("it runs", lambda: len(execed.inspect()["pids"]) == 3)
             # Looked at once a second: what is to be told apart has to be further apart.
@@ -127,20 +113,45 @@ def test_the_longest_idle_sleeps_first(
     cause = first.inspect()["last_sleep"]["cause"]
     assert re.fullmatch(r"memory pressure: procs use 7\d\.\dM of 80\.0M, marks 80% and 90%; it was idle for \d+\.\d s "
                         r"and held 1\d\.\dM", cause), cause  # fmt: skip
-    assert (
-        cause in kip.cli("why", "first").stdout
-        and kip.json("why", "first")["last_sleep"]["cause"] == cause
-    )
+    assert cause in kip.cli("why", "first").stdout and kip.json("why", "first")["last_sleep"]["cause"] == cause
     assert pressure_events(kip, "first") == [f"put to sleep by {cause}"]
     begin, end = pressure_events(kip, None)
-    assert "idle procs are put to sleep" in begin and end.endswith(
-        "procs asked to sleep: 1"
-    )
+    assert "idle procs are put to sleep" in begin and end.endswith("procs asked to sleep: 1")
     assert "used " in kip.cli("top", "--once", "-d", "0.1").stdout.splitlines()[1]
     ask(first, "hello")
     assert never.state == "running" and execed.state == "running"
     first.sleep()
     assert first.inspect()["last_sleep"]["cause"] is None, "that was no pressure"
+
+
+HOLDS = """
+import signal, time
+memory = bytearray(b"a" * (20 << 20))
+signal.signal(signal.SIGUSR1, lambda *_: print("intact", memory.count(b"a") == len(memory), flush=True))
+print("up", flush=True)
+while True:
+    time.sleep(1000)
+"""
+
+
+def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar: Path) -> None:
+    """Also if somebody who can only be parked was idle for longer; what comes back is what it was."""
+    kip = limited(80)
+    parks, last = hold(kip, tar, "parks", 10), hold(kip, tar, "last", 10)
+    ask(parks, "hello")
+    time.sleep(1.2)
+    first = kip.run("first", ["/usr/bin/python3", "-c", HOLDS])
+    wait_for("it is up", lambda: "up" in first.logs(), 10)
+    time.sleep(2.2)
+    ask(last, "eat 32")
+    first.wait_state("hibernated", 10)
+    wait_for("it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["low_bytes"], 10)
+    assert states(kip) == {"parks": "running", "last": "running", "first": "hibernated"}
+    sleep = first.inspect()["last_sleep"]
+    assert sleep["to"] == "hibernated" and sleep["cause"].startswith("memory pressure: procs use 7"), sleep
+    assert sleep["cause"] in kip.cli("why", "first").stdout
+    first.exec("kill", "-USR1", "2")
+    wait_for("it is intact", lambda: "intact True" in first.logs(), 10)
 
 
 def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None:
@@ -163,18 +174,10 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
     assert re.search(r"more cannot start: procs use 38\.\dM, the high mark is 36\.0M \(90% of --memory 40\.0M\); stop procs"
                      r" .* or give `kip up` more --memory", line), line  # fmt: skip
     assert "stopped cannot start: procs use" in kip.refused("start", "stopped")
-    assert (
-        set(states(kip)) == {"stopped", "hog", "timer"} and stopped.state == "stopped"
-    )
-    assert any(
-        "those that may be put to sleep do not hold enough" in line
-        for line in pressure_events(kip, None)
-    )
+    assert set(states(kip)) == {"stopped", "hog", "timer"} and stopped.state == "stopped"
+    assert any("those that may be put to sleep do not hold enough" in line for line in pressure_events(kip, None))
     wait_for("the timer is due", lambda: pressure_events(kip, "timer"), 10)
-    assert (
-        timer.state == "parked"
-        and "timer cannot be woken: it needs" in pressure_events(kip, "timer")[0]
-    )
+    assert timer.state == "parked" and "timer cannot be woken: it needs" in pressure_events(kip, "timer")[0]
     hog.stop()
     wait_for("the timer has its turn", lambda: "fired" in timer.logs(), 10)
     kip.run("more", ["sleep", "1000"])
@@ -182,9 +185,7 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
     ask(stopped, "hello")
 
 
-def test_a_storm_is_served_within_the_limit(
-    limited: Callable[[int], Kip], tar: Path
-) -> None:
+def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: Path) -> None:
     """More than fits, all at the same instant: each client is answered, memory stays below the last resort, and then
     there is peace."""
     kip = limited(48)
@@ -225,12 +226,8 @@ def test_a_storm_is_served_within_the_limit(
     watcher.join()
     assert answers == {n: f"ok client {n}" for n in range(STORM)}
     assert 20 * MIB < most <= last_resort, f"{most / MIB} of {last_resort / MIB} MiB"
-    assert max(proc.inspect()["wakes"] for proc in procs) <= 2, (
-        "somebody was woken again and again"
-    )
-    wait_for(
-        "it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["high_bytes"], 10
-    )
+    assert max(proc.inspect()["wakes"] for proc in procs) <= 2, "somebody was woken again and again"
+    wait_for("it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["high_bytes"], 10)
     wait_for(
         "all is quiet",
         lambda: not {"parking", "waking"} & set(states(kip).values()),
@@ -241,15 +238,11 @@ def test_a_storm_is_served_within_the_limit(
     assert awake >= 3, "as many stay awake as there is room for"
     time.sleep(3)
     assert transitions(kip) == before, kip.events()[-10:]
-    with ThreadPoolExecutor(
-        4
-    ) as four:  # without a wake each, which `kip down` would make
+    with ThreadPoolExecutor(4) as four:  # without a wake each, which `kip down` would make
         list(four.map(Proc.remove, procs))
 
 
-def test_no_oscillation_between_the_marks(
-    limited: Callable[[int], Kip], tar: Path
-) -> None:
+def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Path) -> None:
     """Use between the marks, clients that come and go: nobody is put to sleep, for relief has not begun."""
     kip = limited(60)
     procs = [hold(kip, tar, f"p{n}", 10) for n in range(5)]
@@ -261,15 +254,11 @@ def test_no_oscillation_between_the_marks(
     assert transitions(kip) == 0 and set(states(kip).values()) == {"running"}
 
 
-def test_who_finds_no_room_waits_until_there_is(
-    limited: Callable[[int], Kip], tar: Path
-) -> None:
+def test_who_finds_no_room_waits_until_there_is(limited: Callable[[int], Kip], tar: Path) -> None:
     """By a command it is refused after one try. Who connects waits, also for a daemon that was killed meanwhile. Whoever
     waits can be stopped: at once, or in order when there is room."""
     kip = limited(40)
-    sleeper, ending, ended = (
-        hold(kip, tar, name, 12) for name in ("sleeper", "ending", "ended")
-    )
+    sleeper, ending, ended = (hold(kip, tar, name, 12) for name in ("sleeper", "ending", "ended"))
     for proc in (sleeper, ending, ended):
         proc.sleep()
     hog = hold(kip, tar, "hog", 30, "--never-sleep")
@@ -278,10 +267,7 @@ def test_who_finds_no_room_waits_until_there_is(
     assert time.monotonic() - begun < 5
     assert re.search(r"sleeper cannot be woken: it needs 13\.\dM, procs use 30\.\dM, and no more than 39\.2M "
                      r"\(98% of --memory 40\.0M\) may be used; stop procs .*", line), line  # fmt: skip
-    assert (
-        "sleeper cannot be woken" in kip.refused("exec", "sleeper", "--", "true")
-        and sleeper.state == "parked"
-    )
+    assert "sleeper cannot be woken" in kip.refused("exec", "sleeper", "--", "true") and sleeper.state == "parked"
     clients = [Lines(proc.port(), timeout=60) for proc in (sleeper, ending, ended)]
     for client in clients:
         client.socket.sendall(b"hello\n")
@@ -295,22 +281,16 @@ def test_who_finds_no_room_waits_until_there_is(
     kip.cli("stop", "ended", "--grace", "0s", timeout=5)
     kip.kill()
     kip.up()
-    with subprocess.Popen(
-        [kip.program, "--data", kip.data, "stop", "ending"], stdout=subprocess.DEVNULL
-    ) as stop:
+    with subprocess.Popen([kip.program, "--data", kip.data, "stop", "ending"], stdout=subprocess.DEVNULL) as stop:
         time.sleep(1)
         assert (sleeper.state, ending.state, stop.poll()) == ("parked", "parked", None)
         hog.stop()
         assert clients[0].reader.readline() == b"ok hello\n"
         assert stop.wait(15) == 0
-    assert ending.inspect()["last_wake"]["trigger"] == "stop", (
-        "it was woken to be told to end"
-    )
+    assert ending.inspect()["last_wake"]["trigger"] == "stop", "it was woken to be told to end"
     for client in clients:
         client.close()
-    steps = {
-        step["name"]: step["us"] for step in sleeper.inspect()["last_wake"]["steps"]
-    }
+    steps = {step["name"]: step["us"] for step in sleeper.inspect()["last_wake"]["steps"]}
     assert steps["queue"] > 0, "the time it waited is told"
 
 

@@ -69,8 +69,8 @@ pub(crate) enum Command {
     LookAtPager,
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
-    /// Put it to sleep for `cause` unless it is wanted awake now.
-    Relieve { cause: String, reply: Reply<Relieved> },
+    /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
+    Relieve { to: Tier, cause: String, reply: Reply<Relieved> },
 }
 
 /// While one lives the proc does not go to sleep by itself, nor by request.
@@ -375,8 +375,8 @@ impl Task {
             Command::Socket { label, at } => self.on_socket(label, at).await,
             Command::Awake { turn, woken } => self.on_awake(turn, woken),
             Command::LookAtPager => self.look_at_pager().await,
-            Command::Relieve { cause, reply } => {
-                let _ = reply.send(self.relieve(cause).await);
+            Command::Relieve { to, cause, reply } => {
+                let _ = reply.send(self.relieve(to, cause).await);
             }
             Command::KeepAwake { trigger, reply } => {
                 let awake = self.wake_on_request(trigger).await;

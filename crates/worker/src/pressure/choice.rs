@@ -1,7 +1,7 @@
 //! Whom to put to sleep when memory is short, in which order, and when to stop. Pure.
 //!
 //! A candidate may go one step down. Steps are ordered by what they cost those who come back: all candidates of a cheaper
-//! step go first. Today the only step is to park; hibernation in place becomes another, before it.
+//! step go first: who can be hibernated goes before who can only be parked.
 
 use super::{MemoryMarks, QUIET};
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub(super) struct Goal {
 }
 
 /// Who goes down: the cheapest step first, those that were woken just now last, the longest quiet first among equals, until
-/// the goal is reached. `gives_back` is asked only for those who may be chosen.
+/// the goal is reached; nobody who gives nothing back. `gives_back` is asked only for those who may be chosen.
 pub(super) fn victims<K, S: Ord + Copy>(
     all: &[Candidate<K, S>],
     goal: Goal,
@@ -65,6 +65,9 @@ pub(super) fn victims<K, S: Ord + Copy>(
             break;
         }
         let bytes = gives_back(&all[n]);
+        if bytes == 0 {
+            continue;
+        }
         freed = freed.saturating_add(bytes);
         chosen.push((n, bytes));
     }
@@ -172,6 +175,8 @@ mod tests {
         assert!(chosen(&all, 0, false).is_empty());
         let one = Goal { free: ALL, most: 1, fresh_too: false };
         assert_eq!(victims(&all, one, |_| 10), [(1, 10)]);
+        let but_a = |c: &Candidate<&str, Step>| if c.key == "a" { 0 } else { 10 };
+        assert_eq!(victims(&all, one, but_a), [(0, 10)], "nobody sleeps for nothing");
     }
 
     #[test]

@@ -5,13 +5,14 @@
 
 use super::admission::ROOM_WITHIN;
 use super::choice::{self, Candidate, Hysteresis, Turn};
-use super::{Pass, Pressure, size};
+use super::{Pass, Pressure, QUIET, size};
 use crate::events::now_ms;
 use crate::machine::Machine;
 use crate::task::{Command, Handle, blocking};
 use kip_net::Slot;
-use kip_types::State;
 use kip_types::api::Refusal;
+use kip_types::spec::{Hibernate, Timing};
+use kip_types::{State, Tier};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -45,7 +46,26 @@ pub(crate) enum Relieved {
 /// Steps down, the cheapest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
+    /// Its memory goes to a swap file and its working set stays at hand: it is back within a millisecond or two.
+    Hibernate,
     Park,
+}
+
+impl Step {
+    /// The one that a running proc takes first.
+    fn of(timing: &Timing) -> Step {
+        match timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 {
+            true => Step::Hibernate,
+            false => Step::Park,
+        }
+    }
+
+    fn to(self) -> Tier {
+        match self {
+            Step::Hibernate => Tier::Hibernated,
+            Step::Park => Tier::Parked,
+        }
+    }
 }
 
 /// Not to be asked for a while.
@@ -69,6 +89,23 @@ impl Rest {
     fn left(&self, now: Instant) -> Duration {
         self.until.saturating_duration_since(now)
     }
+}
+
+/// It has its processes and is not about to be stopped.
+fn is_there(state: &State) -> bool {
+    matches!(state, State::Hot { .. } | State::Hibernated { .. } | State::Parking { .. })
+}
+
+/// What its sleep would give back, bytes. To park a hibernated proc all that is out comes back first: that counts against
+/// it, so that only one is parked that is still there for the most part.
+fn gives_back(candidate: &Candidate<Handle, Step>) -> u64 {
+    let proc = &candidate.key.proc;
+    let status = candidate.key.status.borrow();
+    let out = match (&status.record.state, &status.record.last_sleep) {
+        (State::Hibernated { .. }, Some(sleep)) => sleep.bytes_written,
+        _ => 0,
+    };
+    proc.cgroup.held_bytes().saturating_sub(out)
 }
 
 type Ended = (Slot, Option<Result<Relieved, Refusal>>);
@@ -134,7 +171,6 @@ impl Relief {
         let [wanted, first] = [&self.pressure.wanted, &self.pressure.first].map(|n| n.load(Ordering::SeqCst));
         let room = used <= marks.low_bytes() && wanted == 0;
         let candidates = if room { Vec::new() } else { self.candidates(machine) };
-        let gives_back = |c: &Candidate<Handle, Step>| c.key.proc.cgroup.held_bytes();
         // A wake may go up to the last resort, a new proc finds its room below the high mark.
         let most = if first > 0 { marks.last_resort_bytes() } else { marks.high_bytes() };
         let lacking = used.saturating_add(first).saturating_sub(most);
@@ -144,7 +180,7 @@ impl Relief {
         let wanted = if hopeless { 0 } else { wanted };
         // Those who were woken just now are left alone between the marks.
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
-        let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, |_| 0).is_empty();
+        let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, gives_back).is_empty();
         let turn = self.hysteresis.look(used, &marks, exhausted);
         self.tell(machine, turn, used, hopeless);
         let leaving: u64 = self.leaving.values().sum();
@@ -152,7 +188,7 @@ impl Relief {
         if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &marks) {
             let chosen = choice::victims(&candidates, goal, gives_back);
             for (n, gives_back) in chosen {
-                self.ask(candidates[n].key.clone(), candidates[n].quiet, gives_back, used);
+                self.ask(&candidates[n], gives_back, used);
             }
         }
         self.pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, used, hopeless });
@@ -169,25 +205,31 @@ impl Relief {
 
     fn candidate(&self, handle: &Handle, now: Instant) -> Option<Candidate<Handle, Step>> {
         let status = handle.status.borrow();
-        let moving = match status.record.state {
-            State::Hot { .. } => self.leaving.contains_key(&handle.proc.slot),
-            State::Parking { .. } | State::Waking { .. } => true,
+        let proc = &handle.proc;
+        let ago = |at_ms: u64| Duration::from_millis(now_ms().saturating_sub(at_ms));
+        let quiet = status.quiet_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let (step, quiet, moving) = match status.record.state {
+            State::Hot { .. } => (Step::of(&proc.spec.timing), quiet, false),
+            State::Hibernated { .. } => {
+                let asleep = status.record.last_sleep.as_ref().map_or(Duration::ZERO, |s| ago(s.at_ms));
+                (Step::Park, asleep.max(QUIET), false)
+            }
+            State::Parking { .. } | State::Waking { .. } => (Step::Park, Duration::ZERO, true),
             _ => return None,
         };
-        let proc = &handle.proc;
-        let woken = status.record.last_wake.as_ref().map(|w| Duration::from_millis(now_ms().saturating_sub(w.at_ms)));
         Some(Candidate {
             key: handle.clone(),
-            step: Step::Park,
-            quiet: status.quiet_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
-            awake: woken,
+            step,
+            quiet,
+            awake: status.record.last_wake.as_ref().map(|w| ago(w.at_ms)),
             held_awake: proc.spec.timing.never || status.execs > 0,
-            moving,
+            moving: moving || self.leaving.contains_key(&proc.slot),
             rests: self.rests.get(&proc.slot).map_or(Duration::ZERO, |r| r.left(now)),
         })
     }
 
-    fn ask(&mut self, victim: Handle, quiet: Duration, gives_back: u64, used: u64) {
+    fn ask(&mut self, victim: &Candidate<Handle, Step>, gives_back: u64, used: u64) {
+        let (to, quiet, victim) = (victim.step.to(), victim.quiet, victim.key.clone());
         self.leaving.insert(victim.proc.slot, gives_back);
         self.chosen += 1;
         let cause = format!(
@@ -199,11 +241,11 @@ impl Relief {
         self.asked.spawn(async move {
             let slot = victim.proc.slot;
             let mut status = victim.status.clone();
-            let gone_on = status.wait_for(|s| !matches!(s.record.state, State::Hot { .. } | State::Parking { .. }));
+            let gone_on = status.wait_for(|s| !is_there(&s.record.state));
             // A proc that went another way meanwhile may have work that waits for us: it is not waited for.
             let answer = tokio::select! {
                 biased;
-                answer = victim.ask(|reply| Command::Relieve { cause, reply }) => Some(answer),
+                answer = victim.ask(|reply| Command::Relieve { to, cause, reply }) => Some(answer),
                 _ = gone_on => None,
             };
             (slot, answer)

@@ -7,8 +7,8 @@
 
 use super::{Command, Task};
 use crate::pressure::{Grant, Need, QUIET, Relieved, Short};
-use kip_types::State;
 use kip_types::api::{Code, Refusal};
+use kip_types::{State, Tier};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -209,21 +209,28 @@ impl Task {
     }
 
     /// Goes to sleep for others, unless it is wanted awake.
-    pub(super) async fn relieve(&mut self, cause: String) -> Result<Relieved, Refusal> {
-        if !matches!(self.record.state, State::Hot { .. }) {
-            return Ok(Relieved::Declined);
-        }
+    pub(super) async fn relieve(&mut self, to: Tier, cause: String) -> Result<Relieved, Refusal> {
         // What happened since the last look counts.
         self.look();
-        let quiet = self.running.as_ref().is_some_and(|r| r.idle.quiet(Instant::now()) >= QUIET);
+        let (quiet, hibernates) = match (&self.record.state, &self.running) {
+            (State::Hot { .. }, Some(running)) => {
+                (running.idle.quiet(Instant::now()) >= QUIET, to == Tier::Hibernated && !running.no_hibernation)
+            }
+            (State::Hibernated { .. }, _) => (to == Tier::Parked, false),
+            _ => (false, false),
+        };
         if !quiet || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
         self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
         self.sleep_cause = Some(cause);
-        let parked = self.park().await;
+        // What cannot be hibernated may still be parked.
+        let slept = match hibernates && self.hibernate().await.is_ok() {
+            true => Ok(()),
+            false => self.park().await,
+        };
         self.sleep_cause = None;
-        parked.map(|()| Relieved::Asleep)
+        slept.map(|()| Relieved::Asleep)
     }
 }
 
