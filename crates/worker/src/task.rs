@@ -14,7 +14,7 @@ use crate::fault;
 use crate::idle::{Activity, Idle, Sample};
 use crate::kits::Kit;
 use crate::park::Body;
-use crate::pressure::{Grant, Relieved};
+use crate::pressure::Relieved;
 use crate::proc::Proc;
 use crate::record;
 use crate::start;
@@ -26,7 +26,7 @@ use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
 use kip_types::{Hibernate, State, Tier};
-use pressed::Queued;
+use pressed::Pressed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -149,12 +149,7 @@ pub(crate) struct Task {
     roused: Option<(String, Instant)>,
     /// Blocked in hibernation it wakes for ticks.
     ticked: bool,
-    /// A wake that waits for leave to begin.
-    queued: Option<Queued>,
-    /// Leave for the wake that is under way.
-    grant: Option<Grant>,
-    /// Why the sleep under way was begun, if not for idleness or by request.
-    sleep_cause: Option<String>,
+    pressed: Pressed,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -203,9 +198,7 @@ impl Task {
             turn: None,
             roused: None,
             ticked: false,
-            queued: None,
-            grant: None,
-            sleep_cause: None,
+            pressed: Pressed::default(),
             kit,
         };
         (task, handle)
@@ -238,7 +231,7 @@ impl Task {
                     }
                 }
                 () = exited => self.on_exit().await,
-                leave = pressed::leave(&mut self.queued) => self.on_leave(leave).await,
+                leave = self.pressed.leave() => self.on_leave(leave).await,
                 () = async {
                     match deadline {
                         Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -285,7 +278,7 @@ impl Task {
         if let Some(running) = &self.running {
             return Some(running.next_look);
         }
-        if self.queued.is_some() {
+        if self.pressed.waits() {
             return None;
         }
         let timer = self.next_timer().map(|next| {
@@ -342,7 +335,7 @@ impl Task {
         if self.carry_out(command).await {
             return true;
         }
-        self.grant = None;
+        self.pressed.grant = None;
         self.settle_queue().await
     }
 
@@ -528,7 +521,7 @@ impl Task {
             // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
             self.admit_to_stop().await?;
             let _ = self.wake("stop".to_owned(), Instant::now(), false).await;
-            self.grant = None;
+            self.pressed.grant = None;
         }
         if matches!(self.record.state, State::Hibernated { .. }) && !grace.is_zero() {
             let _ = self.rouse("stop".to_owned(), Instant::now(), false).await;

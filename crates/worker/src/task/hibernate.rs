@@ -82,7 +82,7 @@ impl Task {
             memory_bytes: Some(memory_bytes),
             left_bytes: report.left.clone(),
             held: held.is_some(),
-            cause: self.sleep_cause.take(),
+            cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
         let detail = format!("frozen {} us, {} bytes written", view.frozen_us, view.bytes_written);

@@ -32,10 +32,10 @@ struct Caller {
     tick: bool,
 }
 
-type Leave = Result<Grant, Short>;
+pub(super) type Leave = Result<Grant, Short>;
 
 /// A wake that waits for leave.
-pub(super) struct Queued {
+struct Queued {
     caller: Option<Caller>,
     /// Commands that begin with a wake, in their order.
     commands: Vec<Command>,
@@ -49,11 +49,29 @@ impl std::fmt::Debug for Queued {
     }
 }
 
-/// What the wake that waits is told; never, if none does.
-pub(super) async fn leave(queued: &mut Option<Queued>) -> Leave {
-    match queued {
-        Some(queued) => (&mut queued.leave).await,
-        None => std::future::pending().await,
+/// What a task has to do with memory being short.
+#[derive(Debug, Default)]
+pub(super) struct Pressed {
+    /// A wake that waits for leave to begin.
+    queued: Option<Queued>,
+    /// Leave for the wake that is under way.
+    pub(super) grant: Option<Grant>,
+    /// Why the sleep under way was begun, if not for idleness or by request.
+    pub(super) sleep_cause: Option<String>,
+}
+
+impl Pressed {
+    /// Whether a wake waits for leave.
+    pub(super) fn waits(&self) -> bool {
+        self.queued.is_some()
+    }
+
+    /// What the wake that waits is told; never, if none does.
+    pub(super) async fn leave(&mut self) -> Leave {
+        match &mut self.queued {
+            Some(queued) => (&mut queued.leave).await,
+            None => std::future::pending().await,
+        }
     }
 }
 
@@ -67,8 +85,8 @@ impl Task {
 
     /// Leave to wake now.
     fn try_admit(&mut self) -> bool {
-        self.grant = self.proc.shared.pressure.try_admit(&self.need());
-        self.grant.is_some()
+        self.pressed.grant = self.proc.shared.pressure.try_admit(&self.need());
+        self.pressed.grant.is_some()
     }
 
     /// A place behind the others, taken after `pause` or when there is room.
@@ -85,13 +103,13 @@ impl Task {
 
     fn queue(&mut self, caller: Option<Caller>, commands: Vec<Command>, before: Option<Duration>) {
         let pause = before.map_or(FIRST_PAUSE, |p| (p * 2).min(LONGEST_PAUSE));
-        self.queued = Some(Queued { caller, commands, leave: self.place(before), pause });
+        self.pressed.queued = Some(Queued { caller, commands, leave: self.place(before), pause });
     }
 
     /// Gives up its place: nobody may hold one without looking at it. Who waits for the wake is answered by
     /// [`Task::settle_queue`].
     pub(super) fn leave_queue(&mut self) {
-        if let Some(queued) = &mut self.queued {
+        if let Some(queued) = &mut self.pressed.queued {
             queued.leave = Box::pin(std::future::pending());
         }
     }
@@ -102,7 +120,7 @@ impl Task {
         if !wakes || !matches!(self.record.state, State::Parked { .. }) {
             return Some(command);
         }
-        if let Some(queued) = &mut self.queued {
+        if let Some(queued) = &mut self.pressed.queued {
             queued.commands.push(command);
             return None;
         }
@@ -116,11 +134,11 @@ impl Task {
     /// Wakes it for somebody who cannot be told to come again: now, or when there is room.
     pub(super) async fn wake_in_turn(&mut self, trigger: String, at: Instant, tick: bool) {
         let caller = Caller { trigger, at, tick };
-        if let Some(queued) = &mut self.queued {
+        if let Some(queued) = &mut self.pressed.queued {
             queued.caller.get_or_insert(caller);
         } else if self.try_admit() {
             let _ = self.wake_retrying(caller.trigger, caller.at, caller.tick).await;
-            self.grant = None;
+            self.pressed.grant = None;
         } else {
             self.queue(Some(caller), Vec::new(), None);
         }
@@ -128,11 +146,11 @@ impl Task {
 
     /// The wake that waited may begin, or has been refused.
     pub(super) async fn on_leave(&mut self, leave: Leave) {
-        let Some(Queued { caller, commands, pause, .. }) = self.queued.take() else { return };
+        let Some(Queued { caller, commands, pause, .. }) = self.pressed.queued.take() else { return };
         let name = &self.proc.name;
         match leave {
             Ok(grant) => {
-                self.grant = Some(grant);
+                self.pressed.grant = Some(grant);
                 // A command's answer tells whether the proc slept before; traffic has no answer.
                 for command in commands {
                     self.carry_out(command).await;
@@ -142,7 +160,7 @@ impl Task {
                 {
                     let _ = self.wake_retrying(caller.trigger, caller.at, caller.tick).await;
                 }
-                self.grant = None;
+                self.pressed.grant = None;
             }
             Err(short) => {
                 let refusal = short.refusal(&format!("{name} cannot be woken"), &self.proc.shared.pressure);
@@ -166,7 +184,7 @@ impl Task {
         if matches!(self.record.state, State::Parked { .. }) {
             return false;
         }
-        let Some(queued) = self.queued.take() else { return false };
+        let Some(queued) = self.pressed.queued.take() else { return false };
         for command in queued.commands {
             if self.carry_out(command).await {
                 return true;
@@ -177,19 +195,19 @@ impl Task {
 
     /// Leave to wake for a stop: the program is to end in order, but not for all memory there is.
     pub(super) async fn admit_to_stop(&mut self) -> Result<(), Refusal> {
-        if self.queued.is_none() && self.try_admit() {
+        if self.pressed.queued.is_none() && self.try_admit() {
             return Ok(());
         }
         let begun = Instant::now();
         // If it has a place already, that is the one: two of one proc could wait for each other.
-        let mut place = match &mut self.queued {
+        let mut place = match &mut self.pressed.queued {
             Some(queued) => std::mem::replace(&mut queued.leave, Box::pin(std::future::pending())),
             None => self.place(None),
         };
         loop {
             match place.await {
                 Ok(grant) => {
-                    self.grant = Some(grant);
+                    self.pressed.grant = Some(grant);
                     return Ok(());
                 }
                 Err(short) if begun.elapsed() >= STOP_WITHIN => {
@@ -198,7 +216,7 @@ impl Task {
                     let Refusal { message, .. } = short.refusal(&what, &self.proc.shared.pressure);
                     let message = format!("{message}; `kip stop --grace 0s {name}` ends it as it sleeps");
                     let again = self.place(Some(FIRST_PAUSE));
-                    if let Some(queued) = &mut self.queued {
+                    if let Some(queued) = &mut self.pressed.queued {
                         queued.leave = again;
                     }
                     return Err(Refusal::new(Code::Exhausted, message));
@@ -223,13 +241,13 @@ impl Task {
             return Ok(Relieved::Declined);
         }
         self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
-        self.sleep_cause = Some(cause);
+        self.pressed.sleep_cause = Some(cause);
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {
             true => Ok(()),
             false => self.park().await,
         };
-        self.sleep_cause = None;
+        self.pressed.sleep_cause = None;
         slept.map(|()| Relieved::Asleep)
     }
 }

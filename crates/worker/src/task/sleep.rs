@@ -105,7 +105,7 @@ impl Task {
             memory_bytes: Some(memory_bytes),
             left_bytes: BTreeMap::new(),
             held: false,
-            cause: self.sleep_cause.take(),
+            cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
@@ -154,7 +154,7 @@ impl Task {
 
     pub(super) async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
         let mut steps = Steps::since(at);
-        if self.grant.as_ref().is_some_and(|g| g.was_queued) {
+        if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
         }
         self.advance(Input::Wake, record::Durability::Rename)?;
