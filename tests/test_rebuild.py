@@ -102,6 +102,20 @@ def test_only_criu(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
         assert not web.rebuilt()
 
 
+@pytest.mark.parametrize("tier", ["hibernated", "parked"])
+def test_the_end_of_one_that_slept_is_told(kip: Kip, tmp_path: Path, tier: str) -> None:
+    """Pid 1 is another process after a wake by plan; how the program ended is known all the same."""
+    script = "trap 'exit 7' TERM; while :; do sleep 0.1; done"
+    proc = kip.run(f"seven-{tier}", ["sh", "-c", script])
+    for _ in range(2):
+        kip.cli("sleep", proc.name, "--to", tier)
+        proc.wake()
+    if tier == "parked":
+        assert proc.rebuilt()
+    proc.stop()
+    assert proc.inspect()["exit"] == "exit code 7"
+
+
 def test_two_ways_in_turn(kip: Kip, tmp_path: Path) -> None:
     """What one way has restored the other takes down and up again: threads, children, zombies, orphans, signals, locks."""
     server = servers.torture()

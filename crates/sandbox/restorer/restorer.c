@@ -429,6 +429,8 @@ __attribute__((noreturn)) static void become_init(word index)
     struct thread *leader = at(task->threads.at);
     task_now = index;
     place_descriptors(task);
+    /* Its status pipe, which it marks close-on-exec itself, has to get there first. */
+    must(call3(SYS_fcntl, STATUS_FD, F_SETFD, 0), AT_DESCRIPTOR, STATUS_FD);
     set_limits(task);
     set_ids(at(leader->credentials));
     set_filters(task);
