@@ -54,7 +54,7 @@ pub struct Stopped {
     pub processes: BTreeMap<u32, StoppedProcess>,
     /// Threads that waited in a call with a time-out of its own: which call, and since when.
     since: HashMap<u32, (u64, i64)>,
-    /// When they were stopped.
+    /// When all of them had stopped: what is reckoned from here is never early.
     at: Instant,
     _here: PhantomData<*const ()>,
 }
@@ -97,6 +97,7 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
         }
         if fresh.is_empty() {
             stopped.processes.retain(|_, process| !process.threads.is_empty());
+            stopped.at = Instant::now();
             return Ok(stopped);
         }
         if Instant::now() > until {
