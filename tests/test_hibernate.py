@@ -290,6 +290,48 @@ def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path) -> None:
     proc.wait_state("stopped", 10)
 
 
+# Procs that fight.
+
+
+def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
+    """Threads that unmap, move and drop what is taken out, children without end: its own bytes are right, it cannot have a
+    userfaultfd, and its neighbour notices nothing."""
+    fighter = run(kip, servers.hostile(), tmp_path, "--idle", "1h", "--hibernate", "blocked")
+    neighbour = run(kip, servers.torture(), tmp_path)
+    client, other = Lines(fighter.port()), Lines(neighbour.port())
+    assert client.values is not None and "userfaultfd EPERM" in client.ask("tried")
+    slept = 0
+    for turn in range(25):
+        done = kip.cli("sleep", fighter.name, "--to", "hibernated", check=False)
+        slept += done.returncode == 0
+        assert client.ask(f"echo still {turn}") == f"still {turn}"
+        if turn % 5 == 0:
+            sleep_anyhow(neighbour)
+            other.check()
+    assert slept >= 20, "it can be hibernated all the same"
+    assert fighter.state in ("running", "hibernated")
+    assert "a page of" not in fighter.logs()
+
+
+def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
+    """A proc at its limit comes back as far as it has room, or is ended for it by the kernel; nobody else waits."""
+    full = run(kip, servers.hostile(), tmp_path, "--mem", "48M", "--idle", "1h", name="full")
+    neighbour = run(kip, servers.torture(), tmp_path)
+    client, other = Lines(full.port()), Lines(neighbour.port())
+    assert client.ask("fill 24") == "filled"
+    for _ in range(3):
+        kip.cli("sleep", full.name, "--to", "hibernated", check=False)
+        assert client.ask("echo here") == "here"
+    kip.cli("sleep", full.name, "--to", "hibernated", check=False)
+    sleep_anyhow(neighbour)
+    client.socket.sendall(b"fill 60\n")
+    begun = time.monotonic()
+    other.check()
+    assert time.monotonic() - begun < 5, "its neighbour waits for it"
+    full.wait_state("stopped", 20)
+    other.check()
+
+
 # The pager, the daemon and the keeper die.
 
 

@@ -259,6 +259,11 @@ def torture(static: bool = False) -> Server:
     return Server(name, ["/srv/torture", "7000"], 7000, {"srv/torture": program}, ports=("7000", "7000/udp"))
 
 
+def hostile() -> Server:
+    """Fights the pager; programs/hostile.c."""
+    return Server("hostile", ["/srv/hostile", "7100"], 7100, {"srv/hostile": programs.c_program("hostile")}, ports=("7100",))
+
+
 def echo(*ports: int) -> Server:
     inside = ports or (9000,)
     published = tuple(f"{p}{proto}" for p in inside for proto in ("", "/udp"))

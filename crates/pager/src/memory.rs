@@ -29,6 +29,9 @@ const READ_AHEAD: usize = 8;
 /// Pages of zeros that a fault in memory that was never used brings.
 const ZERO_AHEAD: u64 = 32;
 
+/// So often a fault is tried again before others are served.
+const PATIENT_TURNS: u32 = 16;
+
 /// The name of an address space within its proc.
 pub type SpaceId = u64;
 
@@ -197,17 +200,21 @@ impl Memory {
         uffd::wake(self.uffd.as_fd(), PAGE64..(1 << 47) - PAGE64)
     }
 
-    /// Takes and answers all events, in their order.
+    /// Takes and answers all events, in their order. True if a fault could not be answered yet, because the kernel wants
+    /// memory or has announced a change whose event is still to come: then this is to be called again soon.
     ///
     /// # Errors
     /// The kernel's or the source's. What could not be answered is tried again the next time.
-    pub fn serve(&self, birth: Birth<'_>) -> io::Result<()> {
+    pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
         let mut turns = 0;
         loop {
             let events = state.map.events.read(self.uffd.as_fd())?;
             if events.is_empty() && (state.again.is_empty() || state.gone) {
-                return Ok(());
+                return Ok(false);
+            }
+            if events.is_empty() && turns > PATIENT_TURNS {
+                return Ok(true);
             }
             for (address, write) in std::mem::take(&mut state.again) {
                 self.fault(&mut state, address, write)?;
@@ -231,10 +238,6 @@ impl Memory {
                 state.map.done(index);
             }
             turns += 1;
-            if turns > 64 {
-                // The kernel has announced a change whose event is still to come.
-                std::thread::yield_now();
-            }
         }
     }
 

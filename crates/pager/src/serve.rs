@@ -7,7 +7,7 @@
 
 use crate::memory::{Memory, SpaceId, State};
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashMap;
 use std::io;
@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 const END: u64 = u64::MAX;
+/// Between tries of a fault that could not be answered, nanoseconds.
+const AGAIN_NS: i64 = 200_000;
 
 /// Looks after what a fork brings into the world, before parent and child go on.
 pub trait Nursery: Send + Sync {
@@ -140,36 +142,45 @@ fn run(shared: &Shared, number: usize) {
     // On a machine where we may not use this processor any will do.
     let _ = sched_setaffinity(None, &own);
     let mut events = Vec::with_capacity(64);
+    // Spaces with a fault that could not be answered yet; the others come first.
+    let mut late: Vec<u64> = Vec::new();
     loop {
         events.clear();
-        match epoll::wait(&shared.sets[number], rustix::buffer::spare_capacity(&mut events), None) {
+        let patience = Timespec { tv_sec: 0, tv_nsec: AGAIN_NS };
+        let patience = (!late.is_empty()).then_some(&patience);
+        match epoll::wait(&shared.sets[number], rustix::buffer::spare_capacity(&mut events), patience) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => {
                 tracing::error!(%error, "cannot wait for faults");
                 return;
             }
         }
-        for event in &events {
-            let id = event.data.u64();
+        let again = std::mem::take(&mut late);
+        for id in events.iter().map(|event| event.data.u64()).chain(again) {
             if id == END {
                 return;
             }
             let found = shared.spaces().get(&id).map(|s| (s.memory.clone(), s.nursery.clone()));
-            if let Some((memory, nursery)) = found {
-                serve(shared, number, &memory, &nursery);
+            if let Some((memory, nursery)) = found
+                && serve(shared, number, &memory, &nursery)
+                && !late.contains(&id)
+            {
+                late.push(id);
             }
         }
     }
 }
 
-fn serve(shared: &Shared, number: usize, memory: &Arc<Memory>, nursery: &Arc<dyn Nursery>) {
+/// True if it is to be called again soon.
+fn serve(shared: &Shared, number: usize, memory: &Arc<Memory>, nursery: &Arc<dyn Nursery>) -> bool {
     let served = memory.serve(&mut |state, uffd| {
         let child = nursery.born(memory.id, state, uffd)?;
         add(shared, &child, nursery.clone(), number)
     });
-    if let Err(error) = served {
+    served.unwrap_or_else(|error| {
         tracing::error!(space = memory.id, %error, "a fault is not served");
         // The descriptor is still readable: leave the others a chance.
         std::thread::sleep(std::time::Duration::from_millis(1));
-    }
+        false
+    })
 }
