@@ -68,7 +68,7 @@ def test_many_datagrams_at_once(bind: Proc) -> None:
         name, address = expected(i)
         ident, query = dns_packet(name)
         s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        s.settimeout(5)
+        s.settimeout(20)
         s.connect(("127.0.0.1", port))
         s.send(query)
         clients.append((s, ident, address))

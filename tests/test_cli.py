@@ -72,7 +72,7 @@ def test_program_that_exits_at_once(kip: Kip) -> None:
     # Without --wait-ready it has been exec'd, which is all that was asked; how it ended is kept.
     done = kip.cli("run", "--name", "brief", "--", "sh", "-c", "echo last words; exit 5", check=False)
     assert done.returncode == 0, done.stderr
-    view = Proc(kip, "brief").wait_state("stopped", 10)
+    view = Proc(kip, "brief").wait_state("stopped", 30)
     assert view["exit"] == "exit code 5" and view["pids"] == [] and view["tier"] is None, view
     assert "last words" in Proc(kip, "brief").logs()
     assert "5" in kip.cli("ps").stdout
@@ -220,11 +220,12 @@ def test_shapes(kip: Kip, web: Proc) -> None:
     (port,) = hot["ports"]
     assert {"proto", "port", "host_addr", "host_port"} <= port.keys() and (port["proto"], port["port"]) == ("tcp", 8080)
     assert hot["last_sleep"] is None and hot["last_wake"] is None and hot["exit"] is None
+    begun = time.time()
     parked = web.sleep()
     assert parked["tier"] == "parked" and parked["memory"]["rss_bytes"] == 0
     sleep = parked["last_sleep"]
     assert sleep["to"] == "parked" and 0 < sleep["frozen_us"] <= sleep["total_us"] and sleep["bytes_written"] > 10_000
-    assert abs(sleep["at_ms"] / 1000 - time.time()) < 10
+    assert begun - 1 < sleep["at_ms"] / 1000 < time.time() + 1
     http_get(web.port(), "/page.html")
     awake = web.wait_state("running")
     wake = awake["last_wake"]
@@ -294,7 +295,7 @@ def test_events(kip: Kip, web: Proc) -> None:
                     seen.append(event["kind"])
             return is_subsequence(wanted, seen)
 
-        wait_for("the follower has seen it all", all_seen, 5)
+        wait_for("the follower has seen it all", all_seen, 30)
     finally:
         follow.terminate()
         follow.wait(5)
@@ -346,10 +347,10 @@ def test_exec_that_is_interrupted_ends_inside(kip: Kip) -> None:
         return any(f"sleep {seconds}" in line for line, _, _ in leftovers.processes().values() if "kip" not in line)
 
     with subprocess.Popen(words) as p:
-        wait_for("it runs", running, 5)
+        wait_for("it runs", running, 30)
         p.send_signal(signal.SIGINT)
         p.wait(10)
-    wait_for("it is gone inside", lambda: not running(), 10)
+    wait_for("it is gone inside", lambda: not running(), 30)
 
 
 # logs
@@ -374,17 +375,18 @@ def test_logs(kip: Kip, tmp_path: Path) -> None:
         follow.terminate()
         follow.wait(5)
     wanted = ["line 0", "line 1", "line 2", "last"]
-    wait_for("all is in the log", lambda: proc.logs().splitlines() == wanted, 5)
+    wait_for("all is in the log", lambda: proc.logs().splitlines() == wanted, 30)
     assert kip.cli("logs", "--tail", "2", "talker").stdout.splitlines() == wanted[-2:]
     proc.sleep()
     assert proc.logs().splitlines() == wanted and proc.state == "parked", "reading logs does not wake"
     proc.stop()
     assert proc.logs().splitlines() == wanted, "stop keeps the logs"
     proc.start()
-    wait_for("it serves again", lambda: proc.state == "running", 10)
+    wait_for("it serves again", lambda: proc.state == "running", 30)
     assert proc.logs().splitlines()[:4] == wanted
 
 
+@pytest.mark.timeout(300)
 def test_log_rotation(kip: Kip) -> None:
     """A program that writes without end does not fill the disk, and the newest lines are there in order."""
     lines, line = 1_500_000, "x" * 60
@@ -392,7 +394,7 @@ def test_log_rotation(kip: Kip) -> None:
         f"for i in range({lines}): print('%08d {line}' % i)\nimport time; print('end', flush=True); time.sleep(1000)"
     )
     proc = kip.run("chatty", ["/usr/bin/python3", "-c", script])
-    wait_for("it has written all", lambda: "end" in kip.cli("logs", "--tail", "1", "chatty").stdout, 60, every=0.2)
+    wait_for("it has written all", lambda: "end" in kip.cli("logs", "--tail", "1", "chatty").stdout, 170, every=0.2)
     written = lines * 70
     kept = disk_used(kip.data / "procs" / "chatty" / "logs")
     assert kept < written / 2, f"{kept >> 20} MiB of {written >> 20} MiB written are kept: it is not rotated"
@@ -401,8 +403,9 @@ def test_log_rotation(kip: Kip) -> None:
     assert numbers == list(range(numbers[0], lines)), "lines are missing between"
 
 
+@pytest.mark.timeout(400)
 def test_program_is_not_held_up_by_its_log(kip: Kip) -> None:
-    """Nobody reads the log; the program writes at its own pace."""
+    """Nobody reads the log; the program writes at its own pace, or that of a disk that is slower than any."""
     script = """
 import time
 begun = time.monotonic()
@@ -412,8 +415,15 @@ print("took", time.monotonic() - begun, flush=True)
 time.sleep(1000)
 """
     proc = kip.run("writer", ["/usr/bin/python3", "-u", "-c", script])
-    wait_for("it is through", lambda: "took" in kip.cli("logs", "--tail", "1", "writer").stdout, 60, every=0.2)
-    assert float(proc.logs().split()[-1]) < 20
+    wait_for("it is through", lambda: "took" in kip.cli("logs", "--tail", "1", "writer").stdout, 120, every=0.2)
+    took = float(proc.logs().split()[-1])
+    if took >= 20:  # the same without Kip, into a file beside the log
+        plain = "script=$1; shift; /usr/bin/python3 -u -c \"$script\" | tee \"$1\" | tail -n 1"
+        script = script.replace("time.sleep(1000)", "")
+        words = ["sh", "-c", plain, "sh", script, kip.data / "plain"]
+        alone = float(subprocess.run(words, capture_output=True, text=True, check=True, timeout=170).stdout.split()[-1])
+        (kip.data / "plain").unlink()
+        assert took < 3 * alone, f"{took} s, and {alone} s without Kip"
 
 
 def test_doctor(kip: Kip) -> None:
@@ -445,7 +455,7 @@ def test_stop_start_remove(kip: Kip, tmp_path: Path) -> None:
         assert "cycle" in kip.refused("sleep", "cycle", "--to", "parked")
         assert "cycle" in kip.refused("exec", "cycle", "--", "true")
         proc.start()
-        wait_for("it listens", lambda: can_connect(proc.port()), 10)
+        wait_for("it listens", lambda: can_connect(proc.port()), 30)
         assert proc.exec("cat", "/var/lib/kept").stdout == "kept\n"
         Lines(proc.port()).check()
     proc.stop()
@@ -481,5 +491,5 @@ def test_remove_leaves_nothing_on_the_machine(kip: Kip, tmp_path: Path) -> None:
         if asleep:
             proc.sleep()
         proc.remove()
-        wait_for("nothing of it is left", lambda: not traces(), 3)
+        wait_for("nothing of it is left", lambda: not traces(), 30)
         assert not (kip.data / "procs" / "trace").exists()

@@ -22,7 +22,7 @@ import socket, sys
 kind, host, port, text = sys.argv[1:]
 family = socket.AF_INET6 if ":" in host else socket.AF_INET
 s = socket.socket(family, socket.SOCK_STREAM if kind == "tcp" else socket.SOCK_DGRAM)
-s.settimeout(5)
+s.settimeout(20)
 s.connect((host, int(port)))
 s.sendall(text.encode())
 print(s.recv(1000).decode().strip())
@@ -32,7 +32,7 @@ print(s.recv(1000).decode().strip())
 def ping(kind: str, host: str, port: int, text: str = "hello", inside: list[str] | None = None) -> str:
     """Sends and gives the answer, from here or by a command that runs elsewhere."""
     words = [*(inside or []), "/usr/bin/python3", "-c", PING, kind, host, str(port), text]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=40)
     assert done.returncode == 0, f"{kind} to {host} port {port}: {done.stderr.strip().splitlines()[-1:]}"
     return done.stdout.strip()
 
@@ -238,7 +238,7 @@ def test_ports_of_stopped_procs_do_not_answer(kip: Kip, tmp_path: Path) -> None:
         except AssertionError:
             return False
 
-    wait_for("it serves again", answers, 10)
+    wait_for("it serves again", answers, 30)
 
 
 def test_many_connections_while_parked(echo: Proc) -> None:
@@ -249,7 +249,7 @@ def test_many_connections_while_parked(echo: Proc) -> None:
 
     def one(i: int) -> None:
         try:
-            with socket.create_connection(("127.0.0.1" if i % 2 else "::1", port), timeout=10) as s:
+            with socket.create_connection(("127.0.0.1" if i % 2 else "::1", port), timeout=30) as s:
                 s.sendall(b"client %d" % i)
                 assert s.recv(100) == b"client %d" % i
         except Exception as error:

@@ -30,7 +30,7 @@ def mailbox(proc: Proc) -> str:
 
 def wait_delivered(proc: Proc, token: str) -> None:
     try:
-        wait_for(f"the mail {token} is in the mailbox", lambda: token in mailbox(proc), 15, every=0.1)
+        wait_for(f"the mail {token} is in the mailbox", lambda: token in mailbox(proc), 90, every=0.1)
     except AssertionError as error:
         log = proc.exec("sh", "-c", "tail -n 30 /var/log/mail/postfix.log; postqueue -p", check=False)
         raise AssertionError(f"{error}\n{log.stdout}{log.stderr}\n{proc.logs()[-2000:]}") from error
@@ -67,7 +67,7 @@ def test_twenty_cycles(postfix: Proc) -> None:
 
 def test_session_lives_through_a_sleep(postfix: Proc) -> None:
     """A client in the middle of its SMTP session notices nothing."""
-    with smtplib.SMTP("127.0.0.1", postfix.port(25), local_hostname="client.test", timeout=20) as smtp:
+    with smtplib.SMTP("127.0.0.1", postfix.port(25), local_hostname="client.test", timeout=60) as smtp:
         assert smtp.ehlo()[0] == 250
         postfix.sleep()
         assert smtp.mail("sender@client.test")[0] == 250
@@ -81,7 +81,7 @@ def test_setgid_program_inside(postfix: Proc) -> None:
     """sendmail hands mail to the setgid program postdrop, also when an unprivileged user inside sends it."""
     user = "setpriv --reuid=1000 --regid=1000 --clear-groups"
     command = f"printf 'Subject: x\\n\\nfrom-inside\\n' | {user} sendmail alice@kip.test"
-    postfix.exec("sh", "-c", command, timeout=20)
+    postfix.exec("sh", "-c", command, timeout=60)
     postfix.sleep()
     postfix.wake()
     wait_delivered(postfix, "from-inside")

@@ -58,7 +58,10 @@ def restart(kip: Kip, *flags: str) -> None:
 
 
 def test_killed_while_a_proc_runs(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
-    """The program does not notice: same processes, same connections; what it writes meanwhile is in the log."""
+    """The program does not notice: same processes, same connections; what it writes meanwhile is in the log.
+
+    Output is written to the log before it is taken out of its pipe, so that none is lost: a daemon that is killed in between
+    leaves its newest lines to the next one, which writes them again (ARCHITECTURE.md, "What a crash leaves")."""
     kip = fresh_kip()
     proc = run_torture(kip, torture_tar)
     client = Lines(proc.port())
@@ -76,11 +79,28 @@ def test_killed_while_a_proc_runs(fresh_kip: Callable[..., Kip], torture_tar: Pa
         assert (view["state"], view["pids"][:3]) == ("running", pids[:3])
         client.ask(f"say adopted {i}")
     wanted = ["before"] + [f"{word} {i}" for i in range(3) for word in ("orphaned", "adopted")]
-    wait_for("the output is complete", lambda: proc.logs().splitlines() == wanted, 5)
+    wait_for("the last line is in the log", lambda: "adopted 2" in proc.logs(), 30)
+    assert without_repeats(proc.logs().splitlines(), 3) == wanted, proc.logs()
     assert any(e["kind"] == "adopted" for e in kip.events())
     proc.sleep()
     client.check()
     client.close()
+
+
+def without_repeats(lines: list[str], most: int) -> list[str]:
+    """Distinct lines as they were written, if what a killed daemon had just written is there again: at most so many times."""
+    whole: list[str] = []
+    rest: list[str] = []  # of a repeat that goes on
+    for line in lines:
+        if line not in whole:
+            assert not rest, lines
+            whole.append(line)
+        elif rest[:1] == [line]:
+            rest = rest[1:]
+        else:  # a repeat begins: it goes up to the newest line
+            rest, most = whole[whole.index(line) + 1 :], most - 1
+            assert most >= 0, lines
+    return whole
 
 
 def test_killed_while_a_proc_is_parked(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
@@ -110,36 +130,49 @@ def test_killed_while_a_proc_is_parked(fresh_kip: Callable[..., Kip], torture_ta
 
 
 def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
+    """Where the machine takes longer to park it than the timers have, nothing was tested: then with longer ones."""
     kip = fresh_kip()
     server = servers.torture()
     proc = kip.run("worker", server.command, ports=server.published, tar=torture_tar, flags=["--tick", "100ms"])
     client = Lines(proc.port())
-    overdue, armed = client.ask("arm timerfd 1500").split()[1], time.monotonic()
-    later = client.ask("arm nanosleep 6000").split()[1]
-    proc.sleep()
-    kip.kill()
-    time.sleep(max(0.0, armed + 1.6 - time.monotonic()))  # the first becomes due with nobody there
-    restart(kip)
-    proc.wait_state("running", 10)
-    wait_for("the overdue timer has fired", lambda: client.values(f"result {overdue}")["fired"] == "1", 5)
-    proc.sleep()
-    proc.wait_state("running", 10)
-    wait_for("the other fires", lambda: client.values(f"result {later}")["fired"] == "1", 5)
-    assert -1000 <= int(client.values(f"result {later}")["miss_mono_us"]) < 400_000
+    for first_ms, second_ms in ((1500, 6000), (5000, 20000), (15000, 60000)):
+        armed = time.monotonic()
+        overdue = client.ask(f"arm timerfd {first_ms}").split()[1]
+        later = client.ask(f"arm nanosleep {second_ms}").split()[1]
+        kip.cli("sleep", proc.name, "--to", "parked")
+        asleep = proc.state == "parked"
+        kip.kill()
+        in_time = asleep and time.monotonic() - armed < first_ms / 1000
+        time.sleep(max(0.0, armed + first_ms / 1000 + 0.1 - time.monotonic()))  # the first becomes due with nobody there
+        restart(kip)
+        proc.wait_state("running", 30)
+        fired = lambda timer: lambda: client.values(f"result {timer}")["fired"] == "1"  # noqa: E731
+        wait_for("the overdue timer has fired", fired(overdue), 30)
+        kip.cli("sleep", proc.name, "--to", "parked")
+        in_time &= time.monotonic() - armed < second_ms / 1000
+        view = proc.wait_state("running", second_ms / 1000 + 30)
+        wait_for("the other fires", fired(later), second_ms / 1000 + 30)
+        if in_time:
+            stall_us = view["last_wake"]["total_us"]  # how long a wake may take, the bench says
+            assert -1000 <= int(client.values(f"result {later}")["miss_mono_us"]) < 400_000 + stall_us
+            return
+    raise AssertionError("parking takes more than fifteen seconds here")
 
 
 def test_proc_that_ends_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip]) -> None:
     """How it ended is known all the same."""
     kip = fresh_kip()
-    proc = kip.run("brief", ["sh", "-c", "echo hello; sleep 1; echo bye; exit 6"])
+    script = "test -e /tmp/again && exec sleep 1000; touch /tmp/again; echo hello; sleep 3; echo bye; exit 6"
+    proc = kip.run("brief", ["sh", "-c", script])
+    pids = proc.inspect()["pids"]
     kip.kill()
-    time.sleep(1.3)  # it ends
+    wait_for("it ends", lambda: not any(map(leftovers.is_alive, pids)), 30)
     restart(kip)
-    view = proc.wait_state("stopped", 10)
+    view = proc.wait_state("stopped", 30)
     assert view["exit"] == "exit code 6", view["exit"]
-    wait_for("its last words are in the log", lambda: proc.logs().splitlines() == ["hello", "bye"], 5)
+    wait_for("its last words are in the log", lambda: proc.logs().splitlines() == ["hello", "bye"], 30)
     proc.start()
-    proc.wait_state("running", 5)
+    proc.wait_state("running", 30)
 
 
 def test_sigterm_ends_the_daemon_only(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
@@ -204,7 +237,7 @@ def test_keeper_is_killed(fresh_kip: Callable[..., Kip], torture_tar: Path, asle
             proc.sleep()
         old = keeper_pid(kip)
         os.kill(old, signal.SIGKILL)
-        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 10)
+        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 30)
         client.check()
         if asleep:
             proc.sleep()
@@ -229,7 +262,7 @@ def test_keeper_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_t
         kip.cli("sleep", "worker", "--to", "parked", check=False)
         killer.join()
         assert client.ask("echo there") == "there"
-        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 10)
+        wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 30)
         client.check()
     proc.sleep()
     client.check()
@@ -283,19 +316,26 @@ class Story:
         try:
             do()
         except Failed as failure:
-            if not self.dies():
+            if not self.dies(5):
                 raise AssertionError(f"{what} failed although the daemon lives: {failure}") from failure
-        if self.dies():
+        try:
+            is_done = not self.dies() and done()
+        except Failed as failure:  # it lived a moment longer than that
+            if not self.dies(5):
+                raise AssertionError(f"{what} was done and nobody says so: {failure}") from failure
+            is_done = False
+        if not is_done and self.dies():
             self.revive(what)
-            wait_for(f"{what}: the proc has settled", self.settled, 20)
+            wait_for(f"{what}: the proc has settled", self.settled, 30)
             if not done():
                 do()
-        assert done(), f"{what} has not been done: {self.view()}"
+            is_done = done()
+        assert is_done, f"{what} has not been done: {self.view()}"
 
-    def dies(self) -> bool:
+    def dies(self, within: float = 0.1) -> bool:
         """Whether it is dead. A step after the answer may come a moment later, so that it gets a moment."""
         try:
-            self.kip.wait_dead(0.1 if self.died_in is None else 0.0)
+            self.kip.wait_dead(within if self.died_in is None else 0.0)
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -313,16 +353,18 @@ class Story:
     def check(self, client: Lines) -> None:
         """Talks to the program; the daemon may die in waking it, then the answer comes from the next one's wake."""
         client.socket.sendall(b"check 2000\n")
-        client.socket.settimeout(0.5)
-        try:
-            answer = client.reader.readline()
-        except TimeoutError:
-            client.reader = client.socket.makefile("rb")  # a reader that timed out once does not read on
-            if self.dies():
-                self.revive("a wake by a request")
-            client.socket.settimeout(20)
-            answer = client.reader.readline()
-        client.socket.settimeout(20)
+        for _ in range(120):
+            client.socket.settimeout(0.5)
+            try:
+                answer = client.reader.readline()
+                break
+            except TimeoutError:
+                client.reader = client.socket.makefile("rb")  # a reader that timed out once does not read on
+                if self.died_in is None and self.dies():
+                    self.revive("a wake by a request")
+        else:
+            raise AssertionError("a request is not answered within a minute")
+        client.socket.settimeout(30)
         assert answer.startswith(b"ok "), answer
         if self.dies():  # after the answer, in the last steps of the wake
             self.revive("the end of a wake")
@@ -355,8 +397,8 @@ class Story:
         self.talk()
 
     def connect(self) -> None:
-        wait_for("it listens", lambda: listens(self.proc.port()), 10)
-        self.client = Lines(self.proc.port(), timeout=20)
+        wait_for("it listens", lambda: listens(self.proc.port()), 30)
+        self.client = Lines(self.proc.port())
 
     def talk(self) -> None:
         assert self.client
@@ -417,7 +459,7 @@ def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip]) -> None:
         if kip.alive():
             client.socket.sendall(Redis.pack(("PING",)))
             try:
-                assert kip.wait_dead(5) == -signal.SIGKILL
+                assert kip.wait_dead(30) == -signal.SIGKILL
             except subprocess.TimeoutExpired:
                 pytest.fail(f"{step} was not reached")
             restart(kip)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from harness import servers
 from harness.clients import Lines
 from harness.kip import Kip, Proc
+from harness.wait import TimedOut, wait_for
 
 LATE_MS = 400
 
@@ -70,67 +72,108 @@ def test_all_kinds_are_tested(client: Lines) -> None:
 @pytest.mark.parametrize("kind", ONE_SHOT)
 def test_wakes_for_it(proc: Proc, client: Lines, kind: str) -> None:
     """Parked with one timer due: it wakes by itself, and the timer fires when it should."""
-    timer, armed, due_ms, parked = asleep_before_it_is_due(proc, client, kind)
-    assert parked["next_timer_ms"] is not None, "inspect says when a timer will wake it"
-    assert abs(parked["next_timer_ms"] - (due_ms - (time.monotonic() - armed) * 1000)) < 300, parked["next_timer_ms"]
-    view = proc.wait_state("running", due_ms / 1000 + 10)
+    timer = asleep_before_it_is_due(proc, client, kind)
+    view = proc.wait_state("running", timer.due_ms / 1000 + 10)
     assert "timer" in view["last_wake"]["trigger"], view["last_wake"]
-    # A machine that stalls in the middle of the wake is late by that much; how long a wake may take, the bench says.
-    slack = view["last_wake"]["total_us"] / 1000
-    # Socket time-outs are on the kernel's timer wheel: an eighth late by design.
-    slack += due_ms / 8 if kind == "rcvtimeo" else 0
-    while client.values(f"result {timer}")["fired"] == "0":
-        assert time.monotonic() - armed < due_ms / 1000 + 3, f"{kind} does not fire"
-        time.sleep(0.02)
-    assert_on_time(client, timer, slack)
+    wait_fired(client, timer.number, 10)
+    assert_on_time(client, timer.number, timer.slack_ms(proc))
     client.check(LATE_MS)
 
 
-def asleep_before_it_is_due(proc: Proc, client: Lines, kind: str) -> tuple[int, float, int, dict[str, Any]]:
-    """Arms a timer and parks the proc before the timer is due: (timer, when armed, due in ms, the parked proc). On a
-    machine that needs seconds to write a snapshot the timer may be due first, which says nothing: then a longer one."""
-    for due_ms in (1000, 3000, 9000):
-        timer, armed = arm(client, kind, due_ms), time.monotonic()
+@dataclass
+class Timer:
+    """One that was armed, and the proc is parked before it is due."""
+
+    number: int
+    kind: str
+    due_ms: int
+    # Monotonic seconds between which it was armed.
+    asked: float
+    armed: float
+    parked: dict[str, Any]
+
+    def left_ms(self, since: float, until: float) -> tuple[float, float]:
+        """What may be left of it at a moment between these two, which a stalled machine makes far apart."""
+        return self.due_ms - (until - self.asked) * 1000, self.due_ms - (since - self.armed) * 1000
+
+    def slack_ms(self, proc: Proc) -> float:
+        """A machine that stalls in the middle of the wake is late by that much; how long a wake may take, the bench says."""
+        view = proc.inspect()
+        slack = view["last_wake"]["total_us"] / 1000
+        if self.kind == "rcvtimeo":  # on the kernel's timer wheel: an eighth late by design
+            slack += self.due_ms / 8
+        if self.kind.startswith(("posix", "itimer")):  # see test_all_at_once_over_many_sleeps
+            slack += view["last_sleep"]["total_us"] / 1000
+        return slack
+
+
+def asleep_before_it_is_due(proc: Proc, client: Lines, kind: str) -> Timer:
+    """Arms a timer and parks the proc half a second before the timer is due at the latest; `kip inspect` then says when
+    it is. On a machine that needs seconds to write a snapshot the timer may be due first, which says nothing: then a
+    longer one."""
+    for due_ms in (1000, 3000, 9000, 27000):
+        asked = time.monotonic()
+        number, armed = arm(client, kind, due_ms), time.monotonic()
+        timer = Timer(number, kind, due_ms, asked, armed, {})
         try:
-            parked = proc.sleep()
-            if time.monotonic() - armed < due_ms / 1000:
-                return timer, armed, due_ms, parked
+            proc.sleep()
+            since = time.monotonic()
+            timer.parked = proc.inspect()
+            until = time.monotonic()
+            left = timer.parked["next_timer_ms"]
+            assert timer.parked["state"] == "parked" and left is not None, "inspect says when a timer will wake it"
+            least, most = timer.left_ms(since, until)
+            assert least - 300 < left < most + 300, (least, left, most)
+            if least > 500:
+                return timer
         except AssertionError:
             if time.monotonic() - armed < due_ms / 1000:
                 raise
-        while client.values(f"result {timer}")["fired"] == "0":  # asked, so that no later check judges it
-            assert time.monotonic() - armed < due_ms / 1000 + 60, f"{kind} does not fire"
-            time.sleep(0.05)
-    raise AssertionError("parking takes more than nine seconds here")
+        wait_fired(client, number, due_ms / 1000 + 60)  # asked, so that no later check judges it
+    raise AssertionError("parking takes more than half a minute here")
+
+
+def wait_fired(client: Lines, timer: int, timeout: float) -> None:
+    wait_for("the timer fires", lambda: client.values(f"result {timer}")["fired"] == "1", timeout)
 
 
 def transition_ms(proc: Proc) -> float:
-    """How long its last freeze and its last wake took together."""
+    """How long its last way down and its last way up took together."""
     view = proc.inspect()
-    return (view["last_sleep"]["frozen_us"] + view["last_wake"]["total_us"]) / 1000
+    return (view["last_sleep"]["total_us"] + view["last_wake"]["total_us"]) / 1000
 
 
 def test_all_at_once_over_many_sleeps(proc: Proc, client: Lines) -> None:
     """Everything is armed for the same time and the proc is parked and woken again and again before it: no kind starts
-    anew, none forgets what has passed."""
-    due_ms = 5000
+    anew, none forgets what has passed. Where a sleep takes so long that there were too few, or that the last one was not
+    before they were due, nothing was tested: then once more with more time."""
+    for due_ms in (5000, 15000, 45000):
+        if all_at_once(proc, client, due_ms):
+            return
+    raise AssertionError("four sleeps do not fit into 45 seconds here")
+
+
+def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
+    """Whether there were enough sleeps; what they left is judged in any case."""
     armed = time.monotonic()
     # SIGALRM has one timer per process; the rest can be there many times.
     timers = {kind: arm(client, kind, due_ms) for kind in ONE_SHOT}
     sleeps, transitions_ms = 0, 0.0
-    while time.monotonic() - armed < due_ms / 1000 - 1.2:
+    while time.monotonic() - armed < due_ms / 1000 * 0.76:
         # Not proc.sleep(): frozen in the middle of work it wakes at once, before it can be looked at.
         proc.kip.cli("sleep", proc.name, "--to", "parked")
         time.sleep(0.2)  # time must pass while it is parked
         assert client.ask("echo still here") == "still here"
         transitions_ms += transition_ms(proc)
         sleeps += 1
-    assert sleeps >= 4
     proc.kip.cli("sleep", proc.name, "--to", "parked")
-    proc.wait_state("running", 10)
+    in_time = time.monotonic() - armed < due_ms / 1000
+    view = proc.wait_state("running", due_ms / 1000 + 10)
     transitions_ms += transition_ms(proc)
-    while (left := due_ms / 1000 * 1.13 - (time.monotonic() - armed)) > 0:
-        time.sleep(left)  # the last of them is due
+    # A machine that stalls in the wake is late by that much, and if it did so before, in the way down, by that too.
+    stall_ms = view["last_wake"]["total_us"] / 1000 + (0 if in_time else view["last_sleep"]["total_us"] / 1000)
+    for timer in timers.values():
+        wait_fired(client, timer, due_ms / 1000 + 10)
     # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program runs again; nobody
     # can correct it from outside, so each sleep makes these two kinds later, by less than its freeze and its wake take
     # (SPECIFICATION.md, "Known limits").
@@ -138,95 +181,128 @@ def test_all_at_once_over_many_sleeps(proc: Proc, client: Lines) -> None:
     for kind, timer in timers.items():
         slack = due_ms / 8 if kind == "rcvtimeo" else drift if kind.startswith(("posix", "itimer")) else 0
         try:
-            assert_on_time(client, timer, slack + 100)
+            assert_on_time(client, timer, slack + stall_ms + 100)
         except AssertionError as error:
             raise AssertionError(f"{kind}: {error}") from error
     client.check(LATE_MS + 100 + round(drift))
+    return sleeps >= 4 and in_time
 
 
 @pytest.mark.parametrize("kind", ["nanosleep", "epoll_wait", "futex", "timerfd", "posix"])
 def test_due_while_awake_again(proc: Proc, client: Lines, kind: str) -> None:
     """Woken by a request before it is due: what is left of the time-out is what was left, not all of it."""
-    timer, armed, due_ms, _ = asleep_before_it_is_due(proc, client, kind)
+    timer = asleep_before_it_is_due(proc, client, kind)
     time.sleep(0.2)  # parked time, which counts
     assert client.ask("echo awake") == "awake"
-    left = int(client.values(f"result {timer}")["left_ms"])
-    assert abs(left - (due_ms - (time.monotonic() - armed) * 1000)) < 100
-    slack = proc.inspect()["last_wake"]["total_us"] / 1000  # as above
-    while time.monotonic() - armed < due_ms / 1000 + 0.3:
-        time.sleep(0.05)
-    assert_on_time(client, timer, slack)
+    since = time.monotonic()
+    left = int(client.values(f"result {timer.number}")["left_ms"])
+    least, most = timer.left_ms(since, time.monotonic())
+    assert least - 100 < left < most + 100, (least, left, most)
+    wait_fired(client, timer.number, timer.due_ms / 1000 + 10)
+    assert_on_time(client, timer.number, timer.slack_ms(proc))
     client.check(LATE_MS)
 
 
 @pytest.mark.parametrize("kind", PERIODIC)
 def test_periodic_timers_keep_their_phase(kip: Kip, tmp_path: Path, kind: str) -> None:
     """A tick shorter than --tick does not wake. After the sleep the missed ticks are all there and the phase is kept."""
+    tar = servers.torture().tarball(tmp_path)
+    for turn, every in enumerate((200, 700, 3000)):
+        if keeps_phase(kip, tar, kind, every, f"ticker-{kind[:5]}-{turn}"):
+            return
+    raise AssertionError("a wake takes more than a second here")
+
+
+def keeps_phase(kip: Kip, tar: Path, kind: str, every: int, name: str) -> bool:
+    """Whether the period, in ms, was so long that the machine's part of the wake did not hide the phase, which is judged then."""
     server = servers.torture()
-    proc = kip.run(f"ticker-{kind[:5]}", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    proc = kip.run(name, server.command, ports=server.published, tar=tar)
     client = Lines(proc.port())
-    every = 200
     timer = arm(client, kind, every, every)
     proc.sleep()
     begun = time.monotonic()
-    while time.monotonic() - begun < 1.5:
-        assert proc.state == "parked", "a tick of 200 ms woke it although ticks below a minute do not count"
+    while time.monotonic() - begun < every / 1000 * 7.5:
+        assert proc.state == "parked", "a tick woke it although ticks below a minute do not count"
         time.sleep(0.1)
+    # All but timerfds are armed by the program's own process, when CRIU has restored it: later by what the restore took
+    # longer than expected.
+    late = 20 if kind == "timerfd_periodic" else 100
+    client.ask("echo awake")
+    stall = 0 if kind == "timerfd_periodic" else max(0, proc.inspect()["last_wake"]["total_us"] / 1000 - 80)
     for _ in range(3):
-        result = client.values(f"result {timer}")
         if kind != "posix_periodic":
-            # A tick may be due between its reading and ours.
-            assert abs(int(result["ticks"]) - int(result["expected"])) <= 1, result
+            # A tick may be due between its reading and the clock's; missed ticks stay missed however often it is asked.
+            wait_for("no tick is missing", lambda: counted(client, timer), 3 + 3 * every / 1000, every=0.07)
         time.sleep(0.31)
+
+    def phase_ms(result: dict[str, str]) -> float:
+        phase = int(result["phase_us"]) / 1000
+        return phase % every if kind == "posix_periodic" else phase  # its ticks that were counted are fewer
+
+    def in_phase() -> bool:
+        return 0 <= phase_ms(client.values(f"result {timer}")) < late + stall
+
+    try:  # one tick can be late on a busy machine; a phase that is lost stays lost
+        wait_for("a tick is on time", in_phase, 3 + 3 * every / 1000, every=0.07)
+    except TimedOut:
+        pass
     result = client.values(f"result {timer}")
     if kind == "posix_periodic":
         # timer_getoverrun() counts what the kernel itself has counted and cannot be set from outside, so the missed ticks
         # are one signal, whose si_overrun has their number; those since the wake are single.
-        assert 1 + 0.9 // 0.2 <= int(result["ticks"]) <= int(result["expected"]), result
-    phase = int(result["phase_us"]) / 1000
-    if kind == "posix_periodic":
-        phase %= every  # by the ticks that were counted, which are fewer
-    # All but timerfds are armed by the program's own process, when CRIU has restored it: later by what the restore took
-    # longer than expected.
-    late = 20 if kind == "timerfd_periodic" else 100
-    assert 0 <= phase < late, f"the tick came {phase} ms after its time: the phase is lost ({result})"
+        assert 1 + 0.9 // (every / 1000) <= int(result["ticks"]) <= int(result["expected"]), result
+    hidden = late + stall > every * 0.6
+    assert hidden or in_phase(), f"the tick came {phase_ms(result)} ms after its time: the phase is lost ({result})"
     client.check()
+    client.close()
+    proc.remove()
+    return not hidden
+
+
+def counted(client: Lines, timer: int) -> bool:
+    result = client.values(f"result {timer}")
+    return abs(int(result["ticks"]) - int(result["expected"])) <= 1
 
 
 def test_a_long_timer_wakes_though_ticks_do_not(kip: Kip, tmp_path: Path) -> None:
-    """--tick 10s: ticks of 300 ms are gathered for so long, a timer of 1.5 s that fires once is on time."""
+    """--tick 40s: ticks of 300 ms are gathered for so long, a timer of 1.5 s that fires once is on time."""
     server = servers.torture()
-    flags = ["--tick", "10s"]
+    flags = ["--tick", "40s"]
     proc = kip.run("mixed", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
     client = Lines(proc.port())
     arm(client, "timerfd_periodic", 300, 300)
-    timer = arm(client, "timerfd_abs", 1500)
-    begun = time.monotonic()
-    proc.sleep()
-    proc.wait_state("running", 10)
-    assert time.monotonic() - begun > 1.2, "the ticks woke it"
-    while client.values(f"result {timer}")["fired"] == "0":
-        assert time.monotonic() - begun < 5
-        time.sleep(0.02)
-    assert_on_time(client, timer)
+    timer = asleep_before_it_is_due(proc, client, "timerfd_abs")
+    proc.wait_state("running", timer.due_ms / 1000 + 10)
+    assert time.monotonic() - timer.asked > timer.due_ms / 1000 - 0.3, "the ticks woke it"
+    wait_fired(client, timer.number, 10)
+    assert_on_time(client, timer.number, timer.slack_ms(proc))
 
 
 def test_clocks_go_on(proc: Proc, client: Lines) -> None:
     """Inside, each clock is the host's, before and after; monotonic time neither stops nor jumps by a sleep."""
 
-    def clocks() -> tuple[dict[str, float], dict[str, float]]:
-        inside = {k: int(v) / 1e9 for k, v in client.values("clocks").items()}
-        host = {
+    def read() -> dict[str, float]:
+        return {
             "realtime": time.time(),
             "monotonic": time.clock_gettime(time.CLOCK_MONOTONIC),
             "boottime": time.clock_gettime(time.CLOCK_BOOTTIME),
         }
-        return inside, host
+
+    def clocks() -> tuple[dict[str, float], dict[str, float]]:
+        """Those inside, and the host's at the same moment: a reading in which the machine stalled is taken again."""
+        for _ in range(100):
+            before = read()
+            inside = {k: int(v) / 1e9 for k, v in client.values("clocks").items()}
+            host = read()
+            if host["monotonic"] - before["monotonic"] < 0.04:
+                return inside, host
+        raise AssertionError("this machine does not answer within 40 ms")
 
     first_inside, first_host = clocks()
     for i in range(5):
         proc.sleep()
         time.sleep(0.3)  # the sleep that clocks must not lose
+        assert client.ask("echo awake") == "awake"
         inside, host = clocks()
         for name in host:
             passed_inside, passed = inside[name] - first_inside[name], host[name] - first_host[name]
@@ -257,7 +333,7 @@ def test_clocks_never_go_back(proc: Proc, client: Lines) -> None:
         proc.kip.cli("sleep", proc.name, "--to", "parked")
     stop.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not failures, failures
 
 

@@ -90,7 +90,7 @@ def test_new_memory_is_kept(torture: Proc) -> None:
 def test_datagram_wakes(torture: Proc) -> None:
     port = torture.port(proto="udp")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        s.settimeout(5)
+        s.settimeout(20)
         s.connect(("127.0.0.1", port))
         for i in range(3):
             torture.sleep()
@@ -136,7 +136,7 @@ def test_clients_while_it_falls_asleep(torture: Proc) -> None:
         torture.kip.cli("sleep", torture.name, "--to", "parked")
     stop.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not failures, failures
     assert min(answered) > 5, answered
     Lines(torture.port()).check()
@@ -155,13 +155,17 @@ def test_sleep_while_an_exec_runs(torture: Proc) -> None:
     """A process started by exec is part of the proc: it sleeps with it or keeps it awake, but does not break it."""
     done: list[int] = []
     run = threading.Thread(
-        target=lambda: done.append(torture.exec("sh", "-c", "sleep 2; exit 9", check=False).returncode)
+        target=lambda: done.append(
+            torture.exec("sh", "-c", "until test -e /tmp/go; do sleep 1; done; exit 9", check=False).returncode
+        )
     )
     run.start()
-    wait_for("the exec runs", lambda: "sleep" in torture.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout, 5)
+    wait_for("the exec runs", lambda: "sleep" in torture.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout, 30)
     torture.kip.cli("sleep", torture.name, "--to", "parked", check=False)
     Lines(torture.port()).check()
-    run.join(20)
+    torture.exec("touch", "/tmp/go")
+    run.join(30)
+    torture.exec("rm", "/tmp/go")
     assert done == [9], "exec exits with the program's code"
 
 
@@ -173,7 +177,7 @@ def test_output_across_sleeps(torture: Proc) -> None:
         client.ask(f"complain trouble {i}")
         torture.sleep()
         client.ask(f"say after {i}")
-    wait_for("the last line is in the log", lambda: "after 4" in torture.logs(), 5)
+    wait_for("the last line is in the log", lambda: "after 4" in torture.logs(), 30)
     lines = torture.logs().splitlines()
     said = [line for line in lines if line.startswith(("output", "after"))]
     assert said == [f"{word} {i}" for i in range(5) for word in ("output", "after")]

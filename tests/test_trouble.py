@@ -123,7 +123,7 @@ def test_what_cannot_be_parked_runs_on(kip: Kip, kind: str) -> None:
     """`kip sleep` refuses with the reason, `kip why` names the descriptor, the program notices nothing."""
     script = UNPARKABLE[kind] + COUNTING
     proc = kip.run("stuck", ["/usr/bin/python3", "-c", script])
-    wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 10)
+    wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 30)
     fd = int(proc.logs().split()[1])
     assert fd >= 0, "this kernel does not give out such a descriptor: choose another for this test"
     pids = proc.inspect()["pids"]
@@ -136,7 +136,7 @@ def test_what_cannot_be_parked_runs_on(kip: Kip, kind: str) -> None:
         return int(proc.exec("cat", "/tmp/alive", check=False).stdout or 0)
 
     seen = alive()
-    wait_for("the program goes on", lambda: alive() > seen, 5)
+    wait_for("the program goes on", lambda: alive() > seen, 30)
     why = kip.json("why", "stuck")
     assert why["cannot_sleep"] and any(re.search(rf"\b{fd}\b", reason) for reason in why["cannot_sleep"]), why
     assert any(e["kind"] == "refused" and e["name"] == "stuck" for e in kip.events())

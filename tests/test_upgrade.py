@@ -72,18 +72,18 @@ def test_a_client_finds_a_damaged_snapshot(fresh_kip: Callable[..., Kip], tmp_pa
     damaged[len(damaged) // 2] ^= 1
     pages.write_bytes(damaged)
     try:
-        Http(port, timeout=5).get("/page.html")
+        Http(port, timeout=20).get("/page.html")
     except OSError:
         pass  # this client's connection went with the snapshot
-    proc.wait_state("running", 10)
-    wait_for("the cold start serves", lambda: served(port), 5)
+    proc.wait_state("running", 30)
+    wait_for("the cold start serves", lambda: served(port), 30)
     assert (directory / f"failed-gen-{generation}" / pages.name).read_bytes() == damaged
     assert "cold-start" in [event["kind"] for event in kip.events()]
 
 
 def served(port: int) -> bool:
     try:
-        return Http(port, timeout=2).get("/page.html") == servers.PAGE
+        return Http(port, timeout=10).get("/page.html") == servers.PAGE
     except OSError:
         return False
 
@@ -97,9 +97,9 @@ def test_launcher_is_killed(fresh_kip: Callable[..., Kip], tmp_path: Path) -> No
     assert kip.daemon
     for pid in children(kip.daemon.pid, "kip-launch"):
         os.kill(pid, signal.SIGKILL)
-    wait_for("another launcher runs", lambda: children(kip.daemon.pid, "kip-launch"), 5)
+    wait_for("another launcher runs", lambda: children(kip.daemon.pid, "kip-launch"), 30)
     assert Http(proc.port()).get("/page.html") == servers.PAGE
-    wait_for("it is used", lambda: kip.cli("exec", "web", "--", "true", check=False).returncode == 0, 5)
+    wait_for("it is used", lambda: kip.cli("exec", "web", "--", "true", check=False).returncode == 0, 30)
     proc.sleep()
     assert Http(proc.port()).get("/page.html") == servers.PAGE
 

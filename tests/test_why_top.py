@@ -33,27 +33,32 @@ def test_why_names_the_connection(kip: Kip, tmp_path: Path) -> None:
         own = client.getsockname()[1]
 
         def seen() -> dict[str, Any] | None:
+            sent = time.monotonic()
             client.sendall(b"hello\n")
             why = kip.json("why", "talk")
+            why["took_ms"] = (time.monotonic() - sent) * 1000
             return why if why["activity"] == "traffic" else None
 
-        why = wait_for("traffic was seen", seen, 10)
+        why = wait_for("traffic was seen", seen, 30)
         [one] = [s for s in why["seen"]["sockets"] if s["proto"] == "tcp"]
         assert one["client"] == f"127.0.0.1:{own}" and one["state"] == "established", one
-        assert one["local"].endswith(":9000") and one["unread"] == 0 and one["packet_ms"] <= 3000, one
+        assert one["local"].endswith(":9000") and one["unread"] == 0, one
+        assert one["packet_ms"] <= 3000 + why["took_ms"], one
         assert [p["name"] for p in one["programs"]] == ["python3"], one
         assert any(str(own) in line and "python3" in line for line in why["awake_because"]), why
         assert str(own) in kip.cli("why", "talk").stdout
         assert why["quiet_ms"] < why["parks_after_ms"]
-    wait_for("no connection is left", lambda: not kip.json("why", "talk")["seen"]["sockets"], 10)
+    wait_for("no connection is left", lambda: not kip.json("why", "talk")["seen"]["sockets"], 30)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(10)
+        sent = time.monotonic()
         client.sendto(b"hello", ("127.0.0.1", proc.port(proto="udp")))
         client.recv(100)
         own = client.getsockname()[1]
         [one] = kip.json("why", "talk")["seen"]["sockets"]
+        took_ms = (time.monotonic() - sent) * 1000
     assert (one["proto"], one["state"], one["client"]) == ("udp", "flow", f"127.0.0.1:{own}"), one
-    assert one["packet_ms"] <= 3000 and [p["name"] for p in one["programs"]] == ["python3"], one
+    assert one["packet_ms"] <= 3000 + took_ms and [p["name"] for p in one["programs"]] == ["python3"], one
 
 
 BURNER = """
@@ -72,13 +77,15 @@ def test_why_names_the_thread_that_works(kip: Kip) -> None:
     def seen() -> dict[str, Any] | None:
         why = kip.json("why", "hot")  # the first looks see the interpreter begin
         begun = why["activity"] == "cpu" and why["seen"]["threads"][0]["name"] == "burner"
-        return why if begun and why["seen"]["timers"] else None
+        # A busy machine gives it a small part of a core in one look; it gets more in another.
+        worked = begun and why["seen"]["threads"][0]["cpu_us"] > 0.2 * why["seen"]["watched_us"]
+        return why if worked and why["seen"]["timers"] else None
 
-    why = wait_for("work was seen", seen, 10)
+    why = wait_for("work was seen", seen, 60)
     first = why["seen"]["threads"][0]
     assert first["program"]["name"] == "python3", why
     assert first["tid"] != first["program"]["pid"], "it is not the main thread"
-    assert 0.2 * why["seen"]["watched_us"] < first["cpu_us"] < 1.2 * why["seen"]["watched_us"], why["seen"]
+    assert first["cpu_us"] < 1.2 * why["seen"]["watched_us"], why["seen"]
     assert any(f"thread burner (tid {first['tid']})" in line for line in why["awake_because"]), why
     [poll] = [t for t in why["seen"]["timers"] if t["kind"] == "time-out of poll"]
     assert 3_500_000 < poll["due_ms"] <= 3_600_000 and poll["tid"] == poll["program"]["pid"], poll
@@ -90,7 +97,7 @@ def test_why_names_what_exec_runs(kip: Kip) -> None:
     with subprocess.Popen(words) as running:
         try:
             names = lambda: [p["name"] for p in kip.json("why", "shell")["seen"]["execs"]]  # noqa: E731
-            wait_for("it is named", lambda: names() == ["sh"], 10)
+            wait_for("it is named", lambda: names() == ["sh"], 30)
             assert any("`kip exec`: sh (pid " in line for line in kip.json("why", "shell")["awake_because"])
         finally:
             running.send_signal(signal.SIGINT)
@@ -104,7 +111,7 @@ def test_why_keeps_nobody_awake_and_wakes_nobody(kip: Kip, tmp_path: Path) -> No
     proc = kip.run("quiet", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
     with socket.create_connection(("127.0.0.1", proc.port())) as client:
         client.sendall(b"hello\n")
-        why = wait_for("it sleeps", lambda: (w := kip.json("why", "quiet"))["state"] == "parked" and w, 30)
+        why = wait_for("it sleeps", lambda: (w := kip.json("why", "quiet"))["state"] == "parked" and w, 90)
         for _ in range(20):
             why = kip.json("why", "quiet")
             assert why["state"] == "parked" and why["seen"] is None and why["awake_because"] == [], why
@@ -126,7 +133,7 @@ time.sleep(3600)
 
 def test_why_tells_when_a_sleep_was_refused(kip: Kip) -> None:
     proc = kip.run("stuck", ["/usr/bin/python3", "-c", UNPARKABLE])
-    wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 10)
+    wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 30)
     assert kip.json("why", "stuck")["cannot_sleep_at_ms"] is None
     begun = time.time() * 1000
     kip.refused("sleep", "stuck", "--to", "parked")
@@ -189,13 +196,13 @@ def test_top_gives_the_terminal_back(kip: Kip, key: bytes, colour: bool) -> None
 
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True) as top:
         try:
-            wait_for("it is drawn", lambda: read() and shown.count(b"\x1b[H") > 3 and drawn(100), 10)
+            wait_for("it is drawn", lambda: read() and shown.count(b"\x1b[H") > 3 and drawn(100), 30)
             assert shown.startswith(b"\x1b[?1049h\x1b[?25l") and b"a-long-name-" in shown
             assert (b"\x1b[7m" in shown) == colour
             assert not termios.tcgetattr(theirs)[3] & (termios.ECHO | termios.ICANON)
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 84, 0, 0))
             top.send_signal(signal.SIGWINCH)
-            wait_for("it is drawn anew", lambda: read() and drawn(84), 10)
+            wait_for("it is drawn anew", lambda: read() and drawn(84), 30)
             os.write(ours, b"x" + key)
             assert top.wait(10) == 0
         finally:

@@ -198,7 +198,7 @@ class Kip:
         """SIGKILL, and nothing else."""
         assert self.daemon
         self.daemon.send_signal(signal.SIGKILL)
-        self.daemon.wait(10)
+        self.daemon.wait(30)  # a write to disk that has begun ends first
 
     def wait_dead(self, timeout: float = 30) -> int:
         assert self.daemon
@@ -222,9 +222,9 @@ class Kip:
 
     def info(self) -> dict[str, Any]:
         """`GET /v1/info` on the API's socket."""
-        connection = http.client.HTTPConnection("kip", timeout=10)
+        connection = http.client.HTTPConnection("kip", timeout=30)
         with socket.socket(socket.AF_UNIX) as s:
-            s.settimeout(10)
+            s.settimeout(30)
             s.connect(str(self.data / "run" / "api.sock"))
             connection.sock = s
             connection.request("GET", "/v1/info")

@@ -135,7 +135,7 @@ def of_instance(instance: int) -> list[str]:
     return found
 
 
-def assert_none(before: Machine, data: Path, instance: int | None, within: float = 3.0) -> None:
+def assert_none(before: Machine, data: Path, instance: int | None, within: float = 15.0) -> None:
     """Fails with the list of what is left; the kernel takes namespaces and interfaces down a moment after their end."""
     assert instance is not None, "could not find out which instance the daemon was: is /run/kip/instance-I locked?"
     deadline = time.monotonic() + within
