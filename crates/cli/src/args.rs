@@ -365,6 +365,13 @@ mod tests {
     }
 
     #[test]
+    fn the_working_set_may_come_by_faults_alone() {
+        assert!(run_request(&["--", "true"]).spec.timing.prefetch);
+        assert!(run_request(&["--prefetch", "on", "--", "true"]).spec.timing.prefetch);
+        assert!(!run_request(&["--prefetch", "off", "--", "true"]).spec.timing.prefetch);
+    }
+
+    #[test]
     fn run_takes_every_flag() {
         let request = run_request(&[
             "--name",
