@@ -103,5 +103,5 @@ if __name__ == "__main__":
     sys.stdin.buffer.read()
     remains = clean(sys.argv[1], Path(sys.argv[2]))
     for line in remains:
-        print(f"park-wake: left behind: {line}", file=sys.stderr)
+        print(f"bench: left behind: {line}", file=sys.stderr)
     sys.exit(1 if remains else 0)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,23 @@ from parkwake.workspace import Failed, Workspace
 AWAKE = ["--idle", "24h"]
 
 
-def up(program: Path, data: Path) -> Kip:
+def up(program: Path, data: Path, *flags: str) -> Kip:
     """A daemon of the run's own."""
-    kip = Kip(data, program=program)
+    kip = Kip(data, program=program, flags=flags)
     kip.up()
     return kip
+
+
+@contextmanager
+def daemon(program: Path, data: Path, *flags: str) -> Iterator[Kip]:
+    """One for a part of the run, which ends with it, however that ends. What it complains about fails the part."""
+    kip = up(program, data, *flags)
+    try:
+        yield kip
+    except BaseException:
+        kip.cli("down", check=False, timeout=120)
+        raise
+    kip.down()
 
 
 def skeleton(kip: Kip) -> Path:

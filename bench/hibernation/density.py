@@ -1,0 +1,77 @@
+"""How much memory thousands of hibernated servers take in all, and whether each of them answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.kip import Kip
+from hibernation.footprint import SETTLE_S, own_by_name
+from hibernation.instance import Instance
+from hibernation.programs import Program
+from parkwake.client import Client
+from parkwake.kiphost import daemon, pss_bytes
+from parkwake.workspace import Failed, Workspace
+
+SETTLE_LONG_S = 5.0
+
+
+def available_bytes() -> int:
+    """What the machine has left for programs, by the kernel's own account."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * 1024
+
+
+def measure(
+    work: Workspace, program_path: Path, client: Client, program: Program, count: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """All in all is what the machine has less than before the daemon was started: processes, page tables, network
+    namespaces, cgroups, the rest of the kernel's, and Kip's own."""
+    before = available_bytes()
+    with daemon(program_path, work.dir / "density", "--set-memory", "0") as kip:
+        return fill(work, kip, client, program, count, before, say)
+
+
+def fill(
+    work: Workspace, kip: Kip, client: Client, program: Program, count: int, before: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    time.sleep(SETTLE_S)
+    with_daemon = available_bytes()
+    tar = program.tar(work.dir)
+    instances = []
+    for i in range(count):
+        instance = Instance(kip, client, program, f"web-{i}", tar)
+        instance.ask()
+        instance.cycle()  # by which its working set is known
+        instance.hibernate()
+        instances.append(instance)
+        if i % 100 == 99:
+            say(f"density: {i + 1} of {count} hibernated")
+    woken = 0
+    for _ in range(5):
+        time.sleep(SETTLE_LONG_S)
+        views = kip.json("ps")
+        awake = {v["name"] for v in views if v["tier"] != "hibernated"}
+        if not awake:
+            break
+        woken += len(awake)
+        for instance in instances:
+            if instance.proc.name in awake:
+                instance.hibernate()
+    if (asleep := sum(v["tier"] == "hibernated" for v in views)) != count:
+        raise Failed(f"{asleep} of {count} are hibernated")
+    after = available_bytes()
+    own = own_by_name(kip)
+    result = {
+        "woken": woken, "count": count, "all_bytes": before - after, "daemon_alone_bytes": before - with_daemon, "own": own,
+        "pss_bytes": pss_bytes([pid for v in views for pid in v["pids"]]),
+        "kernel_bytes": sum(v["memory"]["kernel_bytes"] for v in views),
+    }  # fmt: skip
+    replies = []
+    for instance in instances:
+        us, _ = instance.first_reply()
+        replies.append(us)
+    result["replies_us"] = replies
+    return result

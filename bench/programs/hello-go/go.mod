@@ -1,0 +1,3 @@
+module kip.test/hello
+
+go 1.19
