@@ -23,10 +23,13 @@ soak: ## the long runs: many cycles, many procs, faults at every step
 	@scripts/setup
 	$(CARGO) xtask test soak
 
-bench: ## park-wake: first replies and throughput, against runc and plain CRIU
-	@scripts/setup
+bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU and the papers; two hours
+	@scripts/setup build run bench
 	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked -p kip-sandbox --example start_latency
 	bench/park-wake
+	bench/hibernate
+	bench/activeset
 
 setup: ## only install what is missing
 	@scripts/setup
