@@ -18,10 +18,14 @@ from parkwake.workspace import Failed, Workspace
 SETTLE_LONG_S = 5.0
 
 
-def available_bytes() -> int:
-    """What the machine has left for programs, by the kernel's own account."""
+# What of the kernel's own memory grows with what is kept: proc_meminfo(5).
+KERNEL = ("SUnreclaim", "SReclaimable", "PageTables", "SecPageTables", "KernelStack", "Percpu", "VmallocUsed")
+
+
+def meminfo() -> dict[str, int]:
+    """The kernel's own account, bytes."""
     lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    return {key: int(lines[key].split()[0]) * 1024 for key in ("MemAvailable", *KERNEL) if key in lines}
 
 
 def measure(
@@ -29,16 +33,20 @@ def measure(
 ) -> dict[str, Any]:
     """All in all is what the machine has less than before the daemon was started: processes, page tables, network
     namespaces, cgroups, the rest of the kernel's, and Kip's own."""
-    before = available_bytes()
+    before = meminfo()
     with daemon(program_path, work.dir / "density", "--set-memory", "0") as kip:
-        return fill(work, kip, client, program, count, before, say)
+        result = fill(work, kip, client, program, count, before, say)
+    time.sleep(SETTLE_LONG_S)
+    # How much less there is although all is gone: what others on the machine took meanwhile, and what goes later.
+    result["drift_bytes"] = before["MemAvailable"] - meminfo()["MemAvailable"]
+    return result
 
 
 def fill(
-    work: Workspace, kip: Kip, client: Client, program: Program, count: int, before: int, say: Callable[[str], None]
+    work: Workspace, kip: Kip, client: Client, program: Program, count: int, before: dict[str, int], say: Callable[[str], None]
 ) -> dict[str, Any]:
     time.sleep(SETTLE_S)
-    with_daemon = available_bytes()
+    with_daemon = meminfo()
     tar = program.tar(work.dir)
     instances = []
     for i in range(count):
@@ -62,10 +70,12 @@ def fill(
                 instance.hibernate()
     if (asleep := sum(v["tier"] == "hibernated" for v in views)) != count:
         raise Failed(f"{asleep} of {count} are hibernated")
-    after = available_bytes()
+    after = meminfo()
     own = own_by_name(kip)
     result = {
-        "woken": woken, "count": count, "all_bytes": before - after, "daemon_alone_bytes": before - with_daemon, "own": own,
+        "woken": woken, "count": count, "all_bytes": before["MemAvailable"] - after["MemAvailable"], "own": own,
+        "daemon_alone_bytes": before["MemAvailable"] - with_daemon["MemAvailable"],
+        "kernel_more_bytes": {key: after[key] - before[key] for key in KERNEL if key in after},
         "pss_bytes": pss_bytes([pid for v in views for pid in v["pids"]]),
         "kernel_bytes": sum(v["memory"]["kernel_bytes"] for v in views),
     }  # fmt: skip

@@ -161,9 +161,11 @@ def density_table(data: Row) -> str:
     rows = [
         ["memory in all (MemAvailable), GB", f"{whole:.3f}", *said],
         ["  of each, KB", f"{d['all_bytes'] / count / 1e3:.0f}", "", ""],
+        ["  less although all had gone again, GB", f"{d['drift_bytes'] / 1e9:.3f}", "", "others on the machine; ought to be 0"],
         ["  PSS of their processes, MB", f"{d['pss_bytes'] / 1e6:.1f}", "", ""],
         ["  kernel memory of their cgroups, MB", f"{d['kernel_bytes'] / 1e6:.1f}", "", ""],
         ["  PSS of Kip's own, MB", f"{sum(d['own'].values()) / 1e6:.1f}", "", ""],
+        *[[f"  kernel, {key}, MB", f"{more / 1e6:.1f}", "", ""] for key, more in d["kernel_more_bytes"].items()],
         ["answered", f"{len(replies)}", f"{count}", verdict(len(replies) == count)],
         ["first reply, p50, ms", ms(percentile(replies, 50)), "", ""],
         ["first reply, p99, ms", ms(percentile(replies, 99)), "", ""],
