@@ -87,7 +87,7 @@ def test_redis_keeps_every_key(kip: Kip, tmp_path: Path) -> None:
     written = proc.hibernate()["last_sleep"]["bytes_written"]
     assert written < first["memory"]["swap_bytes"], "only what has changed is written again"
     assert client.ask("BGSAVE").startswith("Background"), "a fork right after the wake"
-    wait_for("the save has ended", lambda: b"rdb_bgsave_in_progress:0" in client.ask("INFO", "persistence"), 20)
+    wait_for("the save has ended", lambda: b"rdb_bgsave_in_progress:0" in client.ask("INFO", "persistence"), 30)
     for key, value in values.items():
         assert client.ask("GET", key).decode() == value
 
@@ -163,30 +163,41 @@ ONE_SHOT = (
 
 @pytest.mark.parametrize("way", WAYS)
 def test_timers(kip: Kip, tmp_path: Path, way: str) -> None:
-    """Asleep again and again with everything armed: each fires when it should, none begins anew."""
+    """Asleep again and again with everything armed: each fires when it should, none begins anew. Where a machine stalls so
+    much that there were too few sleeps, or that the last one was not before they were due: once more with more time."""
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", way, "--tick", "100ms", name=f"timers-{way}")
     client = Lines(proc.port())
-    due_ms = 3000
+    for due_ms in (3000, 9000, 27000):
+        if sleeps_before_they_are_due(proc, client, due_ms):
+            return
+    raise AssertionError("three sleeps do not fit into 27 seconds here")
+
+
+def sleeps_before_they_are_due(proc: Proc, client: Lines, due_ms: int) -> bool:
+    """Whether there were enough sleeps; that each timer has fired right is judged in any case."""
     armed = time.monotonic()
     timers = {kind: int(client.ask(f"arm {kind} {due_ms} 0").split()[1]) for kind in ONE_SHOT}
     sleeps = 0
-    while time.monotonic() - armed < due_ms / 1000 - 0.7:
+    while time.monotonic() - armed < due_ms / 1000 * 0.77:
         sleep_anyhow(proc)
         time.sleep(0.15)
         assert client.ask("echo here") == "here"
         sleeps += 1
-    assert sleeps >= 3
     sleep_anyhow(proc)
-    time.sleep(max(0.0, due_ms / 1000 + 0.6 - (time.monotonic() - armed)))
-    view = proc.inspect()
-    assert view["state"] == "running", "the timers have woken it"
+    in_time = time.monotonic() - armed < due_ms / 1000 - 0.05
+    time.sleep(max(0.0, due_ms / 1000 + 0.05 - (time.monotonic() - armed)))
+    view = proc.wait_state("running", 30)  # nobody asks it anything: the timers have woken it
     assert view["last_wake"]["from"] == "hibernated"
+    stall_ms = view["last_wake"]["total_us"] / 1000 + (0 if in_time else view["last_sleep"]["total_us"] / 1000)
+    fired = lambda: all(client.values(f"result {timer}")["fired"] == "1" for timer in timers.values())  # noqa: E731
+    wait_for("all have fired", fired, 30)
     for kind, timer in timers.items():
         result = client.values(f"result {timer}")
         assert result["fired"] == "1" and result["error"] == "0", f"{kind}: {result}"
         late = int(result["miss_mono_us"]) / 1000
-        assert -1 <= late <= 400 + view["last_wake"]["total_us"] / 1000, f"{kind} is {late} ms late"
+        assert -1 <= late <= 400 + stall_ms, f"{kind} is {late} ms late"
     client.check(600)
+    return sleeps >= 3 and in_time
 
 
 def test_a_ticker_is_held_and_its_ticks_wait(kip: Kip, tmp_path: Path) -> None:
@@ -198,19 +209,22 @@ def test_a_ticker_is_held_and_its_ticks_wait(kip: Kip, tmp_path: Path) -> None:
     assert proc.inspect()["last_sleep"]["held"], "it ticks"
     time.sleep(1.2)
     assert proc.state == "hibernated"
-    result = client.values(f"result {timer}")
-    assert abs(int(result["ticks"]) - int(result["expected"])) <= 1, result
+
+    def counted() -> bool:
+        """A tick may be due between its reading and the clock's; missed ones stay missed however often it is asked."""
+        result = client.values(f"result {timer}")
+        return abs(int(result["ticks"]) - int(result["expected"])) <= 1
+
+    wait_for("no tick is missing", counted, 3, every=0.07)
 
 
 def test_sinks_by_itself(kip: Kip, tmp_path: Path) -> None:
     """Idle: hibernated; that long after: parked. A request brings it back from either."""
     server = servers.lighttpd()
     proc = run(kip, server, tmp_path, "--idle", "1s", "--park-after", "3s")
-    proc.wait_state("hibernated", 20)
+    proc.wait_state("hibernated", 30)
     assert http_get(proc.port(), "/page.html") == servers.PAGE
-    proc.wait_state("running", 5)
-    proc.wait_state("hibernated", 20)
-    proc.wait_state("parked", 20)
+    proc.wait_state("parked", 60)
     assert http_get(proc.port(), "/page.html") == servers.PAGE
     kinds = [event["kind"] for event in kip.events() if event["name"] == proc.name]
     assert kinds.count("hibernated") >= 2 and "parked" in kinds, kinds
@@ -218,7 +232,7 @@ def test_sinks_by_itself(kip: Kip, tmp_path: Path) -> None:
 
 def test_hibernation_can_be_off(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, servers.lighttpd(), tmp_path, "--idle", "300ms", "--park-after", "300ms", "--hibernate", "off", name="awake")
-    proc.wait_state("parked", 20)
+    proc.wait_state("parked", 30)
     kinds = [event["kind"] for event in kip.events() if event["name"] == proc.name]
     assert "hibernated" not in kinds, kinds
 
@@ -277,7 +291,7 @@ def test_stop_is_in_order(kip: Kip, tmp_path: Path) -> None:
     proc.stop()
     assert "exit code 0" in str(proc.inspect()["exit"]), proc.inspect()["exit"]
     proc.start()
-    wait_for("redis answers", lambda: proc.exec("redis-cli", "PING", check=False).stdout == "PONG\n", 20)
+    wait_for("redis answers", lambda: proc.exec("redis-cli", "PING", check=False).stdout == "PONG\n", 30)
     proc.hibernate()
     proc.remove()
     assert not (kip.data / "procs" / proc.name).exists()
@@ -287,7 +301,7 @@ def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, servers.lighttpd(), tmp_path)
     view = proc.hibernate()
     os.kill(view["pids"][0], signal.SIGKILL)
-    proc.wait_state("stopped", 10)
+    proc.wait_state("stopped", 30)
 
 
 # Procs that fight.
@@ -341,7 +355,7 @@ def pager_pid(kip: Kip) -> int:
 
 def kill_pager(kip: Kip) -> None:
     kip.expected += REPLACED
-    old = wait_for("there is a pager", lambda: pager_pid(kip), 10)
+    old = wait_for("there is a pager", lambda: pager_pid(kip), 30)
     os.kill(old, signal.SIGKILL)
 
 
@@ -356,7 +370,7 @@ def test_pager_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: P
         sleep_anyhow(proc)
         kill_pager(kip)
         client.check()
-        wait_for("another serves", lambda: pager_pid(kip), 10)
+        wait_for("another serves", lambda: pager_pid(kip), 30)
     sleep_anyhow(proc)
     proc.sleep()
     client.check()
@@ -376,7 +390,7 @@ def test_pager_killed_under_load(fresh_kip: Callable[..., Kip], tmp_path: Path) 
         client.check()
         killer.join()
         client.check()
-        wait_for("another serves", lambda: pager_pid(kip), 10)
+        wait_for("another serves", lambda: pager_pid(kip), 30)
     client.check()
 
 
@@ -420,7 +434,7 @@ def test_keeper_killed_then_pager(fresh_kip: Callable[..., Kip], tmp_path: Path)
     kip.expected += REPLACED
     old = kip.info()["keeper_pid"]
     os.kill(old, signal.SIGKILL)
-    wait_for("there is another keeper", lambda: kip.info()["keeper_pid"] not in (0, old), 10)
-    wait_for("it was told", lambda: any(e["kind"] == "keeper" for e in kip.events()), 10)
+    wait_for("there is another keeper", lambda: kip.info()["keeper_pid"] not in (0, old), 30)
+    wait_for("it was told", lambda: any(e["kind"] == "keeper" for e in kip.events()), 30)
     kill_pager(kip)
     client.check()
