@@ -6,13 +6,15 @@ use kip_keeper::resident::{self, RunError};
 use kip_sys::fdpass;
 use kip_sys::process::pidfd_open;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
 /// The name of its files.
 pub const KIND: &str = "pager";
+/// Most descriptors that the pager watches for a proc.
+pub const MOST_WATCHED: usize = 200;
 /// How long one answer may take: much memory on a slow disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -97,17 +99,21 @@ impl Pager {
         }
     }
 
-    fn ask(&self, request: &Request) -> io::Result<(OwnedFd, Answer)> {
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<(OwnedFd, Answer)> {
         let socket = self.place.connect(ANSWER_TIMEOUT)?;
         let bytes = serde_json::to_vec(request).expect("requests are plain data");
-        fdpass::send(socket.as_fd(), &bytes, &[])?;
+        fdpass::send(socket.as_fd(), &bytes, fds)?;
         let (bytes, _) = fdpass::recv(socket.as_fd(), MAX_MESSAGE)?;
         let answer = serde_json::from_slice(&bytes)?;
         Ok((socket, answer))
     }
 
     fn call(&self, request: &Request) -> Result<Answer, PagerError> {
-        match self.ask(request).map_err(PagerError::Gone)? {
+        self.call_with(request, &[])
+    }
+
+    fn call_with(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Answer, PagerError> {
+        match self.ask(request, fds).map_err(PagerError::Gone)? {
             (_, Answer::Refused { message }) => Err(PagerError::Refused(message)),
             (_, answer) => Ok(answer),
         }
@@ -128,12 +134,12 @@ impl Pager {
         self.done(&Request::Budget { bytes })
     }
 
-    /// Takes a proc's memory out.
+    /// Takes a proc's memory out. `watch` are the descriptors of the order, at most [`MOST_WATCHED`].
     ///
     /// # Errors
     /// See [`PagerError`]; its processes run on. After `Gone` it is not known what was done: ask the next pager.
-    pub fn hibernate(&self, order: Order) -> Result<Hibernated, PagerError> {
-        match self.call(&Request::Hibernate(order))? {
+    pub fn hibernate(&self, order: Order, watch: &[BorrowedFd<'_>]) -> Result<Hibernated, PagerError> {
+        match self.call_with(&Request::Hibernate(order), watch)? {
             Answer::Hibernated(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
@@ -214,7 +220,7 @@ impl Pager {
     /// # Errors
     /// See [`PagerError`].
     pub fn follow(&self) -> Result<Events, PagerError> {
-        let (socket, answer) = self.ask(&Request::Follow).map_err(PagerError::Gone)?;
+        let (socket, answer) = self.ask(&Request::Follow, &[]).map_err(PagerError::Gone)?;
         match answer {
             Answer::Done => {
                 let never =

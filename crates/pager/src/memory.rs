@@ -247,7 +247,7 @@ impl Memory {
         }
         let bell = state.bell.take();
         if state.armed.is_some() {
-            self.install(state)?;
+            self.install(state);
         }
         if let Some(Bell(ring)) = bell {
             ring();
@@ -288,51 +288,47 @@ impl Memory {
         Ok(filled)
     }
 
-    /// Installs the armed set, run by run. From here on the program counts as awake.
-    ///
-    /// # Errors
-    /// The kernel's. A set that cannot be had is given up: its pages come by faults.
-    pub fn install(&self, state: &mut State) -> io::Result<()> {
+    /// Installs the armed set, run by run. From here on the program counts as awake. What cannot be installed comes by
+    /// faults.
+    pub fn install(&self, state: &mut State) {
         let began = Instant::now();
-        let Some(set) = state.armed.take() else { return Ok(()) };
+        let Some(set) = state.armed.take() else { return };
         state.read_ahead = true;
-        let (pages, bytes) = match set.load() {
-            Ok(loaded) => loaded,
-            Err(error) => {
-                tracing::warn!(space = self.id, %error, "a working set is lost, its pages come one by one");
-                return Ok(());
-            }
-        };
-        // Only what missing pages still hold.
-        let valid = |(address, slot): &(u64, u32)| state.map.runs().get(*address).is_some_and(|(s, _)| s == *slot);
-        let mut run: Range<usize> = 0..0;
-        for index in 0..=pages.len() {
-            let good = pages.get(index).is_some_and(valid);
-            let follows = good && !run.is_empty() && pages[run.end - 1].0 + PAGE64 == pages[index].0;
-            if follows {
-                run.end = index + 1;
-                continue;
-            }
-            if !run.is_empty() {
-                let part = &bytes[run.start * PAGE..run.end * PAGE];
-                if fill(self.uffd.as_fd(), pages[run.start].0, part, true)? != Filled::All {
-                    break;
+        let uffd = self.uffd.as_fd();
+        let State { map, since, .. } = state;
+        let runs = map.runs();
+        let installed = set.each(|pages, bytes| {
+            // Only what missing pages still hold.
+            let valid = |(address, slot): &(u64, u32)| runs.get(*address).is_some_and(|(s, _)| s == *slot);
+            let mut run: Range<usize> = 0..0;
+            for index in 0..=pages.len() {
+                let good = pages.get(index).is_some_and(valid);
+                let follows = good && !run.is_empty() && pages[run.end - 1].0 + PAGE64 == pages[index].0;
+                if follows {
+                    run.end = index + 1;
+                    continue;
                 }
-                state.since.installed += run.len();
-                state.since.ahead.extend(pages[run.clone()].iter().map(|(address, _)| *address));
+                if !run.is_empty() {
+                    let part = &bytes[run.start * PAGE..run.end * PAGE];
+                    if fill(uffd, pages[run.start].0, part, true)? != Filled::All {
+                        return Ok(false);
+                    }
+                    since.installed += run.len();
+                    since.ahead.extend(pages[run.clone()].iter().map(|(address, _)| *address));
+                }
+                run = if good { index..index + 1 } else { 0..0 };
             }
-            run = if good { index..index + 1 } else { 0..0 };
+            Ok(true)
+        });
+        if let Err(error) = installed {
+            tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
         }
         state.since.woke = Some((began, began.elapsed().as_micros() as u64));
-        Ok(())
     }
 
     /// Installs the set now, as the first fault would have.
-    ///
-    /// # Errors
-    /// As [`Memory::install`].
-    pub fn wake(&self) -> io::Result<()> {
-        self.install(&mut self.state())
+    pub fn wake(&self) {
+        self.install(&mut self.state());
     }
 
     /// Brings every page back that is out, in parts of `PART` pages between which other faults are served. `present` are

@@ -353,21 +353,17 @@ impl Proc {
         }
     }
 
-    /// Installs the sets of processes that are still stopped, or armed, now.
-    ///
-    /// # Errors
-    /// The kernel's; what was not installed comes by faults.
-    pub fn wake(&mut self, pids: &[u32]) -> io::Result<()> {
+    /// Installs the sets of processes that are still stopped, or armed, now; what cannot be installed comes by faults.
+    pub fn wake(&mut self, pids: &[u32]) {
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
             let set = self.known.get_mut(pid).and_then(|known| known.set.take());
             let mut state = memory.state();
             state.bell = None;
             state.armed = set.or(state.armed.take());
-            memory.install(&mut state)?;
+            memory.install(&mut state);
             state.read_ahead = true;
         }
-        Ok(())
     }
 
     /// Brings all memory of all processes back and serves it no more. Once this is dropped the processes are as if they had

@@ -33,6 +33,9 @@ pub struct Order {
     pub prefetch: bool,
     /// Clean pages of files are dropped too.
     pub drop_files: bool,
+    /// What wakes it while it is held, for people: one for each descriptor that comes with the order. The first that is
+    /// readable wakes it, and all are closed here before it runs.
+    pub watch: Vec<String>,
 }
 
 /// What the daemon asks for.
@@ -195,5 +198,7 @@ pub enum Event {
         turn: u64,
         /// From the first fault or the order on.
         woken: Woken,
+        /// Which of its [`Order::watch`] it was, if it was one.
+        by: Option<String>,
     },
 }

@@ -74,6 +74,7 @@ struct Rung {
     /// The wake took so long; none: as long as the set.
     total_us: Option<u64>,
     at: Instant,
+    by: Option<String>,
 }
 
 /// What a thread that holds a proc is told.
@@ -196,7 +197,7 @@ impl Service {
             let bytes = serde_json::to_vec(answer).expect("answers are plain data");
             fdpass::send(socket.as_fd(), &bytes, &[]).is_ok()
         };
-        while let Ok((bytes, _)) = fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
+        while let Ok((bytes, fds)) = fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
             let request: Request = match serde_json::from_slice(&bytes) {
                 Ok(request) => request,
                 Err(e) => {
@@ -208,7 +209,7 @@ impl Service {
                 Request::Hibernate(order) => {
                     // It answers by itself: this thread may have to hold the proc after that.
                     let name = order.name.clone();
-                    if let Err(message) = self.hibernate(order, |done| {
+                    if let Err(message) = self.hibernate(order, fds, |done| {
                         say(&Answer::Hibernated(done));
                     }) {
                         tracing::warn!(proc = name, message, "not hibernated");
@@ -283,7 +284,7 @@ impl Service {
         })
     }
 
-    fn hibernate(&self, order: Order, answer: impl FnOnce(Hibernated)) -> Result<(), String> {
+    fn hibernate(&self, order: Order, watch: Vec<OwnedFd>, answer: impl FnOnce(Hibernated)) -> Result<(), String> {
         let slot = self.slot(&order.name);
         let mut guard = lock(&slot);
         if guard.is_none() {
@@ -320,14 +321,15 @@ impl Service {
             entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });
             drop(guard);
             answer(done);
-            self.hold(order, &slot, stopped, (&orders, &bell));
+            self.hold(order, &slot, stopped, watch, (&orders, &bell));
             return Ok(());
         }
         stopped.go();
         let (name, number, turn, rings) = (order.name, order.number, order.turn, self.rings.clone());
         let ring = move || {
             if asleep.swap(false, Ordering::SeqCst) {
-                let _ = rings.send(Rung { name: name.clone(), number, turn, total_us: None, at: Instant::now() });
+                let _ =
+                    rings.send(Rung { name: name.clone(), number, turn, total_us: None, at: Instant::now(), by: None });
             }
         };
         entry.proc.arm(&entry.pids.clone(), REST_WITHIN, Some(&Bell(Arc::new(ring))));
@@ -337,37 +339,53 @@ impl Service {
     }
 
     /// Holds stopped processes until told to let go. Those that are killed meanwhile are not held from their graves.
-    fn hold(&self, order: Order, slot: &Slot, mut stopped: Stopped, told: (&mpsc::Receiver<Let>, &OwnedFd)) {
+    fn hold(
+        &self,
+        order: Order,
+        slot: &Slot,
+        mut stopped: Stopped,
+        watch: Vec<OwnedFd>,
+        told: (&mpsc::Receiver<Let>, &OwnedFd),
+    ) {
         let (orders, bell) = told;
-        let order_of = || orders.try_recv().ok();
+        let mut by = None;
         let told = loop {
             let ends: Vec<OwnedFd> =
                 stopped.processes.keys().filter_map(|pid| kip_sys::process::pidfd_open(*pid).ok()).collect();
-            let ends_or_bell = ends.iter().map(|fd| fd.as_fd()).chain([bell.as_fd()]);
-            let mut fds: Vec<_> = ends_or_bell.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            let all = watch.iter().chain([bell]).chain(&ends);
+            let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             if let Err(error) = rustix::io::retry_on_intr(|| poll(&mut fds, None)) {
                 tracing::error!(proc = order.name, %error, "a held proc is let go");
                 break None;
             }
-            if let Some(told) = order_of() {
+            let at = Instant::now();
+            by = fds[..watch.len()].iter().position(|fd| !fd.revents().is_empty());
+            if by.is_some() {
+                break Some(Let::Wake(at));
+            }
+            if let Ok(told) = orders.try_recv() {
                 break Some(told);
             }
             stopped.bury();
+            if stopped.processes.is_empty() {
+                break None;
+            }
         };
+        // The program may close what we have duplicates of, and that is to be a close.
+        drop(watch);
+        let by = by.and_then(|index| order.watch.get(index).cloned());
         match told {
             Some(Let::Wake(at)) => {
                 let mut guard = lock(slot);
                 if let Some(entry) = guard.as_mut() {
                     entry.holder = None;
                     entry.asleep.store(false, Ordering::SeqCst);
-                    if let Err(error) = entry.proc.wake(&entry.pids) {
-                        tracing::warn!(proc = order.name, %error, "a working set is not installed whole");
-                    }
+                    entry.proc.wake(&entry.pids);
                 }
                 stopped.go();
                 drop(guard);
                 let Order { name, number, turn, .. } = order;
-                let _ = self.rings.send(Rung { name, number, turn, total_us: Some(micros(at)), at });
+                let _ = self.rings.send(Rung { name, number, turn, total_us: Some(micros(at)), at, by });
             }
             Some(Let::Go(done)) => {
                 stopped.go();
@@ -393,11 +411,8 @@ impl Service {
         let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
-        let installed = entry.proc.wake(&entry.pids);
+        entry.proc.wake(&entry.pids);
         let install_us = micros(began);
-        if let Err(error) = installed {
-            tracing::warn!(proc = name, %error, "a working set is not installed whole, its pages come by faults");
-        }
         entry.let_go();
         Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry) })
     }
@@ -502,7 +517,7 @@ impl Service {
 
     /// Tells followers of first faults.
     fn tell(&self, rung: &mpsc::Receiver<Rung>) {
-        while let Ok(Rung { name, number, turn, total_us, at }) = rung.recv() {
+        while let Ok(Rung { name, number, turn, total_us, at, by }) = rung.recv() {
             let known = self.known(&name);
             let slot = known.as_deref().map(lock);
             let entry = slot.as_ref().and_then(|slot| slot.as_ref());
@@ -511,7 +526,7 @@ impl Service {
             drop(slot);
             let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
             tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
-            let event = Event::Woke { name, number, turn, woken };
+            let event = Event::Woke { name, number, turn, woken, by };
             let bytes = serde_json::to_vec(&event).expect("events are plain data");
             lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
         }

@@ -2,7 +2,8 @@
 //!
 //! A page that was installed ahead leaves no trace of whether it was used (there is no cheap accessed bit), unless it
 //! was written. So that a page that is not needed falls out, each page that nobody was seen to touch is left out of one in
-//! [`History::TURNS`] sets: one that is needed comes back by a fault then and is known again.
+//! [`History::TURNS`] sets, and one that nobody was ever seen to touch (it came as another's neighbour) of one in
+//! [`History::FIRST_TURNS`]: one that is needed comes back by a fault then and is known again.
 //!
 //! Prediction is pure. [`Stored`] owns the bytes, each page with the slot that it had: whoever installs it leaves out
 //! what the slot map says otherwise by then. A set is a hint: losing it loses time only.
@@ -48,15 +49,19 @@ pub struct History {
     records: VecDeque<Record>,
     predictor: Predictor,
     turn: u64,
+    /// Pages of the records that were once touched for certain.
+    confirmed: HashSet<u64>,
 }
 
 impl History {
-    /// One page that nobody was seen to touch is left out in one of this many sets.
+    /// A page that was not seen to be touched the last time is left out in one of this many sets.
     pub const TURNS: u64 = 32;
+    /// One that never was, in one of so many.
+    pub const FIRST_TURNS: u64 = 4;
 
     /// An empty one.
     pub fn new(predictor: Predictor) -> Self {
-        Self { records: VecDeque::new(), predictor, turn: 0 }
+        Self { records: VecDeque::new(), predictor, turn: 0, confirmed: HashSet::new() }
     }
 
     fn depth(&self) -> usize {
@@ -71,6 +76,10 @@ impl History {
         self.records.push_front(record);
         self.records.truncate(self.depth());
         self.turn += 1;
+        let known: HashSet<u64> =
+            self.records.iter().flat_map(|r| r.touched.iter().chain(&r.unknown)).copied().collect();
+        self.confirmed.extend(self.records[0].touched.iter());
+        self.confirmed.retain(|page| known.contains(page));
     }
 
     /// Pages that are expected next, those first that were touched first the last time.
@@ -96,7 +105,8 @@ impl History {
 
     fn left_out(&self, page: u64) -> bool {
         let mixed = (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        mixed % Self::TURNS == self.turn % Self::TURNS
+        let turns = if self.confirmed.contains(&page) { Self::TURNS } else { Self::FIRST_TURNS };
+        mixed % turns == self.turn % turns
     }
 }
 
@@ -116,8 +126,17 @@ pub enum Keep<'a> {
 #[derive(Debug)]
 enum Data {
     Plain(Aligned),
-    Packed(Vec<u8>),
+    /// Blocks of [`BLOCK`] pages, each by itself.
+    Packed(Vec<Box<[u8]>>),
     File(File),
+}
+
+/// Pages that are packed together: they are unpacked into memory that is still in the processor's cache when the kernel
+/// copies it.
+const BLOCK: usize = 64;
+
+fn packed(bytes: &[u8]) -> Vec<Box<[u8]>> {
+    bytes.chunks(BLOCK * PAGE).map(|block| lz4_flex::block::compress(block).into_boxed_slice()).collect()
 }
 
 fn written(path: &Path, bytes: &Aligned) -> io::Result<File> {
@@ -147,10 +166,13 @@ impl Stored {
         let data = match how {
             Keep::Nowhere => return Ok(None),
             Keep::Memory => Data::Plain(bytes),
-            Keep::Packed(most, path) => match zstd::bulk::compress(&bytes, 1)? {
-                packed if packed.len() <= most => Data::Packed(packed),
-                _ => Data::File(written(path, &bytes)?),
-            },
+            Keep::Packed(most, path) => {
+                let blocks = packed(&bytes);
+                match blocks.iter().map(|block| block.len()).sum::<usize>() {
+                    length if length <= most => Data::Packed(blocks),
+                    _ => Data::File(written(path, &bytes)?),
+                }
+            }
             Keep::File(path) => Data::File(written(path, &bytes)?),
         };
         Ok(Some(Self { pages, data }))
@@ -160,35 +182,41 @@ impl Stored {
     pub fn memory(&self) -> usize {
         let data = match &self.data {
             Data::Plain(bytes) => bytes.len(),
-            Data::Packed(bytes) => bytes.len(),
+            Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
             Data::File(_) => 0,
         };
         data + self.pages.len() * size_of::<(u64, u32)>()
     }
 
-    /// The pages' bytes, in one large read.
+    /// Gives the pages with their bytes to `take`, in parts, until it says that it wants no more.
     ///
     /// # Errors
-    /// The file system's; `InvalidData`.
-    pub fn load(self) -> io::Result<(Vec<(u64, u32)>, Aligned)> {
-        let length = self.pages.len() * PAGE;
-        let bytes = match self.data {
-            Data::Plain(bytes) => bytes,
-            Data::Packed(packed) => {
-                let mut bytes = Aligned::new(length);
-                let got = zstd::bulk::decompress_to_buffer(&packed, &mut bytes[..])?;
-                if got != length {
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, "a working set has shrunk"));
+    /// The file system's; `InvalidData`; those of `take`.
+    pub fn each(self, mut take: impl FnMut(&[(u64, u32)], &[u8]) -> io::Result<bool>) -> io::Result<()> {
+        match self.data {
+            Data::Plain(bytes) => take(&self.pages, &bytes).map(drop),
+            Data::Packed(blocks) => {
+                let mut bytes = Aligned::new(BLOCK.min(self.pages.len()) * PAGE);
+                for (pages, block) in self.pages.chunks(BLOCK).zip(blocks) {
+                    let bytes = &mut bytes[..pages.len() * PAGE];
+                    let shrunk = |_| io::Error::new(io::ErrorKind::InvalidData, "a working set is damaged");
+                    let got = lz4_flex::block::decompress_into(&block, bytes).map_err(shrunk)?;
+                    if got != bytes.len() {
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, "a working set has shrunk"));
+                    }
+                    if !take(pages, bytes)? {
+                        break;
+                    }
                 }
-                bytes
+                Ok(())
             }
+            // One large read: a disk takes about as long for it as for a small one.
             Data::File(file) => {
-                let mut bytes = Aligned::new(length);
+                let mut bytes = Aligned::new(self.pages.len() * PAGE);
                 file.read_exact_at(&mut bytes, 0)?;
-                bytes
+                take(&self.pages, &bytes).map(drop)
             }
-        };
-        Ok((self.pages, bytes))
+        }
     }
 }
 
@@ -233,6 +261,21 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_that_nobody_touches_fall_out_soon() {
+        let mut history = History::new(Predictor::LastUse);
+        let (useful, neighbours) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..400).collect::<Vec<_>>()));
+        history.push(Record { touched: useful.clone(), unknown: neighbours.clone() });
+        for _ in 0..History::FIRST_TURNS {
+            let set = history.predict();
+            let touched = useful.iter().copied().filter(|p| !set.contains(p)).collect();
+            history.push(Record { touched, unknown: set });
+        }
+        let set = history.predict();
+        assert!(neighbours.iter().all(|p| !set.contains(p)));
+        assert!(useful.iter().filter(|p| set.contains(p)).count() >= 45);
+    }
+
+    #[test]
     fn bytes_come_back_from_everywhere() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("set");
@@ -241,8 +284,15 @@ mod tests {
             bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (i / 1000) as u8);
             let expected = bytes.to_vec();
             let list = vec![(0, 5), (PAGE as u64, 9), (9 * PAGE as u64, 1)];
-            let (pages, got) = Stored::keep(list.clone(), bytes, how).unwrap().unwrap().load().unwrap();
-            assert_eq!((pages, got.to_vec()), (list, expected));
+            let (mut pages, mut got) = (Vec::new(), Vec::new());
+            let stored = Stored::keep(list.clone(), bytes, how).unwrap().unwrap();
+            let take = |some: &[(u64, u32)], bytes: &[u8]| {
+                pages.extend_from_slice(some);
+                got.extend_from_slice(bytes);
+                Ok(true)
+            };
+            stored.each(take).unwrap();
+            assert_eq!((pages, got), (list, expected));
         }
     }
 }

@@ -9,7 +9,8 @@ use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
-use kip_pager::client::PagerError;
+use kip_net::wake::{Trigger, WakeEvent};
+use kip_pager::client::{MOST_WATCHED, PagerError};
 use kip_pager::protocol::{Hibernated, Look, Order};
 use kip_types::{Hibernate, WakeOn};
 use std::collections::BTreeMap;
@@ -50,6 +51,15 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         Hibernate::Auto => ticked || has_posix_timers(&tree) || wakes_on_data(proc) || ticks(&dues, proc),
     };
     let sockets = if hold { sockets_before(&tree) } else { BTreeMap::new() };
+    // The pager itself watches those that have nothing to offer yet, which is the fastest way; we have the others.
+    let quiet = |(_, (_, saved)): &(u32, (OwnedFd, SavedOptions))| {
+        saved.seen == custody::Seen::default() && proc.shared.wakes_at_once(proc, &saved.kind)
+    };
+    let (mut quiet, mut sockets): (Vec<_>, Vec<_>) = sockets.into_iter().partition(quiet);
+    if quiet.len() > MOST_WATCHED {
+        sockets.extend(quiet.split_off(MOST_WATCHED));
+    }
+    let quiet: Vec<(OwnedFd, String)> = quiet.into_iter().map(|(_, (fd, saved))| (fd, label(&saved.kind))).collect();
     let order = Order {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
@@ -59,8 +69,12 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         hold,
         prefetch: proc.spec.timing.prefetch,
         drop_files: !proc.spec.timing.keep_files,
+        watch: quiet.iter().map(|(_, label)| label.clone()).collect(),
     };
-    let report = proc.shared.pager.hibernate(order)?;
+    let watch: Vec<_> = quiet.iter().map(|(fd, _)| fd.as_fd()).collect();
+    let report = proc.shared.pager.hibernate(order, &watch);
+    drop(quiet);
+    let report = report?;
     let held = hold.then(|| {
         let now = Now::read();
         dues.extend(report.timers.iter().map(|timer| Due {
@@ -78,6 +92,16 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
     });
     Ok(Done { report, memory_bytes, held })
+}
+
+/// What the wake plane calls an event of such a socket.
+fn label(kind: &Kind) -> String {
+    let trigger = match kind {
+        Kind::Listener { .. } => Trigger::Connection,
+        Kind::Udp { .. } => Trigger::Datagram,
+        Kind::Stream { .. } | Kind::Other => Trigger::Data,
+    };
+    WakeEvent { key: (), socket: *kind, trigger }.to_string()
 }
 
 /// Directory of a proc for what the pager keeps.

@@ -201,6 +201,11 @@ impl Machine {
         }
     }
 
+    /// Whether a socket wakes its proc as soon as it is readable.
+    pub(crate) fn wakes_at_once(&self, proc: &Proc, kind: &Kind) -> bool {
+        wake_on(&proc.spec.ports, kind) == WakeOn::Connect
+    }
+
     /// Polls them no longer.
     pub(crate) fn unwatch_sockets(&self, proc: &Proc) {
         self.wake_plane.remove(&proc.slot);
@@ -262,9 +267,9 @@ impl Machine {
                 drop(machine);
                 match followed {
                     Ok(events) => {
-                        while let Ok(Event::Woke { number, turn, woken, .. }) = events.next() {
+                        while let Ok(Event::Woke { number, turn, woken, by, .. }) = events.next() {
                             let Some(machine) = weak.upgrade() else { return };
-                            machine.tell_task(number, Command::Awake { turn, woken });
+                            machine.tell_task(number, Command::Awake { turn, woken, by });
                         }
                     }
                     Err(e) => {

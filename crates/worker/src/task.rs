@@ -64,7 +64,7 @@ pub(crate) enum Command {
     /// A held socket has something; `at` is when.
     Socket { label: String, at: Instant },
     /// It runs again after the hibernation `turn`.
-    Awake { turn: u64, woken: Woken },
+    Awake { turn: u64, woken: Woken, by: Option<String> },
     /// Ask the pager whether it still sleeps.
     LookAtPager,
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
@@ -366,7 +366,7 @@ impl Task {
                 let _ = reply.send(self.wake_on_request(trigger).await);
             }
             Command::Socket { label, at } => self.on_socket(label, at).await,
-            Command::Awake { turn, woken } => self.on_awake(turn, woken),
+            Command::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);

@@ -19,11 +19,15 @@ use std::time::{Duration, Instant};
 
 /// What a blocked proc's wake is told to be for: which of its calls ended, nobody has to know.
 pub(super) const TOUCH: &str = "first touch";
+/// The machine is the program's for so long after a wake by the pager.
+const AFTER_WAKE: Duration = Duration::from_millis(2);
 /// A wake from hibernation is taken to need this long ahead of a timer.
 const LEAD: Duration = Duration::from_millis(3);
 
 impl Task {
     pub(super) async fn hibernate_on_request(&mut self) -> Result<bool, Refusal> {
+        // It may have woken a moment ago, of which we are still to hear.
+        self.look_at_pager().await;
         if matches!(self.record.state, State::Hibernated { .. }) {
             return Ok(true);
         }
@@ -174,22 +178,24 @@ impl Task {
         self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
     }
 
-    /// The pager says that a blocked proc has touched what was out, or that a held one, roused by the wake plane, runs.
-    pub(super) fn on_awake(&mut self, turn: u64, woken: Woken) {
+    /// The pager says that a blocked proc has touched what was out, or that a held one runs: for one of its sockets that the
+    /// pager watches (`by`), or roused by the wake plane.
+    pub(super) async fn on_awake(&mut self, turn: u64, woken: Woken, by: Option<String>) {
         if !matches!(self.record.state, State::Hibernated { .. }) || self.turn.is_some_and(|own| own != turn) {
             return;
         }
         let step = |name: &str, us| StepView { name: name.to_owned(), us };
+        let install = step("install", woken.install_us);
+        let (trigger, by_itself) = match by.or_else(|| self.roused.take().map(|(label, _)| label)) {
+            Some(label) => (label, false),
+            None => (TOUCH.to_owned(), true),
+        };
         let resume = step("resume", woken.total_us.saturating_sub(woken.install_us));
-        match self.roused.take() {
-            Some((label, _)) => {
-                let steps = vec![step("install", woken.install_us), resume];
-                self.awake(label, woken.total_us, steps, false, false);
-            }
-            None => {
-                self.awake(TOUCH.to_owned(), woken.install_us, vec![step("install", woken.install_us)], false, true)
-            }
-        }
+        self.leave_hibernation();
+        // It serves its client now; what others see of it and what is on disk can wait, for both ask the pager in doubt.
+        tokio::time::sleep(AFTER_WAKE).await;
+        let steps = if by_itself { vec![install] } else { vec![install, resume] };
+        self.awake(trigger, woken.total_us, steps, false, by_itself);
     }
 
     /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
