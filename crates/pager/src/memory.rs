@@ -10,11 +10,12 @@
 //! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
 
 use crate::set::Stored;
-use crate::slots::{Change, SlotMap};
+use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
 use crate::swap::{Aligned, PAGE};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
@@ -146,7 +147,7 @@ fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> i
 /// The first page from `at` on that has a slot and is not `present`: address, slot, and how many, at most `most`, follow
 /// each other in both.
 fn next_missing(
-    runs: &crate::slots::Runs,
+    runs: &Runs,
     mut at: u64,
     present: &[Range<u64>],
     most: usize,
@@ -168,6 +169,39 @@ fn next_missing(
             }
         }
     }
+}
+
+fn every_processor() -> CpuSet {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    all
+}
+
+/// Installs the pages of a set that missing pages still hold, run by run; tells which.
+fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<Vec<u64>> {
+    let mut installed = Vec::new();
+    set.each(|pages, bytes| {
+        let valid = |(address, slot): &(u64, u32)| runs.get(*address).is_some_and(|(s, _)| s == *slot);
+        let mut run: Range<usize> = 0..0;
+        for index in 0..=pages.len() {
+            let good = pages.get(index).is_some_and(valid);
+            let follows = good && !run.is_empty() && pages[run.end - 1].0 + PAGE64 == pages[index].0;
+            if follows {
+                run.end = index + 1;
+                continue;
+            }
+            if !run.is_empty() {
+                let part = &bytes[run.start * PAGE..run.end * PAGE];
+                if fill(uffd, pages[run.start].0, part, true)? != Filled::All {
+                    return Ok(false);
+                }
+                installed.extend(pages[run.clone()].iter().map(|(address, _)| *address));
+            }
+            run = if good { index..index + 1 } else { 0..0 };
+        }
+        Ok(true)
+    })?;
+    Ok(installed)
 }
 
 impl Memory {
@@ -294,34 +328,35 @@ impl Memory {
         let began = Instant::now();
         let Some(set) = state.armed.take() else { return };
         state.read_ahead = true;
-        let uffd = self.uffd.as_fd();
         let State { map, since, .. } = state;
-        let runs = map.runs();
-        let installed = set.each(|pages, bytes| {
-            // Only what missing pages still hold.
-            let valid = |(address, slot): &(u64, u32)| runs.get(*address).is_some_and(|(s, _)| s == *slot);
-            let mut run: Range<usize> = 0..0;
-            for index in 0..=pages.len() {
-                let good = pages.get(index).is_some_and(valid);
-                let follows = good && !run.is_empty() && pages[run.end - 1].0 + PAGE64 == pages[index].0;
-                if follows {
-                    run.end = index + 1;
-                    continue;
-                }
-                if !run.is_empty() {
-                    let part = &bytes[run.start * PAGE..run.end * PAGE];
-                    if fill(uffd, pages[run.start].0, part, true)? != Filled::All {
-                        return Ok(false);
-                    }
-                    since.installed += run.len();
-                    since.ahead.extend(pages[run.clone()].iter().map(|(address, _)| *address));
-                }
-                run = if good { index..index + 1 } else { 0..0 };
-            }
-            Ok(true)
+        let parts = set.split(std::thread::available_parallelism().map_or(1, usize::from));
+        let (uffd, runs) = (self.uffd.as_fd(), map.runs());
+        let work = |part: Stored| install_part(uffd, runs, part);
+        let mut results = Vec::new();
+        std::thread::scope(|scope| {
+            let mut parts = parts.into_iter();
+            let own = parts.next();
+            let elsewhere = |part| {
+                scope.spawn(move || {
+                    // It inherits the processor that its maker is bound to.
+                    let _ = sched_setaffinity(None, &every_processor());
+                    work(part)
+                })
+            };
+            let others: Vec<_> = parts.map(elsewhere).collect();
+            results.extend(own.map(work));
+            results.extend(others.into_iter().map(|other| other.join().expect("installing does not panic")));
         });
-        if let Err(error) = installed {
-            tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
+        for result in results {
+            match result {
+                Ok(pages) => {
+                    since.installed += pages.len();
+                    since.ahead.extend(pages);
+                }
+                Err(error) => {
+                    tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
+                }
+            }
         }
         state.since.woke = Some((began, began.elapsed().as_micros() as u64));
     }

@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What came back between two sleeps.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -128,12 +129,16 @@ enum Data {
     Plain(Aligned),
     /// Blocks of [`BLOCK`] pages, each by itself.
     Packed(Vec<Box<[u8]>>),
-    File(File),
+    /// From this place on.
+    File(Arc<File>, u64),
 }
 
 /// Pages that are packed together: they are unpacked into memory that is still in the processor's cache when the kernel
 /// copies it.
 const BLOCK: usize = 64;
+
+/// Fewer pages are not worth another thread.
+pub const LEAST_PART: usize = 5 * BLOCK;
 
 fn packed(bytes: &[u8]) -> Vec<Box<[u8]>> {
     bytes.chunks(BLOCK * PAGE).map(|block| lz4_flex::block::compress(block).into_boxed_slice()).collect()
@@ -170,10 +175,10 @@ impl Stored {
                 let blocks = packed(&bytes);
                 match blocks.iter().map(|block| block.len()).sum::<usize>() {
                     length if length <= most => Data::Packed(blocks),
-                    _ => Data::File(written(path, &bytes)?),
+                    _ => Data::File(Arc::new(written(path, &bytes)?), 0),
                 }
             }
-            Keep::File(path) => Data::File(written(path, &bytes)?),
+            Keep::File(path) => Data::File(Arc::new(written(path, &bytes)?), 0),
         };
         Ok(Some(Self { pages, data }))
     }
@@ -183,9 +188,28 @@ impl Stored {
         let data = match &self.data {
             Data::Plain(bytes) => bytes.len(),
             Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
-            Data::File(_) => 0,
+            Data::File(..) => 0,
         };
         data + self.pages.len() * size_of::<(u64, u32)>()
+    }
+
+    /// The same in about equal parts, at most `most` of at least [`LEAST_PART`] pages each.
+    pub fn split(mut self, most: usize) -> Vec<Stored> {
+        let parts = (self.pages.len() / LEAST_PART).clamp(1, most.max(1));
+        // Whole blocks.
+        let pages = self.pages.len().div_ceil(parts).next_multiple_of(BLOCK);
+        let mut found = Vec::new();
+        while self.pages.len() > pages && !matches!(self.data, Data::Plain(_)) {
+            let rest = self.pages.split_off(pages);
+            let data = match &mut self.data {
+                Data::Packed(blocks) => Data::Packed(blocks.split_off(pages / BLOCK)),
+                Data::File(file, from) => Data::File(Arc::clone(file), *from + (pages * PAGE) as u64),
+                Data::Plain(_) => unreachable!("it is not split"),
+            };
+            found.push(std::mem::replace(&mut self, Stored { pages: rest, data }));
+        }
+        found.push(self);
+        found
     }
 
     /// Gives the pages with their bytes to `take`, in parts, until it says that it wants no more.
@@ -211,9 +235,9 @@ impl Stored {
                 Ok(())
             }
             // One large read: a disk takes about as long for it as for a small one.
-            Data::File(file) => {
+            Data::File(file, from) => {
                 let mut bytes = Aligned::new(self.pages.len() * PAGE);
-                file.read_exact_at(&mut bytes, 0)?;
+                file.read_exact_at(&mut bytes, from)?;
                 take(&self.pages, &bytes).map(drop)
             }
         }
@@ -258,6 +282,32 @@ mod tests {
         let set = history.predict();
         assert!(useless.iter().all(|p| !set.contains(p)));
         assert!(useful.iter().filter(|p| set.contains(p)).count() >= 40);
+    }
+
+    #[test]
+    fn a_set_is_split_into_whole_parts() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("set");
+        let count = 5 * LEAST_PART / 2 + 7;
+        for how in [Keep::Packed(usize::MAX, &path), Keep::File(&path), Keep::Memory] {
+            let mut bytes = Aligned::new(count * PAGE);
+            bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
+            let list: Vec<(u64, u32)> = (0..count as u64).map(|n| (n * PAGE as u64, n as u32)).collect();
+            let parts = Stored::keep(list.clone(), bytes, how).unwrap().unwrap().split(2);
+            assert_eq!(parts.len(), if how == Keep::Memory { 1 } else { 2 });
+            let mut got = Vec::new();
+            for part in parts {
+                part.each(|pages, bytes| {
+                    for ((address, slot), bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
+                        assert!(bytes.iter().all(|b| *b == *slot as u8));
+                        got.push((*address, *slot));
+                    }
+                    Ok(true)
+                })
+                .unwrap();
+            }
+            assert_eq!(got, list);
+        }
     }
 
     #[test]
