@@ -14,7 +14,9 @@ from parkwake.workspace import Workspace
 
 # Asked before the first sleep, so that caches are warm and what is initialized late is.
 WARM = 5
-WAYS = ("cold", "hot", "faults", "prefetch", "prefetch_disk", "awake")
+WAYS = ("cold", "hot", "faults", "prefetch", "prefetch_disk")
+# Requests right after the first reply of one that was hot, and of one that was hibernated: they are compared.
+NEXT = 4
 
 
 def measure(
@@ -53,17 +55,21 @@ def measure(
                 started.ask()
             elif way == "hot":
                 row["us"] = started.ask()
+                follow("again", started, number)
             else:
                 sleeper = sleepers[way]
                 row["sleep"], row["us"], row["wake"] = sleeper.cycle()
                 if way == "prefetch":
-                    rows.append({"program": program.name, "way": "awake", "round": number, "us": sleeper.ask()})
+                    follow("awake", sleeper, number)
             rows.append(row)
 
-        ways = [way for way in WAYS if way != "awake"]
+        def follow(way: str, instance: Instance, number: int) -> None:
+            for _ in range(NEXT):
+                rows.append({"program": program.name, "way": way, "round": number, "us": instance.ask()})
+
         for number in range(samples):
-            shift = number % len(ways)
-            for way in ways[shift:] + ways[:shift]:
+            shift = number % len(WAYS)
+            for way in WAYS[shift:] + WAYS[:shift]:
                 turn(way, number)
         say(f"{program.name}: {samples} rounds")
     return rows
