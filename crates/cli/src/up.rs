@@ -30,6 +30,8 @@ pub fn prepare(data: &Path, args: &UpArgs) -> anyhow::Result<DataLock> {
         bail!("the daemon builds namespaces and cgroups, for which it must be root: use sudo kip up");
     }
     let lock = DataLock::take(data, group_of(args)?)?;
+    // A dozen for each proc.
+    kip_sys::process::raise_nofile().context("cannot raise the limit of open files")?;
     kip_worker::enter_private_mounts(data)
         .with_context(|| format!("cannot enter a mount namespace of its own for {}", data.display()))?;
     Ok(lock)

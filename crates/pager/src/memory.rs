@@ -146,12 +146,7 @@ fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> i
 
 /// The first page from `at` on that has a slot and is not `present`: address, slot, and how many, at most `most`, follow
 /// each other in both.
-fn next_missing(
-    runs: &Runs,
-    mut at: u64,
-    present: &[Range<u64>],
-    most: usize,
-) -> Option<(u64, u32, usize)> {
+fn next_missing(runs: &Runs, mut at: u64, present: &[Range<u64>], most: usize) -> Option<(u64, u32, usize)> {
     loop {
         let (slot, end) = match runs.get(at) {
             Some(found) => found,

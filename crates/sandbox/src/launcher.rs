@@ -195,6 +195,7 @@ impl Launcher {
         let mut command = Command::new(program);
         command.env_clear().stdin(theirs).stdout(Stdio::null()).current_dir("/");
         let child = command.spawn().map_err(failed)?;
+        kip_sys::process::usual_nofile(child.id()).map_err(failed)?;
         // The descriptor given away is ours to close too, or the launcher's end would not be noticed.
         drop(command);
         let launcher =

@@ -5,6 +5,7 @@
 
 use rustix::mm::MlockAllFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -171,6 +172,38 @@ pub fn set_child_subreaper(on: bool) -> io::Result<()> {
 /// ENOMEM or EPERM beyond RLIMIT_MEMLOCK without CAP_IPC_LOCK.
 pub fn mlockall() -> io::Result<()> {
     Ok(rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT)?)
+}
+
+/// What RLIMIT_NOFILE was before [`raise_nofile`].
+static NOFILE_BEFORE: std::sync::OnceLock<Rlimit> = std::sync::OnceLock::new();
+
+/// Lets this process, and what it starts, have as many open files as the machine allows: setrlimit(2) up to fs.nr_open,
+/// which needs CAP_SYS_RESOURCE; without that up to the hard limit.
+///
+/// # Errors
+/// None in practice.
+pub fn raise_nofile() -> io::Result<()> {
+    let before = getrlimit(Resource::Nofile);
+    NOFILE_BEFORE.get_or_init(|| before);
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open").ok().and_then(|text| text.trim().parse().ok());
+    let all = |most| Rlimit { current: most, maximum: most };
+    match setrlimit(Resource::Nofile, all(most.or(before.maximum))) {
+        Ok(()) => Ok(()),
+        Err(_) => Ok(setrlimit(Resource::Nofile, all(before.maximum))?),
+    }
+}
+
+/// Gives another process, and what it will start, the RLIMIT_NOFILE that this one had before it raised its own: programs
+/// look at every number below it. prlimit(2).
+///
+/// # Errors
+/// ESRCH.
+pub fn usual_nofile(pid: u32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).ok_or(io::ErrorKind::InvalidInput)?;
+    match NOFILE_BEFORE.get() {
+        Some(before) => Ok(rustix::process::prlimit(Some(pid), Resource::Nofile, *before).map(drop)?),
+        None => Ok(()),
+    }
 }
 
 /// Makes this process, and what it execs, ignore the signal: signal(2) with SIG_IGN.
