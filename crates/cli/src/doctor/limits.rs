@@ -34,7 +34,9 @@ pub(super) fn privileges() -> Vec<Check> {
 
 pub(super) fn checks() -> Vec<Check> {
     // Whoever may raises it.
-    let most = if is_root() { read_number("/proc/sys/fs/nr_open") } else { None };
+    let status = read("/proc/self/status").unwrap_or_default();
+    let may = effective(&status).unwrap_or(0) & (1 << SYS_RESOURCE) != 0;
+    let most = if may { read_number("/proc/sys/fs/nr_open") } else { None };
     let files = most.or(getrlimit(Resource::Nofile).maximum).unwrap_or(u64::MAX);
     let tasks =
         ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(read_number).into_iter().flatten().min();
