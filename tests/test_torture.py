@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import Lines
+from harness.clients import Lines, talking
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -113,31 +113,10 @@ def test_a_line_in_pieces(torture: Proc) -> None:
 
 def test_clients_while_it_falls_asleep(torture: Proc) -> None:
     """Clients that talk without pause while it is parked again and again: each answer is the right one."""
-    port, stop, failures, answered = torture.port(), threading.Event(), [], [0] * 4
-
-    def talk(number: int) -> None:
-        try:
-            client = Lines(port)
-            while not stop.is_set():
-                text = f"client {number} line {answered[number]}"
-                assert client.ask(f"echo {text}") == text
-                answered[number] += 1
-                if answered[number] % 50 == 0:
-                    client.close()
-                    client = Lines(port)
-        except BaseException as error:
-            failures.append(f"client {number}: {error!r}")
-
-    threads = [threading.Thread(target=talk, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for _ in range(8):
-        # It may be awake again before `kip sleep` has returned.
-        torture.kip.cli("sleep", torture.name, "--to", "parked")
-    stop.set()
-    for thread in threads:
-        thread.join(60)
-    assert not failures, failures
+    with talking(torture.port()) as answered:
+        for _ in range(8):
+            # It may be awake again before `kip sleep` has returned.
+            torture.kip.cli("sleep", torture.name, "--to", "parked")
     assert min(answered) > 5, answered
     Lines(torture.port()).check()
 

@@ -9,7 +9,10 @@ import selectors
 import smtplib
 import socket
 import struct
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 # How long a client waits for a server on a machine that stalls; none of the tests wants an error to come so soon.
@@ -124,6 +127,36 @@ class Lines:
     def close(self) -> None:
         self.reader.close()
         self.socket.close()
+
+
+@contextmanager
+def talking(port: int, clients: int = 4) -> Iterator[list[int]]:
+    """Clients of `torture` that talk without pause, each answer being the right one; how many each has had."""
+    stop, failures, answered = threading.Event(), [], [0] * clients
+
+    def talk(number: int) -> None:
+        try:
+            client = Lines(port)
+            while not stop.is_set():
+                text = f"client {number} line {answered[number]}"
+                assert client.ask(f"echo {text}") == text
+                answered[number] += 1
+                if answered[number] % 50 == 0:
+                    client.close()
+                    client = Lines(port)
+        except BaseException as error:
+            failures.append(f"client {number}: {error!r}")
+
+    threads = [threading.Thread(target=talk, args=(i,)) for i in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield answered
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not failures, failures
 
 
 class Redis:
