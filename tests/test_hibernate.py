@@ -283,6 +283,23 @@ def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path) -> None:
     proc.wait_state("stopped", 30)
 
 
+def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
+    """A request and `kip wake`, or the way down to parked, at the same moment: neither waits for the other for ever."""
+    proc = run(kip, servers.torture(), tmp_path, "--hibernate", "held")
+    client = Lines(proc.port())
+    for turn in range(24):
+        proc.wake()  # it may be parked
+        sleep_anyhow(proc)
+        command = ["wake", proc.name] if turn % 2 else ["sleep", proc.name, "--to", "parked"]
+        other = threading.Thread(target=kip.cli, args=command, kwargs={"check": False})
+        other.start()
+        time.sleep(turn % 8 * 0.002)
+        assert client.ask(f"echo {turn}") == str(turn)
+        other.join(30)
+        assert not other.is_alive()
+    client.check()
+
+
 # Procs that fight.
 
 

@@ -12,7 +12,7 @@ use crate::stop::{Stopped, stop};
 use crate::swap::PAGE;
 use kip_keeper::Keeper;
 use kip_sys::fdpass;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
@@ -172,7 +172,7 @@ impl Service {
     /// The listening socket's.
     pub fn run(self: &Arc<Service>, listener: &OwnedFd) -> io::Result<()> {
         let ended = Arc::new(AtomicBool::new(false));
-        let bell = Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)?);
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         loop {
             let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(&*bell, PollFlags::IN)];
             rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
@@ -294,10 +294,13 @@ impl Service {
         if entry.asleep.load(Ordering::SeqCst) {
             return Err(format!("{} sleeps already", order.name));
         }
+        // Before anything is out: without it nobody could be held.
+        let bell =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
         let began = Instant::now();
-        let stopped = stop(|| listed(&order.processes), began + STOP_WITHIN).map_err(|e| chain(&e))?;
+        let stopped = stop(|| listed(&order.processes), began + STOP_WITHIN).map_err(line)?;
         // What others have, and this one's own, which is about to be given up.
-        self.in_memory.fetch_sub(std::mem::take(&mut entry.set_bytes), Ordering::Relaxed);
+        self.sets_are_used(entry);
         let left = self.budget.load(Ordering::Relaxed).saturating_sub(self.in_memory.load(Ordering::Relaxed));
         let sets = match (order.prefetch, left) {
             (false, _) => Sets::None,
@@ -305,7 +308,7 @@ impl Service {
             (true, left) => Sets::Packed(left),
         };
         let way = Way { drop_files: order.drop_files, sets, timers: order.hold };
-        let deflated = entry.proc.deflate(&stopped, way).map_err(|e| chain(&e))?;
+        let deflated = entry.proc.deflate(&stopped, way).map_err(line)?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
         done.frozen_us = micros(began);
@@ -316,8 +319,7 @@ impl Service {
         entry.asleep = Arc::clone(&asleep);
         if order.hold {
             let (sender, orders) = mpsc::channel();
-            let bell =
-                Arc::new(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(|e| e.to_string())?);
+            let bell = Arc::new(bell);
             entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });
             drop(guard);
             answer(done);
@@ -356,7 +358,7 @@ impl Service {
             let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             if let Err(error) = rustix::io::retry_on_intr(|| poll(&mut fds, None)) {
                 tracing::error!(proc = order.name, %error, "a held proc is let go");
-                break None;
+                break Some(Let::Wake(Instant::now()));
             }
             let at = Instant::now();
             by = fds[..watch.len()].iter().position(|fd| !fd.revents().is_empty());
@@ -376,7 +378,18 @@ impl Service {
         let by = by.and_then(|index| order.watch.get(index).cloned());
         match told {
             Some(Let::Wake(at)) => {
-                let mut guard = lock(slot);
+                let mut guard = loop {
+                    if let Ok(guard) = slot.try_lock() {
+                        break guard;
+                    }
+                    // Whoever has it may be waiting for us to let go.
+                    if let Ok(Let::Go(done)) = orders.try_recv() {
+                        stopped.go();
+                        let _ = done.send(());
+                        return;
+                    }
+                    std::thread::sleep(Duration::from_micros(20));
+                };
                 if let Some(entry) = guard.as_mut() {
                     entry.holder = None;
                     entry.asleep.store(false, Ordering::SeqCst);
@@ -393,6 +406,11 @@ impl Service {
             }
             None => {}
         }
+    }
+
+    /// The sets of a proc take no memory any more.
+    fn sets_are_used(&self, entry: &mut Entry) {
+        self.in_memory.fetch_sub(std::mem::take(&mut entry.set_bytes), Ordering::Relaxed);
     }
 
     fn rouse(&self, name: &str) {
@@ -412,6 +430,7 @@ impl Service {
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
         entry.proc.wake(&entry.pids);
+        self.sets_are_used(entry);
         let install_us = micros(began);
         entry.let_go();
         Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry) })
@@ -433,18 +452,14 @@ impl Service {
         let entry = self.known(name).and_then(|slot| lock(&slot).take());
         self.give_up(name, entry);
         if let Err(e) = self.keeper.drop_prefix(&held_prefix(name)) {
-            tracing::warn!(
-                proc = name,
-                error = chain(&e),
-                "the keeper still holds something of a proc that is no more"
-            );
+            tracing::warn!(proc = name, error = line(e), "the keeper still holds something of a proc that is no more");
         }
     }
 
     fn give_up(&self, name: &str, entry: Option<Entry>) {
         let Some(mut entry) = entry else { return };
         entry.let_go();
-        self.in_memory.fetch_sub(entry.set_bytes, Ordering::Relaxed);
+        self.sets_are_used(&mut entry);
         let directory = entry.directory.clone();
         drop(entry);
         lock(&self.procs).remove(name);
@@ -460,7 +475,7 @@ impl Service {
             return Ok(());
         }
         let prefix = held_prefix(name);
-        let held = self.keeper.get_prefix(&prefix).map_err(|e| chain(&e))?;
+        let held = self.keeper.get_prefix(&prefix).map_err(line)?;
         let named =
             |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
         let held: Vec<_> = held.into_iter().filter_map(named).collect();
@@ -503,7 +518,7 @@ impl Service {
     fn mirror(&self) -> Result<(), String> {
         let all: Vec<(String, _)> =
             lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
-        self.keeper.respawn().map_err(|e| chain(&e))?;
+        self.keeper.respawn().map_err(line)?;
         for (name, slot) in all {
             let guard = lock(&slot);
             let Some(entry) = guard.as_ref() else { continue };
@@ -519,10 +534,12 @@ impl Service {
     fn tell(&self, rung: &mpsc::Receiver<Rung>) {
         while let Ok(Rung { name, number, turn, total_us, at, by }) = rung.recv() {
             let known = self.known(&name);
-            let slot = known.as_deref().map(lock);
-            let entry = slot.as_ref().and_then(|slot| slot.as_ref());
-            let install_us = entry.map_or(0, install_us);
-            let pages = entry.map_or(0, installed_pages);
+            let mut slot = known.as_deref().map(lock);
+            let entry = slot.as_mut().and_then(|slot| slot.as_mut());
+            let (install_us, pages) = entry.map_or((0, 0), |entry| {
+                self.sets_are_used(entry);
+                (install_us(entry), installed_pages(entry))
+            });
             drop(slot);
             let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
             tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
@@ -558,13 +575,7 @@ fn clear(directory: &Path) -> io::Result<()> {
     }
 }
 
-fn chain(e: &dyn std::error::Error) -> String {
-    let mut text = e.to_string();
-    let mut source = e.source();
-    while let Some(e) = source {
-        text.push_str(": ");
-        text.push_str(&e.to_string());
-        source = e.source();
-    }
-    text
+/// An error with all its causes, in one line.
+fn line(e: impl std::error::Error + Send + Sync + 'static) -> String {
+    format!("{:#}", anyhow::Error::new(e))
 }

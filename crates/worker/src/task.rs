@@ -146,7 +146,7 @@ pub(crate) struct Task {
     /// Of its hibernation; none if that is not known any more.
     turn: Option<u64>,
     /// Held, it is being woken for this.
-    roused: Option<(String, Instant)>,
+    roused: Option<String>,
     /// Blocked in hibernation it wakes for ticks.
     ticked: bool,
     pressed: Pressed,
@@ -383,6 +383,7 @@ impl Task {
     }
 
     async fn start(&mut self, wait_ready: bool) -> Result<(), Refusal> {
+        self.record.wakes = 0;
         if self.record.established {
             self.advance(Input::Start, record::Durability::Fsync)?;
         }
@@ -508,7 +509,7 @@ impl Task {
     async fn on_socket(&mut self, label: String, at: Instant) {
         match self.record.state {
             State::Parked { .. } => self.wake_in_turn(label, at, false).await,
-            State::Hibernated { .. } => self.roused = Some((label, at)),
+            State::Hibernated { .. } => self.roused = Some(label),
             _ => {}
         }
     }

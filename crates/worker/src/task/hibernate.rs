@@ -1,6 +1,6 @@
 //! Down and up between running and hibernated.
 
-use super::{Hibernating, Task, blocking, chain, watched};
+use super::{Hibernating, Running, Task, blocking, chain, watched};
 use crate::due;
 use crate::events::now_ms;
 use crate::fault;
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What a blocked proc's wake is told to be for: which of its calls ended, nobody has to know.
-pub(super) const TOUCH: &str = "first touch";
+const TOUCH: &str = "first touch";
 /// The machine is the program's for so long after a wake by the pager.
 const AFTER_WAKE: Duration = Duration::from_millis(2);
 /// A wake from hibernation is taken to need this long ahead of a timer.
@@ -71,9 +71,8 @@ impl Task {
 
     /// A wake by its own touch, after which nobody came, was a tick: the next time it is held.
     fn note_ticks(&mut self) {
-        let touched = self.record.last_wake.as_ref().is_some_and(|w| w.trigger == TOUCH && w.from == Tier::Hibernated);
-        let traffic = self.running.as_ref().and_then(|r| r.idle.seen()) == Some(Activity::Traffic);
-        self.ticked |= touched && !traffic && self.running.as_ref().is_some_and(|r| r.by_itself);
+        let for_nobody = |r: &Running| r.by_itself && r.idle.seen() != Some(Activity::Traffic);
+        self.ticked |= self.running.as_ref().is_some_and(for_nobody);
     }
 
     fn finish_hibernate(&mut self, done: Done, init: u32, begin: Instant) -> Result<(), Refusal> {
@@ -186,7 +185,7 @@ impl Task {
         }
         let step = |name: &str, us| StepView { name: name.to_owned(), us };
         let install = step("install", woken.install_us);
-        let (trigger, by_itself) = match by.or_else(|| self.roused.take().map(|(label, _)| label)) {
+        let (trigger, by_itself) = match by.or_else(|| self.roused.take()) {
             Some(label) => (label, false),
             None => (TOUCH.to_owned(), true),
         };
@@ -206,7 +205,7 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let look = blocking(move || proc.shared.pager.look(proc.name.as_str())).await;
         if look.is_ok_and(|look| !look.asleep) {
-            let trigger = self.roused.take().map_or_else(|| "its pager was replaced".to_owned(), |(label, _)| label);
+            let trigger = self.roused.take().unwrap_or_else(|| "its pager was replaced".to_owned());
             self.awake(trigger, 0, Vec::new(), false, false);
         }
     }
