@@ -325,7 +325,8 @@ def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
 
 def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
     """A proc at its limit comes back as far as it has room, or is ended for it by the kernel; nobody else waits."""
-    full = run(kip, servers.hostile(), tmp_path, "--mem", "48M", "--idle", "1h", name="full")
+    # Twice what it fills, for its children: what they share with it when they are forked they have for themselves later.
+    full = run(kip, servers.hostile(), tmp_path, "--mem", "80M", "--idle", "1h", name="full")
     neighbour = run(kip, servers.torture(), tmp_path)
     client, other = Lines(full.port()), Lines(neighbour.port())
     assert client.ask("fill 24") == "filled"
@@ -334,7 +335,7 @@ def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
         assert client.ask("echo here") == "here"
     kip.cli("sleep", full.name, "--to", "hibernated", check=False)
     sleep_anyhow(neighbour)
-    client.socket.sendall(b"fill 60\n")
+    client.socket.sendall(b"fill 120\n")
     begun = time.monotonic()
     other.check()
     assert time.monotonic() - begun < 5, "its neighbour waits for it"

@@ -10,6 +10,7 @@ pub mod dump;
 pub mod helper;
 pub mod image;
 pub mod locate;
+pub mod pages;
 pub mod plan;
 pub mod rebuild;
 pub mod registers;

@@ -20,6 +20,7 @@ pub use layout::{AREA, AREA_END, RESTORER_STACK};
 use crate::image::ImageError;
 use crate::registers::Registers;
 use crate::wire::Malformed;
+use kip_snapshot::pages::PageMap;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +30,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN1");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN2");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 
@@ -45,6 +46,8 @@ pub enum Received {
     Object(u64),
     /// The held INET socket with this inode.
     Socket(u32),
+    /// /dev/userfaultfd.
+    Device,
 }
 
 /// A thread that will report itself.
@@ -65,6 +68,9 @@ pub struct PlannedTask {
     pub vdso: u64,
     /// Its threads, the leader first.
     pub threads: Vec<PlannedThread>,
+    /// Pages of it that come after it runs; it makes a userfaultfd for that if there are any.
+    #[serde(default)]
+    pub left_out: u64,
 }
 
 /// A plan and what the daemon needs to carry it out.
@@ -76,6 +82,9 @@ pub struct Plan {
     pub tasks: BTreeMap<u64, PlannedTask>,
     /// Number of the first descriptor of the restorer's own.
     pub base: u64,
+    /// What of the page files is read, as number of the file, first page and pages, if some is left out; else all is.
+    #[serde(default)]
+    pub eager: Vec<(u32, u32, u32)>,
     /// For the restorer.
     #[serde(skip)]
     pub program: Vec<u8>,
@@ -109,9 +118,23 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
     Err(PlanError::Unsupported { what: what.into() })
 }
 
-/// Makes the plan. `read_ns` is when CRIU read the timers of each process ([`crate::clocks::Clocks::read_ns`]); `init` is
-/// the path inside of kip-init, which becomes pid 1 and waits for the process `program`.
-pub fn compile(images: &Path, read_ns: &BTreeMap<u32, i64>, init: &str, program: u32) -> Result<Plan, PlanError> {
+/// What a plan is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish<'a> {
+    /// When CRIU read the timers of each process ([`crate::clocks::Clocks::read_ns`]).
+    pub read_ns: &'a BTreeMap<u32, i64>,
+    /// Where the memory lies.
+    pub pages: &'a PageMap,
+    /// So many bytes of memory that can come later do so.
+    pub lazy_from: u64,
+    /// The path inside of kip-init, which becomes pid 1.
+    pub init: &'a str,
+    /// The process that it waits for.
+    pub program: u32,
+}
+
+/// Makes the plan.
+pub fn compile(images: &Path, wish: &Wish<'_>) -> Result<Plan, PlanError> {
     for (prefix, what) in [
         ("remap-fpath", "a deleted file is open or mapped"),
         ("ghost-file", "a deleted file is open or mapped"),
@@ -126,8 +149,9 @@ pub fn compile(images: &Path, read_ns: &BTreeMap<u32, i64>, init: &str, program:
     let mut writer = layout::Writer::new();
     let mut files = files::Files::read(images)?;
     let tree = tasks::read(images)?;
-    let (tasks, made) = tasks::write(&mut writer, &mut files, images, &tree, read_ns, init, program)?;
-    Ok(Plan { received: files.received, tasks, base: made.base, program: made.bytes, at: 0 })
+    let tasks::Written { planned, program, eager } = tasks::write(&mut writer, &mut files, images, &tree, wish)?;
+    let eager = eager.iter().map(|run| (run.file, run.first, run.pages)).collect();
+    Ok(Plan { received: files.received, tasks: planned, base: program.base, eager, program: program.bytes, at: 0 })
 }
 
 fn has_any(images: &Path, prefix: &str) -> Result<bool, PlanError> {
@@ -144,6 +168,11 @@ fn has_any(images: &Path, prefix: &str) -> Result<bool, PlanError> {
 }
 
 impl Plan {
+    /// Whether memory is left out.
+    pub fn is_lazy(&self) -> bool {
+        self.tasks.values().any(|task| task.left_out > 0)
+    }
+
     /// Writes [`PLAN`]: a head, a description in JSON and, at a page boundary, the restorer's part.
     pub fn save(&self, images: &Path) -> Result<(), PlanError> {
         let text = serde_json::to_vec(self).expect("numbers and strings");
@@ -192,7 +221,7 @@ mod tests {
     fn plan() -> Plan {
         let registers =
             Registers { general: (0..27).collect(), floating: vec![0, 0, 7, 0, 0, 0, 0, 0, 0, 9], blocked: 4 };
-        let task = PlannedTask { pid: 2, vdso: 0x7000, threads: vec![PlannedThread { id: 2, registers }] };
+        let task = PlannedTask { pid: 2, vdso: 0x7000, threads: vec![PlannedThread { id: 2, registers }], left_out: 3 };
         Plan {
             received: vec![
                 Received::Plan,
@@ -202,6 +231,7 @@ mod tests {
             ],
             tasks: BTreeMap::from([(1, task)]),
             base: 320,
+            eager: vec![(0, 1, 2)],
             program: (0..9000u32).map(|n| n as u8).collect(),
             at: 4096,
         }

@@ -22,13 +22,14 @@ const SAID_WORDS: usize = 5;
 const FAILED: u64 = 1;
 const TASK: u64 = 2;
 const THREAD: u64 = 3;
+const LAZY: u64 = 4;
 /// A restorer that says nothing for so long hangs; and so much longer for every byte that it has to read.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The slowest disk that is waited for, bytes per second.
 const SLOWEST: u64 = 50_000_000;
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
-const STEPS: [&str; 25] = [
+const STEPS: [&str; 26] = [
     "start",
     "receive",
     "read the plan",
@@ -54,6 +55,7 @@ const STEPS: [&str; 25] = [
     "set a file lock",
     "watch a descriptor",
     "execute kip-init",
+    "have its memory watched",
 ];
 
 /// The tree could not be rebuilt.
@@ -89,8 +91,12 @@ pub enum RebuildError {
     Plan(#[source] io::Error),
 }
 
-/// What the restorer says, and the host pid that it says it of.
-type Said = ([u64; SAID_WORDS], Option<u32>);
+/// What the restorer says, the host pid that it says it of, and what it gives.
+struct Said {
+    words: [u64; SAID_WORDS],
+    pid: Option<u32>,
+    fd: Option<OwnedFd>,
+}
 
 /// A rebuild under way.
 #[derive(Debug)]
@@ -99,6 +105,20 @@ pub struct Rebuild<'a> {
     socket: OwnedFd,
     /// Host ids by (index of the process, number inside).
     found: BTreeMap<(u64, u32), u32>,
+    watched: BTreeMap<u64, OwnedFd>,
+}
+
+/// A process, a part of whose memory is to come.
+#[derive(Debug)]
+pub struct Unfilled {
+    /// Its host pid.
+    pub host: u32,
+    /// Its number inside.
+    pub inside: u32,
+    /// Pages that were left out.
+    pub left_out: u64,
+    /// A userfaultfd of its memory.
+    pub uffd: OwnedFd,
 }
 
 impl<'a> Rebuild<'a> {
@@ -124,13 +144,14 @@ impl<'a> Rebuild<'a> {
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             kip_sys::fdpass::send(socket.as_fd(), &bytes, chunk).map_err(RebuildError::Socket)?;
         }
-        Ok((Rebuild { plan, socket, found: BTreeMap::new() }, theirs))
+        Ok((Rebuild { plan, socket, found: BTreeMap::new(), watched: BTreeMap::new() }, theirs))
     }
 
     /// Waits until every process and thread stands ready. The restorer's end must be closed here.
     pub fn wait(&mut self) -> Result<(), RebuildError> {
-        while let Some((words, pid)) = self.next()? {
+        while let Some(Said { words, pid, fd }) = self.next()? {
             match (words[0], pid) {
+                (LAZY, _) if fd.is_some() => self.watched.extend(fd.map(|fd| (words[1], fd))),
                 (TASK, Some(host)) => {
                     let inside = words[2] as u32;
                     self.found.insert((words[1], inside), host);
@@ -152,11 +173,26 @@ impl<'a> Rebuild<'a> {
         Ok(())
     }
 
+    /// The processes that still lack memory, after [`Rebuild::wait`].
+    ///
+    /// # Errors
+    /// One of them did not give its userfaultfd.
+    pub fn unfilled(&mut self) -> Result<Vec<Unfilled>, RebuildError> {
+        let mut all = Vec::new();
+        for (index, task) in self.plan.tasks.iter().filter(|(_, task)| task.left_out > 0) {
+            let missing = || RebuildError::Missing { pid: task.pid };
+            let host = *self.found.get(&(*index, task.pid)).ok_or_else(missing)?;
+            let uffd = self.watched.remove(index).ok_or_else(missing)?;
+            all.push(Unfilled { host, inside: task.pid, left_out: task.left_out, uffd });
+        }
+        Ok(all)
+    }
+
     /// One word; None at the end.
     fn next(&self) -> Result<Option<Said>, RebuildError> {
         let failed = |e: rustix::io::Errno| RebuildError::Socket(e.into());
         let mut bytes = [0; SAID_WORDS * 8];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1), ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let message = rustix::io::retry_on_intr(|| {
             recvmsg(&self.socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)
@@ -168,15 +204,19 @@ impl<'a> Rebuild<'a> {
         if message.bytes != bytes.len() || message.flags.contains(ReturnFlags::TRUNC) {
             return Err(RebuildError::Socket(io::ErrorKind::InvalidData.into()));
         }
-        let pid = control.drain().find_map(|m| match m {
-            RecvAncillaryMessage::ScmCredentials(c) => Some(c.pid.as_raw_nonzero().get() as u32),
-            _ => None,
-        });
+        let (mut pid, mut fd) = (None, None);
+        for message in control.drain() {
+            match message {
+                RecvAncillaryMessage::ScmCredentials(c) => pid = Some(c.pid.as_raw_nonzero().get() as u32),
+                RecvAncillaryMessage::ScmRights(mut fds) => fd = fds.next(),
+                _ => {}
+            }
+        }
         let mut words = [0; SAID_WORDS];
         for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
             *word = u64::from_le_bytes(chunk.try_into().expect("8 bytes"));
         }
-        Ok(Some((words, pid)))
+        Ok(Some(Said { words, pid, fd }))
     }
 
     /// Takes every thread by ptrace, unmaps the restorer and gives each its registers. They run at [`Stopped::go`], to

@@ -4,7 +4,7 @@ use clap::{Args, Parser, Subcommand};
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
-use kip_types::spec::{Hibernate, Image, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -141,9 +141,12 @@ pub struct RunArgs {
     /// How it hibernates: auto, blocked (any call that ends wakes it), held (sockets and timers do), off
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub hibernate: Hibernate,
-    /// Whether a wake from hibernation brings the working set at once: on or off
+    /// Whether a wake brings the working set at once: on or off
     #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on", action = clap::ArgAction::Set)]
     pub prefetch: bool,
+    /// Whether a parked one runs before its memory is there: auto (if that is much), on, off
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub lazy: Lazy,
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
     pub file_pages: FilePages,
@@ -308,6 +311,7 @@ impl RunArgs {
             never: self.never_sleep,
             hibernate: self.hibernate,
             prefetch: self.prefetch,
+            lazy: self.lazy,
             keep_files: self.file_pages == FilePages::Keep,
         };
         let limits = Limits {

@@ -1,6 +1,6 @@
 //! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one keeps nobody waiting.
 
-use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Woken};
+use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Rebuilt, Request, Status, Woken};
 use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};
 use kip_sys::fdpass;
@@ -156,6 +156,17 @@ impl Pager {
         }
     }
 
+    /// Takes up a proc that was rebuilt without a part of its memory; `uffds` are its processes' in their order.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; its processes must be killed then.
+    pub fn inflate(&self, rebuilt: Rebuilt, uffds: &[BorrowedFd<'_>]) -> Result<Woken, PagerError> {
+        match self.call_with(&Request::Inflate(rebuilt), uffds)? {
+            Answer::Woken(done) => Ok(done),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Wakes a held proc without waiting for it; [`Events`] tell when it runs.
     ///
     /// # Errors
@@ -178,6 +189,25 @@ impl Pager {
     /// See [`PagerError`]; nothing is lost.
     pub fn restore(&self, name: &str) -> Result<(), PagerError> {
         self.done(&Request::Restore { name: name.into() })
+    }
+
+    /// Makes a proc ready for being parked. Tells whether anything of it may be out.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; nothing is lost.
+    pub fn settle(&self, name: &str) -> Result<bool, PagerError> {
+        match self.call(&Request::Settle { name: name.into() })? {
+            Answer::Settled { known } => Ok(known),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has it written into a file where everything lies that may be out.
+    ///
+    /// # Errors
+    /// See [`PagerError`]; nothing is lost.
+    pub fn account(&self, name: &str, file: &Path) -> Result<(), PagerError> {
+        self.done(&Request::Account { name: name.into(), file: file.into() })
     }
 
     /// The proc's processes have ended.

@@ -279,8 +279,8 @@ fn save(
     let there: HashSet<u64> = pages.iter().map(|page| page.address).collect();
     let missing: Vec<u64> = set.index.keys().copied().filter(|page| !there.contains(page)).collect();
     for address in missing {
-        if let Some((slot, _)) = state.map.runs().get(address).filter(|(slot, _)| *slot < crate::source::PARKED) {
-            state.map.swap().read(slot, &mut buffer[..PAGE])?;
+        if let Some((slot, _)) = state.map.runs().get(address) {
+            state.read(slot, &mut buffer[..PAGE])?;
             set.take(address, Some(slot), &buffer[..PAGE]);
         }
     }
@@ -291,6 +291,26 @@ fn save(
     state.read_ahead = false;
     state.since = Since::default();
     Ok(stored)
+}
+
+/// What a process that was woken, and now stands still, is expected to need next.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn expected(pid: u32, since: &Since, history: &mut History) -> io::Result<Vec<u64>> {
+    let pagemap = pagemap::open(pid)?;
+    let filter = Filter { any: States::PRESENT, tell: States::PRESENT | States::WRITTEN, ..Filter::default() };
+    let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
+    let anonymous = mappings(pid)?.into_iter().filter(|mapping| mapping.kind == Kind::Anonymous);
+    let mut pages = Vec::new();
+    for (range, states) in anonymous.flat_map(|mapping| within(&mapping.range, &regions).collect::<Vec<_>>()) {
+        let written = states.has(States::WRITTEN);
+        pages.extend(range.step_by(PAGE).map(|address| Page { address, written }));
+    }
+    if let Some(record) = record(since, &pages) {
+        history.push(record);
+    }
+    Ok(history.predict())
 }
 
 /// What came back since the last sleep; none if there was none.
@@ -444,8 +464,8 @@ fn put_back(pid: u32, memory: &Memory, range: &Range<u64>) -> io::Result<()> {
     let state = memory.state();
     let mut page = Aligned::new(PAGE);
     for address in state.map.runs().inside(range).into_iter().flat_map(|part| part.step_by(PAGE)) {
-        if let Some((slot, _)) = state.map.runs().get(address).filter(|(slot, _)| *slot < crate::source::PARKED) {
-            state.map.swap().read(slot, &mut page)?;
+        if let Some((slot, _)) = state.map.runs().get(address) {
+            state.read(slot, &mut page)?;
             file.write_all_at(&page, address)?;
         }
     }

@@ -27,6 +27,9 @@ const PAGE64: u64 = PAGE as u64;
 /// Pages that one fault of an awake program brings, as far as their slots follow each other.
 const READ_AHEAD: usize = 8;
 
+/// The same of one that was parked: what it needs is less known (paper P, section 6.4, B).
+const PARKED_AHEAD: usize = 32;
+
 /// Pages of zeros that a fault in memory that was never used brings.
 const ZERO_AHEAD: u64 = 32;
 
@@ -90,6 +93,24 @@ pub struct State {
     /// The address space is gone.
     pub gone: bool,
     buffer: Aligned,
+}
+
+/// Reads whole pages of either source into an aligned buffer.
+fn read(map: &SlotMap, parked: Option<&dyn PageSource>, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
+    match parked {
+        Some(parked) if slot >= PARKED => parked.read(slot, buffer),
+        _ => map.swap().read(slot, buffer),
+    }
+}
+
+impl State {
+    /// Reads whole pages from `slot` on, wherever they lie, into an aligned buffer.
+    ///
+    /// # Errors
+    /// The source's.
+    pub fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
+        read(&self.map, self.parked.as_deref(), slot, buffer)
+    }
 }
 
 /// One address space.
@@ -201,17 +222,18 @@ fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<Ve
 
 impl Memory {
     /// A space that is served from now on.
-    pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap) -> Self {
+    pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap, parked: Option<Arc<dyn PageSource>>) -> Self {
+        let ahead = if parked.is_some() { PARKED_AHEAD } else { READ_AHEAD };
         let state = State {
             map,
-            parked: None,
+            parked,
             armed: None,
             bell: None,
             since: Since::default(),
             read_ahead: false,
             again: Vec::new(),
             gone: false,
-            buffer: Aligned::new(READ_AHEAD * PAGE),
+            buffer: Aligned::new(ahead * PAGE),
         };
         Self { id, uffd, state: Mutex::new(state) }
     }
@@ -304,14 +326,15 @@ impl Memory {
             state.buffer[..PAGE].fill(0);
             return fill(uffd, address, &state.buffer[..PAGE], !write);
         };
-        let most = if state.read_ahead { READ_AHEAD as u64 } else { 1 };
-        let pages = most.min((end - address) / PAGE64) as usize;
+        let most = match (state.read_ahead, slot >= PARKED) {
+            (false, _) => 1,
+            (true, false) => READ_AHEAD,
+            (true, true) => PARKED_AHEAD.min(state.buffer.len() / PAGE),
+        };
+        let pages = most.min(((end - address) / PAGE64) as usize);
         let State { map, parked, buffer, .. } = state;
         let buffer = &mut buffer[..pages * PAGE];
-        match parked {
-            Some(parked) if slot >= PARKED => parked.read(slot - PARKED, buffer)?,
-            _ => map.swap().read(slot, buffer)?,
-        }
+        read(map, parked.as_deref(), slot, buffer)?;
         let filled = fill(uffd, address, buffer, true)?;
         state.since.ahead.extend((1..pages as u64).map(|page| address + page * PAGE64));
         Ok(filled)
@@ -367,20 +390,27 @@ impl Memory {
     /// # Errors
     /// The kernel's or the source's. What has not come back comes by faults.
     pub fn bring_all(&self, present: &[Range<u64>]) -> io::Result<()> {
+        self.bring_range(0..u64::MAX, present)
+    }
+
+    /// The same of a range.
+    ///
+    /// # Errors
+    /// As [`Memory::bring_all`].
+    pub fn bring_range(&self, range: Range<u64>, present: &[Range<u64>]) -> io::Result<()> {
         const PART: usize = 256;
         let mut buffer = Aligned::new(PART * PAGE);
-        let mut at = 0;
+        let mut at = range.start;
         loop {
             let state = self.state();
             if state.gone {
                 return Ok(());
             }
-            let Some((start, slot, pages)) = next_missing(state.map.runs(), at, present, PART) else { return Ok(()) };
+            let next = next_missing(state.map.runs(), at, present, PART).filter(|(start, ..)| *start < range.end);
+            let Some((start, slot, pages)) = next else { return Ok(()) };
+            let pages = pages.min(((range.end - start) / PAGE64) as usize);
             let bytes = &mut buffer[..pages * PAGE];
-            match &state.parked {
-                Some(parked) if slot >= PARKED => parked.read(slot - PARKED, bytes)?,
-                _ => state.map.swap().read(slot, bytes)?,
-            }
+            state.read(slot, bytes)?;
             match fill(self.uffd.as_fd(), start, bytes, false)? {
                 Filled::All => at = start + pages as u64 * PAGE64,
                 Filled::Again => {

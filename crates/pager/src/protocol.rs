@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
@@ -36,6 +36,23 @@ pub struct Order {
     /// What wakes it while it is held, for people: one for each descriptor that comes with the order. The first that is
     /// readable wakes it, and all are closed here before it runs.
     pub watch: Vec<String>,
+}
+
+/// A proc that was rebuilt from a generation without a part of its memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rebuilt {
+    /// The proc.
+    pub name: String,
+    /// As in [`Order`].
+    pub number: u32,
+    /// As in [`Order`].
+    pub directory: PathBuf,
+    /// Directory of the generation.
+    pub generation: PathBuf,
+    /// Host pid, number inside and pages left out of each process, in the order of their descriptors.
+    pub processes: Vec<(u32, u32, u64)>,
+    /// The working set is installed; otherwise every page comes by a fault.
+    pub prefetch: bool,
 }
 
 /// What the daemon asks for.
@@ -66,6 +83,9 @@ pub enum Request {
         /// The proc.
         name: String,
     },
+    /// Takes up a proc that was rebuilt without a part of its memory, and installs its working set. Each process comes with
+    /// its userfaultfd; none of them runs yet.
+    Inflate(Rebuilt),
     /// The proc's processes have ended: gives up what was kept for them.
     Forget {
         /// The proc.
@@ -79,6 +99,18 @@ pub enum Request {
         number: u32,
         /// As in [`Order`].
         directory: PathBuf,
+    },
+    /// The proc is about to be parked: lets held threads go, and nothing is a wake any more. What is out is served on.
+    Settle {
+        /// The proc.
+        name: String,
+    },
+    /// Writes where everything lies that may be out into this file, a page map by host pid. All processes stand still.
+    Account {
+        /// The proc.
+        name: String,
+        /// The file, made anew.
+        file: PathBuf,
     },
     /// How is it with this proc?
     Look {
@@ -171,10 +203,15 @@ pub enum Answer {
     Status(Status),
     /// To [`Request::Hibernate`].
     Hibernated(Hibernated),
-    /// To [`Request::Wake`].
+    /// To [`Request::Wake`] and [`Request::Inflate`].
     Woken(Woken),
     /// To [`Request::Look`].
     Look(Look),
+    /// To [`Request::Settle`]: whether the proc is known.
+    Settled {
+        /// If not, nothing is out.
+        known: bool,
+    },
     /// To everything else.
     Done,
     /// It was not done.

@@ -4,8 +4,10 @@
 //! to let go. If we die the kernel lets all of them run, and they wait at their first missing page for the next pager.
 
 use crate::memory::{Bell, SpaceId};
-use crate::proc::{Custodian, Proc, Sets, Way};
-use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Woken};
+use crate::proc::{Custodian, Proc, Sets, Unfilled, Way};
+use crate::protocol::{
+    Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Rebuilt, Request, Status, Woken,
+};
 use crate::serve::Server;
 use crate::set::Predictor;
 use crate::stop::{Stopped, stop};
@@ -237,6 +239,7 @@ impl Service {
                     continue;
                 }
                 Request::Wake { name } => self.wake(&name).map(Answer::Woken),
+                Request::Inflate(rebuilt) => self.inflate(rebuilt, fds).map(Answer::Woken),
                 Request::Restore { name } => self.restore(&name).map(|()| Answer::Done),
                 Request::Forget { name } => {
                     self.forget(&name);
@@ -245,6 +248,8 @@ impl Service {
                 Request::Adopt { name, number, directory } => {
                     self.adopt(&name, number, &directory).map(|()| Answer::Done)
                 }
+                Request::Settle { name } => self.settle(&name).map(|known| Answer::Settled { known }),
+                Request::Account { name, file } => self.account(&name, &file).map(|()| Answer::Done),
                 Request::Look { name } => Ok(Answer::Look(self.look(&name))),
                 Request::Mirror => self.mirror().map(|()| Answer::Done),
             };
@@ -436,6 +441,33 @@ impl Service {
         Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry) })
     }
 
+    fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, String> {
+        let began = Instant::now();
+        let Rebuilt { name, number, directory, generation, processes, prefetch } = rebuilt;
+        // What an earlier try left.
+        self.forget(&name);
+        if processes.len() != uffds.len() {
+            return Err(format!("{} processes of {name} came with {} descriptors", processes.len(), uffds.len()));
+        }
+        let with_uffd = |((host, inside, left_out), uffd)| Unfilled { host, inside, left_out, uffd };
+        let pids = processes.iter().map(|(host, ..)| *host).collect();
+        let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
+        let slot = self.slot(&name);
+        let mut guard = lock(&slot);
+        let made = clear(&directory)
+            .and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory))
+            .and_then(|()| {
+                let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name));
+                let predictor = Predictor::LastUse;
+                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch)
+            });
+        let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
+        let entry = Entry { proc, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
+        let woken = Woken { install_us: install_us(&entry), total_us: micros(began), pages: installed_pages(&entry) };
+        *guard = Some(entry);
+        Ok(woken)
+    }
+
     fn restore(&self, name: &str) -> Result<(), String> {
         let Some(slot) = self.known(name) else { return Ok(()) };
         let mut guard = lock(&slot);
@@ -446,6 +478,25 @@ impl Service {
         brought.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         self.give_up(name, guard.take());
         Ok(())
+    }
+
+    fn settle(&self, name: &str) -> Result<bool, String> {
+        let Some(slot) = self.known(name) else { return Ok(false) };
+        let mut guard = lock(&slot);
+        let Some(entry) = guard.as_mut() else { return Ok(false) };
+        entry.asleep.store(false, Ordering::SeqCst);
+        let settled = entry.proc.settle();
+        entry.let_go();
+        settled.map_err(|e| format!("the memory of {name} cannot be made ready for parking: {e}"))?;
+        Ok(true)
+    }
+
+    fn account(&self, name: &str, file: &Path) -> Result<(), String> {
+        let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
+        let mut guard = lock(&slot);
+        let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
+        let map = entry.proc.account().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
+        map.save_as(file).map_err(line)
     }
 
     fn forget(&self, name: &str) {

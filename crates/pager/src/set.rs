@@ -8,6 +8,8 @@
 //! Prediction is pure. [`Stored`] owns the bytes, each page with the slot that it had: whoever installs it leaves out
 //! what the slot map says otherwise by then. A set is a hint: losing it loses time only.
 
+use crate::source::PageSource;
+use kip_snapshot::pages::Expected;
 use crate::swap::{Aligned, PAGE, open_direct};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
@@ -63,6 +65,18 @@ impl History {
     /// An empty one.
     pub fn new(predictor: Predictor) -> Self {
         Self { records: VecDeque::new(), predictor, turn: 0, confirmed: HashSet::new() }
+    }
+
+    /// One that goes on after its process was parked: what is known of the set that it was parked with.
+    pub fn resumed(predictor: Predictor, set: &[Expected], turn: u64) -> Self {
+        let confirmed = set.iter().filter(|page| page.confirmed).map(|page| page.address).collect();
+        Self { turn, confirmed, ..Self::new(predictor) }
+    }
+
+    /// Pages, with what is known of them, and the turn: for [`History::resumed`].
+    pub fn told(&self, pages: &[u64]) -> (Vec<Expected>, u64) {
+        let tell = |page: &u64| Expected { address: *page, confirmed: self.confirmed.contains(page) };
+        (pages.iter().map(tell).collect(), self.turn)
     }
 
     fn depth(&self) -> usize {
@@ -131,6 +145,8 @@ enum Data {
     Packed(Vec<Box<[u8]>>),
     /// From this place on.
     File(Arc<File>, u64),
+    /// From this slot of a source on.
+    Source(Arc<dyn PageSource>, u32),
 }
 
 /// Pages that are packed together: they are unpacked into memory that is still in the processor's cache when the kernel
@@ -183,12 +199,17 @@ impl Stored {
         Ok(Some(Self { pages, data }))
     }
 
+    /// A set whose bytes lie one behind the other in a source, from `slot` on.
+    pub fn in_source(pages: Vec<(u64, u32)>, source: Arc<dyn PageSource>, slot: u32) -> Self {
+        Self { pages, data: Data::Source(source, slot) }
+    }
+
     /// Bytes of memory that it takes.
     pub fn memory(&self) -> usize {
         let data = match &self.data {
             Data::Plain(bytes) => bytes.len(),
             Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
-            Data::File(..) => 0,
+            Data::File(..) | Data::Source(..) => 0,
         };
         data + self.pages.len() * size_of::<(u64, u32)>()
     }
@@ -204,6 +225,7 @@ impl Stored {
             let data = match &mut self.data {
                 Data::Packed(blocks) => Data::Packed(blocks.split_off(pages / BLOCK)),
                 Data::File(file, from) => Data::File(Arc::clone(file), *from + (pages * PAGE) as u64),
+                Data::Source(source, slot) => Data::Source(Arc::clone(source), *slot + pages as u32),
                 Data::Plain(_) => unreachable!("it is not split"),
             };
             found.push(std::mem::replace(&mut self, Stored { pages: rest, data }));
@@ -239,6 +261,17 @@ impl Stored {
                 let mut bytes = Aligned::new(self.pages.len() * PAGE);
                 file.read_exact_at(&mut bytes, from)?;
                 take(&self.pages, &bytes).map(drop)
+            }
+            Data::Source(source, slot) => {
+                let mut bytes = Aligned::new(BLOCK.min(self.pages.len()) * PAGE);
+                for (index, pages) in self.pages.chunks(BLOCK).enumerate() {
+                    let bytes = &mut bytes[..pages.len() * PAGE];
+                    source.read(slot + (index * BLOCK) as u32, bytes)?;
+                    if !take(pages, bytes)? {
+                        break;
+                    }
+                }
+                Ok(())
             }
         }
     }

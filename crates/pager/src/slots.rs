@@ -63,8 +63,8 @@ impl Runs {
         met.filter(|part| part.start < part.end).collect()
     }
 
-    /// Makes a change that concerns no references.
-    pub fn forget(&mut self, change: &Change) {
+    /// Makes a change of ranges that nobody counts.
+    pub fn alter(&mut self, change: &Change) {
         self.apply(change);
     }
 

@@ -9,7 +9,7 @@ pub const PARKED: u32 = 1 << 31;
 
 /// Pages by the number of their slots.
 pub trait PageSource: Send + Sync + std::fmt::Debug {
-    /// Reads whole pages from `slot` on into an aligned buffer.
+    /// Reads whole pages from `slot` on into an aligned buffer, and nothing that cannot be trusted.
     ///
     /// # Errors
     /// The source's; the thread that waits for the page then goes on waiting.

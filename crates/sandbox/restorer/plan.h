@@ -57,9 +57,10 @@ struct task {
     struct span auxv; /* bytes */
     struct span pending; /* siginfo_t, 128 bytes each */
     struct span populate; /* struct vector: longer runs of anonymous memory that will be filled */
+    word device;          /* /dev/userfaultfd, if some of its memory comes later; else ~0 */
 };
 
-_Static_assert(sizeof(struct task) == 60 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 61 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;
@@ -127,8 +128,9 @@ struct packet {
     word base, plan_at, plan_size, count, more;
 };
 
-enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3 };
-/* To the daemon; that of a task or thread carries its pid, which the kernel translates, as SCM_CREDENTIALS. */
+enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3, WORD_LAZY = 4 };
+/* To the daemon; that of a task or thread carries its pid, which the kernel translates, as SCM_CREDENTIALS; WORD_LAZY a
+ * userfaultfd as SCM_RIGHTS. */
 struct said {
     word kind, task, step, error, detail;
 };
@@ -136,6 +138,6 @@ struct said {
 /* Steps, for messages. */
 enum { AT_START = 1, AT_RECEIVE, AT_PLAN, AT_OPEN, AT_SIZE, AT_SHARED, AT_FORK, AT_GROUP, AT_DESCRIPTOR, AT_DIRECTORY, AT_MAP,
        AT_PAGES, AT_PROTECT, AT_VDSO, AT_MM, AT_SIGNAL, AT_LIMIT, AT_TIMER, AT_THREAD, AT_SETTING, AT_CREDENTIALS, AT_FILTER,
-       AT_LOCK, AT_WATCH, AT_EXEC };
+       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY };
 
 #endif

@@ -293,6 +293,28 @@ static void map_memory(struct task *task)
     }
 }
 
+/* Some of its memory comes later: whoever has this descriptor will see to it. */
+static void let_be_watched(struct task *task)
+{
+    if (!~task->device)
+        return;
+    struct said said = { WORD_LAZY, task_now, 0, 0, 0 };
+    struct {
+        word size;
+        int level, type;
+        int fd, pad;
+    } control = { 16 + 4, SOL_SOCKET, SCM_RIGHTS, 0, 0 };
+    control.fd = (int)must(call3(SYS_ioctl, ours(task->device), USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK), AT_LAZY, 0);
+    struct vector vector = { (word)&said, sizeof said };
+    struct message message = { 0, 0, 0, &vector, 1, &control, sizeof control, 0, 0 };
+    long sent;
+    do
+        sent = call3(SYS_sendmsg, socket_at, &message, 0);
+    while (sent == -EINTR);
+    must(sent, AT_LAZY, 1);
+    call1(SYS_close, control.fd);
+}
+
 #include "settings.h"
 
 static void wait_until(u32 *counter, u32 value)
@@ -393,6 +415,7 @@ static void run_task(word index)
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
     tell(&said, task->pid);
     map_memory(task);
+    let_be_watched(task);
     set_mm(task);
     place_descriptors(task);
     /* Before record locks are set: to close any descriptor of a file gives up the process's locks on it. */

@@ -3,13 +3,17 @@
 //! Owns the manifest and the checks. Knows nothing of processes: what the sleeping program needs besides files is an
 //! opaque part of the manifest ([`Manifest::body`]). A generation without a manifest does not exist; the manifest is
 //! written last, by rename, after every other file was synced and read back. Crash: at worst a directory without a
-//! manifest, which [`sweep`] removes.
+//! manifest, which [`sweep`] removes. Where the processes' memory lies, page by page, says [`pages`].
 //!
 //! ```text
 //! gen-7.new/  --seal-->  gen-7.new/manifest.json  --rename-->  gen-7/
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod carry;
+pub mod pages;
+
+use crate::pages::{PAGE, PageFile, PageMap, Run};
 use kip_types::Generation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,7 +26,8 @@ pub const FORMAT: u32 = 1;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// Logs and statistics of CRIU's, and what is derived from the rest; they are not part of a generation.
-const NOT_PART: [&str; 6] = ["dump.log", "stats-dump", "restore.log", "stats-restore", "wake.plan", MANIFEST];
+const NOT_PART: [&str; 7] =
+    ["dump.log", "stats-dump", "restore.log", "stats-restore", "wake.plan", pages::PAGES, MANIFEST];
 
 /// One file of a generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +36,7 @@ pub struct Part {
     pub name: String,
     /// Bytes.
     pub size: u64,
-    /// CRC-32 (ISO-HDLC) of the contents: finds damage, not malice.
+    /// CRC-32 (ISO-HDLC) of the contents, of a page file that of its pages' checksums: finds damage, not malice.
     pub crc: u32,
 }
 
@@ -121,18 +126,41 @@ pub fn begin(dir: &Path, generation: Generation) -> Result<PathBuf, SnapshotErro
     Ok(path)
 }
 
-/// Syncs every file of `growing`, reads each back, writes the manifest and gives the directory its final name.
-/// Returns the final path and the bytes of all parts.
+/// What [`seal`] is told beside the files.
+#[derive(Debug)]
+pub struct Contents<B> {
+    /// The engine that wrote them.
+    pub engine: String,
+    /// See [`Manifest::body`].
+    pub body: B,
+    /// Where the processes' memory lies. Checksums that are missing are filled in; files that have theirs are links to those
+    /// of an earlier generation, which were read back then.
+    pub pages: PageMap,
+}
+
+/// Syncs every file of `growing`, reads each back, writes page map and manifest and gives the directory its final name.
+/// Returns the final path and the bytes that are new.
 pub fn seal<B: Serialize>(
     growing: &Path,
     generation: Generation,
-    engine: &str,
-    body: B,
+    contents: Contents<B>,
 ) -> Result<(PathBuf, u64), SnapshotError> {
-    let names = part_names(growing)?;
-    let parts = names.iter().map(|name| sync_and_read(growing, name)).collect::<Result<Vec<_>, _>>()?;
-    let bytes = parts.iter().map(|p| p.size).sum();
-    let manifest = Manifest { format: FORMAT, generation, engine: engine.to_owned(), kernel: kernel(), parts, body };
+    let Contents { engine, body, mut pages } = contents;
+    let mut parts = Vec::new();
+    let mut bytes = 0;
+    for name in part_names(growing)? {
+        let page_file = pages.files.iter_mut().find(|file| file.name == name);
+        let is_link = page_file.as_ref().is_some_and(|file| !file.sums.is_empty());
+        let part = match page_file {
+            Some(file) => page_part(growing, file)?,
+            None => sync_and_read(growing, &name)?,
+        };
+        bytes += if is_link { 0 } else { part.size };
+        parts.push(part);
+    }
+    pages.save(growing)?;
+    parts.push(sync_and_read(growing, pages::PAGES)?);
+    let manifest = Manifest { format: FORMAT, generation, engine, kernel: kernel(), parts, body };
     let path = growing.join(MANIFEST);
     let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
     File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| f.sync_all())).map_err(io_at(&path))?;
@@ -156,6 +184,23 @@ fn part_names(dir: &Path) -> Result<Vec<String>, SnapshotError> {
     Ok(names)
 }
 
+/// Syncs a page file and reads it back, unless that was done before.
+fn page_part(dir: &Path, file: &mut PageFile) -> Result<Part, SnapshotError> {
+    let path = dir.join(&file.name);
+    if file.sums.is_empty() {
+        File::open(&path).and_then(|f| f.sync_all()).map_err(io_at(&path))?;
+        file.sums = page_sums(&path)?;
+    }
+    let size = fs::metadata(&path).map_err(io_at(&path))?.len();
+    Ok(Part { name: file.name.clone(), size, crc: file.sum() })
+}
+
+fn page_sums(path: &Path) -> Result<Vec<u32>, SnapshotError> {
+    let mut sums = Vec::new();
+    each_part(path, |bytes| sums.extend(bytes.chunks(PAGE).map(crc32fast::hash)))?;
+    Ok(sums)
+}
+
 fn sync_and_read(dir: &Path, name: &str) -> Result<Part, SnapshotError> {
     let path = dir.join(name);
     File::open(&path).and_then(|f| f.sync_all()).map_err(io_at(&path))?;
@@ -163,18 +208,31 @@ fn sync_and_read(dir: &Path, name: &str) -> Result<Part, SnapshotError> {
     Ok(Part { name: name.to_owned(), size, crc })
 }
 
+/// Size and checksum of a file.
 fn checksum(path: &Path) -> Result<(u64, u32), SnapshotError> {
-    let mut file = File::open(path).map_err(io_at(path))?;
     let mut hasher = crc32fast::Hasher::new();
+    let size = each_part(path, |bytes| hasher.update(bytes))?;
+    Ok((size, hasher.finalize()))
+}
+
+/// Gives the bytes of a file to `each`, in parts of whole pages; tells how many there were.
+fn each_part(path: &Path, mut each: impl FnMut(&[u8])) -> Result<u64, SnapshotError> {
+    let mut file = File::open(path).map_err(io_at(path))?;
     let mut buffer = vec![0u8; 256 * 1024];
     let mut size = 0;
     loop {
-        let n = file.read(&mut buffer).map_err(io_at(path))?;
+        let mut n = 0;
+        while n < buffer.len() {
+            match file.read(&mut buffer[n..]).map_err(io_at(path))? {
+                0 => break,
+                more => n += more,
+            }
+        }
         if n == 0 {
-            return Ok((size, hasher.finalize()));
+            return Ok(size);
         }
         size += n as u64;
-        hasher.update(&buffer[..n]);
+        each(&buffer[..n]);
     }
 }
 
@@ -196,17 +254,45 @@ pub fn open<B: DeserializeOwned>(path: &Path) -> Result<Manifest<B>, SnapshotErr
 
 /// Compares every file with the manifest: size, then contents.
 pub fn verify(path: &Path, parts: &[Part]) -> Result<(), SnapshotError> {
+    let pages = page_map(path, parts)?;
+    let is_page_file = |part: &&Part| pages.files.iter().any(|file| file.name == part.name);
+    for part in parts.iter().filter(is_page_file) {
+        let file = path.join(&part.name);
+        let found = PageFile { name: part.name.clone(), sums: page_sums(&file)? };
+        if found.sum() != part.crc {
+            return Err(SnapshotError::Damaged { path: file, what: "checksum" });
+        }
+    }
+    Ok(())
+}
+
+/// Compares every file with the manifest, but of page files only some pages.
+pub fn verify_some(path: &Path, parts: &[Part], pages: &[Run]) -> Result<(), SnapshotError> {
+    page_map(path, parts)?.verify(path, pages)
+}
+
+/// The page map, once all other files are as they were; of page files only the size is looked at. A generation of an older
+/// Kip has none.
+fn page_map(path: &Path, parts: &[Part]) -> Result<PageMap, SnapshotError> {
+    let map = match parts.iter().any(|part| part.name == pages::PAGES) {
+        true => PageMap::load(path)?,
+        false => PageMap::default(),
+    };
     for part in parts {
         let file = path.join(&part.name);
         let size = fs::metadata(&file).map_err(io_at(&file))?.len();
         if size != part.size {
             return Err(SnapshotError::Damaged { path: file, what: "size" });
         }
-        if checksum(&file)?.1 != part.crc {
+        let good = match map.files.iter().find(|file| file.name == part.name) {
+            Some(file) => file.sum() == part.crc,
+            None => checksum(&file)?.1 == part.crc,
+        };
+        if !good {
             return Err(SnapshotError::Damaged { path: file, what: "checksum" });
         }
     }
-    Ok(())
+    Ok(map)
 }
 
 /// Keeps a generation that could not be restored out of the way of those to come, for whoever wants to look at it: as
@@ -243,8 +329,13 @@ mod tests {
         let growing = begin(dir, Generation(3)).unwrap();
         fs::write(growing.join("pages-1.img"), vec![7u8; 100_000]).unwrap();
         fs::write(growing.join("core-1.img"), b"core").unwrap();
-        let (path, bytes) = seal(&growing, Generation(3), "criu 4.2.1", "body".to_owned()).unwrap();
+        let mut pages = PageMap::default();
+        pages.file("pages-1.img");
+        let contents = Contents { engine: "criu 4.2.1".into(), body: "body".to_owned(), pages };
+        let (path, bytes) = seal(&growing, Generation(3), contents).unwrap();
         assert_eq!(bytes, 100_004);
+        let sums = PageMap::load(&path).unwrap().files.remove(0).sums;
+        assert_eq!((sums.len(), sums[0]), (100_000usize.div_ceil(PAGE), crc32fast::hash(&[7; PAGE])));
         let manifest = open(&path).unwrap();
         (path, manifest)
     }
@@ -272,7 +363,7 @@ mod tests {
         let (path, manifest) = made(dir.path());
         fs::write(path.join("restore.log"), b"x").unwrap();
         verify(&path, &manifest.parts).unwrap();
-        assert_eq!(manifest.parts.len(), 2);
+        assert_eq!(manifest.parts.len(), 3, "and the page map");
     }
 
     #[test]

@@ -12,4 +12,4 @@ pub mod spec;
 pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use lifecycle::{Generation, State, Tier};
 pub use name::{ProcName, Realm};
-pub use spec::{Hibernate, Image, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
+pub use spec::{Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};

@@ -143,6 +143,31 @@ impl FromStr for Hibernate {
     }
 }
 
+/// Whether a parked proc runs before its memory is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Lazy {
+    /// If there is so much of it that reading it takes longer than to have its pages brought.
+    #[default]
+    Auto,
+    /// Yes.
+    On,
+    /// No, all of it is read first.
+    Off,
+}
+
+impl FromStr for Lazy {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Lazy::Auto),
+            "on" => Ok(Lazy::On),
+            "off" => Ok(Lazy::Off),
+            _ => Err("write auto, on or off".to_owned()),
+        }
+    }
+}
+
 /// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -157,8 +182,10 @@ pub struct Timing {
     pub never: bool,
     /// How it hibernates.
     pub hibernate: Hibernate,
-    /// A wake from hibernation installs the working set; otherwise every page comes when it is touched.
+    /// A wake installs the working set; otherwise every page comes when it is touched.
     pub prefetch: bool,
+    /// Whether it runs before its memory is there when it was parked.
+    pub lazy: Lazy,
     /// Hibernation leaves clean pages of files in memory, where other procs may share them.
     pub keep_files: bool,
 }
@@ -172,6 +199,7 @@ impl Default for Timing {
             never: false,
             hibernate: Hibernate::Auto,
             prefetch: true,
+            lazy: Lazy::Auto,
             keep_files: false,
         }
     }

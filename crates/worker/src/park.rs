@@ -11,6 +11,7 @@
 //! socket closes. A tree found running under a recorded Parked is newer than the snapshot and wins (recovery).
 
 use crate::fault;
+use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
 use crate::pins::{self, Pin, PinError};
 use crate::proc::Proc;
@@ -24,7 +25,9 @@ use kip_checkpoint::sockets;
 use kip_keeper::KeeperError;
 use kip_net::custody::{self, SavedOptions};
 use kip_pager::client::PagerError;
-use kip_snapshot::SnapshotError;
+use kip_snapshot::carry;
+use kip_snapshot::pages::PageMap;
+use kip_snapshot::{Contents, SnapshotError};
 use kip_types::Generation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -73,6 +76,16 @@ struct Seen {
     pending: BTreeMap<u32, u64>,
     masks: Vec<String>,
     own_ipc: bool,
+    /// Some of its memory may be out: the pager knows it.
+    out: bool,
+}
+
+/// What was made of a frozen tree.
+struct Settled {
+    body: Body,
+    /// New on disk.
+    bytes: u64,
+    image_bytes: u64,
 }
 
 /// Why a proc was not parked; it runs on.
@@ -92,8 +105,12 @@ pub(crate) enum ParkError {
     Pin(#[from] PinError),
     #[error(transparent)]
     Keeper(#[from] KeeperError),
-    #[error("its memory does not come back from where it hibernated")]
+    #[error("the pager, which has some of its memory, does not tell of it")]
     Pager(#[from] PagerError),
+    #[error("memory that it has out cannot be taken over")]
+    Carry(#[source] SnapshotError),
+    #[error("process {pid} has memory out and is not in the snapshot")]
+    Unmatched { pid: u32 },
     #[error("the helper for the snapshot cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("socket {inode} of the frozen program cannot be taken over")]
@@ -116,13 +133,24 @@ pub(crate) struct ParkDone {
     pub(crate) body: Body,
     pub(crate) frozen_us: u64,
     pub(crate) bytes: u64,
+    /// All memory in the generation, old and new.
+    pub(crate) image_bytes: u64,
 }
 
-/// Parks. `record` is called when the generation is complete and must write the state Parked durably.
+impl ParkError {
+    /// It may succeed with all memory there.
+    pub(crate) fn is_about_what_is_out(&self) -> bool {
+        matches!(self, ParkError::Carry(_) | ParkError::Unmatched { .. })
+    }
+}
+
+/// Parks. `out`: the pager knows it, and is ready for that. `record` is called when the generation is complete and must write
+/// the state Parked durably.
 pub(crate) fn park(
     proc: &Proc,
     pids: &[u32],
     generation: Generation,
+    out: bool,
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
@@ -148,8 +176,9 @@ pub(crate) fn park(
     let helper = proc.shared.helpers.take()?;
     let before = options_before(&tree);
     let since = tree.waiting();
-    let seen = Seen { since, before, pending: tree.pending(), masks, own_ipc };
+    let seen = Seen { since, before, pending: tree.pending(), masks, own_ipc, out };
     let mut outcome = None;
+    let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut || {
         fault::reach("park-frozen");
@@ -159,11 +188,9 @@ pub(crate) fn park(
         good
     });
     match (dumped, outcome) {
-        (Ok(dumped), Some(Ok((body, bytes)))) => Ok(ParkDone { body, frozen_us: dumped.frozen_us, bytes }),
+        (Ok(dumped), Some(Ok(settled))) => Ok(done(settled, dumped.frozen_us)),
         // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
-        (Err(_), Some(Ok((body, bytes)))) if proc.wait_until_empty(Duration::from_secs(1)) => {
-            Ok(ParkDone { body, frozen_us: 0, bytes })
-        }
+        (Err(_), Some(Ok(settled))) if proc.wait_until_empty(Duration::from_secs(1)) => Ok(done(settled, 0)),
         (_, Some(Err(e))) => Err(undo(proc, generation, e)),
         (Err(e), _) => Err(undo(proc, generation, ParkError::Dump(e))),
         (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
@@ -191,7 +218,7 @@ fn settle(
     generation: Generation,
     seen: &Seen,
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
-) -> Result<(Body, u64), ParkError> {
+) -> Result<Settled, ParkError> {
     let now = Now::read();
     // Before an image is rewritten, which makes it another file.
     let interrupted_ns = clocks::interrupted_at(images, now);
@@ -216,13 +243,50 @@ fn settle(
     let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc };
     fds.extend(objects);
     fault::reach("park-images");
-    let (_, bytes) = kip_snapshot::seal(images, generation, &proc.shared.engine, body.clone())?;
+    let pages = pages(proc, images, generation, &tree, seen.out)?;
+    let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
+    let engine = proc.shared.engine.clone();
+    let contents = Contents { engine, body: body.clone(), pages };
+    let (_, bytes) = kip_snapshot::seal(images, generation, contents)?;
     fault::reach("park-sealed");
     proc.holdings.hold(fds)?;
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
-    Ok((body, bytes))
+    Ok(Settled { body, bytes, image_bytes })
+}
+
+/// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
+fn pages(
+    proc: &Proc,
+    images: &Path,
+    generation: Generation,
+    tree: &Tree,
+    out: bool,
+) -> Result<PageMap, ParkError> {
+    let mut map = kip_checkpoint::pages::read(images)?;
+    if !out {
+        return Ok(map);
+    }
+    // Beside the images, of which it is no part.
+    let (told, directory) = (images.with_extension("out"), proc.dir.join(DIRECTORY));
+    proc.shared.pager.account(proc.name.as_str(), &told)?;
+    let of_hosts = PageMap::load_from(&told);
+    let _ = fs::remove_file(&told);
+    let PageMap { files, processes } = of_hosts.map_err(ParkError::Carry)?;
+    let mut carried = PageMap { files, ..PageMap::default() };
+    for (host, mut process) in processes {
+        let inside = tree.threads.iter().find(|(_, tid)| **tid == host).map(|(inside, _)| *inside);
+        let Some((inside, own)) = inside.and_then(|inside| Some((inside, map.processes.get_mut(&inside)?))) else {
+            return Err(ParkError::Unmatched { pid: host });
+        };
+        (own.set, own.turn) = (std::mem::take(&mut process.set), process.turn);
+        process.runs = carry::without(&process.runs, &own.runs);
+        carried.processes.insert(inside, process);
+    }
+    carry::carry(&mut map, images, &carried, &directory, generation).map_err(ParkError::Carry)?;
+    carry::write_sets(&mut map, images).map_err(ParkError::Carry)?;
+    Ok(map)
 }
 
 /// Where each socket of the tree is open: (host pid, descriptor) by inode.

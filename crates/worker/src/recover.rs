@@ -108,10 +108,13 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
                 None => ended(&proc, &record).await,
             }
         }
-        State::Parked { generation } | State::Waking { generation } => match settled_init(&proc).await {
-            Some(init) => adopted(&proc, &record, init, generation),
-            None => parked(&proc, &record, generation),
-        },
+        State::Parked { generation } | State::Waking { generation } => {
+            hibernate::take_up(&proc);
+            match settled_init(&proc).await {
+                Some(init) => adopted(&proc, &record, init, generation),
+                None => parked(&proc, &record, generation),
+            }
+        }
     };
     if let Err(e) = record::write_state(&proc.dir, &next, record::Durability::Fsync) {
         tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
@@ -214,6 +217,7 @@ fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation)
 }
 
 fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {
+    hibernate::forget(proc);
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "an unfinished generation is left on disk");
     }

@@ -17,10 +17,12 @@ use crate::pins;
 use crate::proc::Proc;
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::pages::{is_for_criu, make_whole};
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
 use kip_sandbox::cgroup::CgroupError;
+use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
@@ -232,10 +234,12 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
     Ok(list)
 }
 
-/// The images to restore from: the generation's own, or, where timers have to be moved, links to them beside the moved
-/// ones; and what those timers missed.
+/// The images to restore from: the generation's own, or, where timers have to be moved or pages lie in files that CRIU knows
+/// nothing of, links to them beside those that were changed; and what those timers missed.
 fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result<(PathBuf, Vec<Missed>), WakeError> {
-    if body.clocks.read_ns.is_empty() {
+    let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
+    let whole = is_for_criu(&pages);
+    if whole && body.clocks.read_ns.is_empty() {
         return Ok((images.to_owned(), Vec::new()));
     }
     let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
@@ -247,6 +251,9 @@ fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result
     for entry in fs::read_dir(images).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         fs::hard_link(entry.path(), scratch.join(entry.file_name())).map_err(failed)?;
+    }
+    if !whole {
+        make_whole(images, scratch, &pages)?;
     }
     let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
     Ok((scratch.to_owned(), missed))

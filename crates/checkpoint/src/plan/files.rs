@@ -83,6 +83,8 @@ pub(super) struct Files {
 enum Key {
     /// An open file of the program's.
     File(u64),
+    /// What a process watches its memory with.
+    Device,
     /// A path, for a mapping, an executable or a directory.
     Path(String, u64),
 }
@@ -203,6 +205,11 @@ impl Files {
     /// A file of the images' directory.
     pub(super) fn pages(&mut self, name: &str) -> Ref {
         self.receive(Key::Path(name.to_owned(), u64::MAX), Received::Pages(name.to_owned()))
+    }
+
+    /// The device that gives out userfaultfds.
+    pub(super) fn device(&mut self) -> Ref {
+        self.receive(Key::Device, Received::Device)
     }
 
     fn receive(&mut self, key: Key, what: Received) -> Ref {

@@ -4,7 +4,9 @@ use super::files::{Files, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
 use crate::image::Image;
+use crate::pages::{IN_PARENT, PRESENT, pages_of, part};
 use crate::wire::Message;
+use kip_snapshot::pages::{PageMap, Run};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -34,12 +36,10 @@ mod status {
         | MEMFD;
 }
 
-/// Page flags of pagemap images.
-const IN_PARENT: u64 = 1;
-const PRESENT: u64 = 4;
-
+const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
 const MAP_ANONYMOUS: u64 = 0x20;
+const MAP_LOCKED: u64 = 0x2000;
 const MAP_HUGETLB: u64 = 0x4_0000;
 /// Shorter runs are left to faults, bytes.
 const LEAST_POPULATED: u64 = 4 * PAGE as u64;
@@ -60,7 +60,8 @@ struct Mapping {
     shared: Option<u64>,
     offset: u64,
     advice: u64,
-    written: bool,
+    /// Its pages may come later: what the pager can look after.
+    can_wait: bool,
 }
 
 /// Pages that follow each other in a file.
@@ -77,7 +78,12 @@ pub(super) struct Pages {
 #[derive(Debug)]
 pub(super) struct Memory {
     mappings: Vec<Mapping>,
-    pages: Vec<Pages>,
+    /// What is read before the program runs, by address.
+    runs: Vec<(Ref, Run)>,
+    /// Pages of rseq(2) areas: the kernel writes to them when it moves a thread, and kills the thread where it cannot.
+    rseq: Vec<u64>,
+    /// Pages that come later.
+    pub left_out: u64,
     /// Start of the vdso.
     pub vdso: u64,
     pub vdso_shape: VdsoShape,
@@ -103,7 +109,7 @@ impl SharedMemory {
         let mut all = Vec::new();
         for (id, size) in &self.0 {
             let path = images.join(format!("pagemap-shmem-{id}.img"));
-            let pages = if path.exists() { read_pages(&path, files, address, &[])? } else { Vec::new() };
+            let pages = if path.exists() { read_pages(&path, files, address)? } else { Vec::new() };
             all.push((*size, pages));
             address += size.next_multiple_of(PAGE as u64);
         }
@@ -115,15 +121,19 @@ impl SharedMemory {
 }
 
 impl Memory {
-    /// Reads `mm-PID.img` and the pages that belong to it.
+    /// Takes `mm-PID.img` and the pages that belong to it. `rseq` are the areas of its threads: address and length.
     pub(super) fn read(
-        images: &Path,
+        pages: &PageMap,
         pid: u32,
         mm: &Message,
+        rseq: &[(u64, u64)],
         files: &mut Files,
         shared: &mut SharedMemory,
     ) -> Result<Memory, PlanError> {
-        let mut memory = Memory { mappings: Vec::new(), pages: Vec::new(), vdso: 0, vdso_shape: Vec::new() };
+        let page = |address: u64| address & !(PAGE as u64 - 1);
+        let rseq = rseq.iter().flat_map(|(at, length)| [page(*at), page(at + length.max(&1) - 1)]).collect();
+        let (mappings, runs, vdso_shape) = (Vec::new(), Vec::new(), Vec::new());
+        let mut memory = Memory { mappings, runs, rseq, left_out: 0, vdso: 0, vdso_shape };
         let mut special = Vec::new();
         for vma in mm.messages(14)? {
             let (start, end, status) = (vma.number(1), vma.number(2), vma.number(7));
@@ -150,31 +160,101 @@ impl Memory {
             return unsupported("a process without a vdso");
         }
         memory.vdso_shape = special.iter().map(|(at, size)| (at.wrapping_sub(memory.vdso), *size)).collect();
-        memory.pages = read_pages(&images.join(format!("pagemap-{pid}.img")), files, 0, &special)?;
-        let mut runs: Vec<(u64, u64)> = memory.pages.iter().flat_map(|p| p.runs.iter().copied()).collect();
-        runs.sort_unstable();
-        for m in &mut memory.mappings {
-            let first = runs.partition_point(|(at, length)| at + length <= m.start);
-            m.written = runs.get(first).is_some_and(|(at, _)| *at < m.end);
+        let Some(process) = pages.processes.get(&pid) else { return unsupported("a process without a pagemap") };
+        for run in &process.runs {
+            if !special.iter().any(|(start, size)| run.start < start + size && run.end() > *start) {
+                memory.runs.push((files.pages(&pages.files[run.file as usize].name), *run));
+            }
         }
         Ok(memory)
     }
 
+    /// Bytes of pages that may come later.
+    pub(super) fn can_wait(&self) -> u64 {
+        self.split().1.iter().map(|run| run.end() - run.start).sum()
+    }
+
+    /// Leaves them out.
+    pub(super) fn leave_out(&mut self) {
+        let (now, later) = self.split();
+        self.left_out = later.iter().map(|run| u64::from(run.pages)).sum();
+        self.runs = now;
+    }
+
+    /// What has to be there when the program runs, and what may come later.
+    fn split(&self) -> (Vec<(Ref, Run)>, Vec<Run>) {
+        let (mut now, mut later) = (Vec::new(), Vec::new());
+        let mut mappings = self.mappings.iter().peekable();
+        for (file, run) in &self.runs {
+            let mut at = run.start;
+            while at < run.end() {
+                while mappings.next_if(|m| m.end <= at).is_some() {}
+                let (end, waits) = match mappings.peek() {
+                    Some(m) if m.start <= at => (m.end.min(run.end()), m.can_wait),
+                    Some(m) => (m.start.min(run.end()), false),
+                    None => (run.end(), false),
+                };
+                // What waits is cut at pages that cannot.
+                let (end, waits) = match self.rseq.iter().filter(|page| waits && **page >= at).min() {
+                    Some(page) if *page == at => (at + PAGE as u64, false),
+                    Some(page) => (end.min(*page), waits),
+                    None => (end, waits),
+                };
+                match part(run, at, end) {
+                    Some(part) if waits => later.push(part),
+                    Some(part) => now.push((*file, part)),
+                    None => {}
+                }
+                at = end;
+            }
+        }
+        (now, later)
+    }
+
+    /// What is read before the program runs.
+    pub(super) fn eager(&self) -> impl Iterator<Item = Run> + '_ {
+        self.runs.iter().map(|(_, run)| *run)
+    }
+
+    /// Whether any page of a mapping is read.
+    fn is_filled(&self, m: &Mapping) -> bool {
+        let first = self.runs.partition_point(|(_, run)| run.end() <= m.start);
+        self.runs.get(first).is_some_and(|(_, run)| run.start < m.end)
+    }
+
+    /// What is read, as lists of what follows each other in a file.
+    fn lists(&self) -> Vec<Pages> {
+        let mut runs: Vec<&(Ref, Run)> = self.runs.iter().collect();
+        runs.sort_unstable_by_key(|(_, run)| (run.file, run.first));
+        let mut lists: Vec<Pages> = Vec::new();
+        for (file, run) in runs {
+            let (position, length) = (u64::from(run.first) * PAGE as u64, run.end() - run.start);
+            match lists.last_mut() {
+                Some(list) if list.file == *file && list.end == position => {
+                    list.runs.push((run.start, length));
+                    list.end += length;
+                }
+                _ => lists.push(Pages { file: *file, position, end: position + length, runs: vec![(run.start, length)] }),
+            }
+        }
+        lists
+    }
+
     /// Runs of anonymous memory long enough that it pays to have their pages made in one call.
     pub(super) fn write_populate(&self, writer: &mut Writer) -> Span {
-        let mut found = Vec::new();
-        let mut runs: Vec<(u64, u64)> = self.pages.iter().flat_map(|p| p.runs.iter().copied()).collect();
-        runs.sort_unstable();
-        for m in self.mappings.iter().filter(|m| m.written && m.file.is_none() && m.shared.is_none()) {
-            let first = runs.partition_point(|(at, length)| at + length <= m.start);
-            for (at, length) in runs[first..].iter().take_while(|(at, _)| *at < m.end) {
-                let (start, end) = ((*at).max(m.start), (at + length).min(m.end));
-                if end - start >= LEAST_POPULATED {
-                    found.push(vec![start, end - start]);
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        for m in self.mappings.iter().filter(|m| m.file.is_none() && m.shared.is_none()) {
+            let first = self.runs.partition_point(|(_, run)| run.end() <= m.start);
+            for (_, run) in self.runs[first..].iter().take_while(|(_, run)| run.start < m.end) {
+                let (start, end) = (run.start.max(m.start), run.end().min(m.end));
+                match found.last_mut() {
+                    Some(last) if last.1 == start && start > m.start => last.1 = end,
+                    _ => found.push((start, end)),
                 }
             }
         }
-        writer.list(&found)
+        let long = found.iter().filter(|(start, end)| end - start >= LEAST_POPULATED);
+        writer.list(&long.map(|(start, end)| vec![*start, end - start]).collect::<Vec<_>>())
     }
 
     pub(super) fn write(&self, writer: &mut Writer, files: &Files, shared: &SharedMemory) -> (Span, Span, Span) {
@@ -184,7 +264,7 @@ impl Memory {
             .map(|m| {
                 let ours = m.file.map(|f| files.number(f)).or(m.shared.map(|id| shared.place(id))).unwrap_or(u64::MAX);
                 let kind = if m.shared.is_some() { KIND_SHARED } else { 0 };
-                let (offset, written) = (m.offset, u64::from(m.written));
+                let (offset, written) = (m.offset, u64::from(self.is_filled(m)));
                 vec![m.start, m.end, m.protection, m.flags, ours, offset, kind, m.advice, written]
             })
             .collect();
@@ -193,7 +273,7 @@ impl Memory {
             .iter()
             .map(|(offset, size)| vec![*offset, *size, self.vdso.wrapping_add(*offset)])
             .collect();
-        (writer.list(&mappings), write_pages(writer, files, &self.pages), writer.list(&vdso))
+        (writer.list(&mappings), write_pages(writer, files, &self.lists()), writer.list(&vdso))
     }
 }
 
@@ -208,7 +288,7 @@ fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMem
         shared: None,
         offset: vma.number(3),
         advice: vma.number(9),
-        written: false,
+        can_wait: status & status::ANON_PRIVATE != 0 && protection & PROT_READ != 0 && flags & MAP_LOCKED == 0,
     };
     if status & status::ANON_SHARED != 0 {
         shared.note(vma.number(4), m.offset + (end - start));
@@ -233,8 +313,8 @@ fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMem
     Ok(m)
 }
 
-/// The page runs of a pagemap image, moved by `base`; without those in `except` (start, size).
-fn read_pages(path: &Path, files: &mut Files, base: u64, except: &[(u64, u64)]) -> Result<Vec<Pages>, PlanError> {
+/// The page runs of a pagemap image of shared memory, moved by `base`.
+fn read_pages(path: &Path, files: &mut Files, base: u64) -> Result<Vec<Pages>, PlanError> {
     let image = Image::read(path)?;
     let mut entries = image.entries.iter();
     let Some(head) = entries.next() else { return Ok(Vec::new()) };
@@ -250,17 +330,13 @@ fn read_pages(path: &Path, files: &mut Files, base: u64, except: &[(u64, u64)]) 
             continue;
         }
         let at = entry.number(1) + base;
-        let pages = entry.varint(5).filter(|n| *n != 0).unwrap_or_else(|| entry.number(2));
-        let length = pages * PAGE as u64;
-        let skipped = except.iter().any(|(start, size)| at < start + size && at + length > *start);
-        if !skipped {
-            match lists.last_mut() {
-                Some(list) if list.end == position => {
-                    list.runs.push((at, length));
-                    list.end += length;
-                }
-                _ => lists.push(Pages { file, position, end: position + length, runs: vec![(at, length)] }),
+        let length = pages_of(entry) * PAGE as u64;
+        match lists.last_mut() {
+            Some(list) if list.end == position => {
+                list.runs.push((at, length));
+                list.end += length;
             }
+            _ => lists.push(Pages { file, position, end: position + length, runs: vec![(at, length)] }),
         }
         position += length;
     }

@@ -4,10 +4,11 @@ use super::files::{Files, Ref, base_above, kind};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
-use super::{PlanError, PlannedTask, PlannedThread, unsupported};
+use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
 use crate::image::Image;
 use crate::registers;
 use crate::wire::Message;
+use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -16,7 +17,7 @@ const ALIVE: u64 = 1;
 /// Of a zombie.
 const DEAD: u64 = 2;
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 60;
+const TASK_WORDS: usize = 61;
 const TASK_THREADS: usize = 19;
 /// Words of `struct thread`, and where its name is.
 const THREAD_WORDS: usize = 18;
@@ -178,6 +179,14 @@ impl Task {
     }
 }
 
+/// What [`write`] has made.
+pub(super) struct Written {
+    pub planned: BTreeMap<u64, PlannedTask>,
+    pub program: Program,
+    /// Memory that is read before anything runs, if some is not.
+    pub eager: Vec<Run>,
+}
+
 /// Writes everything. Two passes: references first, so that the numbers of all descriptors are known when they are
 /// written.
 pub(super) fn write(
@@ -185,10 +194,8 @@ pub(super) fn write(
     files: &mut Files,
     images: &Path,
     tree: &[Task],
-    read_ns: &BTreeMap<u32, i64>,
-    init: &str,
-    program: u32,
-) -> Result<(BTreeMap<u64, PlannedTask>, Program), PlanError> {
+    wish: &Wish<'_>,
+) -> Result<Written, PlanError> {
     let filters = Filters::read(images)?;
     let mut shared = SharedMemory::default();
     let mut found = Vec::new();
@@ -202,7 +209,10 @@ pub(super) fn write(
         let is_init = task.maker.is_none();
         let references = References::gather(task, files)?;
         highest = references.descriptors.iter().map(|d| d.0).max().unwrap_or(0).max(highest);
-        let memory = if is_init { None } else { Some(Memory::read(images, task.pid, &task.mm, files, &mut shared)?) };
+        let memory = match is_init {
+            true => None,
+            false => Some(Memory::read(wish.pages, task.pid, &task.mm, &task.rseq()?, files, &mut shared)?),
+        };
         if let Some(memory) = &memory
             && *shape.get_or_insert_with(|| memory.vdso_shape.clone()) != memory.vdso_shape
         {
@@ -210,6 +220,14 @@ pub(super) fn write(
         }
         found.push(Some((references, memory)));
     }
+    let memories = || found.iter().flatten().filter_map(|(_, memory)| memory.as_ref());
+    let mut device = None;
+    if memories().map(Memory::can_wait).sum::<u64>() >= wish.lazy_from {
+        device = Some(files.device());
+        found.iter_mut().flatten().filter_map(|(_, memory)| memory.as_mut()).for_each(Memory::leave_out);
+    }
+    let memories = found.iter().flatten().filter_map(|(_, memory)| memory.as_ref());
+    let eager = if device.is_some() { memories.flat_map(Memory::eager).collect() } else { Vec::new() };
     let shared_pages = shared.read(images, files)?;
     let file_list = files.write(writer);
     let shared_items: Vec<Vec<u64>> = shared_pages
@@ -228,19 +246,23 @@ pub(super) fn write(
             items.push(task.write_dead(writer)?);
             continue;
         };
-        let item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, read_ns)?;
+        let read_ns = wish.read_ns;
+        let mut item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, read_ns)?;
+        let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.left_out > 0));
+        item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
+        debug_assert_eq!(item.len(), TASK_WORDS);
         items.push(item);
         if let Some(memory) = memory {
-            planned.insert(index as u64, task.planned(memory.vdso)?);
+            planned.insert(index as u64, task.planned(memory)?);
         }
     }
     let tasks = writer.list(&items);
     let vdso: Vec<Vec<u64>> = shape.unwrap_or_default().iter().map(|(offset, size)| vec![*offset, *size, 0]).collect();
     let vdso = writer.list(&vdso);
-    let (init, argument) = (writer.string(init), writer.string(&program.to_string()));
+    let (init, argument) = (writer.string(wish.init), writer.string(&wish.program.to_string()));
     let writer = std::mem::replace(writer, Writer::new());
-    let made = writer.finish(base_above(highest), [file_list, shared_list, tasks, vdso], init, argument);
-    Ok((planned, made))
+    let program = writer.finish(base_above(highest), [file_list, shared_list, tasks, vdso], init, argument);
+    Ok(Written { planned, program, eager })
 }
 
 /// What of a task is a descriptor.
@@ -287,7 +309,19 @@ impl Task {
         Ok(self.core.message(3)?.unwrap_or_default())
     }
 
-    fn planned(&self, vdso: u64) -> Result<PlannedTask, PlanError> {
+    /// Areas of rseq(2), address and length, of its threads.
+    fn rseq(&self) -> Result<Vec<(u64, u64)>, PlanError> {
+        let mut found = Vec::new();
+        for (_, core) in &self.threads {
+            let area = core.message(5)?.unwrap_or_default().message(15)?.unwrap_or_default();
+            if area.number(1) != 0 {
+                found.push((area.number(1), area.number(2)));
+            }
+        }
+        Ok(found)
+    }
+
+    fn planned(&self, memory: &Memory) -> Result<PlannedTask, PlanError> {
         let mut threads = Vec::new();
         for (id, core) in &self.threads {
             let Some(registers) = registers::read(core)? else {
@@ -295,7 +329,7 @@ impl Task {
             };
             threads.push(PlannedThread { id: *id, registers });
         }
-        Ok(PlannedTask { pid: self.pid, vdso, threads })
+        Ok(PlannedTask { pid: self.pid, vdso: memory.vdso, threads, left_out: memory.left_out })
     }
 
     /// `struct task`.
@@ -356,7 +390,6 @@ impl Task {
         let pending = pending(writer, tc.message(10)?)?;
         let populate = memory.map(|m| m.write_populate(writer)).unwrap_or_default();
         item.extend([pending.0, pending.1, populate.0, populate.1]);
-        debug_assert_eq!(item.len(), TASK_WORDS);
         Ok(item)
     }
 

@@ -3,6 +3,7 @@
 use super::{Sleeping, Task, blocking, chain};
 use crate::events::now_ms;
 use crate::fault;
+use crate::hibernate;
 use crate::holdings::key;
 use crate::park::{self, Body, ParkError};
 use crate::pins;
@@ -13,16 +14,20 @@ use crate::tree::{self, Tree};
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::Source;
 use kip_checkpoint::dump::DumpError;
-use kip_checkpoint::plan::{self, PlanError};
+use kip_checkpoint::plan::{self, PlanError, Wish};
 use kip_net::custody;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::lifecycle::Input;
-use kip_types::{Generation, State, Tier};
+use kip_snapshot::pages::PageMap;
+use kip_types::{Generation, Lazy, State, Tier};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// So much memory that can come later is not read before the program runs, bytes: reading it takes longer than the pager needs
+/// to take it up.
+const LAZY_FROM: u64 = 8 << 20;
 /// Between the first and the second try of a wake.
 const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -46,13 +51,21 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let next = parked.clone();
         let result = blocking(move || -> Result<_, ParkError> {
-            // A snapshot is of the whole memory.
-            proc.shared.pager.restore(proc.name.as_str())?;
+            // What is out stays out: it is taken over from where it lies.
+            let out = proc.shared.pager.settle(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
-            let done = park::park(&proc, &pids, generation, &mut || {
-                record::write_state(&proc.dir, &next, record::Durability::Fsync)
-            })?;
+            let mut record = || record::write_state(&proc.dir, &next, record::Durability::Fsync);
+            let mut done = park::park(&proc, &pids, generation, out, &mut record);
+            if let Err(e) = &done
+                && e.is_about_what_is_out()
+            {
+                tracing::warn!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
+                proc.shared.pager.restore(proc.name.as_str())?;
+                done = park::park(&proc, &pids, generation, false, &mut record);
+            }
+            let done = done?;
+            let memory_bytes = memory_bytes.max(done.image_bytes);
             Ok((done, memory_bytes))
         })
         .await;
@@ -88,6 +101,7 @@ impl Task {
             plan_wake(&proc, generation, &body);
             let gone = proc.wait_until_empty(Duration::from_secs(5));
             if gone {
+                hibernate::forget(&proc);
                 proc.prepare_mounts(pins::base_changed(&body.pins));
             } else {
                 tracing::warn!(proc = %proc.name, "processes of a parked proc are still there after 5 s");
@@ -218,8 +232,18 @@ fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
         return;
     }
     let images = kip_snapshot::path_of(&proc.dir, generation);
-    let made = plan::compile(&images, &body.clocks.read_ns, kip_sandbox::init::PATH, PROGRAM);
-    match made.and_then(|plan| plan.save(&images)) {
+    let pages = match PageMap::load(&images) {
+        Ok(pages) => pages,
+        Err(e) => return tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
+    };
+    let lazy_from = match proc.spec.timing.lazy {
+        Lazy::Auto => LAZY_FROM,
+        Lazy::On => 1,
+        Lazy::Off => u64::MAX,
+    };
+    let (read_ns, init) = (&body.clocks.read_ns, kip_sandbox::init::PATH);
+    let wish = Wish { read_ns, pages: &pages, lazy_from, init, program: PROGRAM };
+    match plan::compile(&images, &wish).and_then(|plan| plan.save(&images)) {
         Ok(()) => {}
         Err(PlanError::Unsupported { what }) => {
             tracing::debug!(proc = %proc.name, what, "CRIU will do the next wake");

@@ -5,6 +5,7 @@
 
 use super::{Steps, WakeError, release, timers};
 use crate::fault;
+use crate::hibernate;
 use crate::holdings::key;
 use crate::park::Body;
 use crate::proc::Proc;
@@ -14,6 +15,9 @@ use kip_checkpoint::rebuild::{Rebuild, RebuildError};
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, RestoreRequest};
 use kip_sandbox::rootfs::RootfsError;
+use kip_pager::client::PagerError;
+use kip_pager::protocol::Rebuilt;
+use kip_snapshot::pages::Run;
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
 use std::fs::File;
@@ -37,6 +41,8 @@ pub(crate) enum Failure {
     Mounts(#[source] RootfsError),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
+    #[error("the pager does not take up what was left out")]
+    Pager(#[from] PagerError),
     /// The generation itself: CRIU would fail as well.
     #[error(transparent)]
     Damaged(SnapshotError),
@@ -65,6 +71,7 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Op
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
         Received::Object(id) => proc.holdings.get(&format!("{}{id}", key::OBJECT)),
+        Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
         Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
     };
     let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
@@ -112,14 +119,18 @@ pub(super) fn rebuild(
     fault::reach("wake-created");
     let (init, pidfd) = (started.init_pid, started.pidfd);
     let result = std::thread::scope(|scope| {
-        let check = scope.spawn(|| kip_snapshot::verify(images, &manifest.parts));
-        let ready = rebuild.wait();
+        let check = scope.spawn(|| verify(images, manifest, &ready.plan));
+        let waited = rebuild.wait();
         steps.done("memory");
+        let inflated = waited.map_err(Failure::from).and_then(|()| inflate(proc, images, &mut rebuild));
+        if ready.plan.is_lazy() {
+            steps.done("set");
+        }
         let verdict = check.join().expect("verify does not panic");
         steps.done("verified");
-        // First, for damage may be why the restorer failed.
+        // First, for damage may be why the others failed.
         verdict.map_err(Failure::Damaged)?;
-        ready?;
+        inflated?;
         fault::reach("wake-restored");
         let stopped = rebuild.stop(init)?;
         steps.done("registers");
@@ -146,12 +157,41 @@ pub(super) fn rebuild(
         Err(e) => {
             // With pid 1 the kernel ends all the others; often it has ended by itself, which must not hide why.
             let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
+            hibernate::forget(proc);
             if !proc.wait_until_empty(GONE_WITHIN) {
                 tracing::warn!(proc = %proc.name, "processes of a wake that failed are still there after 5 s");
             }
             Err(e)
         }
     }
+}
+
+/// What is read before the program runs is checked before it runs; what comes later is checked when it comes.
+fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), SnapshotError> {
+    if !plan.is_lazy() {
+        return kip_snapshot::verify(images, &manifest.parts);
+    }
+    let run = |(file, first, pages): &(u32, u32, u32)| Run { start: 0, pages: *pages, file: *file, first: *first };
+    kip_snapshot::verify_some(images, &manifest.parts, &plan.eager.iter().map(run).collect::<Vec<_>>())
+}
+
+/// Lets the pager look after what was left out.
+fn inflate(proc: &Proc, images: &Path, rebuild: &mut Rebuild<'_>) -> Result<(), Failure> {
+    let unfilled = rebuild.unfilled()?;
+    if unfilled.is_empty() {
+        return Ok(());
+    }
+    let rebuilt = Rebuilt {
+        name: proc.name.to_string(),
+        number: proc.slot.number().into(),
+        directory: proc.dir.join(hibernate::DIRECTORY),
+        generation: images.to_owned(),
+        processes: unfilled.iter().map(|u| (u.host, u.inside, u.left_out)).collect(),
+        prefetch: proc.spec.timing.prefetch,
+    };
+    let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
+    proc.shared.pager.inflate(rebuilt, &uffds)?;
+    Ok(())
 }
 
 impl From<Failure> for WakeError {

@@ -1,0 +1,132 @@
+//! Where CRIU has put the memory of each process: its pagemap images, as a page map of ours.
+
+use crate::image::{Image, ImageError, numbered};
+use crate::wire::{Message, Value};
+use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+/// Page flags of pagemap images.
+pub(crate) const IN_PARENT: u64 = 1;
+/// Its bytes are in the page file.
+pub(crate) const PRESENT: u64 = 4;
+
+/// All pages of all processes that lie in the images of a directory.
+///
+/// # Errors
+/// See [`ImageError`].
+pub fn read(images: &Path) -> Result<PageMap, ImageError> {
+    let mut map = PageMap::default();
+    for (pid, path) in numbered(images, "pagemap")? {
+        let image = Image::read(&path)?;
+        let mut entries = image.entries.iter();
+        let Some(head) = entries.next() else { continue };
+        let file = map.file(&format!("pages-{}.img", head.number(1)));
+        let mut process = Process::default();
+        let mut first = 0;
+        for entry in entries {
+            if entry.number(4) & PRESENT == 0 {
+                continue;
+            }
+            let pages = pages_of(entry) as u32;
+            process.runs.push(Run { start: entry.number(1), pages, file, first });
+            first += pages;
+        }
+        process.runs.sort_unstable_by_key(|run| run.start);
+        map.processes.insert(pid, process);
+    }
+    Ok(map)
+}
+
+/// Whether CRIU itself finds all pages: none lies in a file of ours.
+pub fn is_for_criu(map: &PageMap) -> bool {
+    map.processes.values().flat_map(|process| &process.runs).all(|run| is_criu(&map.files[run.file as usize].name))
+}
+
+fn is_criu(name: &str) -> bool {
+    name.starts_with("pages-")
+}
+
+/// Makes images whole that CRIU is to restore: pagemaps and page files in `scratch`, which has links to those in `images`,
+/// get all pages of the map.
+///
+/// # Errors
+/// See [`ImageError`]; a damaged page.
+pub fn make_whole(images: &Path, scratch: &Path, map: &PageMap) -> Result<(), ImageError> {
+    for (pid, process) in &map.processes {
+        let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
+        if process.runs.iter().all(whole) {
+            continue;
+        }
+        let name = format!("pagemap-{pid}.img");
+        let mut image = Image::read(&images.join(&name))?;
+        image.entries.truncate(1);
+        let Some(head) = image.entries.first() else { continue };
+        let path = scratch.join(format!("pages-{}.img", head.number(1)));
+        write_pages(images, &path, map, &process.runs).map_err(|source| ImageError::Io { path, source })?;
+        for run in &process.runs {
+            let entry = [(1, run.start), (2, u64::from(run.pages)), (4, PRESENT), (5, u64::from(run.pages))];
+            image.entries.push(Message(entry.map(|(field, value)| (field, Value::Varint(value))).to_vec()));
+        }
+        image.path = scratch.join(&name);
+        image.write()?;
+    }
+    Ok(())
+}
+
+/// Writes all pages of some runs into a file that replaces the one at `path`.
+fn write_pages(images: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io::Result<()> {
+    const CHUNK: u32 = 256;
+    let new = path.with_extension("whole");
+    let mut out = File::create(&new)?;
+    let mut open: BTreeMap<u32, File> = BTreeMap::new();
+    let mut buffer = vec![0; CHUNK as usize * PAGE];
+    for run in runs {
+        let file = &map.files[run.file as usize];
+        if let Entry::Vacant(place) = open.entry(run.file) {
+            place.insert(File::open(images.join(&file.name))?);
+        }
+        let mut done = 0;
+        while done < run.pages {
+            let (first, pages) = (run.first + done, CHUNK.min(run.pages - done));
+            let bytes = &mut buffer[..pages as usize * PAGE];
+            open[&run.file].read_exact_at(bytes, u64::from(first) * PAGE as u64)?;
+            if let Some(page) = file.first_damaged(first as usize, bytes) {
+                return Err(damaged(&file.name, page));
+            }
+            out.write_all(bytes)?;
+            done += pages;
+        }
+    }
+    fs::rename(new, path)
+}
+
+/// How many pages an entry of a pagemap image is of.
+pub(crate) fn pages_of(entry: &Message) -> u64 {
+    entry.varint(5).filter(|n| *n != 0).unwrap_or_else(|| entry.number(2))
+}
+
+/// The part of a run in a range; none if there is none.
+pub(crate) fn part(run: &Run, start: u64, end: u64) -> Option<Run> {
+    let (from, to) = (run.start.max(start), run.end().min(end));
+    let number = |address: u64| ((address - run.start) / PAGE as u64) as u32;
+    (from < to).then(|| Run { start: from, pages: number(to) - number(from), first: run.first + number(from), ..*run })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_runs_keep_their_places() {
+        let run = Run { start: 0x4000, pages: 4, file: 1, first: 10 };
+        assert_eq!(part(&run, 0, 0x10000), Some(run));
+        assert_eq!(part(&run, 0x5000, 0x6000), Some(Run { start: 0x5000, pages: 1, file: 1, first: 11 }));
+        assert_eq!(part(&run, 0x7000, 0x9000), Some(Run { start: 0x7000, pages: 1, file: 1, first: 13 }));
+        assert_eq!(part(&run, 0x8000, 0x9000), None);
+    }
+}

@@ -1,0 +1,256 @@
+//! Takes pages that a process never brought back over from where they lie into a new generation, without reading them where
+//! that can be avoided: files of which at least half is still needed become links, the rest is copied.
+//!
+//! So the files of a generation are never more than twice what is needed of them. Never looks at a process: the caller knows
+//! which pages are still out.
+
+use crate::pages::{PAGE, PageMap, Run, damaged};
+use crate::{SnapshotError, io_at};
+use kip_types::Generation;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+/// Smaller files are copied: many cycles leave many of them, bytes.
+const LEAST_LINKED: u64 = 1 << 20;
+/// Pages copied at once.
+const CHUNK: u32 = 256;
+
+/// The parts of `runs` that are in none of `others`; both are by address.
+pub fn without(runs: &[Run], others: &[Run]) -> Vec<Run> {
+    let mut left = Vec::new();
+    let mut others = others.iter().peekable();
+    for run in runs {
+        let mut start = run.start;
+        while let Some(other) = others.peek().filter(|o| o.start < run.end()) {
+            if start < other.start {
+                left.push(part(run, start, other.start));
+            }
+            start = start.max(other.end());
+            if other.end() > run.end() {
+                break;
+            }
+            others.next();
+        }
+        if start < run.end() {
+            left.push(part(run, start, run.end()));
+        }
+    }
+    left
+}
+
+/// The part of a run in a range that it has all of.
+fn part(run: &Run, start: u64, end: u64) -> Run {
+    let pages = |bytes: u64| (bytes / PAGE as u64) as u32;
+    Run { start, pages: pages(end - start), first: run.first + pages(start - run.start), ..*run }
+}
+
+/// Adds to `map`, which describes what is in `growing` already, the runs of `carried`, whose files lie in `from`. No page may
+/// be in both.
+///
+/// # Errors
+/// The file system's; a page that is damaged where it lies.
+pub fn carry(
+    map: &mut PageMap,
+    growing: &Path,
+    carried: &PageMap,
+    from: &Path,
+    generation: Generation,
+) -> Result<(), SnapshotError> {
+    let mut used = vec![0u64; carried.files.len()];
+    for run in carried.processes.values().flat_map(|process| &process.runs) {
+        used[run.file as usize] += u64::from(run.pages);
+    }
+    let mut copies = Copies { growing, name: format!("g{generation}-carried"), open: None };
+    let mut moved: BTreeMap<u32, Moved> = BTreeMap::new();
+    for (index, file) in carried.files.iter().enumerate().filter(|(index, _)| used[*index] > 0) {
+        let path = from.join(&file.name);
+        let size = fs::metadata(&path).map_err(io_at(&path))?.len();
+        let to = if size >= LEAST_LINKED && used[index] * 2 * PAGE as u64 >= size {
+            let last = file.name.rsplit('/').next().unwrap_or_default();
+            // A name that it has from an earlier generation is no other's.
+            let is_own = last.starts_with('g') && last.contains('-');
+            let name = if is_own { last.to_owned() } else { format!("g{generation}-{last}") };
+            fs::hard_link(&path, growing.join(&name)).map_err(io_at(&path))?;
+            let number = map.file(&name);
+            map.files[number as usize].sums.clone_from(&file.sums);
+            Moved::Linked(number)
+        } else {
+            Moved::Copied(File::open(&path).map_err(io_at(&path))?)
+        };
+        moved.insert(index as u32, to);
+    }
+    for (pid, process) in &carried.processes {
+        let mut runs = Vec::with_capacity(process.runs.len());
+        for run in &process.runs {
+            let file = &carried.files[run.file as usize];
+            match &moved[&run.file] {
+                Moved::Linked(number) => runs.push(Run { file: *number, ..*run }),
+                Moved::Copied(source) => {
+                    let check = |first: u32, bytes: &[u8]| match file.first_damaged(first as usize, bytes) {
+                        Some(page) if !file.sums.is_empty() => Err(damaged(&file.name, page)),
+                        _ => Ok(()),
+                    };
+                    let path = from.join(&file.name);
+                    runs.push(copies.add(map, run, source, check).map_err(io_at(&path))?);
+                }
+            }
+        }
+        let own = &mut map.processes.entry(*pid).or_default().runs;
+        own.extend(runs);
+        own.sort_unstable_by_key(|run| run.start);
+    }
+    Ok(())
+}
+
+/// Where a file's pages have gone.
+enum Moved {
+    /// To this file of the new map, each in its place.
+    Linked(u32),
+    /// They are copied one by one.
+    Copied(File),
+}
+
+/// The file of copied pages, made when there is one.
+struct Copies<'a> {
+    growing: &'a Path,
+    name: String,
+    /// With its number, and the pages in it.
+    open: Option<(File, u32, u32)>,
+}
+
+impl Copies<'_> {
+    fn add(
+        &mut self,
+        map: &mut PageMap,
+        run: &Run,
+        source: &File,
+        check: impl Fn(u32, &[u8]) -> io::Result<()>,
+    ) -> io::Result<Run> {
+        if self.open.is_none() {
+            let file = OpenOptions::new().write(true).create_new(true).open(self.growing.join(&self.name))?;
+            self.open = Some((file, map.file(&self.name), 0));
+        }
+        let (file, number, next) = self.open.as_mut().expect("just made");
+        let first = *next;
+        let mut buffer = vec![0; CHUNK.min(run.pages) as usize * PAGE];
+        let mut done = 0;
+        while done < run.pages {
+            let pages = CHUNK.min(run.pages - done);
+            let bytes = &mut buffer[..pages as usize * PAGE];
+            let at = run.first + done;
+            source.read_exact_at(bytes, u64::from(at) * PAGE as u64)?;
+            check(at, bytes)?;
+            file.write_all(bytes)?;
+            done += pages;
+        }
+        *next += run.pages;
+        Ok(Run { file: *number, first, ..*run })
+    }
+}
+
+/// Writes [`crate::pages::SETS`]: the bytes of the sets that `map` names, which loses the pages that it has no place for.
+///
+/// # Errors
+/// The file system's.
+pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError> {
+    let name = crate::pages::SETS;
+    let path = growing.join(name);
+    let mut out: Option<io::BufWriter<File>> = None;
+    let mut open: BTreeMap<u32, File> = BTreeMap::new();
+    let mut page = vec![0; PAGE];
+    for process in map.processes.values_mut() {
+        let runs = &process.runs;
+        let place = |address: u64| {
+            let run = runs.get(runs.partition_point(|run| run.end() <= address))?;
+            (run.start <= address).then(|| part(run, address, address + PAGE as u64))
+        };
+        process.set.retain(|expected| place(expected.address).is_some());
+        let mut places: Vec<Run> = process.set.iter().filter_map(|expected| place(expected.address)).collect();
+        places.sort_unstable_by_key(|run| run.start);
+        for run in places {
+            if let std::collections::btree_map::Entry::Vacant(vacant) = open.entry(run.file) {
+                let path = growing.join(&map.files[run.file as usize].name);
+                vacant.insert(File::open(&path).map_err(io_at(&path))?);
+            }
+            if out.is_none() {
+                out = Some(io::BufWriter::with_capacity(1 << 20, File::create(&path).map_err(io_at(&path))?));
+            }
+            let read = open[&run.file].read_exact_at(&mut page, u64::from(run.first) * PAGE as u64);
+            let out = out.as_mut().expect("just made");
+            read.and_then(|()| out.write_all(&page)).map_err(io_at(&path))?;
+        }
+    }
+    if let Some(mut out) = out {
+        out.flush().map_err(io_at(&path))?;
+        map.file(name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pages::{Expected, Process};
+
+    fn run(start: u64, pages: u32, file: u32, first: u32) -> Run {
+        Run { start: start * PAGE as u64, pages, file, first }
+    }
+
+    #[test]
+    fn what_has_been_written_anew_is_cut_out() {
+        let runs = [run(10, 10, 0, 0), run(30, 5, 1, 7)];
+        assert_eq!(without(&runs, &[]), runs);
+        let left = without(&runs, &[run(8, 4, 9, 0), run(14, 2, 9, 4), run(19, 12, 9, 6), run(34, 9, 9, 0)]);
+        assert_eq!(left, [run(12, 2, 0, 2), run(16, 3, 0, 6), run(31, 3, 1, 8)]);
+        assert_eq!(without(&runs, &[run(0, 100, 9, 0)]), []);
+    }
+
+    #[test]
+    fn files_that_are_mostly_needed_are_linked_and_others_are_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, growing) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir_all(from.join("parked")).unwrap();
+        fs::create_dir(&growing).unwrap();
+        let mut carried = PageMap::default();
+        for (name, pages, seed) in [("parked/pages-1.img", 512u32, 1u8), ("parked/g2-swap", 512, 2), ("swap", 300, 3)] {
+            let bytes: Vec<u8> = (0..pages).flat_map(|n| [seed.wrapping_add(n as u8); PAGE]).collect();
+            fs::write(from.join(name), &bytes).unwrap();
+            let file = carried.file(name) as usize;
+            carried.files[file].sums = bytes.chunks(PAGE).map(crc32fast::hash).collect();
+        }
+        let runs = vec![run(0, 300, 0, 100), run(1000, 10, 1, 5), run(2000, 300, 2, 0)];
+        carried.processes.insert(2, Process { runs, ..Process::default() });
+        let mut map = PageMap::default();
+        carry(&mut map, &growing, &carried, &from, Generation(7)).unwrap();
+        let names: Vec<_> = map.files.iter().map(|f| (f.name.as_str(), f.sums.len())).collect();
+        assert_eq!(names, [("g7-pages-1.img", 512), ("g7-swap", 300), ("g7-carried", 0)]);
+        assert_eq!(map.processes[&2].runs, [run(0, 300, 0, 100), run(1000, 10, 2, 0), run(2000, 300, 1, 0)]);
+        let copied = fs::read(growing.join("g7-carried")).unwrap();
+        assert!(copied.len() == 10 * PAGE && copied[0] == 7 && copied[9 * PAGE] == 16);
+
+        let expect = |page: u64| Expected { address: page * PAGE as u64, confirmed: true };
+        map.processes.get_mut(&2).unwrap().set = vec![expect(2001), expect(999), expect(1001), expect(3)];
+        write_sets(&mut map, &growing).unwrap();
+        assert_eq!(map.processes[&2].set, [expect(2001), expect(1001), expect(3)], "the one that is nowhere is gone");
+        let sets = fs::read(growing.join(crate::pages::SETS)).unwrap();
+        let first: Vec<u8> = sets.chunks(PAGE).map(|page| page[0]).collect();
+        assert_eq!(first, [104, 8, 4], "by address");
+    }
+
+    #[test]
+    fn a_damaged_page_is_not_carried() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("a"), vec![1; 4 * PAGE]).unwrap();
+        let mut carried = PageMap::default();
+        carried.file("a");
+        carried.files[0].sums = vec![5; 4];
+        carried.processes.insert(2, Process { runs: vec![run(0, 4, 0, 0)], ..Process::default() });
+        let growing = dir.path().join("to");
+        fs::create_dir(&growing).unwrap();
+        let e = carry(&mut PageMap::default(), &growing, &carried, dir.path(), Generation(1)).unwrap_err();
+        assert!(std::error::Error::source(&e).unwrap().to_string().contains("page 0 of a is damaged"));
+    }
+}
