@@ -62,7 +62,7 @@ def test_a_client_finds_a_damaged_snapshot(fresh_kip: Callable[..., Kip], tmp_pa
     """The wake is tried again, then the server starts cold on its newest files; the snapshot is kept and it is said."""
     server = servers.lighttpd()
     kip = fresh_kip()
-    kip.expected += [r"a wake failed twice"]
+    kip.expected += [r"its snapshot cannot be used"]
     proc = kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
     port = proc.port()
     generation = proc.sleep()["generation"]

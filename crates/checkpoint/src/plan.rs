@@ -68,9 +68,10 @@ pub struct PlannedTask {
     pub vdso: u64,
     /// Its threads, the leader first.
     pub threads: Vec<PlannedThread>,
-    /// Pages of it that come after it runs; it makes a userfaultfd for that if there are any.
+    /// Pages in those mappings of it that are filled after it runs, for which it makes a userfaultfd; 0 if there are none. A
+    /// few of them are there before, see [`Plan::eager`].
     #[serde(default)]
-    pub left_out: u64,
+    pub can_come: u64,
 }
 
 /// A plan and what the daemon needs to carry it out.
@@ -170,7 +171,7 @@ fn has_any(images: &Path, prefix: &str) -> Result<bool, PlanError> {
 impl Plan {
     /// Whether memory is left out.
     pub fn is_lazy(&self) -> bool {
-        self.tasks.values().any(|task| task.left_out > 0)
+        self.tasks.values().any(|task| task.can_come > 0)
     }
 
     /// Writes [`PLAN`]: a head, a description in JSON and, at a page boundary, the restorer's part.
@@ -221,7 +222,7 @@ mod tests {
     fn plan() -> Plan {
         let registers =
             Registers { general: (0..27).collect(), floating: vec![0, 0, 7, 0, 0, 0, 0, 0, 0, 9], blocked: 4 };
-        let task = PlannedTask { pid: 2, vdso: 0x7000, threads: vec![PlannedThread { id: 2, registers }], left_out: 3 };
+        let task = PlannedTask { pid: 2, vdso: 0x7000, threads: vec![PlannedThread { id: 2, registers }], can_come: 3 };
         Plan {
             received: vec![
                 Received::Plan,

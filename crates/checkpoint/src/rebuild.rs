@@ -115,8 +115,8 @@ pub struct Unfilled {
     pub host: u32,
     /// Its number inside.
     pub inside: u32,
-    /// Pages that were left out.
-    pub left_out: u64,
+    /// Pages that can come: see [`crate::plan::PlannedTask::can_come`].
+    pub can_come: u64,
     /// A userfaultfd of its memory.
     pub uffd: OwnedFd,
 }
@@ -147,11 +147,22 @@ impl<'a> Rebuild<'a> {
         Ok((Rebuild { plan, socket, found: BTreeMap::new(), watched: BTreeMap::new() }, theirs))
     }
 
-    /// Waits until every process and thread stands ready. The restorer's end must be closed here.
-    pub fn wait(&mut self) -> Result<(), RebuildError> {
+    /// Waits until every process and thread stands ready. The restorer's end must be closed here. `unfilled` is called as soon
+    /// as all processes that lack memory have their mappings; they are filled with the rest meanwhile.
+    ///
+    /// # Errors
+    /// See [`RebuildError`].
+    pub fn wait(&mut self, mut unfilled: impl FnMut(Vec<Unfilled>)) -> Result<(), RebuildError> {
+        let mut lacking = self.plan.tasks.values().filter(|task| task.can_come > 0).count();
         while let Some(Said { words, pid, fd }) = self.next()? {
             match (words[0], pid) {
-                (LAZY, _) if fd.is_some() => self.watched.extend(fd.map(|fd| (words[1], fd))),
+                (LAZY, _) if fd.is_some() => {
+                    self.watched.extend(fd.map(|fd| (words[1], fd)));
+                    lacking = lacking.saturating_sub(1);
+                    if lacking == 0 {
+                        unfilled(self.unfilled()?);
+                    }
+                }
                 (TASK, Some(host)) => {
                     let inside = words[2] as u32;
                     self.found.insert((words[1], inside), host);
@@ -170,20 +181,20 @@ impl<'a> Rebuild<'a> {
                 _ => return Err(RebuildError::Socket(io::ErrorKind::InvalidData.into())),
             }
         }
+        if lacking > 0 {
+            return Err(RebuildError::Socket(io::ErrorKind::UnexpectedEof.into()));
+        }
         Ok(())
     }
 
-    /// The processes that still lack memory, after [`Rebuild::wait`].
-    ///
-    /// # Errors
-    /// One of them did not give its userfaultfd.
-    pub fn unfilled(&mut self) -> Result<Vec<Unfilled>, RebuildError> {
+    /// The processes that lack memory.
+    fn unfilled(&mut self) -> Result<Vec<Unfilled>, RebuildError> {
         let mut all = Vec::new();
-        for (index, task) in self.plan.tasks.iter().filter(|(_, task)| task.left_out > 0) {
+        for (index, task) in self.plan.tasks.iter().filter(|(_, task)| task.can_come > 0) {
             let missing = || RebuildError::Missing { pid: task.pid };
             let host = *self.found.get(&(*index, task.pid)).ok_or_else(missing)?;
             let uffd = self.watched.remove(index).ok_or_else(missing)?;
-            all.push(Unfilled { host, inside: task.pid, left_out: task.left_out, uffd });
+            all.push(Unfilled { host, inside: task.pid, can_come: task.can_come, uffd });
         }
         Ok(all)
     }

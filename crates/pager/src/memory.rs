@@ -92,6 +92,8 @@ pub struct State {
     again: Vec<(u64, bool)>,
     /// The address space is gone.
     pub gone: bool,
+    /// A page that somebody waits for cannot be trusted; nothing is tried again.
+    damaged: bool,
     buffer: Aligned,
 }
 
@@ -233,6 +235,7 @@ impl Memory {
             read_ahead: false,
             again: Vec::new(),
             gone: false,
+            damaged: false,
             buffer: Aligned::new(ahead * PAGE),
         };
         Self { id, uffd, state: Mutex::new(state) }
@@ -255,20 +258,24 @@ impl Memory {
     /// memory or has announced a change whose event is still to come: then this is to be called again soon.
     ///
     /// # Errors
-    /// The kernel's or the source's. What could not be answered is tried again the next time.
+    /// The kernel's or the source's. What could not be answered is tried again the next time, but for a page that cannot be
+    /// trusted (`InvalidData`, told once): who waits for that waits until it is killed.
     pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
         let mut turns = 0;
         loop {
             let events = state.map.events.read(self.uffd.as_fd())?;
-            if events.is_empty() && (state.again.is_empty() || state.gone) {
+            if events.is_empty() && (state.again.is_empty() || state.gone || state.damaged) {
                 return Ok(false);
             }
             if events.is_empty() && turns > PATIENT_TURNS {
                 return Ok(true);
             }
-            for (address, write) in std::mem::take(&mut state.again) {
-                self.fault(&mut state, address, write)?;
+            let mut failed = None;
+            if !state.damaged {
+                for (address, write) in std::mem::take(&mut state.again) {
+                    failed = self.fault_or_again(&mut state, address, write).err().or(failed);
+                }
             }
             for (index, event) in events.into_iter().enumerate() {
                 match event {
@@ -276,7 +283,9 @@ impl Memory {
                         uffd::write_protect(self.uffd.as_fd(), address..address + PAGE64, false)?;
                         uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
                     }
-                    Event::Fault { address, write, .. } => self.fault(&mut state, address, write)?,
+                    Event::Fault { address, write, .. } => {
+                        failed = self.fault_or_again(&mut state, address, write).err().or(failed);
+                    }
                     Event::Fork(uffd) => {
                         if let Err(error) = birth(&state, uffd) {
                             tracing::error!(space = self.id, %error, "a forked child is not looked after");
@@ -288,8 +297,23 @@ impl Memory {
                 }
                 state.map.done(index);
             }
+            if let Some(error) = failed {
+                let known = state.damaged;
+                state.damaged |= error.kind() == io::ErrorKind::InvalidData;
+                if !known {
+                    return Err(error);
+                }
+            }
             turns += 1;
         }
+    }
+
+    fn fault_or_again(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
+        let result = self.fault(state, address, write);
+        if result.is_err() {
+            state.again.push((address, write));
+        }
+        result
     }
 
     fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {

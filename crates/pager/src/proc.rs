@@ -39,6 +39,8 @@ pub trait Custodian: Send + Sync {
     fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()>;
     /// Lets go of it.
     fn release(&self, space: SpaceId);
+    /// Hears that a page of the proc is damaged where it lies, so that the proc cannot go on.
+    fn damaged(&self, _error: &io::Error) {}
 }
 
 /// Where working sets are kept.
@@ -128,6 +130,10 @@ impl Nursery for Family {
         }
         self.take_in(uffd, runs, None)
     }
+
+    fn damaged(&self, error: &io::Error) {
+        self.custodian.damaged(error);
+    }
 }
 
 /// Name of the directory with the pages of a generation.
@@ -140,8 +146,8 @@ pub struct Unfilled {
     pub host: u32,
     /// Its number inside, by which the generation knows it.
     pub inside: u32,
-    /// Pages that were left out.
-    pub left_out: u64,
+    /// Pages that the generation has in those of its mappings that can be watched.
+    pub can_come: u64,
     /// A userfaultfd of its memory, new.
     pub uffd: OwnedFd,
 }
@@ -167,11 +173,10 @@ fn stored_set(process: &parked_pages::Process, runs: &Runs, parked: &Arc<Parked>
 }
 
 /// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What is missing and cannot come
-/// would be read as zeros, so that is counted.
-fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], left_out: u64, parked: &Parked) -> io::Result<Runs> {
-    let there = present(pid)?;
+/// would be read as zeros, so it is counted whether that is as much as was left to us.
+fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, parked: &Parked) -> io::Result<Runs> {
     let mut runs = Runs::default();
-    let mut missing = 0;
+    let mut watched = 0;
     for mapping in space::mappings(pid)?.into_iter().filter(|m| m.kind == Kind::Anonymous) {
         let first = all.partition_point(|run| run.end() <= mapping.range.start);
         let mut met = all[first..].iter().take_while(|run| run.start < mapping.range.end).peekable();
@@ -183,21 +188,14 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], left_out: u64, par
             let (start, end) = (run.start.max(mapping.range.start), run.end().min(mapping.range.end));
             let slot = parked.slot(run) + ((start - run.start) / PAGE as u64) as u32;
             runs.alter(&Change::Set(start..end, slot));
-            missing += (end - start) / PAGE as u64 - pages_in(&there, start..end);
+            watched += (end - start) / PAGE as u64;
         }
     }
-    if missing != left_out {
-        let what = format!("{left_out} pages of process {pid} were left out, and {missing} of them can come");
+    if watched != can_come {
+        let what = format!("{can_come} pages of process {pid} are to come later, and {watched} can");
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     Ok(runs)
-}
-
-/// How many pages of a range lie in others, which are by address.
-fn pages_in(ranges: &[std::ops::Range<u64>], range: std::ops::Range<u64>) -> u64 {
-    let first = ranges.partition_point(|r| r.end <= range.start);
-    let met = ranges[first..].iter().take_while(|r| r.start < range.end);
-    met.map(|r| (r.end.min(range.end) - r.start.max(range.start)) / PAGE as u64).sum()
 }
 
 /// What is known of a process beside its memory.
@@ -258,10 +256,10 @@ impl Proc {
         let mut set_slots = set_slots(&parked, &known);
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
-        for Unfilled { host, inside, left_out, uffd } in processes {
+        for Unfilled { host, inside, can_come, uffd } in processes {
             let process = known.remove(&inside).unwrap_or_default();
             uffd::api(uffd.as_fd(), crate::memory::features())?;
-            let runs = watch_missing(host, uffd.as_fd(), &process.runs, left_out, &parked)?;
+            let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
             let stored = set_slots.remove(&inside).and_then(|slot| stored_set(&process, &runs, &parked, slot));
             let memory = proc.family.take_in(uffd, runs, Some(host))?;
             std::fs::write(proc.family.path(memory.id, "pid"), host.to_string())?;

@@ -49,7 +49,7 @@ pub struct Rebuilt {
     pub directory: PathBuf,
     /// Directory of the generation.
     pub generation: PathBuf,
-    /// Host pid, number inside and pages left out of each process, in the order of their descriptors.
+    /// Host pid, number inside and pages that can come of each process, in the order of their descriptors.
     pub processes: Vec<(u32, u32, u64)>,
     /// The working set is installed; otherwise every page comes by a fault.
     pub prefetch: bool,
@@ -237,5 +237,14 @@ pub enum Event {
         woken: Woken,
         /// Which of its [`Order::watch`] it was, if it was one.
         by: Option<String>,
+    },
+    /// A page that a proc waits for is damaged where it lies: the proc must be ended.
+    Damaged {
+        /// The proc.
+        name: String,
+        /// As in its [`Order`].
+        number: u32,
+        /// Which page, and of what.
+        message: String,
     },
 }

@@ -27,6 +27,9 @@ pub trait Nursery: Send + Sync {
     /// # Errors
     /// Whatever stood in the way: the child then waits at its first missing page, until somebody adopts it.
     fn born(&self, parent: SpaceId, state: &State, uffd: OwnedFd) -> io::Result<Arc<Memory>>;
+
+    /// A page that is waited for cannot be trusted.
+    fn damaged(&self, error: &io::Error);
 }
 
 struct Served {
@@ -178,9 +181,12 @@ fn serve(shared: &Shared, number: usize, memory: &Arc<Memory>, nursery: &Arc<dyn
         add(shared, &child, nursery.clone(), number)
     });
     served.unwrap_or_else(|error| {
+        if error.kind() == io::ErrorKind::InvalidData {
+            nursery.damaged(&error);
+        }
         tracing::error!(space = memory.id, %error, "a fault is not served");
-        // The descriptor is still readable: leave the others a chance.
+        // It is tried again: leave the others a chance.
         std::thread::sleep(std::time::Duration::from_millis(1));
-        false
+        true
     })
 }

@@ -40,6 +40,8 @@ const PREFIX: &str = "@pager";
 struct InKeeper {
     keeper: Arc<Keeper>,
     name: String,
+    number: u32,
+    news: mpsc::Sender<News>,
 }
 
 fn held_prefix(name: &str) -> String {
@@ -66,6 +68,17 @@ impl Custodian for InKeeper {
         // A keeper that is gone holds nothing.
         let _ = self.keeper.drop_name(&self.key(space));
     }
+
+    fn damaged(&self, error: &io::Error) {
+        let (name, number, message) = (self.name.clone(), self.number, error.to_string());
+        let _ = self.news.send(News::Told(Event::Damaged { name, number, message }));
+    }
+}
+
+/// What followers are told.
+enum News {
+    Rung(Rung),
+    Told(Event),
 }
 
 /// A first fault.
@@ -107,6 +120,7 @@ type Slot = Arc<Mutex<Option<Entry>>>;
 /// One proc.
 struct Entry {
     proc: Proc,
+    number: u32,
     directory: PathBuf,
     pids: Vec<u32>,
     holder: Option<Holder>,
@@ -134,7 +148,7 @@ pub struct Service {
     followers: Mutex<Vec<OwnedFd>>,
     budget: AtomicUsize,
     in_memory: AtomicUsize,
-    rings: mpsc::Sender<Rung>,
+    news: mpsc::Sender<News>,
 }
 
 impl std::fmt::Debug for Service {
@@ -153,7 +167,7 @@ impl Service {
     /// # Errors
     /// The kernel's.
     pub fn new(keeper: Keeper) -> io::Result<Arc<Service>> {
-        let (rings, rung) = mpsc::channel();
+        let (news, heard) = mpsc::channel();
         let service = Arc::new(Service {
             keeper: Arc::new(keeper),
             server: Arc::new(Server::start()?),
@@ -161,10 +175,10 @@ impl Service {
             followers: Mutex::default(),
             budget: DEFAULT_BUDGET.into(),
             in_memory: 0.into(),
-            rings,
+            news,
         });
         let teller = Arc::clone(&service);
-        std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&rung))?;
+        std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&heard))?;
         Ok(service)
     }
 
@@ -269,18 +283,20 @@ impl Service {
         lock(&self.procs).get(name).cloned()
     }
 
-    fn custodian(&self, name: &str) -> Arc<InKeeper> {
-        Arc::new(InKeeper { keeper: Arc::clone(&self.keeper), name: name.to_owned() })
+    fn custodian(&self, name: &str, number: u32) -> Arc<InKeeper> {
+        let (keeper, name, news) = (Arc::clone(&self.keeper), name.to_owned(), self.news.clone());
+        Arc::new(InKeeper { keeper, name, number, news })
     }
 
     fn new_entry(&self, order: &Order) -> io::Result<Entry> {
         clear(&order.directory)?;
         fs::DirBuilder::new().mode(0o700).create(&order.directory)?;
-        let custodian = self.custodian(&order.name);
+        let custodian = self.custodian(&order.name, order.number);
         let proc =
             Proc::create(order.number, &order.directory, Arc::clone(&self.server), custodian, Predictor::LastUse)?;
         Ok(Entry {
             proc,
+            number: order.number,
             directory: order.directory.clone(),
             pids: Vec::new(),
             holder: None,
@@ -332,11 +348,11 @@ impl Service {
             return Ok(());
         }
         stopped.go();
-        let (name, number, turn, rings) = (order.name, order.number, order.turn, self.rings.clone());
+        let (name, number, turn, news) = (order.name, order.number, order.turn, self.news.clone());
         let ring = move || {
             if asleep.swap(false, Ordering::SeqCst) {
-                let _ =
-                    rings.send(Rung { name: name.clone(), number, turn, total_us: None, at: Instant::now(), by: None });
+                let name = name.clone();
+                let _ = news.send(News::Rung(Rung { name, number, turn, total_us: None, at: Instant::now(), by: None }));
             }
         };
         entry.proc.arm(&entry.pids.clone(), REST_WITHIN, Some(&Bell(Arc::new(ring))));
@@ -403,7 +419,8 @@ impl Service {
                 stopped.go();
                 drop(guard);
                 let Order { name, number, turn, .. } = order;
-                let _ = self.rings.send(Rung { name, number, turn, total_us: Some(micros(at)), at, by });
+                let rung = Rung { name, number, turn, total_us: Some(micros(at)), at, by };
+                let _ = self.news.send(News::Rung(rung));
             }
             Some(Let::Go(done)) => {
                 stopped.go();
@@ -449,7 +466,7 @@ impl Service {
         if processes.len() != uffds.len() {
             return Err(format!("{} processes of {name} came with {} descriptors", processes.len(), uffds.len()));
         }
-        let with_uffd = |((host, inside, left_out), uffd)| Unfilled { host, inside, left_out, uffd };
+        let with_uffd = |((host, inside, can_come), uffd)| Unfilled { host, inside, can_come, uffd };
         let pids = processes.iter().map(|(host, ..)| *host).collect();
         let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
         let slot = self.slot(&name);
@@ -457,12 +474,12 @@ impl Service {
         let made = clear(&directory)
             .and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory))
             .and_then(|()| {
-                let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name));
+                let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
                 let predictor = Predictor::LastUse;
                 Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch)
             });
         let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
-        let entry = Entry { proc, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
+        let entry = Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
         let woken = Woken { install_us: install_us(&entry), total_us: micros(began), pages: installed_pages(&entry) };
         *guard = Some(entry);
         Ok(woken)
@@ -537,12 +554,12 @@ impl Service {
             return clear(directory).map_err(|e| format!("{}: {e}", directory.display()));
         }
         let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
-        let custodian = self.custodian(name);
+        let custodian = self.custodian(name, number);
         let proc =
             Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
         let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
         let directory = directory.to_owned();
-        *guard = Some(Entry { proc, directory, pids: Vec::new(), holder: None, asleep: Arc::default(), set_bytes: 0 });
+        *guard = Some(Entry { proc, number, directory, pids: Vec::new(), holder: None, asleep: Arc::default(), set_bytes: 0 });
         Ok(())
     }
 
@@ -573,7 +590,7 @@ impl Service {
         for (name, slot) in all {
             let guard = lock(&slot);
             let Some(entry) = guard.as_ref() else { continue };
-            let custodian = self.custodian(&name);
+            let custodian = self.custodian(&name, entry.number);
             for memory in entry.proc.memories() {
                 custodian.hold(memory.id, memory.uffd.as_fd()).map_err(|e| format!("{name} is not held twice: {e}"))?;
             }
@@ -581,9 +598,16 @@ impl Service {
         Ok(())
     }
 
-    /// Tells followers of first faults.
-    fn tell(&self, rung: &mpsc::Receiver<Rung>) {
-        while let Ok(Rung { name, number, turn, total_us, at, by }) = rung.recv() {
+    /// Tells followers of first faults, and worse.
+    fn tell(&self, heard: &mpsc::Receiver<News>) {
+        while let Ok(news) = heard.recv() {
+            let Rung { name, number, turn, total_us, at, by } = match news {
+                News::Rung(rung) => rung,
+                News::Told(event) => {
+                    self.tell_all(&event);
+                    continue;
+                }
+            };
             let known = self.known(&name);
             let mut slot = known.as_deref().map(lock);
             let entry = slot.as_mut().and_then(|slot| slot.as_mut());
@@ -594,10 +618,13 @@ impl Service {
             drop(slot);
             let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
             tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
-            let event = Event::Woke { name, number, turn, woken, by };
-            let bytes = serde_json::to_vec(&event).expect("events are plain data");
-            lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
+            self.tell_all(&Event::Woke { name, number, turn, woken, by });
         }
+    }
+
+    fn tell_all(&self, event: &Event) {
+        let bytes = serde_json::to_vec(event).expect("events are plain data");
+        lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
     }
 }
 

@@ -254,45 +254,6 @@ static void place_descriptors(struct task *task)
     call1(SYS_umask, task->umask);
 }
 
-static void map_memory(struct task *task)
-{
-    struct mapping *mappings = at(task->mappings.at);
-    for (word i = 0; i < task->mappings.count; i++) {
-        struct mapping *m = mappings + i;
-        word protection = m->written ? m->protection | PROT_WRITE : m->protection, length = m->end - m->start;
-        if (m->kind == MAPPING_SHARED) {
-            struct shared *shared = (struct shared *)at(plan()->shared.at) + m->ours;
-            /* An old size of 0 makes another mapping of the same shared memory. */
-            must(call5(SYS_mremap, shared->prefilled + m->offset, 0, length, MREMAP_MAYMOVE | MREMAP_FIXED, m->start), AT_MAP,
-                 m->start);
-            if (m->protection != (PROT_READ | PROT_WRITE))
-                must(call3(SYS_mprotect, m->start, length, m->protection), AT_PROTECT, m->start);
-            continue;
-        }
-        int fd = m->flags & MAP_ANONYMOUS ? -1 : ours(m->ours);
-        must(call6(SYS_mmap, m->start, length, protection, m->flags | MAP_FIXED, fd, m->offset), AT_MAP, m->start);
-    }
-    /* A fault for each page would take longer than to read it. */
-    struct vector *run = at(task->populate.at);
-    for (word i = 0; i < task->populate.count; i++, run++)
-        call3(SYS_madvise, run->base, run->length, MADV_POPULATE_WRITE);
-    read_pages(task->pages);
-    for (word i = 0; i < task->mappings.count; i++) {
-        struct mapping *m = mappings + i;
-        if (m->kind == MAPPING_PLAIN && m->written && !(m->protection & PROT_WRITE))
-            must(call3(SYS_mprotect, m->start, m->end - m->start, m->protection), AT_PROTECT, m->start);
-        for (word advice = 0; m->advice >> advice; advice++)
-            if (m->advice >> advice & 1)
-                must(call3(SYS_madvise, m->start, m->end - m->start, advice), AT_PROTECT, m->start);
-    }
-    struct piece *piece = at(task->vdso.at);
-    word from = VDSO;
-    for (word i = 0; i < task->vdso.count; i++, piece++) {
-        must(call5(SYS_mremap, from, piece->size, piece->size, MREMAP_MAYMOVE | MREMAP_FIXED, piece->target), AT_VDSO, i);
-        from += piece->size;
-    }
-}
-
 /* Some of its memory comes later: whoever has this descriptor will see to it. */
 static void let_be_watched(struct task *task)
 {
@@ -313,6 +274,46 @@ static void let_be_watched(struct task *task)
     while (sent == -EINTR);
     must(sent, AT_LAZY, 1);
     call1(SYS_close, control.fd);
+}
+
+static void map_memory(struct task *task)
+{
+    struct mapping *mappings = at(task->mappings.at);
+    for (word i = 0; i < task->mappings.count; i++) {
+        struct mapping *m = mappings + i;
+        word protection = m->written ? m->protection | PROT_WRITE : m->protection, length = m->end - m->start;
+        if (m->kind == MAPPING_SHARED) {
+            struct shared *shared = (struct shared *)at(plan()->shared.at) + m->ours;
+            /* An old size of 0 makes another mapping of the same shared memory. */
+            must(call5(SYS_mremap, shared->prefilled + m->offset, 0, length, MREMAP_MAYMOVE | MREMAP_FIXED, m->start), AT_MAP,
+                 m->start);
+            if (m->protection != (PROT_READ | PROT_WRITE))
+                must(call3(SYS_mprotect, m->start, length, m->protection), AT_PROTECT, m->start);
+            continue;
+        }
+        int fd = m->flags & MAP_ANONYMOUS ? -1 : ours(m->ours);
+        must(call6(SYS_mmap, m->start, length, protection, m->flags | MAP_FIXED, fd, m->offset), AT_MAP, m->start);
+    }
+    let_be_watched(task);
+    /* A fault for each page would take longer than to read it. */
+    struct vector *run = at(task->populate.at);
+    for (word i = 0; i < task->populate.count; i++, run++)
+        call3(SYS_madvise, run->base, run->length, MADV_POPULATE_WRITE);
+    read_pages(task->pages);
+    for (word i = 0; i < task->mappings.count; i++) {
+        struct mapping *m = mappings + i;
+        if (m->kind == MAPPING_PLAIN && m->written && !(m->protection & PROT_WRITE))
+            must(call3(SYS_mprotect, m->start, m->end - m->start, m->protection), AT_PROTECT, m->start);
+        for (word advice = 0; m->advice >> advice; advice++)
+            if (m->advice >> advice & 1)
+                must(call3(SYS_madvise, m->start, m->end - m->start, advice), AT_PROTECT, m->start);
+    }
+    struct piece *piece = at(task->vdso.at);
+    word from = VDSO;
+    for (word i = 0; i < task->vdso.count; i++, piece++) {
+        must(call5(SYS_mremap, from, piece->size, piece->size, MREMAP_MAYMOVE | MREMAP_FIXED, piece->target), AT_VDSO, i);
+        from += piece->size;
+    }
 }
 
 #include "settings.h"
@@ -415,7 +416,6 @@ static void run_task(word index)
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
     tell(&said, task->pid);
     map_memory(task);
-    let_be_watched(task);
     set_mm(task);
     place_descriptors(task);
     /* Before record locks are set: to close any descriptor of a file gives up the process's locks on it. */

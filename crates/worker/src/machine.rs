@@ -267,9 +267,16 @@ impl Machine {
                 drop(machine);
                 match followed {
                     Ok(events) => {
-                        while let Ok(Event::Woke { number, turn, woken, by, .. }) = events.next() {
+                        while let Ok(event) = events.next() {
                             let Some(machine) = weak.upgrade() else { return };
-                            machine.tell_task(number, Command::Awake { turn, woken, by });
+                            match event {
+                                Event::Woke { number, turn, woken, by, .. } => {
+                                    machine.tell_task(number, Command::Awake { turn, woken, by });
+                                }
+                                Event::Damaged { number, message, .. } => {
+                                    machine.tell_task(number, Command::Damaged { message });
+                                }
+                            }
                         }
                     }
                     Err(e) => {

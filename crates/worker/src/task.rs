@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Socket { label: String, at: Instant },
     /// It runs again after the hibernation `turn`.
     Awake { turn: u64, woken: Woken, by: Option<String> },
+    /// It waits for a page of its snapshot that is damaged.
+    Damaged { message: String },
     /// Ask the pager whether it still sleeps.
     LookAtPager,
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
@@ -367,6 +369,7 @@ impl Task {
             }
             Command::Socket { label, at } => self.on_socket(label, at).await,
             Command::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
+            Command::Damaged { message } => self.on_damaged(message).await,
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);

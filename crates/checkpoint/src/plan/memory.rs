@@ -82,8 +82,8 @@ pub(super) struct Memory {
     runs: Vec<(Ref, Run)>,
     /// Pages of rseq(2) areas: the kernel writes to them when it moves a thread, and kills the thread where it cannot.
     rseq: Vec<u64>,
-    /// Pages that come later.
-    pub left_out: u64,
+    /// Pages in mappings of which some come later.
+    pub can_come: u64,
     /// Start of the vdso.
     pub vdso: u64,
     pub vdso_shape: VdsoShape,
@@ -133,7 +133,7 @@ impl Memory {
         let page = |address: u64| address & !(PAGE as u64 - 1);
         let rseq = rseq.iter().flat_map(|(at, length)| [page(*at), page(at + length.max(&1) - 1)]).collect();
         let (mappings, runs, vdso_shape) = (Vec::new(), Vec::new(), Vec::new());
-        let mut memory = Memory { mappings, runs, rseq, left_out: 0, vdso: 0, vdso_shape };
+        let mut memory = Memory { mappings, runs, rseq, can_come: 0, vdso: 0, vdso_shape };
         let mut special = Vec::new();
         for vma in mm.messages(14)? {
             let (start, end, status) = (vma.number(1), vma.number(2), vma.number(7));
@@ -177,7 +177,10 @@ impl Memory {
     /// Leaves them out.
     pub(super) fn leave_out(&mut self) {
         let (now, later) = self.split();
-        self.left_out = later.iter().map(|run| u64::from(run.pages)).sum();
+        let in_mapping = |run: &Run, m: &Mapping| part(run, m.start, m.end).map_or(0, |part| u64::from(part.pages));
+        let waiting = || self.mappings.iter().filter(|m| m.can_wait);
+        let pages = |run: &Run| waiting().map(|m| in_mapping(run, m)).sum::<u64>();
+        self.can_come = if later.is_empty() { 0 } else { self.runs.iter().map(|(_, run)| pages(run)).sum() };
         self.runs = now;
     }
 

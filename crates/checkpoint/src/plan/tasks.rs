@@ -248,7 +248,7 @@ pub(super) fn write(
         };
         let read_ns = wish.read_ns;
         let mut item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, read_ns)?;
-        let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.left_out > 0));
+        let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
         debug_assert_eq!(item.len(), TASK_WORDS);
         items.push(item);
@@ -329,7 +329,7 @@ impl Task {
             };
             threads.push(PlannedThread { id: *id, registers });
         }
-        Ok(PlannedTask { pid: self.pid, vdso: memory.vdso, threads, left_out: memory.left_out })
+        Ok(PlannedTask { pid: self.pid, vdso: memory.vdso, threads, can_come: memory.can_come })
     }
 
     /// `struct task`.

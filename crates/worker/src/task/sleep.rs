@@ -155,8 +155,21 @@ impl Task {
         // What was missing for a moment, a helper or the launcher, may be there again.
         tokio::time::sleep(SECOND_TRY_AFTER).await;
         let Err(refusal) = self.wake(trigger, at, tick).await else { return Ok(()) };
-        let message = format!("{}; starting it cold on its newest files", refusal.message);
-        tracing::warn!(proc = %self.proc.name, message, "a wake failed twice");
+        self.start_cold(&refusal.message).await
+    }
+
+    /// A page that it waits for is damaged in its snapshot: it cannot go on.
+    pub(super) async fn on_damaged(&mut self, message: String) {
+        if matches!(self.record.state, State::Hot { .. } | State::Hibernated { .. })
+            && let Err(e) = self.start_cold(&message).await
+        {
+            tracing::error!(proc = %self.proc.name, error = e.message, "a proc whose snapshot is damaged does not start");
+        }
+    }
+
+    async fn start_cold(&mut self, why: &str) -> Result<(), Refusal> {
+        let message = format!("{why}; starting it cold on its newest files");
+        tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
         self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message);
         let generation = self.record.generation();
         if let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation) {

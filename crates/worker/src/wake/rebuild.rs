@@ -11,7 +11,7 @@ use crate::park::Body;
 use crate::proc::Proc;
 use kip_checkpoint::clocks::Clocks;
 use kip_checkpoint::plan::{Plan, Received};
-use kip_checkpoint::rebuild::{Rebuild, RebuildError};
+use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, RestoreRequest};
 use kip_sandbox::rootfs::RootfsError;
@@ -120,17 +120,19 @@ pub(super) fn rebuild(
     let (init, pidfd) = (started.init_pid, started.pidfd);
     let result = std::thread::scope(|scope| {
         let check = scope.spawn(|| verify(images, manifest, &ready.plan));
-        let waited = rebuild.wait();
+        let mut inflating = None;
+        let waited = rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled))));
         steps.done("memory");
-        let inflated = waited.map_err(Failure::from).and_then(|()| inflate(proc, images, &mut rebuild));
-        if ready.plan.is_lazy() {
+        let inflated = inflating.map(|inflating| inflating.join().expect("the pager's client does not panic"));
+        if inflated.is_some() {
             steps.done("set");
         }
         let verdict = check.join().expect("verify does not panic");
         steps.done("verified");
         // First, for damage may be why the others failed.
         verdict.map_err(Failure::Damaged)?;
-        inflated?;
+        waited?;
+        inflated.unwrap_or(Ok(()))?;
         fault::reach("wake-restored");
         let stopped = rebuild.stop(init)?;
         steps.done("registers");
@@ -176,17 +178,13 @@ fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), S
 }
 
 /// Lets the pager look after what was left out.
-fn inflate(proc: &Proc, images: &Path, rebuild: &mut Rebuild<'_>) -> Result<(), Failure> {
-    let unfilled = rebuild.unfilled()?;
-    if unfilled.is_empty() {
-        return Ok(());
-    }
+fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled]) -> Result<(), Failure> {
     let rebuilt = Rebuilt {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
         directory: proc.dir.join(hibernate::DIRECTORY),
         generation: images.to_owned(),
-        processes: unfilled.iter().map(|u| (u.host, u.inside, u.left_out)).collect(),
+        processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
         prefetch: proc.spec.timing.prefetch,
     };
     let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
