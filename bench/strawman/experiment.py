@@ -30,9 +30,9 @@ SHIFTS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]
 
 # How each way is asked for (`kip run`). Whether it is what was got, `judge` says.
 WAYS = {
-    "activeset": ["--prefetch", "on"],  # the pages that the last request touched come first, others when touched
-    "reactive": ["--prefetch", "off"],  # pages come when touched, B = 32 at a time
-    "whole": ["--hibernate", "off"],  # all pages come before the program runs
+    "activeset": ["--lazy", "on", "--prefetch", "on"],  # the pages that the last request touched come first, others when touched
+    "reactive": ["--lazy", "on", "--prefetch", "off"],  # pages come when touched, B = 32 at a time
+    "whole": ["--lazy", "off"],  # all pages come before the program runs
 }
 BLOCK = 32
 # What the program has beside its block of memory, at most.

@@ -315,7 +315,7 @@ pub(crate) fn expected(pid: u32, since: &Since, history: &mut History) -> io::Re
 
 /// What came back since the last sleep; none if there was none.
 fn record(since: &Since, pages: &[Page]) -> Option<Record> {
-    if since.faults.is_empty() && since.ahead.is_empty() {
+    if since.faults.is_empty() && since.set.is_empty() {
         return None;
     }
     let there: HashSet<u64> = pages.iter().map(|page| page.address).collect();
@@ -327,10 +327,14 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
             touched.push(page);
         }
     }
-    let mut unknown: Vec<u64> =
-        since.ahead.iter().copied().filter(|page| there.contains(page) && !seen.contains(page)).collect();
-    unknown.sort_unstable();
-    Some(Record { touched, unknown })
+    let others = |pages: &HashSet<u64>| {
+        let mut others: Vec<u64> =
+            pages.iter().copied().filter(|page| there.contains(page) && !seen.contains(page)).collect();
+        others.sort_unstable();
+        others
+    };
+    let (came_along, from_set) = (others(&since.ahead), others(&since.set));
+    Some(Record { touched, came_along, from_set })
 }
 
 fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {

@@ -65,8 +65,10 @@ impl std::fmt::Debug for Bell {
 pub struct Since {
     /// Pages whose faults were served, in order.
     pub faults: Vec<u64>,
-    /// Pages that were installed ahead.
+    /// Pages that came along with others.
     pub ahead: HashSet<u64>,
+    /// Pages of the set that were installed.
+    pub set: HashSet<u64>,
     /// When the first fault of an armed space came, and how long the set took in microseconds.
     pub woke: Option<(Instant, u64)>,
     /// Pages of the set that were installed.
@@ -393,7 +395,7 @@ impl Memory {
             match result {
                 Ok(pages) => {
                     since.installed += pages.len();
-                    since.ahead.extend(pages);
+                    since.set.extend(pages);
                 }
                 Err(error) => {
                     tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");

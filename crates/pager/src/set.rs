@@ -1,9 +1,11 @@
 //! Working sets: which pages came back between two sleeps, which are expected the next time, and their bytes.
 //!
 //! A page that was installed ahead leaves no trace of whether it was used (there is no cheap accessed bit), unless it
-//! was written. So that a page that is not needed falls out, each page that nobody was seen to touch is left out of one in
-//! [`History::TURNS`] sets, and one that nobody was ever seen to touch (it came as another's neighbour) of one in
-//! [`History::FIRST_TURNS`]: one that is needed comes back by a fault then and is known again.
+//! was written. So that pages that are not needed fall out, they are left out now and then: what is needed comes back by a
+//! fault then and is known again. A cluster ([`CLUSTER`]) of which nobody was ever seen to touch a page is left out of one in
+//! [`History::FIRST_TURNS`] sets, as a whole, for one fault brings it back; a page in any other of one in
+//! [`History::TURNS`]. And when the program has gone on to something else (at least half as much came by faults as the set
+//! had), what was in the set and not seen to be touched is left out at once.
 //!
 //! Prediction is pure. [`Stored`] owns the bytes, each page with the slot that it had: whoever installs it leaves out
 //! what the slot map says otherwise by then. A set is a hint: losing it loses time only.
@@ -23,9 +25,25 @@ use std::sync::Arc;
 pub struct Record {
     /// Pages that were touched for certain, by faults in their order, then those that were written.
     pub touched: Vec<u64>,
-    /// Pages that were installed ahead and may have been of no use.
-    pub unknown: Vec<u64>,
+    /// Pages that came along with these, and may be of no use.
+    pub came_along: Vec<u64>,
+    /// Pages of the set that was installed, which may have been of no use.
+    pub from_set: Vec<u64>,
 }
+
+impl Record {
+    fn pages(&self) -> impl Iterator<Item = u64> + '_ {
+        [&self.touched, &self.came_along, &self.from_set].into_iter().flatten().copied()
+    }
+
+    /// Whether so much came that was not in the set that this was of another use.
+    fn is_elsewhere(&self) -> bool {
+        !self.from_set.is_empty() && (self.touched.len() + self.came_along.len()) * 2 > self.from_set.len()
+    }
+}
+
+/// Pages, by address, that are probed together.
+const CLUSTER: u64 = 8 * PAGE as u64;
 
 /// How a set is predicted from the last records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,8 +76,8 @@ pub struct History {
 
 impl History {
     /// A page that was not seen to be touched the last time is left out in one of this many sets.
-    pub const TURNS: u64 = 32;
-    /// One that never was, in one of so many.
+    pub const TURNS: u64 = 64;
+    /// A cluster of which nobody was ever seen to touch one, in one of so many.
     pub const FIRST_TURNS: u64 = 4;
 
     /// An empty one.
@@ -91,8 +109,7 @@ impl History {
         self.records.push_front(record);
         self.records.truncate(self.depth());
         self.turn += 1;
-        let known: HashSet<u64> =
-            self.records.iter().flat_map(|r| r.touched.iter().chain(&r.unknown)).copied().collect();
+        let known: HashSet<u64> = self.records.iter().flat_map(Record::pages).collect();
         self.confirmed.extend(self.records[0].touched.iter());
         self.confirmed.retain(|page| known.contains(page));
     }
@@ -105,22 +122,28 @@ impl History {
         };
         let mut seen: HashMap<u64, usize> = HashMap::new();
         let mut order = Vec::new();
-        for page in self.records.iter().flat_map(|r| r.touched.iter().chain(&r.unknown)) {
-            let count = seen.entry(*page).or_insert(0);
+        for page in self.records.iter().flat_map(Record::pages) {
+            let count = seen.entry(page).or_insert(0);
             *count += 1;
             if *count == 1 {
-                order.push(*page);
+                order.push(page);
             }
         }
-        let certain: HashSet<u64> =
-            self.records.front().map(|r| r.touched.iter().copied().collect()).unwrap_or_default();
-        order.retain(|page| seen[page] >= least && (certain.contains(page) || !self.left_out(*page)));
+        let Some(last) = self.records.front() else { return order };
+        let certain: HashSet<u64> = last.touched.iter().copied().collect();
+        let doubted: HashSet<u64> =
+            if last.is_elsewhere() { last.from_set.iter().copied().collect() } else { HashSet::new() };
+        let clusters: HashSet<u64> = self.confirmed.iter().map(|page| page / CLUSTER).collect();
+        let stays = |page: u64| {
+            certain.contains(&page) || !doubted.contains(&page) && !self.left_out(page, clusters.contains(&(page / CLUSTER)))
+        };
+        order.retain(|page| seen[page] >= least && stays(*page));
         order
     }
 
-    fn left_out(&self, page: u64) -> bool {
-        let mixed = (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let turns = if self.confirmed.contains(&page) { Self::TURNS } else { Self::FIRST_TURNS };
+    fn left_out(&self, page: u64, is_near: bool) -> bool {
+        let (number, turns) = if is_near { (page / PAGE as u64, Self::TURNS) } else { (page / CLUSTER, Self::FIRST_TURNS) };
+        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         mixed % turns == self.turn % turns
     }
 }
@@ -287,7 +310,7 @@ mod tests {
 
     fn history(predictor: Predictor, records: &[&[u64]]) -> Vec<u64> {
         let mut history = History::new(predictor);
-        records.iter().for_each(|r| history.push(Record { touched: pages(r), unknown: Vec::new() }));
+        records.iter().for_each(|r| history.push(Record { touched: pages(r), ..Record::default() }));
         history.predict()
     }
 
@@ -306,15 +329,29 @@ mod tests {
     fn pages_of_no_use_fall_out_and_others_stay() {
         let mut history = History::new(Predictor::LastUse);
         let (useful, useless) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
-        history.push(Record { touched: useful.iter().chain(&useless).copied().collect(), unknown: Vec::new() });
+        history.push(Record { touched: useful.iter().chain(&useless).copied().collect(), ..Record::default() });
         for _ in 0..=History::TURNS {
             let set = history.predict();
             let touched = useful.iter().copied().filter(|p| !set.contains(p)).collect();
-            history.push(Record { touched, unknown: set });
+            history.push(Record { touched, from_set: set, ..Record::default() });
         }
         let set = history.predict();
         assert!(useless.iter().all(|p| !set.contains(p)));
         assert!(useful.iter().filter(|p| set.contains(p)).count() >= 40);
+    }
+
+    #[test]
+    fn a_set_of_another_use_falls_out_at_once() {
+        let mut history = History::new(Predictor::LastUse);
+        let (old, new) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
+        history.push(Record { touched: old.clone(), ..Record::default() });
+        history.push(Record { touched: new[..4].to_vec(), came_along: new[4..].to_vec(), from_set: old.clone() });
+        let set = history.predict();
+        assert!(old.iter().all(|p| !set.contains(p)));
+        assert!(new.iter().filter(|p| set.contains(p)).count() >= 30);
+        history.push(Record { touched: old[..4].to_vec(), from_set: set.clone(), ..Record::default() });
+        let kept = set.iter().filter(|p| history.predict().contains(p)).count();
+        assert!(kept >= set.len() / 2, "a little that is new says nothing: {kept} of {}", set.len());
     }
 
     #[test]
@@ -344,18 +381,21 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_nobody_touches_fall_out_soon() {
+    fn neighbours_that_nobody_touches_fall_out_soon_and_together() {
         let mut history = History::new(Predictor::LastUse);
-        let (useful, neighbours) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..400).collect::<Vec<_>>()));
-        history.push(Record { touched: useful.clone(), unknown: neighbours.clone() });
+        let (useful, neighbours) = (pages(&(0..48).collect::<Vec<_>>()), pages(&(104..400).collect::<Vec<_>>()));
+        history.push(Record { touched: useful.clone(), came_along: neighbours.clone(), from_set: Vec::new() });
         for _ in 0..History::FIRST_TURNS {
             let set = history.predict();
+            let clusters: HashSet<u64> = set.iter().filter(|p| neighbours.contains(p)).map(|p| p / CLUSTER).collect();
+            let whole = |cluster: &u64| (0..8).all(|n| set.contains(&(cluster * CLUSTER + n * PAGE as u64)));
+            assert!(clusters.iter().all(whole), "one fault brings a cluster back");
             let touched = useful.iter().copied().filter(|p| !set.contains(p)).collect();
-            history.push(Record { touched, unknown: set });
+            history.push(Record { touched, from_set: set, ..Record::default() });
         }
         let set = history.predict();
         assert!(neighbours.iter().all(|p| !set.contains(p)));
-        assert!(useful.iter().filter(|p| set.contains(p)).count() >= 45);
+        assert!(useful.iter().filter(|p| set.contains(p)).count() >= 43);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use kip_sandbox::launcher::{LaunchError, RestoreRequest};
 use kip_sandbox::rootfs::RootfsError;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
-use kip_snapshot::pages::Run;
+use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
 use std::fs::File;
@@ -90,6 +90,9 @@ pub(super) fn rebuild(
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
     let body = &manifest.body;
+    if ready.plan.is_lazy() && proc.spec.timing.prefetch {
+        read_ahead(&images.join(SETS));
+    }
     steps.done("plan");
     fault::reach("wake-helper");
     let mounts = proc.take_mounts(with_pins).map_err(Failure::Mounts)?;
@@ -165,6 +168,13 @@ pub(super) fn rebuild(
             }
             Err(e)
         }
+    }
+}
+
+/// Has the disk begin with a file that is needed in a moment; there may be none.
+fn read_ahead(path: &Path) {
+    if let Ok(file) = File::open(path) {
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
     }
 }
 
