@@ -300,6 +300,28 @@ def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
     client.check()
 
 
+TRACER = """
+import ctypes, os, time
+child = os.fork()
+if child == 0:
+    time.sleep(3600)
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.ptrace(0x4206, child, 0, 0) == 0, ctypes.get_errno()
+print("traces", flush=True)
+time.sleep(3600)
+"""
+
+
+def test_one_that_is_traced_cannot_and_its_memory_is_the_kernels(kip: Kip) -> None:
+    """Somebody else stops its threads already. What became of its memory is said, here and by `kip why`."""
+    proc = kip.run("tracer", ["python3", "-c", TRACER])
+    wait_for("it traces its child", lambda: "traces" in proc.logs(), 30)
+    refused = kip.cli("sleep", proc.name, "--to", "hibernated", check=False)
+    assert refused.returncode != 0 and "cannot hibernate" in refused.stderr and "swap" in refused.stderr, refused.stderr
+    assert any("swap" in cause for cause in kip.json("why", proc.name)["cannot_sleep"])
+    assert proc.state == "running"
+
+
 # Procs that fight.
 
 

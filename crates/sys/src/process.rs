@@ -111,6 +111,30 @@ pub fn write_memory(pid: u32, address: u64, bytes: &[u8]) -> io::Result<()> {
     transfer(pid, address, local, Direction::Write)
 }
 
+/// Gives advice about ranges of the process's memory: process_madvise(2), Linux 5.10, as madvise(2). Stops at the first range
+/// that is no longer mapped.
+///
+/// # Errors
+/// ESRCH, EPERM, EINVAL for advice that the kernel does not take about others.
+pub fn advise(pidfd: BorrowedFd<'_>, ranges: &[std::ops::Range<u64>], advice: i32) -> io::Result<()> {
+    for chunk in ranges.chunks(libc::UIO_MAXIOV as usize) {
+        let vector = |range: &std::ops::Range<u64>| libc::iovec {
+            iov_base: range.start as *mut libc::c_void,
+            iov_len: (range.end - range.start) as usize,
+        };
+        let vectors: Vec<libc::iovec> = chunk.iter().map(vector).collect();
+        // SAFETY: `vectors` lives through the call, which reads it only; the addresses in it are the other process's, where
+        // the kernel checks them.
+        let done = unsafe {
+            libc::syscall(libc::SYS_process_madvise, pidfd.as_raw_fd(), vectors.as_ptr(), vectors.len(), advice, 0)
+        };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
 /// When the process started, in clock ticks (1/100 s) since boot: proc_pid_stat(5), field 22. Together with its pid it
 /// names the process beyond doubt within one boot.
 ///

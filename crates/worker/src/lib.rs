@@ -26,6 +26,7 @@ mod kits;
 pub mod logs;
 mod machine;
 mod open;
+mod page_out;
 mod park;
 mod pins;
 mod pressure;

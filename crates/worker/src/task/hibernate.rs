@@ -6,6 +6,7 @@ use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate::{self, Done};
 use crate::idle::Activity;
+use crate::page_out;
 use crate::state::Record;
 use crate::wake::Steps;
 use kip_pager::client::PagerError;
@@ -58,8 +59,14 @@ impl Task {
                 self.finish_hibernate(done, init, begin)
             }
             Err(e) => {
-                let message = format!("{} cannot hibernate: {}", self.proc.name, chain(&e));
-                self.record.cannot_sleep = vec![chain(&e)];
+                let mut cause = chain(&e);
+                if let PagerError::Refused(_) = e {
+                    let proc = Arc::clone(&self.proc);
+                    let paged_out = blocking(move || page_out::page_out(&proc.cgroup.pids().unwrap_or_default())).await;
+                    cause = format!("{cause}; {paged_out}");
+                }
+                let message = format!("{} cannot hibernate: {cause}", self.proc.name);
+                self.record.cannot_sleep = vec![cause];
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 if let Some(running) = &mut self.running {
                     running.no_hibernation = true;
