@@ -13,7 +13,7 @@
 use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
-use crate::set::{History, Keep, Record, Stored};
+use crate::set::{History, Keep, Prediction, Record, Stored};
 use crate::slots::Change;
 use crate::space::{Kind, Mapping, Reason, mappings};
 use crate::swap::{Aligned, PAGE};
@@ -206,17 +206,18 @@ fn clean_files<'a>(
 
 /// The set that is expected next, with room for the bytes of its pages.
 struct Collected {
+    held_back: HashSet<u64>,
     index: HashMap<u64, usize>,
     pages: Vec<(u64, Option<u32>)>,
     bytes: Aligned,
 }
 
 impl Collected {
-    fn new(mut predicted: Vec<u64>) -> Self {
+    fn new(Prediction { pages: mut predicted, held_back }: Prediction) -> Self {
         predicted.sort_unstable();
         let bytes = Aligned::new(predicted.len() * PAGE);
         let index = predicted.iter().enumerate().map(|(index, page)| (*page, index)).collect();
-        Self { index, pages: predicted.into_iter().map(|page| (page, None)).collect(), bytes }
+        Self { held_back, index, pages: predicted.into_iter().map(|page| (page, None)).collect(), bytes }
     }
 
     fn take(&mut self, address: u64, slot: Option<u32>, bytes: &[u8]) {
@@ -234,7 +235,7 @@ impl Collected {
             bytes[to * PAGE..(to + 1) * PAGE].copy_from_slice(&self.bytes[from * PAGE..(from + 1) * PAGE]);
         }
         let pages = have.into_iter().filter_map(|index| Some((self.pages[index].0, self.pages[index].1?))).collect();
-        Stored::keep(pages, bytes, how)
+        Stored::keep(pages, self.held_back, bytes, how)
     }
 }
 
@@ -251,7 +252,7 @@ fn save(
     if let Some(record) = record(&state.since, pages) {
         history.push(record);
     }
-    let mut set = Collected::new(if keep == Keep::Nowhere { Vec::new() } else { history.predict() });
+    let mut set = Collected::new(if keep == Keep::Nowhere { Prediction::default() } else { history.predict() });
     let needed: Vec<&Page> = pages.iter().filter(|p| p.written || set.index.contains_key(&p.address)).collect();
     let mut buffer = Aligned::new(CHUNK * PAGE);
     let mut changes = Vec::new();
@@ -289,6 +290,7 @@ fn save(
     report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
     state.armed = None;
     state.read_ahead = false;
+    state.at_hand.clear();
     state.since = Since::default();
     Ok(stored)
 }
@@ -297,7 +299,7 @@ fn save(
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn expected(pid: u32, since: &Since, history: &mut History) -> io::Result<Vec<u64>> {
+pub(crate) fn expected(pid: u32, since: &Since, history: &mut History) -> io::Result<Prediction> {
     let pagemap = pagemap::open(pid)?;
     let filter = Filter { any: States::PRESENT, tell: States::PRESENT | States::WRITTEN, ..Filter::default() };
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
@@ -334,7 +336,8 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
         others
     };
     let (came_along, from_set) = (others(&since.ahead), others(&since.set));
-    Some(Record { touched, came_along, from_set })
+    let missed = (since.faults.len() - since.probed.min(since.faults.len()) + came_along.len(), since.set.len());
+    Some(Record { touched, came_along, from_set, missed })
 }
 
 fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {

@@ -16,12 +16,12 @@ use crate::swap::{Aligned, PAGE};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PAGE64: u64 = PAGE as u64;
 /// Pages that one fault of an awake program brings, as far as their slots follow each other.
@@ -32,6 +32,9 @@ const PARKED_AHEAD: usize = 32;
 
 /// Pages of zeros that a fault in memory that was never used brings.
 const ZERO_AHEAD: u64 = 32;
+
+/// After this, pages that were held back are no longer at hand.
+const AT_HAND: Duration = Duration::from_secs(2);
 
 /// So often a fault is tried again before others are served.
 const PATIENT_TURNS: u32 = 16;
@@ -69,6 +72,8 @@ pub struct Since {
     pub ahead: HashSet<u64>,
     /// Pages of the set that were installed.
     pub set: HashSet<u64>,
+    /// Faults of pages that were kept at hand.
+    pub probed: usize,
     /// When the first fault of an armed space came, and how long the set took in microseconds.
     pub woke: Option<(Instant, u64)>,
     /// Pages of the set that were installed.
@@ -88,6 +93,8 @@ pub struct State {
     pub bell: Option<Bell>,
     /// What happened since the last sleep.
     pub since: Since,
+    /// Pages of the set that were held back, by address, with the slots that they had.
+    pub at_hand: HashMap<u64, (u32, Box<[u8]>)>,
     /// Whether faults bring their neighbours.
     pub read_ahead: bool,
     /// Faults that could not be served yet.
@@ -197,11 +204,25 @@ fn every_processor() -> CpuSet {
     all
 }
 
-/// Installs the pages of a set that missing pages still hold, run by run; tells which.
-fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<Vec<u64>> {
-    let mut installed = Vec::new();
+/// What became of a part of a set.
+#[derive(Default)]
+struct Installed {
+    pages: Vec<u64>,
+    at_hand: Vec<(u64, (u32, Box<[u8]>))>,
+}
+
+/// Installs the pages of a set that missing pages still hold, run by run; tells which, and gives back those held back.
+fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<Installed> {
+    let mut installed = Installed::default();
+    let held_back = Arc::clone(&set.held_back);
     set.each(|pages, bytes| {
-        let valid = |(address, slot): &(u64, u32)| runs.get(*address).is_some_and(|(s, _)| s == *slot);
+        for (index, (address, slot)) in pages.iter().enumerate().filter(|(_, (address, _))| held_back.contains(address)) {
+            let bytes = bytes[index * PAGE..(index + 1) * PAGE].into();
+            installed.at_hand.push((*address, (*slot, bytes)));
+        }
+        let valid = |(address, slot): &(u64, u32)| {
+            !held_back.contains(address) && runs.get(*address).is_some_and(|(s, _)| s == *slot)
+        };
         let mut run: Range<usize> = 0..0;
         for index in 0..=pages.len() {
             let good = pages.get(index).is_some_and(valid);
@@ -215,7 +236,7 @@ fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<Ve
                 if fill(uffd, pages[run.start].0, part, true)? != Filled::All {
                     return Ok(false);
                 }
-                installed.extend(pages[run.clone()].iter().map(|(address, _)| *address));
+                installed.pages.extend(pages[run.clone()].iter().map(|(address, _)| *address));
             }
             run = if good { index..index + 1 } else { 0..0 };
         }
@@ -234,6 +255,7 @@ impl Memory {
             armed: None,
             bell: None,
             since: Since::default(),
+            at_hand: HashMap::new(),
             read_ahead: false,
             again: Vec::new(),
             gone: false,
@@ -322,6 +344,9 @@ impl Memory {
         if state.since.faults.last() != Some(&address) {
             state.since.faults.push(address);
         }
+        if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
+            state.at_hand = HashMap::new();
+        }
         let bell = state.bell.take();
         if state.armed.is_some() {
             self.install(state);
@@ -352,6 +377,12 @@ impl Memory {
             state.buffer[..PAGE].fill(0);
             return fill(uffd, address, &state.buffer[..PAGE], !write);
         };
+        if let Some((held, bytes)) = state.at_hand.remove(&address)
+            && held == slot
+        {
+            state.since.probed += 1;
+            return fill(uffd, address, &bytes, true);
+        }
         let most = match (state.read_ahead, slot >= PARKED) {
             (false, _) => 1,
             (true, false) => READ_AHEAD,
@@ -372,7 +403,7 @@ impl Memory {
         let began = Instant::now();
         let Some(set) = state.armed.take() else { return };
         state.read_ahead = true;
-        let State { map, since, .. } = state;
+        let State { map, since, at_hand, .. } = state;
         let parts = set.split(std::thread::available_parallelism().map_or(1, usize::from));
         let (uffd, runs) = (self.uffd.as_fd(), map.runs());
         let work = |part: Stored| install_part(uffd, runs, part);
@@ -393,9 +424,10 @@ impl Memory {
         });
         for result in results {
             match result {
-                Ok(pages) => {
+                Ok(Installed { pages, at_hand: held_back }) => {
                     since.installed += pages.len();
                     since.set.extend(pages);
+                    at_hand.extend(held_back);
                 }
                 Err(error) => {
                     tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
@@ -441,7 +473,7 @@ impl Memory {
                 Filled::All => at = start + pages as u64 * PAGE64,
                 Filled::Again => {
                     drop(state);
-                    std::thread::sleep(std::time::Duration::from_micros(50));
+                    std::thread::sleep(Duration::from_micros(50));
                 }
                 Filled::Gone => return Ok(()),
             }

@@ -11,7 +11,7 @@ use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::{self, Parked};
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
-use crate::set::{History, Keep, Predictor, Stored};
+use crate::set::{History, Keep, Prediction, Predictor, Stored};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{self, PageSource};
 use crate::space::{self, Kind};
@@ -169,7 +169,8 @@ fn stored_set(process: &parked_pages::Process, runs: &Runs, parked: &Arc<Parked>
     addresses.sort_unstable();
     // A page that was not left out has no slot, and that of no page fits it.
     let pages = addresses.iter().map(|page| (*page, runs.get(*page).map_or(u32::MAX, |(slot, _)| slot))).collect();
-    (!addresses.is_empty()).then(|| Stored::in_source(pages, parked.clone(), slot))
+    let held_back = process.set.iter().filter(|page| page.held_back).map(|page| page.address).collect();
+    (!addresses.is_empty()).then(|| Stored::in_source(pages, held_back, parked.clone(), slot))
 }
 
 /// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What is missing and cannot come
@@ -588,8 +589,11 @@ impl Proc {
                 let (file, first) = place.ok_or(io::ErrorKind::InvalidData)?;
                 runs.push(Run { start: range.start, pages, file, first });
             }
-            let expected: Vec<u64> = match &known.set {
-                Some(set) => set.pages.iter().map(|(address, _)| *address).collect(),
+            let expected = match &known.set {
+                Some(set) => Prediction {
+                    pages: set.pages.iter().map(|(address, _)| *address).collect(),
+                    held_back: (*set.held_back).clone(),
+                },
                 None => deflate::expected(*pid, &state.since, &mut known.history)?,
             };
             let (set, turn) = known.history.told(&expected);

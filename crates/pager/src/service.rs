@@ -570,7 +570,7 @@ impl Service {
         let (mut faults, mut installed) = (0, 0);
         for memory in entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)) {
             let state = memory.state();
-            faults += state.since.faults.len() as u64;
+            faults += state.since.faults.len().saturating_sub(state.since.probed) as u64;
             installed += state.since.installed as u64;
         }
         Look {

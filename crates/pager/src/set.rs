@@ -1,11 +1,11 @@
 //! Working sets: which pages came back between two sleeps, which are expected the next time, and their bytes.
 //!
 //! A page that was installed ahead leaves no trace of whether it was used (there is no cheap accessed bit), unless it
-//! was written. So that pages that are not needed fall out, they are left out now and then: what is needed comes back by a
-//! fault then and is known again. A cluster ([`CLUSTER`]) of which nobody was ever seen to touch a page is left out of one in
-//! [`History::FIRST_TURNS`] sets, as a whole, for one fault brings it back; a page in any other of one in
+//! was written. So that pages that are not needed fall out, they are held back now and then: their bytes are at hand, a fault
+//! of some microseconds brings them, and only those that somebody touches stay known. One that nobody was ever seen to
+//! touch (it came as another's neighbour) is held back in one of [`History::FIRST_TURNS`] sets, any other in one of
 //! [`History::TURNS`]. And when the program has gone on to something else (at least half as much came by faults as the set
-//! had), what was in the set and not seen to be touched is left out at once.
+//! had), all that was installed and not seen to be touched is held back.
 //!
 //! Prediction is pure. [`Stored`] owns the bytes, each page with the slot that it had: whoever installs it leaves out
 //! what the slot map says otherwise by then. A set is a hint: losing it loses time only.
@@ -29,6 +29,8 @@ pub struct Record {
     pub came_along: Vec<u64>,
     /// Pages of the set that was installed, which may have been of no use.
     pub from_set: Vec<u64>,
+    /// How many came by faults that the set did not have, and how many it had.
+    pub missed: (usize, usize),
 }
 
 impl Record {
@@ -38,12 +40,18 @@ impl Record {
 
     /// Whether so much came that was not in the set that this was of another use.
     fn is_elsewhere(&self) -> bool {
-        !self.from_set.is_empty() && (self.touched.len() + self.came_along.len()) * 2 > self.from_set.len()
+        self.missed.1 > 0 && self.missed.0 * 2 >= self.missed.1
     }
 }
 
-/// Pages, by address, that are probed together.
-const CLUSTER: u64 = 8 * PAGE as u64;
+/// What is expected next.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prediction {
+    /// Those first that were touched first the last time.
+    pub pages: Vec<u64>,
+    /// Those of them that are kept at hand and not installed.
+    pub held_back: HashSet<u64>,
+}
 
 /// How a set is predicted from the last records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,9 +83,9 @@ pub struct History {
 }
 
 impl History {
-    /// A page that was not seen to be touched the last time is left out in one of this many sets.
-    pub const TURNS: u64 = 64;
-    /// A cluster of which nobody was ever seen to touch one, in one of so many.
+    /// A page that was not seen to be touched the last time is held back in one of this many sets.
+    pub const TURNS: u64 = 32;
+    /// One that never was, in one of so many.
     pub const FIRST_TURNS: u64 = 4;
 
     /// An empty one.
@@ -92,9 +100,13 @@ impl History {
     }
 
     /// Pages, with what is known of them, and the turn: for [`History::resumed`].
-    pub fn told(&self, pages: &[u64]) -> (Vec<Expected>, u64) {
-        let tell = |page: &u64| Expected { address: *page, confirmed: self.confirmed.contains(page) };
-        (pages.iter().map(tell).collect(), self.turn)
+    pub fn told(&self, next: &Prediction) -> (Vec<Expected>, u64) {
+        let tell = |page: &u64| Expected {
+            address: *page,
+            confirmed: self.confirmed.contains(page),
+            held_back: next.held_back.contains(page),
+        };
+        (next.pages.iter().map(tell).collect(), self.turn)
     }
 
     fn depth(&self) -> usize {
@@ -114,8 +126,8 @@ impl History {
         self.confirmed.retain(|page| known.contains(page));
     }
 
-    /// Pages that are expected next, those first that were touched first the last time.
-    pub fn predict(&self) -> Vec<u64> {
+    /// Pages that are expected next.
+    pub fn predict(&self) -> Prediction {
         let least = match self.predictor {
             Predictor::KOfN { k, .. } => k.max(1).min(self.records.len().max(1)),
             _ => 1,
@@ -129,21 +141,19 @@ impl History {
                 order.push(page);
             }
         }
-        let Some(last) = self.records.front() else { return order };
+        order.retain(|page| seen[page] >= least);
+        let Some(last) = self.records.front() else { return Prediction::default() };
         let certain: HashSet<u64> = last.touched.iter().copied().collect();
         let doubted: HashSet<u64> =
             if last.is_elsewhere() { last.from_set.iter().copied().collect() } else { HashSet::new() };
-        let clusters: HashSet<u64> = self.confirmed.iter().map(|page| page / CLUSTER).collect();
-        let stays = |page: u64| {
-            certain.contains(&page) || !doubted.contains(&page) && !self.left_out(page, clusters.contains(&(page / CLUSTER)))
-        };
-        order.retain(|page| seen[page] >= least && stays(*page));
-        order
+        let held_back =
+            order.iter().copied().filter(|page| !certain.contains(page) && (doubted.contains(page) || self.is_due(*page)));
+        Prediction { held_back: held_back.collect(), pages: order }
     }
 
-    fn left_out(&self, page: u64, is_near: bool) -> bool {
-        let (number, turns) = if is_near { (page / PAGE as u64, Self::TURNS) } else { (page / CLUSTER, Self::FIRST_TURNS) };
-        let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    fn is_due(&self, page: u64) -> bool {
+        let mixed = (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let turns = if self.confirmed.contains(&page) { Self::TURNS } else { Self::FIRST_TURNS };
         mixed % turns == self.turn % turns
     }
 }
@@ -194,6 +204,8 @@ fn written(path: &Path, bytes: &Aligned) -> io::Result<File> {
 pub struct Stored {
     /// Address and slot of each page, by address.
     pub pages: Vec<(u64, u32)>,
+    /// Those of them that are not to be installed, but kept at hand.
+    pub held_back: Arc<HashSet<u64>>,
     data: Data,
 }
 
@@ -202,7 +214,12 @@ impl Stored {
     ///
     /// # Errors
     /// The file system's.
-    pub fn keep(pages: Vec<(u64, u32)>, bytes: Aligned, how: Keep<'_>) -> io::Result<Option<Self>> {
+    pub fn keep(
+        pages: Vec<(u64, u32)>,
+        held_back: HashSet<u64>,
+        bytes: Aligned,
+        how: Keep<'_>,
+    ) -> io::Result<Option<Self>> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -219,12 +236,17 @@ impl Stored {
             }
             Keep::File(path) => Data::File(Arc::new(written(path, &bytes)?), 0),
         };
-        Ok(Some(Self { pages, data }))
+        Ok(Some(Self { pages, held_back: Arc::new(held_back), data }))
     }
 
     /// A set whose bytes lie one behind the other in a source, from `slot` on.
-    pub fn in_source(pages: Vec<(u64, u32)>, source: Arc<dyn PageSource>, slot: u32) -> Self {
-        Self { pages, data: Data::Source(source, slot) }
+    pub fn in_source(
+        pages: Vec<(u64, u32)>,
+        held_back: HashSet<u64>,
+        source: Arc<dyn PageSource>,
+        slot: u32,
+    ) -> Self {
+        Self { pages, held_back: Arc::new(held_back), data: Data::Source(source, slot) }
     }
 
     /// Bytes of memory that it takes.
@@ -251,7 +273,8 @@ impl Stored {
                 Data::Source(source, slot) => Data::Source(Arc::clone(source), *slot + pages as u32),
                 Data::Plain(_) => unreachable!("it is not split"),
             };
-            found.push(std::mem::replace(&mut self, Stored { pages: rest, data }));
+            let rest = Stored { pages: rest, held_back: Arc::clone(&self.held_back), data };
+            found.push(std::mem::replace(&mut self, rest));
         }
         found.push(self);
         found
@@ -311,7 +334,16 @@ mod tests {
     fn history(predictor: Predictor, records: &[&[u64]]) -> Vec<u64> {
         let mut history = History::new(predictor);
         records.iter().for_each(|r| history.push(Record { touched: pages(r), ..Record::default() }));
-        history.predict()
+        history.predict().pages
+    }
+
+    /// Uses a set as a program does that needs the pages `useful`.
+    fn used(history: &mut History, useful: &[u64]) {
+        let Prediction { pages, held_back } = history.predict();
+        let needs = |page: &&u64| useful.contains(page) && (held_back.contains(page) || !pages.contains(page));
+        let touched = useful.iter().filter(needs).copied().collect();
+        let from_set = pages.into_iter().filter(|page| !held_back.contains(page)).collect();
+        history.push(Record { touched, from_set, ..Record::default() });
     }
 
     #[test]
@@ -330,28 +362,45 @@ mod tests {
         let mut history = History::new(Predictor::LastUse);
         let (useful, useless) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
         history.push(Record { touched: useful.iter().chain(&useless).copied().collect(), ..Record::default() });
-        for _ in 0..=History::TURNS {
-            let set = history.predict();
-            let touched = useful.iter().copied().filter(|p| !set.contains(p)).collect();
-            history.push(Record { touched, from_set: set, ..Record::default() });
-        }
-        let set = history.predict();
+        (0..=History::TURNS).for_each(|_| used(&mut history, &useful));
+        let set = history.predict().pages;
         assert!(useless.iter().all(|p| !set.contains(p)));
-        assert!(useful.iter().filter(|p| set.contains(p)).count() >= 40);
+        assert!(useful.iter().all(|p| set.contains(p)));
     }
 
     #[test]
-    fn a_set_of_another_use_falls_out_at_once() {
+    fn neighbours_that_nobody_touches_fall_out_soon() {
+        let mut history = History::new(Predictor::LastUse);
+        let (useful, neighbours) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..400).collect::<Vec<_>>()));
+        history.push(Record { touched: useful.clone(), came_along: neighbours.clone(), ..Record::default() });
+        (0..History::FIRST_TURNS).for_each(|_| used(&mut history, &useful));
+        let set = history.predict();
+        assert!(neighbours.iter().all(|p| !set.pages.contains(p)));
+        assert!(useful.iter().all(|p| set.pages.contains(p)) && set.held_back.len() < 10);
+    }
+
+    #[test]
+    fn a_set_of_another_use_is_held_back_at_once() {
         let mut history = History::new(Predictor::LastUse);
         let (old, new) = (pages(&(0..50).collect::<Vec<_>>()), pages(&(100..150).collect::<Vec<_>>()));
         history.push(Record { touched: old.clone(), ..Record::default() });
-        history.push(Record { touched: new[..4].to_vec(), came_along: new[4..].to_vec(), from_set: old.clone() });
+        let (touched, came_along, from_set) = (new[..4].to_vec(), new[4..].to_vec(), old.clone());
+        history.push(Record { touched, came_along, from_set, missed: (50, 50) });
         let set = history.predict();
-        assert!(old.iter().all(|p| !set.contains(p)));
-        assert!(new.iter().filter(|p| set.contains(p)).count() >= 30);
-        history.push(Record { touched: old[..4].to_vec(), from_set: set.clone(), ..Record::default() });
-        let kept = set.iter().filter(|p| history.predict().contains(p)).count();
-        assert!(kept >= set.len() / 2, "a little that is new says nothing: {kept} of {}", set.len());
+        assert!(old.iter().all(|p| set.held_back.contains(p)));
+        assert!(new[..4].iter().all(|p| set.pages.contains(p) && !set.held_back.contains(p)));
+        history.push(Record { touched: old[..4].to_vec(), from_set: new.clone(), missed: (4, 50), ..Record::default() });
+        assert!(history.predict().held_back.len() < 25, "a little that is new says nothing");
+    }
+
+    #[test]
+    fn what_is_known_of_a_set_outlives_parking() {
+        let mut history = History::new(Predictor::LastUse);
+        history.push(Record { touched: pages(&[1, 2]), came_along: pages(&[3]), ..Record::default() });
+        let (set, turn) = history.told(&history.predict());
+        assert_eq!(set.iter().map(|p| p.confirmed).collect::<Vec<_>>(), [true, true, false]);
+        let again = History::resumed(Predictor::LastUse, &set, turn);
+        assert_eq!((again.turn, again.confirmed), (history.turn, history.confirmed));
     }
 
     #[test]
@@ -363,7 +412,7 @@ mod tests {
             let mut bytes = Aligned::new(count * PAGE);
             bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
             let list: Vec<(u64, u32)> = (0..count as u64).map(|n| (n * PAGE as u64, n as u32)).collect();
-            let parts = Stored::keep(list.clone(), bytes, how).unwrap().unwrap().split(2);
+            let parts = Stored::keep(list.clone(), HashSet::new(), bytes, how).unwrap().unwrap().split(2);
             assert_eq!(parts.len(), if how == Keep::Memory { 1 } else { 2 });
             let mut got = Vec::new();
             for part in parts {
@@ -381,24 +430,6 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_nobody_touches_fall_out_soon_and_together() {
-        let mut history = History::new(Predictor::LastUse);
-        let (useful, neighbours) = (pages(&(0..48).collect::<Vec<_>>()), pages(&(104..400).collect::<Vec<_>>()));
-        history.push(Record { touched: useful.clone(), came_along: neighbours.clone(), from_set: Vec::new() });
-        for _ in 0..History::FIRST_TURNS {
-            let set = history.predict();
-            let clusters: HashSet<u64> = set.iter().filter(|p| neighbours.contains(p)).map(|p| p / CLUSTER).collect();
-            let whole = |cluster: &u64| (0..8).all(|n| set.contains(&(cluster * CLUSTER + n * PAGE as u64)));
-            assert!(clusters.iter().all(whole), "one fault brings a cluster back");
-            let touched = useful.iter().copied().filter(|p| !set.contains(p)).collect();
-            history.push(Record { touched, from_set: set, ..Record::default() });
-        }
-        let set = history.predict();
-        assert!(neighbours.iter().all(|p| !set.contains(p)));
-        assert!(useful.iter().filter(|p| set.contains(p)).count() >= 43);
-    }
-
-    #[test]
     fn bytes_come_back_from_everywhere() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("set");
@@ -408,7 +439,7 @@ mod tests {
             let expected = bytes.to_vec();
             let list = vec![(0, 5), (PAGE as u64, 9), (9 * PAGE as u64, 1)];
             let (mut pages, mut got) = (Vec::new(), Vec::new());
-            let stored = Stored::keep(list.clone(), bytes, how).unwrap().unwrap();
+            let stored = Stored::keep(list.clone(), HashSet::new(), bytes, how).unwrap().unwrap();
             let take = |some: &[(u64, u32)], bytes: &[u8]| {
                 pages.extend_from_slice(some);
                 got.extend_from_slice(bytes);

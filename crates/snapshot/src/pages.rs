@@ -7,7 +7,7 @@
 //! Layout, little-endian 64-bit words: `KIPPAGES`, CRC-32 of all that follows, number of files, number of processes; per file
 //! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; per
 //! process its number, the turn of its working set, the count of its runs, the count of pages in its set; then each run as
-//! start, pages, file, first page in it; then the set's addresses, with 1 added to those that are confirmed.
+//! start, pages, file, first page in it; then the set's addresses, with 1 added to those that are confirmed, 2 to those held back.
 
 use crate::{SnapshotError, io_at};
 use std::collections::BTreeMap;
@@ -62,6 +62,8 @@ pub struct Expected {
     pub address: u64,
     /// It was once seen to be touched, and did not just come along.
     pub confirmed: bool,
+    /// It is kept at hand, not installed, to see whether it is still needed.
+    pub held_back: bool,
 }
 
 /// The memory of one process.
@@ -124,7 +126,7 @@ impl PageMap {
             for run in &process.runs {
                 words.extend([run.start, run.pages.into(), run.file.into(), run.first.into()]);
             }
-            words.extend(process.set.iter().map(|page| page.address | u64::from(page.confirmed)));
+            words.extend(process.set.iter().map(|page| page.address | u64::from(page.confirmed) | u64::from(page.held_back) << 1));
         }
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let crc = u64::from(crc32fast::hash(&bytes[16..]));
@@ -182,7 +184,7 @@ impl PageMap {
             }
             for _ in 0..set {
                 let word = reader.word()?;
-                process.set.push(Expected { address: word & !1, confirmed: word & 1 != 0 });
+                process.set.push(Expected { address: word & !3, confirmed: word & 1 != 0, held_back: word & 2 != 0 });
             }
             map.processes.insert(pid, process);
         }
@@ -263,7 +265,10 @@ mod tests {
         let run = |start, pages, first| Run { start, pages, file: a, first };
         map.processes.insert(2, Process {
             runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)],
-            set: vec![Expected { address: 0x9000, confirmed: true }, Expected { address: 0x1000, confirmed: false }],
+            set: vec![
+                Expected { address: 0x9000, confirmed: true, held_back: false },
+                Expected { address: 0x1000, confirmed: false, held_back: true },
+            ],
             turn: 9,
         });
         map.processes.insert(7, Process::default());
