@@ -12,14 +12,15 @@ const SYS: &str = "kip-sys";
 const ALLOWED: [(&str, &[&str]); 13] = [
     (TYPES, &[]),
     (SYS, &[]),
-    // Mechanisms: none knows another.
+    // Mechanisms: none knows another, but for what is said.
     ("kip-keeper", &[SYS]),
     ("kip-net", &[TYPES, SYS]),
     ("kip-sandbox", &[TYPES, SYS]),
-    ("kip-checkpoint", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
+    // Both speak of where the pages of a generation lie: its page map.
+    ("kip-checkpoint", &[TYPES, SYS, "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
-    ("kip-pager", &[TYPES, SYS, "kip-keeper"]),
+    ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot"]),
     // Policy: brings the mechanisms together.
     (
         "kip-worker",

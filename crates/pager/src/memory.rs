@@ -94,7 +94,7 @@ pub struct State {
     /// What happened since the last sleep.
     pub since: Since,
     /// Pages of the set that were held back, by address, with the slots that they had.
-    pub at_hand: HashMap<u64, (u32, Box<[u8]>)>,
+    pub at_hand: HashMap<u64, AtHand>,
     /// Whether faults bring their neighbours.
     pub read_ahead: bool,
     /// Faults that could not be served yet.
@@ -204,11 +204,14 @@ fn every_processor() -> CpuSet {
     all
 }
 
+/// A page that is kept at hand: the slot that it had, and its bytes.
+pub type AtHand = (u32, Box<[u8]>);
+
 /// What became of a part of a set.
 #[derive(Default)]
 struct Installed {
     pages: Vec<u64>,
-    at_hand: Vec<(u64, (u32, Box<[u8]>))>,
+    at_hand: Vec<(u64, AtHand)>,
 }
 
 /// Installs the pages of a set that missing pages still hold, run by run; tells which, and gives back those held back.
@@ -216,7 +219,8 @@ fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<In
     let mut installed = Installed::default();
     let held_back = Arc::clone(&set.held_back);
     set.each(|pages, bytes| {
-        for (index, (address, slot)) in pages.iter().enumerate().filter(|(_, (address, _))| held_back.contains(address)) {
+        for (index, (address, slot)) in pages.iter().enumerate().filter(|(_, (address, _))| held_back.contains(address))
+        {
             let bytes = bytes[index * PAGE..(index + 1) * PAGE].into();
             installed.at_hand.push((*address, (*slot, bytes)));
         }

@@ -6,7 +6,7 @@
 use crate::source::{PARKED, PageSource};
 use crate::swap::PAGE;
 use kip_snapshot::SnapshotError;
-use kip_snapshot::pages::{PageFile, PAGES, PageMap, Process, Run, SETS, damaged};
+use kip_snapshot::pages::{PAGES, PageFile, PageMap, Process, Run, SETS, damaged};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;

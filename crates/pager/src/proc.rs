@@ -5,20 +5,23 @@
 //! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
 //! takes both up with [`Proc::adopt`].
 
+mod parking;
+
+pub use parking::Unfilled;
+
 use crate::convert;
 use crate::deflate::{self, Deflated, How};
 use crate::memory::{Bell, Memory, SpaceId, State};
-use crate::parked::{self, Parked};
+use crate::parked::Parked;
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
-use crate::set::{History, Keep, Prediction, Predictor, Stored};
+use crate::set::{History, Keep, Predictor, Stored};
 use crate::slots::{Change, Runs, SlotMap};
-use crate::source::{self, PageSource};
-use crate::space::{self, Kind};
+use crate::source::PageSource;
+use crate::space;
 use crate::stop::{Stopped, StoppedProcess};
 use crate::swap::{PAGE, Swap};
 use crate::timers;
-use kip_snapshot::pages::{self as parked_pages, PageFile, PageMap, Run};
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, States};
 use kip_sys::uffd::{self, Catch};
@@ -139,66 +142,6 @@ impl Nursery for Family {
 /// Name of the directory with the pages of a generation.
 const PARKED: &str = "parked";
 
-/// A process that was rebuilt without a part of its memory.
-#[derive(Debug)]
-pub struct Unfilled {
-    /// Its host pid.
-    pub host: u32,
-    /// Its number inside, by which the generation knows it.
-    pub inside: u32,
-    /// Pages that the generation has in those of its mappings that can be watched.
-    pub can_come: u64,
-    /// A userfaultfd of its memory, new.
-    pub uffd: OwnedFd,
-}
-
-/// Where each process's part of the file of working sets begins.
-fn set_slots(parked: &Parked, processes: &BTreeMap<u32, parked_pages::Process>) -> HashMap<u32, u32> {
-    let Some(mut next) = parked.sets() else { return HashMap::new() };
-    let place = |(inside, process): (&u32, &parked_pages::Process)| {
-        let slot = next;
-        next += process.set.len() as u32;
-        (*inside, slot)
-    };
-    processes.iter().map(place).collect()
-}
-
-/// The working set that a process was parked with.
-fn stored_set(process: &parked_pages::Process, runs: &Runs, parked: &Arc<Parked>, slot: u32) -> Option<Stored> {
-    let mut addresses: Vec<u64> = process.set.iter().map(|page| page.address).collect();
-    addresses.sort_unstable();
-    // A page that was not left out has no slot, and that of no page fits it.
-    let pages = addresses.iter().map(|page| (*page, runs.get(*page).map_or(u32::MAX, |(slot, _)| slot))).collect();
-    let held_back = process.set.iter().filter(|page| page.held_back).map(|page| page.address).collect();
-    (!addresses.is_empty()).then(|| Stored::in_source(pages, held_back, parked.clone(), slot))
-}
-
-/// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What is missing and cannot come
-/// would be read as zeros, so it is counted whether that is as much as was left to us.
-fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, parked: &Parked) -> io::Result<Runs> {
-    let mut runs = Runs::default();
-    let mut watched = 0;
-    for mapping in space::mappings(pid)?.into_iter().filter(|m| m.kind == Kind::Anonymous) {
-        let first = all.partition_point(|run| run.end() <= mapping.range.start);
-        let mut met = all[first..].iter().take_while(|run| run.start < mapping.range.end).peekable();
-        if met.peek().is_none() {
-            continue;
-        }
-        uffd::register(uffd, mapping.range.clone(), Catch::Both)?;
-        for run in met {
-            let (start, end) = (run.start.max(mapping.range.start), run.end().min(mapping.range.end));
-            let slot = parked.slot(run) + ((start - run.start) / PAGE as u64) as u32;
-            runs.alter(&Change::Set(start..end, slot));
-            watched += (end - start) / PAGE as u64;
-        }
-    }
-    if watched != can_come {
-        let what = format!("{can_come} pages of process {pid} are to come later, and {watched} can");
-        return Err(io::Error::new(io::ErrorKind::InvalidData, what));
-    }
-    Ok(runs)
-}
-
 /// What is known of a process beside its memory.
 #[derive(Debug)]
 struct Known {
@@ -232,47 +175,6 @@ impl Proc {
     ) -> io::Result<Self> {
         let swap = Arc::new(Swap::create(&directory.join("swap"))?);
         Self::with(number, directory, server, custodian, predictor, swap, None)
-    }
-
-    /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None of its processes may run
-    /// yet. Their sets are installed at once if there is to be prefetching.
-    ///
-    /// # Errors
-    /// The file system's and the kernel's; `InvalidData` if something is missing that cannot come. The processes must be
-    /// killed then.
-    #[expect(clippy::too_many_arguments, reason = "as for one that has not slept, and what it was rebuilt from")]
-    pub fn inflate(
-        number: u32,
-        directory: &Path,
-        server: Arc<Server>,
-        custodian: Arc<dyn Custodian>,
-        predictor: Predictor,
-        generation: &Path,
-        processes: Vec<Unfilled>,
-        prefetch: bool,
-    ) -> io::Result<Self> {
-        let swap = Arc::new(Swap::create(&directory.join("swap"))?);
-        parked::keep(generation, &directory.join(PARKED)).map_err(io::Error::other)?;
-        let (parked, mut known) = Parked::open(&directory.join(PARKED)).map_err(io::Error::other)?;
-        let mut set_slots = set_slots(&parked, &known);
-        let parked = Arc::new(parked);
-        let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
-        for Unfilled { host, inside, can_come, uffd } in processes {
-            let process = known.remove(&inside).unwrap_or_default();
-            uffd::api(uffd.as_fd(), crate::memory::features())?;
-            let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
-            let stored = set_slots.remove(&inside).and_then(|slot| stored_set(&process, &runs, &parked, slot));
-            let memory = proc.family.take_in(uffd, runs, Some(host))?;
-            std::fs::write(proc.family.path(memory.id, "pid"), host.to_string())?;
-            let history = History::resumed(predictor, &process.set, process.turn);
-            proc.known.insert(host, Known { id: memory.id, history, set: None });
-            proc.server.add(&memory, proc.family.clone())?;
-            let mut state = memory.state();
-            state.armed = stored.filter(|_| prefetch);
-            memory.install(&mut state);
-            state.read_ahead = true;
-        }
-        Ok(proc)
     }
 
     fn with(
@@ -522,84 +424,6 @@ impl Proc {
             self.family.custodian.release(id);
         }
         Ok(())
-    }
-
-    /// Before the proc is parked: brings back what no process is known for, and lets no fault install anything more. What is
-    /// out is served on, but for where CRIU puts its own code for a moment: the lowest executable pages, to which ptrace(2)
-    /// cannot write as long as they are missing.
-    ///
-    /// # Errors
-    /// The kernel's or the source's; nothing is lost.
-    pub fn settle(&mut self) -> io::Result<()> {
-        self.sweep();
-        let members: Vec<_> =
-            self.family.spaces().values().map(|member| (member.memory.clone(), member.pid.is_some())).collect();
-        for (memory, is_known) in members {
-            let mut state = memory.state();
-            state.bell = None;
-            if let Some(set) = state.armed.take()
-                && let Some(known) = self.known.values_mut().find(|known| known.id == memory.id)
-            {
-                known.set = Some(set);
-            }
-            drop(state);
-            if !is_known {
-                memory.bring_all(&[])?;
-                self.server.remove(memory.id);
-                self.family.custodian.release(memory.id);
-                self.family.spaces().remove(&memory.id);
-            }
-        }
-        for (pid, known) in &self.known {
-            const EXECUTE: u64 = 4;
-            const LENGTH: u64 = 2 * PAGE as u64;
-            let memory = self.family.spaces().get(&known.id).map(|member| member.memory.clone());
-            let lowest = space::mappings(*pid)?.into_iter().find(|mapping| mapping.protection & EXECUTE != 0);
-            if let (Some(memory), Some(mapping)) = (memory, lowest) {
-                let end = mapping.range.end.min(mapping.range.start + LENGTH);
-                memory.bring_range(mapping.range.start..end, &[])?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Where every page lies that may still be out, and what is expected next, by host pid: files as in the proc's
-    /// directory, and of the swap file without checksums. All processes stand still; a process has no set here that has one
-    /// of its own that nobody used.
-    ///
-    /// # Errors
-    /// The kernel's: a process cannot be looked at.
-    pub fn account(&mut self) -> io::Result<PageMap> {
-        let mut map = PageMap::default();
-        for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
-            let PageFile { name, sums } = file;
-            map.files.push(PageFile { name: format!("{PARKED}/{name}"), sums: sums.clone() });
-        }
-        let swap = map.file("swap");
-        for (pid, known) in &mut self.known {
-            let Some(memory) = self.family.spaces().get(&known.id).map(|member| member.memory.clone()) else { continue };
-            let state = memory.state();
-            let mut runs = Vec::new();
-            for (range, slot) in state.map.runs().iter() {
-                let pages = ((range.end - range.start) / PAGE as u64) as u32;
-                let place = match &self.family.parked {
-                    Some(parked) if slot >= source::PARKED => parked.place(slot).map(|(file, first)| (file as u32, first)),
-                    _ => Some((swap, slot)),
-                };
-                let (file, first) = place.ok_or(io::ErrorKind::InvalidData)?;
-                runs.push(Run { start: range.start, pages, file, first });
-            }
-            let expected = match &known.set {
-                Some(set) => Prediction {
-                    pages: set.pages.iter().map(|(address, _)| *address).collect(),
-                    held_back: (*set.held_back).clone(),
-                },
-                None => deflate::expected(*pid, &state.since, &mut known.history)?,
-            };
-            let (set, turn) = known.history.told(&expected);
-            map.processes.insert(*pid, parked_pages::Process { runs, set, turn });
-        }
-        Ok(map)
     }
 
     /// Gives up spaces that are gone: their processes have ended or executed other programs.

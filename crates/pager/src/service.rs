@@ -3,22 +3,24 @@
 //! A proc that is held is held by the thread that stopped it, because a trace belongs to a thread: it waits for the order
 //! to let go. If we die the kernel lets all of them run, and they wait at their first missing page for the next pager.
 
+mod custody;
+mod parking;
+
 use crate::memory::{Bell, SpaceId};
-use crate::proc::{Custodian, Proc, Sets, Unfilled, Way};
-use crate::protocol::{
-    Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Rebuilt, Request, Status, Woken,
-};
+use crate::proc::{Custodian as _, Proc, Sets, Way};
+use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Woken};
 use crate::serve::Server;
 use crate::set::Predictor;
 use crate::stop::{Stopped, stop};
 use crate::swap::PAGE;
+use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
 use kip_sys::fdpass;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -33,47 +35,6 @@ const REST_WITHIN: Duration = Duration::from_millis(100);
 const STACK: usize = 256 << 10;
 /// What working sets may take in memory unless somebody says otherwise, bytes.
 pub const DEFAULT_BUDGET: usize = 256 << 20;
-/// Prefix of all names in the keeper; no proc can be called so.
-const PREFIX: &str = "@pager";
-
-/// The keeper as the second holder of a proc's userfaultfds.
-struct InKeeper {
-    keeper: Arc<Keeper>,
-    name: String,
-    number: u32,
-    news: mpsc::Sender<News>,
-}
-
-fn held_prefix(name: &str) -> String {
-    format!("{PREFIX}/{name}/")
-}
-
-impl InKeeper {
-    fn key(&self, space: SpaceId) -> String {
-        format!("{}{space:x}", held_prefix(&self.name))
-    }
-}
-
-impl Custodian for InKeeper {
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        let put = || self.keeper.put(&self.key(space), &[uffd]);
-        let result = put().or_else(|first| match self.keeper.respawn() {
-            Ok(_) => put(),
-            Err(_) => Err(first),
-        });
-        result.map_err(io::Error::other)
-    }
-
-    fn release(&self, space: SpaceId) {
-        // A keeper that is gone holds nothing.
-        let _ = self.keeper.drop_name(&self.key(space));
-    }
-
-    fn damaged(&self, error: &io::Error) {
-        let (name, number, message) = (self.name.clone(), self.number, error.to_string());
-        let _ = self.news.send(News::Told(Event::Damaged { name, number, message }));
-    }
-}
 
 /// What followers are told.
 enum News {
@@ -352,7 +313,8 @@ impl Service {
         let ring = move || {
             if asleep.swap(false, Ordering::SeqCst) {
                 let name = name.clone();
-                let _ = news.send(News::Rung(Rung { name, number, turn, total_us: None, at: Instant::now(), by: None }));
+                let _ =
+                    news.send(News::Rung(Rung { name, number, turn, total_us: None, at: Instant::now(), by: None }));
             }
         };
         entry.proc.arm(&entry.pids.clone(), REST_WITHIN, Some(&Bell(Arc::new(ring))));
@@ -458,33 +420,6 @@ impl Service {
         Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry) })
     }
 
-    fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, String> {
-        let began = Instant::now();
-        let Rebuilt { name, number, directory, generation, processes, prefetch } = rebuilt;
-        // What an earlier try left.
-        self.forget(&name);
-        if processes.len() != uffds.len() {
-            return Err(format!("{} processes of {name} came with {} descriptors", processes.len(), uffds.len()));
-        }
-        let with_uffd = |((host, inside, can_come), uffd)| Unfilled { host, inside, can_come, uffd };
-        let pids = processes.iter().map(|(host, ..)| *host).collect();
-        let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
-        let slot = self.slot(&name);
-        let mut guard = lock(&slot);
-        let made = clear(&directory)
-            .and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory))
-            .and_then(|()| {
-                let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
-                let predictor = Predictor::LastUse;
-                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch)
-            });
-        let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
-        let entry = Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
-        let woken = Woken { install_us: install_us(&entry), total_us: micros(began), pages: installed_pages(&entry) };
-        *guard = Some(entry);
-        Ok(woken)
-    }
-
     fn restore(&self, name: &str) -> Result<(), String> {
         let Some(slot) = self.known(name) else { return Ok(()) };
         let mut guard = lock(&slot);
@@ -495,25 +430,6 @@ impl Service {
         brought.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         self.give_up(name, guard.take());
         Ok(())
-    }
-
-    fn settle(&self, name: &str) -> Result<bool, String> {
-        let Some(slot) = self.known(name) else { return Ok(false) };
-        let mut guard = lock(&slot);
-        let Some(entry) = guard.as_mut() else { return Ok(false) };
-        entry.asleep.store(false, Ordering::SeqCst);
-        let settled = entry.proc.settle();
-        entry.let_go();
-        settled.map_err(|e| format!("the memory of {name} cannot be made ready for parking: {e}"))?;
-        Ok(true)
-    }
-
-    fn account(&self, name: &str, file: &Path) -> Result<(), String> {
-        let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
-        let mut guard = lock(&slot);
-        let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
-        let map = entry.proc.account().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
-        map.save_as(file).map_err(line)
     }
 
     fn forget(&self, name: &str) {
@@ -559,7 +475,15 @@ impl Service {
             Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
         let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
         let directory = directory.to_owned();
-        *guard = Some(Entry { proc, number, directory, pids: Vec::new(), holder: None, asleep: Arc::default(), set_bytes: 0 });
+        *guard = Some(Entry {
+            proc,
+            number,
+            directory,
+            pids: Vec::new(),
+            holder: None,
+            asleep: Arc::default(),
+            set_bytes: 0,
+        });
         Ok(())
     }
 

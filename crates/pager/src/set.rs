@@ -11,8 +11,8 @@
 //! what the slot map says otherwise by then. A set is a hint: losing it loses time only.
 
 use crate::source::PageSource;
-use kip_snapshot::pages::Expected;
 use crate::swap::{Aligned, PAGE, open_direct};
+use kip_snapshot::pages::Expected;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
@@ -146,8 +146,10 @@ impl History {
         let certain: HashSet<u64> = last.touched.iter().copied().collect();
         let doubted: HashSet<u64> =
             if last.is_elsewhere() { last.from_set.iter().copied().collect() } else { HashSet::new() };
-        let held_back =
-            order.iter().copied().filter(|page| !certain.contains(page) && (doubted.contains(page) || self.is_due(*page)));
+        let held_back = order
+            .iter()
+            .copied()
+            .filter(|page| !certain.contains(page) && (doubted.contains(page) || self.is_due(*page)));
         Prediction { held_back: held_back.collect(), pages: order }
     }
 
@@ -240,12 +242,7 @@ impl Stored {
     }
 
     /// A set whose bytes lie one behind the other in a source, from `slot` on.
-    pub fn in_source(
-        pages: Vec<(u64, u32)>,
-        held_back: HashSet<u64>,
-        source: Arc<dyn PageSource>,
-        slot: u32,
-    ) -> Self {
+    pub fn in_source(pages: Vec<(u64, u32)>, held_back: HashSet<u64>, source: Arc<dyn PageSource>, slot: u32) -> Self {
         Self { pages, held_back: Arc::new(held_back), data: Data::Source(source, slot) }
     }
 
@@ -389,7 +386,12 @@ mod tests {
         let set = history.predict();
         assert!(old.iter().all(|p| set.held_back.contains(p)));
         assert!(new[..4].iter().all(|p| set.pages.contains(p) && !set.held_back.contains(p)));
-        history.push(Record { touched: old[..4].to_vec(), from_set: new.clone(), missed: (4, 50), ..Record::default() });
+        history.push(Record {
+            touched: old[..4].to_vec(),
+            from_set: new.clone(),
+            missed: (4, 50),
+            ..Record::default()
+        });
         assert!(history.predict().held_back.len() < 25, "a little that is new says nothing");
     }
 

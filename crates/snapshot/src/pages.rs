@@ -126,7 +126,12 @@ impl PageMap {
             for run in &process.runs {
                 words.extend([run.start, run.pages.into(), run.file.into(), run.first.into()]);
             }
-            words.extend(process.set.iter().map(|page| page.address | u64::from(page.confirmed) | u64::from(page.held_back) << 1));
+            words.extend(
+                process
+                    .set
+                    .iter()
+                    .map(|page| page.address | u64::from(page.confirmed) | u64::from(page.held_back) << 1),
+            );
         }
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let crc = u64::from(crc32fast::hash(&bytes[16..]));
@@ -152,7 +157,7 @@ impl PageMap {
     }
 
     fn decode(bytes: &[u8]) -> Option<PageMap> {
-        if bytes.len() % 8 != 0 || bytes.len() < HEAD * 8 {
+        if !bytes.len().is_multiple_of(8) || bytes.len() < HEAD * 8 {
             return None;
         }
         let mut reader = Reader(bytes);
@@ -250,7 +255,10 @@ impl<'a> Reader<'a> {
 
 /// An error of a page that cannot be trusted, for those who speak of files.
 pub fn damaged(name: &str, page: usize) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("page {page} of {name} is damaged: its checksum is not the recorded one"))
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("page {page} of {name} is damaged: its checksum is not the recorded one"),
+    )
 }
 
 #[cfg(test)]
@@ -263,14 +271,17 @@ mod tests {
         map.files[a as usize].sums = vec![1, 2, 3];
         map.files[b as usize].sums = vec![4];
         let run = |start, pages, first| Run { start, pages, file: a, first };
-        map.processes.insert(2, Process {
-            runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)],
-            set: vec![
-                Expected { address: 0x9000, confirmed: true, held_back: false },
-                Expected { address: 0x1000, confirmed: false, held_back: true },
-            ],
-            turn: 9,
-        });
+        map.processes.insert(
+            2,
+            Process {
+                runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)],
+                set: vec![
+                    Expected { address: 0x9000, confirmed: true, held_back: false },
+                    Expected { address: 0x1000, confirmed: false, held_back: true },
+                ],
+                turn: 9,
+            },
+        );
         map.processes.insert(7, Process::default());
         map
     }

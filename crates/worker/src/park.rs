@@ -257,13 +257,7 @@ fn settle(
 }
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
-fn pages(
-    proc: &Proc,
-    images: &Path,
-    generation: Generation,
-    tree: &Tree,
-    out: bool,
-) -> Result<PageMap, ParkError> {
+fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
     let mut map = kip_checkpoint::pages::read(images)?;
     if !out {
         return Ok(map);

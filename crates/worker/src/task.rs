@@ -25,7 +25,7 @@ use kip_net::activity::Activity as Traffic;
 use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
-use kip_types::{Hibernate, State, Tier};
+use kip_types::{State, Tier};
 use pressed::Pressed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -456,7 +456,7 @@ impl Task {
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
         }
-        let (_, allowed) = sinks(&self.proc, running);
+        let (_, allowed) = sleep::sinks(&self.proc, running);
         let left = allowed.saturating_sub(running.idle.quiet(now));
         running.next_look = now + left.clamp(Duration::from_millis(20), LOOK_EVERY);
     }
@@ -466,7 +466,7 @@ impl Task {
             self.look();
             let now = Instant::now();
             let Some(running) = &self.running else { return };
-            let (to, allowed) = sinks(&self.proc, running);
+            let (to, allowed) = sleep::sinks(&self.proc, running);
             let sleepy = running.idle.quiet(now) >= allowed && now >= running.not_before;
             if !sleepy || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;
@@ -573,20 +573,6 @@ fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to call.
     #[allow(deprecated)]
     AsyncFd::new(fd)
-}
-
-/// Where a running proc goes next, and how long it must be quiet for that.
-fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
-    let timing = &proc.spec.timing;
-    let back = running.for_ticks && running.from == Tier::Parked;
-    let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
-    let (to, after) = if hibernates && !back {
-        (Tier::Hibernated, timing.idle_ms)
-    } else {
-        (Tier::Parked, timing.idle_ms.saturating_add(timing.park_after_ms))
-    };
-    let after = Duration::from_millis(after);
-    (to, if running.for_ticks { after.min(AFTER_TICKS) } else { after })
 }
 
 /// An error and all its sources on one line.

@@ -237,7 +237,9 @@ impl Memory {
                     list.runs.push((run.start, length));
                     list.end += length;
                 }
-                _ => lists.push(Pages { file: *file, position, end: position + length, runs: vec![(run.start, length)] }),
+                _ => {
+                    lists.push(Pages { file: *file, position, end: position + length, runs: vec![(run.start, length)] })
+                }
             }
         }
         lists

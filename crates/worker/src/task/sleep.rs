@@ -1,6 +1,6 @@
 //! Down and up: the transitions to and from parked.
 
-use super::{Sleeping, Task, blocking, chain};
+use super::{AFTER_TICKS, Running, Sleeping, Task, blocking, chain};
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
@@ -16,10 +16,10 @@ use kip_checkpoint::clocks::Source;
 use kip_checkpoint::dump::DumpError;
 use kip_checkpoint::plan::{self, PlanError, Wish};
 use kip_net::custody;
+use kip_snapshot::pages::PageMap;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::lifecycle::Input;
-use kip_snapshot::pages::PageMap;
-use kip_types::{Generation, Lazy, State, Tier};
+use kip_types::{Generation, Hibernate, Lazy, State, Tier};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -235,6 +235,20 @@ impl Task {
             chain(e)
         )
     }
+}
+
+/// Where a running proc goes next, and how long it must be quiet for that.
+pub(super) fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
+    let timing = &proc.spec.timing;
+    let back = running.for_ticks && running.from == Tier::Parked;
+    let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
+    let (to, after) = if hibernates && !back {
+        (Tier::Hibernated, timing.idle_ms)
+    } else {
+        (Tier::Parked, timing.idle_ms.saturating_add(timing.park_after_ms))
+    };
+    let after = Duration::from_millis(after);
+    (to, if running.for_ticks { after.min(AFTER_TICKS) } else { after })
 }
 
 /// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.

@@ -1,0 +1,53 @@
+//! The keeper as the second holder of userfaultfds.
+
+use super::News;
+use crate::memory::SpaceId;
+use crate::proc::Custodian;
+use crate::protocol::Event;
+use kip_keeper::Keeper;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, mpsc};
+
+/// Prefix of all names in the keeper; no proc can be called so.
+const PREFIX: &str = "@pager";
+
+/// The keeper as the second holder of a proc's userfaultfds.
+pub(super) struct InKeeper {
+    pub(super) keeper: Arc<Keeper>,
+    pub(super) name: String,
+    pub(super) number: u32,
+    pub(super) news: mpsc::Sender<News>,
+}
+
+/// Prefix of a proc's names.
+pub(super) fn held_prefix(name: &str) -> String {
+    format!("{PREFIX}/{name}/")
+}
+
+impl InKeeper {
+    fn key(&self, space: SpaceId) -> String {
+        format!("{}{space:x}", held_prefix(&self.name))
+    }
+}
+
+impl Custodian for InKeeper {
+    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
+        let put = || self.keeper.put(&self.key(space), &[uffd]);
+        let result = put().or_else(|first| match self.keeper.respawn() {
+            Ok(_) => put(),
+            Err(_) => Err(first),
+        });
+        result.map_err(io::Error::other)
+    }
+
+    fn release(&self, space: SpaceId) {
+        // A keeper that is gone holds nothing.
+        let _ = self.keeper.drop_name(&self.key(space));
+    }
+
+    fn damaged(&self, error: &io::Error) {
+        let (name, number, message) = (self.name.clone(), self.number, error.to_string());
+        let _ = self.news.send(News::Told(Event::Damaged { name, number, message }));
+    }
+}

@@ -1,0 +1,60 @@
+//! Orders about procs that are woken from, or sent to, the tier parked.
+
+use super::{Entry, Service, clear, install_us, installed_pages, line, lock, micros};
+use crate::proc::{Proc, Unfilled};
+use crate::protocol::{Rebuilt, Woken};
+use crate::set::Predictor;
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+impl Service {
+    pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, String> {
+        let began = Instant::now();
+        let Rebuilt { name, number, directory, generation, processes, prefetch } = rebuilt;
+        // What an earlier try left.
+        self.forget(&name);
+        if processes.len() != uffds.len() {
+            return Err(format!("{} processes of {name} came with {} descriptors", processes.len(), uffds.len()));
+        }
+        let with_uffd = |((host, inside, can_come), uffd)| Unfilled { host, inside, can_come, uffd };
+        let pids = processes.iter().map(|(host, ..)| *host).collect();
+        let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
+        let slot = self.slot(&name);
+        let mut guard = lock(&slot);
+        let made =
+            clear(&directory).and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory)).and_then(|()| {
+                let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
+                let predictor = Predictor::LastUse;
+                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch)
+            });
+        let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
+        let entry = Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
+        let woken = Woken { install_us: install_us(&entry), total_us: micros(began), pages: installed_pages(&entry) };
+        *guard = Some(entry);
+        Ok(woken)
+    }
+
+    pub(super) fn settle(&self, name: &str) -> Result<bool, String> {
+        let Some(slot) = self.known(name) else { return Ok(false) };
+        let mut guard = lock(&slot);
+        let Some(entry) = guard.as_mut() else { return Ok(false) };
+        entry.asleep.store(false, Ordering::SeqCst);
+        let settled = entry.proc.settle();
+        entry.let_go();
+        settled.map_err(|e| format!("the memory of {name} cannot be made ready for parking: {e}"))?;
+        Ok(true)
+    }
+
+    pub(super) fn account(&self, name: &str, file: &Path) -> Result<(), String> {
+        let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
+        let mut guard = lock(&slot);
+        let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
+        let map = entry.proc.account().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
+        map.save_as(file).map_err(line)
+    }
+}
