@@ -1,88 +1,17 @@
 //! Real servers through cycles of sleep and wake, with a table: memory hot and hibernated, how long the way down takes,
 //! and how long the first reply does with the set in memory, compressed, on disk, and by faults only. Run as root.
 
-use kip_pager::memory::SpaceId;
-use kip_pager::proc::{Custodian, Proc, Sets, Way};
+mod programs;
+
+use kip_pager::proc::{Proc, Sets, Way};
 use kip_pager::serve::Server;
 use kip_pager::set::Predictor;
 use kip_pager::stop::stop;
-use std::collections::HashMap;
-use std::io::{self, Read as _, Write as _};
-use std::net::TcpStream;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use programs::{GET, Holder, Program};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-#[derive(Default)]
-struct Holder(Mutex<HashMap<SpaceId, OwnedFd>>);
-
-impl Custodian for Holder {
-    fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        self.0.lock().expect("held by no panic").insert(space, uffd.try_clone_to_owned()?);
-        Ok(())
-    }
-    fn release(&self, space: SpaceId) {
-        self.0.lock().expect("held by no panic").remove(&space);
-    }
-}
-
-struct Program {
-    name: &'static str,
-    child: Child,
-    port: u16,
-    request: &'static [u8],
-    keep: Option<TcpStream>,
-    keeps: bool,
-}
-
-impl Program {
-    fn start(name: &'static str, port: u16, request: &'static [u8], keeps: bool, command: &mut Command) -> Self {
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts");
-        let until = Instant::now() + Duration::from_secs(10);
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(Instant::now() < until, "{name} does not listen");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Self { name, child, port, request, keep: None, keeps }
-    }
-
-    fn ask(&mut self, request: &[u8]) -> Duration {
-        let began = Instant::now();
-        let mut stream = match self.keep.take() {
-            Some(stream) => stream,
-            None => TcpStream::connect(("127.0.0.1", self.port)).expect("connects"),
-        };
-        stream.set_nodelay(true).expect("a socket");
-        stream.write_all(request).expect("is written");
-        let mut answer = [0u8; 65536];
-        let mut got = stream.read(&mut answer).expect("an answer");
-        while got > 0 && !complete(&answer[..got]) {
-            match stream.read(&mut answer[got..]).expect("an answer") {
-                0 => break,
-                n => got += n,
-            }
-        }
-        assert!(got > 0, "{} answers nothing", self.name);
-        let took = began.elapsed();
-        if self.keeps {
-            self.keep = Some(stream);
-        }
-        took
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn complete(answer: &[u8]) -> bool {
-    !answer.starts_with(b"HTTP") || String::from_utf8_lossy(answer).ends_with("hello\n")
-}
 
 fn field(pid: u32, file: &str, name: &str) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -99,14 +28,13 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-fn cycle(number: u32, mut program: Program, server: &Arc<Server>) {
+fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>) {
     let pid = program.child.id();
     let dir = tempfile::tempdir_in(std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into))
         .expect("a directory");
     let holder = Arc::new(Holder::default());
     let predictor = Predictor::LastUse;
     let mut proc = Proc::create(number, dir.path(), server.clone(), holder, predictor).expect("a proc");
-    let request = program.request;
     for _ in 0..50 {
         program.ask(request);
     }
@@ -193,14 +121,14 @@ fn main() {
         "| program | hot RSS/PSS KB | hibernated | awake RSS | first deflate ms | later | hot us | set in RAM | packed | on disk | faults | set | converted |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
-    const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
     let only = std::env::args().nth(1).unwrap_or_default();
     let wanted = |name: &str| only.is_empty() || only == name;
     if wanted("lighttpd") {
         let mut command = Command::new("/usr/sbin/lighttpd");
         cycle(
             1,
-            Program::start("lighttpd", 18081, GET, true, command.arg("-D").arg("-f").arg(at("lighttpd.conf"))),
+            Program::start("lighttpd", 18081, true, command.arg("-D").arg("-f").arg(at("lighttpd.conf"))),
+            GET,
             &server,
         );
     }
@@ -209,18 +137,18 @@ fn main() {
         command
             .args(["--enable-debug-command", "yes", "--port", "18082", "--save", "", "--bind", "127.0.0.1", "--dir"])
             .arg(dir.path());
-        let mut redis = Program::start("redis 100 MB", 18082, b"GET key:4242\r\n", true, &mut command);
+        let mut redis = Program::start("redis 100 MB", 18082, true, &mut command);
         redis.ask(b"DEBUG POPULATE 100000 key 1000\r\n");
         redis.ask(b"DEBUG POPULATE 1 set 1\r\n");
-        cycle(2, redis, &server);
+        cycle(2, redis, b"GET key:4242\r\n", &server);
     }
     if wanted("python") {
         let python = Path::new("/usr/bin/python3");
         let mut command = Command::new(if python.exists() { python } else { Path::new("python3") });
         command.args(["-m", "http.server", "18083", "--bind", "127.0.0.1", "-d"]).arg(dir.path());
-        cycle(3, Program::start("python http.server", 18083, b"GET / HTTP/1.0\r\n\r\n", false, &mut command), &server);
+        cycle(3, Program::start("python http.server", 18083, false, &mut command), b"GET / HTTP/1.0\r\n\r\n", &server);
     }
     if wanted("node") {
-        cycle(4, Program::start("node", 18084, GET, true, Command::new("/usr/bin/node").arg(at("n.js"))), &server);
+        cycle(4, Program::start("node", 18084, true, Command::new("/usr/bin/node").arg(at("n.js"))), GET, &server);
     }
 }
