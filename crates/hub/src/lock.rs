@@ -8,6 +8,10 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// For so long a lock is waited for that a dead daemon has left with others.
+const LEFT_BEHIND: Duration = Duration::from_secs(2);
 
 /// Why a data directory could not be taken.
 #[derive(Debug, thiserror::Error)]
@@ -69,14 +73,23 @@ impl DataLock {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                file.read_to_string(&mut text).map_err(failed)?;
-                return Err(LockError::Held { data: data.to_owned(), pid: text.trim().parse().ok() });
+        let until = Instant::now() + LEFT_BEHIND;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    let mut text = String::new();
+                    file.rewind().and_then(|()| file.read_to_string(&mut text)).map_err(failed)?;
+                    let pid = text.trim().parse().ok();
+                    // A child of one that was killed has the lock too until it executes its program.
+                    let is_gone = pid.is_some_and(|pid: u32| !Path::new(&format!("/proc/{pid}")).exists());
+                    if !is_gone || Instant::now() > until {
+                        return Err(LockError::Held { data: data.to_owned(), pid });
+                    }
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(errno) => return Err(failed(errno.into())),
             }
-            Err(errno) => return Err(failed(errno.into())),
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;

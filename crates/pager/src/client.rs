@@ -145,12 +145,12 @@ impl Pager {
         }
     }
 
-    /// Installs the working set and lets held threads go.
+    /// Installs the working set for this kind of wake and lets held threads go.
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn wake(&self, name: &str) -> Result<Woken, PagerError> {
-        match self.call(&Request::Wake { name: name.into() })? {
+    pub fn wake(&self, name: &str, kind: &str) -> Result<Woken, PagerError> {
+        match self.call(&Request::Wake { name: name.into(), kind: kind.into() })? {
             Answer::Woken(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
@@ -171,8 +171,9 @@ impl Pager {
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn rouse(&self, name: &str) -> Result<(), PagerError> {
-        let bytes = serde_json::to_vec(&Request::Rouse { name: name.into() }).expect("requests are plain data");
+    pub fn rouse(&self, name: &str, kind: &str) -> Result<(), PagerError> {
+        let bytes = serde_json::to_vec(&Request::Rouse { name: name.into(), kind: kind.into() })
+            .expect("requests are plain data");
         let mut connection = self.rousing.lock().expect("no holder of this lock panics");
         let sent = connection.as_ref().is_some_and(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
         if !sent {

@@ -13,7 +13,7 @@
 use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
-use crate::set::{History, Keep, Prediction, Record, Stored};
+use crate::set::{Expectation, Histories, Keep, Page as SetPage, Record, Stored};
 use crate::slots::Change;
 use crate::space::{Kind, Mapping, Reason, mappings};
 use crate::swap::{Aligned, PAGE};
@@ -83,7 +83,7 @@ pub(crate) struct Saved {
 pub(crate) fn save_all(
     pid: u32,
     memory: &Memory,
-    history: &mut History,
+    histories: &mut Histories,
     how: How<'_>,
 ) -> io::Result<(Saved, Option<Stored>)> {
     let pagemap = pagemap::open(pid)?;
@@ -97,7 +97,7 @@ pub(crate) fn save_all(
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
     let maps = without(maps, &how.leave);
     let (segments, pages) = register(memory, &maps, &regions, &mut report)?;
-    let stored = save(pid, memory, &pages, history, how.keep, &mut report)?;
+    let stored = save(pid, memory, &pages, histories, how.keep, &mut report)?;
     let mut parts: Vec<(Range<u64>, bool)> = segments.into_iter().map(|range| (range, true)).collect();
     if how.drop_files {
         parts.extend(clean_files(&maps, &regions, &mut report).map(|range| (range, false)));
@@ -206,36 +206,40 @@ fn clean_files<'a>(
 
 /// The set that is expected next, with room for the bytes of its pages.
 struct Collected {
-    held_back: HashSet<u64>,
+    kinds: Vec<String>,
     index: HashMap<u64, usize>,
-    pages: Vec<(u64, Option<u32>)>,
+    /// Address, bits of its kinds, slot once it has bytes.
+    pages: Vec<(u64, u8, Option<u32>)>,
     bytes: Aligned,
 }
 
 impl Collected {
-    fn new(Prediction { pages: mut predicted, held_back }: Prediction) -> Self {
+    fn new(Expectation { pages: mut predicted, kinds }: Expectation) -> Self {
         predicted.sort_unstable();
         let bytes = Aligned::new(predicted.len() * PAGE);
-        let index = predicted.iter().enumerate().map(|(index, page)| (*page, index)).collect();
-        Self { held_back, index, pages: predicted.into_iter().map(|page| (page, None)).collect(), bytes }
+        let index = predicted.iter().enumerate().map(|(index, (page, _))| (*page, index)).collect();
+        Self { kinds, index, pages: predicted.into_iter().map(|(page, kinds)| (page, kinds, None)).collect(), bytes }
     }
 
     fn take(&mut self, address: u64, slot: Option<u32>, bytes: &[u8]) {
         if let (Some(index), Some(slot)) = (self.index.get(&address), slot) {
-            self.pages[*index].1 = Some(slot);
+            self.pages[*index].2 = Some(slot);
             self.bytes[index * PAGE..(index + 1) * PAGE].copy_from_slice(bytes);
         }
     }
 
     /// Those that have bytes, which are all that are no zeros.
     fn keep(self, how: Keep<'_>) -> io::Result<Option<Stored>> {
-        let have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].1.is_some()).collect();
+        let have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].2.is_some()).collect();
         let mut bytes = Aligned::new(have.len() * PAGE);
         for (to, from) in have.iter().enumerate() {
             bytes[to * PAGE..(to + 1) * PAGE].copy_from_slice(&self.bytes[from * PAGE..(from + 1) * PAGE]);
         }
-        let pages = have.into_iter().filter_map(|index| Some((self.pages[index].0, self.pages[index].1?))).collect();
-        Stored::keep(pages, self.held_back, bytes, how)
+        let page = |index: usize| {
+            let (address, kinds, slot) = self.pages[index];
+            Some(SetPage { address, slot: slot?, kinds })
+        };
+        Stored::keep(have.into_iter().filter_map(page).collect(), self.kinds, bytes, how)
     }
 }
 
@@ -244,15 +248,15 @@ fn save(
     pid: u32,
     memory: &Memory,
     pages: &[Page],
-    history: &mut History,
+    histories: &mut Histories,
     keep: Keep<'_>,
     report: &mut Deflated,
 ) -> io::Result<Option<Stored>> {
     let mut state = memory.state();
     if let Some(record) = record(&state.since, pages) {
-        history.push(record);
+        histories.push(&state.since.kind, record);
     }
-    let mut set = Collected::new(if keep == Keep::Nowhere { Prediction::default() } else { history.predict() });
+    let mut set = Collected::new(if keep == Keep::Nowhere { Expectation::default() } else { histories.expect() });
     let needed: Vec<&Page> = pages.iter().filter(|p| p.written || set.index.contains_key(&p.address)).collect();
     let mut buffer = Aligned::new(CHUNK * PAGE);
     let mut changes = Vec::new();
@@ -279,10 +283,14 @@ fn save(
     // Pages that are expected and have not come back this time.
     let there: HashSet<u64> = pages.iter().map(|page| page.address).collect();
     let missing: Vec<u64> = set.index.keys().copied().filter(|page| !there.contains(page)).collect();
-    for address in missing {
-        if let Some((slot, _)) = state.map.runs().get(address) {
-            state.read(slot, &mut buffer[..PAGE])?;
-            set.take(address, Some(slot), &buffer[..PAGE]);
+    let mut missing: Vec<(u32, u64)> =
+        missing.into_iter().filter_map(|page| Some((state.map.runs().get(page)?.0, page))).collect();
+    missing.sort_unstable();
+    for run in missing.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(CHUNK)) {
+        let bytes = &mut buffer[..run.len() * PAGE];
+        state.read(run[0].0, bytes)?;
+        for ((slot, page), bytes) in run.iter().zip(bytes.chunks_exact(PAGE)) {
+            set.take(*page, Some(*slot), bytes);
         }
     }
     let stored = set.keep(keep)?;
@@ -295,11 +303,11 @@ fn save(
     Ok(stored)
 }
 
-/// What a process that was woken, and now stands still, is expected to need next.
+/// Learns what a process that was woken, and now stands still, has needed since.
 ///
 /// # Errors
 /// The kernel's.
-pub(crate) fn expected(pid: u32, since: &Since, history: &mut History) -> io::Result<Prediction> {
+pub(crate) fn learn(pid: u32, since: &Since, histories: &mut Histories) -> io::Result<()> {
     let pagemap = pagemap::open(pid)?;
     let filter = Filter { any: States::PRESENT, tell: States::PRESENT | States::WRITTEN, ..Filter::default() };
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
@@ -310,9 +318,9 @@ pub(crate) fn expected(pid: u32, since: &Since, history: &mut History) -> io::Re
         pages.extend(range.step_by(PAGE).map(|address| Page { address, written }));
     }
     if let Some(record) = record(since, &pages) {
-        history.push(record);
+        histories.push(&since.kind, record);
     }
-    Ok(history.predict())
+    Ok(())
 }
 
 /// What came back since the last sleep; none if there was none.

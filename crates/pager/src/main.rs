@@ -21,7 +21,7 @@ fn serve(dir: &Path) -> anyhow::Result<()> {
         let _ = std::fs::write("/proc/self/oom_score_adj", "-900");
         let own = std::env::current_exe().context("cannot tell its own path")?;
         let keeper = Keeper::connect_or_spawn(&own.with_file_name("kip-keeper"), dir)?;
-        Ok(Service::new(keeper)?)
+        Ok(Service::new(keeper, dir)?)
     })?;
     let Some((seat, listener, service)) = prepared else { return Ok(()) };
     tracing::info!(pid = std::process::id(), version = env!("CARGO_PKG_VERSION"), "the pager serves");

@@ -9,7 +9,7 @@
 //! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
 //! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
 
-use crate::set::Stored;
+use crate::set::{Page, Stored};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
 use crate::swap::{Aligned, PAGE};
@@ -66,6 +66,8 @@ impl std::fmt::Debug for Bell {
 /// What happened since the last sleep.
 #[derive(Debug, Clone, Default)]
 pub struct Since {
+    /// What the wake was for.
+    pub kind: String,
     /// Pages whose faults were served, in order.
     pub faults: Vec<u64>,
     /// Pages that came along with others.
@@ -78,6 +80,8 @@ pub struct Since {
     pub woke: Option<(Instant, u64)>,
     /// Pages of the set that were installed.
     pub installed: usize,
+    /// Pages of the whole set.
+    pub set_pages: usize,
 }
 
 /// What can change while it is served.
@@ -215,32 +219,30 @@ struct Installed {
 }
 
 /// Installs the pages of a set that missing pages still hold, run by run; tells which, and gives back those held back.
-fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored) -> io::Result<Installed> {
+fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored, kind: &str) -> io::Result<Installed> {
     let mut installed = Installed::default();
-    let held_back = Arc::clone(&set.held_back);
+    let bits = set.bits(kind);
     set.each(|pages, bytes| {
-        for (index, (address, slot)) in pages.iter().enumerate().filter(|(_, (address, _))| held_back.contains(address))
-        {
+        for (index, page) in pages.iter().enumerate().filter(|(_, page)| page.kinds & bits == 0) {
             let bytes = bytes[index * PAGE..(index + 1) * PAGE].into();
-            installed.at_hand.push((*address, (*slot, bytes)));
+            installed.at_hand.push((page.address, (page.slot, bytes)));
         }
-        let valid = |(address, slot): &(u64, u32)| {
-            !held_back.contains(address) && runs.get(*address).is_some_and(|(s, _)| s == *slot)
-        };
+        let valid =
+            |page: &Page| page.kinds & bits != 0 && runs.get(page.address).is_some_and(|(slot, _)| slot == page.slot);
         let mut run: Range<usize> = 0..0;
         for index in 0..=pages.len() {
             let good = pages.get(index).is_some_and(valid);
-            let follows = good && !run.is_empty() && pages[run.end - 1].0 + PAGE64 == pages[index].0;
+            let follows = good && !run.is_empty() && pages[run.end - 1].address + PAGE64 == pages[index].address;
             if follows {
                 run.end = index + 1;
                 continue;
             }
             if !run.is_empty() {
                 let part = &bytes[run.start * PAGE..run.end * PAGE];
-                if fill(uffd, pages[run.start].0, part, true)? != Filled::All {
+                if fill(uffd, pages[run.start].address, part, true)? != Filled::All {
                     return Ok(false);
                 }
-                installed.pages.extend(pages[run.clone()].iter().map(|(address, _)| *address));
+                installed.pages.extend(pages[run.clone()].iter().map(|page| page.address));
             }
             run = if good { index..index + 1 } else { 0..0 };
         }
@@ -406,11 +408,13 @@ impl Memory {
     pub fn install(&self, state: &mut State) {
         let began = Instant::now();
         let Some(set) = state.armed.take() else { return };
+        state.since.set_pages = set.pages.len();
         state.read_ahead = true;
         let State { map, since, at_hand, .. } = state;
         let parts = set.split(std::thread::available_parallelism().map_or(1, usize::from));
         let (uffd, runs) = (self.uffd.as_fd(), map.runs());
-        let work = |part: Stored| install_part(uffd, runs, part);
+        let kind = since.kind.clone();
+        let work = |part: Stored| install_part(uffd, runs, part, &kind);
         let mut results = Vec::new();
         std::thread::scope(|scope| {
             let mut parts = parts.into_iter();
@@ -439,11 +443,6 @@ impl Memory {
             }
         }
         state.since.woke = Some((began, began.elapsed().as_micros() as u64));
-    }
-
-    /// Installs the set now, as the first fault would have.
-    pub fn wake(&self) {
-        self.install(&mut self.state());
     }
 
     /// Brings every page back that is out, in parts of `PART` pages between which other faults are served. `present` are

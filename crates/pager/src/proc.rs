@@ -15,7 +15,7 @@ use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::Parked;
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
-use crate::set::{History, Keep, Predictor, Stored};
+use crate::set::{Histories, Keep, Predictor, Stored};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
@@ -142,11 +142,14 @@ impl Nursery for Family {
 /// Name of the directory with the pages of a generation.
 const PARKED: &str = "parked";
 
+/// What a wake by a first touch is for, of which nobody knows more.
+const TOUCH: &str = "touch";
+
 /// What is known of a process beside its memory.
 #[derive(Debug)]
 struct Known {
     id: SpaceId,
-    history: History,
+    histories: Histories,
     /// What its first fault is to install.
     set: Option<Stored>,
 }
@@ -232,7 +235,7 @@ impl Proc {
             let memory = Arc::new(Memory::new(id, uffd, map, family.source()));
             family.spaces().insert(id, Member { memory, pid });
             if let Some(pid) = pid {
-                proc.known.insert(pid, Known { id, history: History::new(predictor), set: None });
+                proc.known.insert(pid, Known { id, histories: Histories::new(predictor), set: None });
             }
         }
         let spaces: Vec<Arc<Memory>> = family.spaces().values().map(|member| member.memory.clone()).collect();
@@ -247,6 +250,12 @@ impl Proc {
     pub fn memory(&self, pid: u32) -> Option<Arc<Memory>> {
         let id = self.known.get(&pid)?.id;
         self.family.spaces().get(&id).map(|member| member.memory.clone())
+    }
+
+    /// Pages of the set of a process: see [`crate::protocol::Look::set_pages`].
+    pub fn set_pages(&self, pid: u32, state: &State) -> usize {
+        let sleeping = self.known.get(&pid).and_then(|known| known.set.as_ref()).or(state.armed.as_ref());
+        sleeping.map_or(state.since.set_pages, |set| set.pages.len())
     }
 
     /// The swap file.
@@ -297,7 +306,7 @@ impl Proc {
             };
             let known = self.known.get_mut(&pid).expect("it has a space");
             let how = How { drop_files: way.drop_files, keep, leave: scratch.at..scratch.at + scratch.length() };
-            let (mut saved, set) = deflate::save_all(pid, &memory, &mut known.history, how)?;
+            let (mut saved, set) = deflate::save_all(pid, &memory, &mut known.histories, how)?;
             known.set = set;
             saved.report.converted = converted;
             Ok((memory, saved))
@@ -334,7 +343,7 @@ impl Proc {
             member.pid = Some(pid);
         }
         std::fs::write(self.family.path(memory.id, "pid"), pid.to_string())?;
-        let known = Known { id: memory.id, history: History::new(self.predictor), set: None };
+        let known = Known { id: memory.id, histories: Histories::new(self.predictor), set: None };
         self.known.insert(pid, known);
         Ok(memory)
     }
@@ -374,19 +383,22 @@ impl Proc {
             if let Some(known) = self.known.get_mut(pid) {
                 let mut state = memory.state();
                 state.armed = known.set.take();
+                state.since.kind = TOUCH.to_owned();
                 state.bell = bell.cloned();
             }
         }
     }
 
-    /// Installs the sets of processes that are still stopped, or armed, now; what cannot be installed comes by faults.
-    pub fn wake(&mut self, pids: &[u32]) {
+    /// Installs the sets of processes that are still stopped, or armed, now; what cannot be installed comes by faults. `kind`
+    /// is what they are woken for.
+    pub fn wake(&mut self, pids: &[u32], kind: &str) {
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
             let set = self.known.get_mut(pid).and_then(|known| known.set.take());
             let mut state = memory.state();
             state.bell = None;
             state.armed = set.or(state.armed.take());
+            kind.clone_into(&mut state.since.kind);
             memory.install(&mut state);
             state.read_ahead = true;
         }

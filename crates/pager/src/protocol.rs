@@ -33,9 +33,18 @@ pub struct Order {
     pub prefetch: bool,
     /// Clean pages of files are dropped too.
     pub drop_files: bool,
-    /// What wakes it while it is held, for people: one for each descriptor that comes with the order. The first that is
-    /// readable wakes it, and all are closed here before it runs.
-    pub watch: Vec<String>,
+    /// What wakes it while it is held: one for each descriptor that comes with the order. The first that is readable wakes
+    /// it, and all are closed here before it runs.
+    pub watch: Vec<Watch>,
+}
+
+/// Something that wakes a held proc.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Watch {
+    /// For people.
+    pub label: String,
+    /// The kind of wake that this is: it has a working set of its own.
+    pub kind: String,
 }
 
 /// A proc that was rebuilt from a generation without a part of its memory.
@@ -53,6 +62,8 @@ pub struct Rebuilt {
     pub processes: Vec<(u32, u32, u64)>,
     /// The working set is installed; otherwise every page comes by a fault.
     pub prefetch: bool,
+    /// As in [`Watch`].
+    pub kind: String,
 }
 
 /// What the daemon asks for.
@@ -72,11 +83,15 @@ pub enum Request {
     Wake {
         /// The proc.
         name: String,
+        /// As in [`Watch`].
+        kind: String,
     },
     /// Wakes a held proc, without an answer: [`Event::Woke`] tells when it runs. The fastest way.
     Rouse {
         /// The proc.
         name: String,
+        /// As in [`Watch`].
+        kind: String,
     },
     /// Brings all memory back and forgets the proc, which runs on.
     Restore {
@@ -182,6 +197,8 @@ pub struct Look {
     pub faults: u64,
     /// Pages that were installed ahead.
     pub installed: u64,
+    /// Pages of the working set: of the next wake while it sleeps, else of the last.
+    pub set_pages: u64,
 }
 
 /// A finished [`Request::Wake`].
@@ -235,7 +252,7 @@ pub enum Event {
         turn: u64,
         /// From the first fault or the order on.
         woken: Woken,
-        /// Which of its [`Order::watch`] it was, if it was one.
+        /// The label of that of its [`Order::watch`] that it was, if it was one.
         by: Option<String>,
     },
     /// A page that a proc waits for is damaged where it lies: the proc must be ended.

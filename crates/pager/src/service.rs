@@ -3,12 +3,13 @@
 //! A proc that is held is held by the thread that stopped it, because a trace belongs to a thread: it waits for the order
 //! to let go. If we die the kernel lets all of them run, and they wait at their first missing page for the next pager.
 
+mod adoption;
 mod custody;
 mod parking;
 
-use crate::memory::{Bell, SpaceId};
+use crate::memory::Bell;
 use crate::proc::{Custodian as _, Proc, Sets, Way};
-use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Woken};
+use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Watch, Woken};
 use crate::serve::Server;
 use crate::set::Predictor;
 use crate::stop::{Stopped, stop};
@@ -58,7 +59,7 @@ enum Let {
     /// Let it go, and say so.
     Go(mpsc::Sender<()>),
     /// Wake it.
-    Wake(Instant),
+    Wake(Instant, String),
 }
 
 /// The way to a thread that holds a proc.
@@ -106,6 +107,8 @@ pub struct Service {
     keeper: Arc<Keeper>,
     server: Arc<Server>,
     procs: Mutex<HashMap<String, Slot>>,
+    /// Procs of which a dead pager had something out that could not be taken up, and why.
+    broken: Mutex<HashMap<String, String>>,
     followers: Mutex<Vec<OwnedFd>>,
     budget: AtomicUsize,
     in_memory: AtomicUsize,
@@ -123,21 +126,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Service {
-    /// Serves nobody yet.
+    /// Serves what a dead pager of the data directory `dir` had out, and nobody else yet.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn new(keeper: Keeper) -> io::Result<Arc<Service>> {
+    pub fn new(keeper: Keeper, dir: &Path) -> io::Result<Arc<Service>> {
         let (news, heard) = mpsc::channel();
         let service = Arc::new(Service {
             keeper: Arc::new(keeper),
             server: Arc::new(Server::start()?),
             procs: Mutex::default(),
+            broken: Mutex::default(),
             followers: Mutex::default(),
             budget: DEFAULT_BUDGET.into(),
             in_memory: 0.into(),
             news,
         });
+        service.take_up_all(dir);
         let teller = Arc::clone(&service);
         std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&heard))?;
         Ok(service)
@@ -209,11 +214,11 @@ impl Service {
                     self.budget.store(bytes, Ordering::Relaxed);
                     Ok(Answer::Done)
                 }
-                Request::Rouse { name } => {
-                    self.rouse(&name);
+                Request::Rouse { name, kind } => {
+                    self.rouse(&name, kind);
                     continue;
                 }
-                Request::Wake { name } => self.wake(&name).map(Answer::Woken),
+                Request::Wake { name, kind } => self.wake(&name, &kind).map(Answer::Woken),
                 Request::Inflate(rebuilt) => self.inflate(rebuilt, fds).map(Answer::Woken),
                 Request::Restore { name } => self.restore(&name).map(|()| Answer::Done),
                 Request::Forget { name } => {
@@ -267,6 +272,7 @@ impl Service {
     }
 
     fn hibernate(&self, order: Order, watch: Vec<OwnedFd>, answer: impl FnOnce(Hibernated)) -> Result<(), String> {
+        self.sound(&order.name)?;
         let slot = self.slot(&order.name);
         let mut guard = lock(&slot);
         if guard.is_none() {
@@ -333,7 +339,7 @@ impl Service {
         told: (&mpsc::Receiver<Let>, &OwnedFd),
     ) {
         let (orders, bell) = told;
-        let mut by = None;
+        let mut by: Option<&Watch> = None;
         let told = loop {
             let ends: Vec<OwnedFd> =
                 stopped.processes.keys().filter_map(|pid| kip_sys::process::pidfd_open(*pid).ok()).collect();
@@ -341,12 +347,12 @@ impl Service {
             let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             if let Err(error) = rustix::io::retry_on_intr(|| poll(&mut fds, None)) {
                 tracing::error!(proc = order.name, %error, "a held proc is let go");
-                break Some(Let::Wake(Instant::now()));
+                break Some(Let::Wake(Instant::now(), String::new()));
             }
             let at = Instant::now();
-            by = fds[..watch.len()].iter().position(|fd| !fd.revents().is_empty());
-            if by.is_some() {
-                break Some(Let::Wake(at));
+            by = fds[..watch.len()].iter().position(|fd| !fd.revents().is_empty()).map(|index| &order.watch[index]);
+            if let Some(by) = by {
+                break Some(Let::Wake(at, by.kind.clone()));
             }
             if let Ok(told) = orders.try_recv() {
                 break Some(told);
@@ -358,9 +364,9 @@ impl Service {
         };
         // The program may close what we have duplicates of, and that is to be a close.
         drop(watch);
-        let by = by.and_then(|index| order.watch.get(index).cloned());
+        let by = by.map(|by| by.label.clone());
         match told {
-            Some(Let::Wake(at)) => {
+            Some(Let::Wake(at, kind)) => {
                 let mut guard = loop {
                     if let Ok(guard) = slot.try_lock() {
                         break guard;
@@ -376,7 +382,7 @@ impl Service {
                 if let Some(entry) = guard.as_mut() {
                     entry.holder = None;
                     entry.asleep.store(false, Ordering::SeqCst);
-                    entry.proc.wake(&entry.pids);
+                    entry.proc.wake(&entry.pids, &kind);
                 }
                 stopped.go();
                 drop(guard);
@@ -397,23 +403,23 @@ impl Service {
         self.in_memory.fetch_sub(std::mem::take(&mut entry.set_bytes), Ordering::Relaxed);
     }
 
-    fn rouse(&self, name: &str) {
+    fn rouse(&self, name: &str, kind: String) {
         let at = Instant::now();
         if let Some(slot) = self.known(name)
             && let Some(entry) = lock(&slot).as_ref()
             && let Some(holder) = &entry.holder
         {
-            holder.tell(Let::Wake(at));
+            holder.tell(Let::Wake(at, kind));
         }
     }
 
-    fn wake(&self, name: &str) -> Result<Woken, String> {
+    fn wake(&self, name: &str, kind: &str) -> Result<Woken, String> {
         let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
         let mut guard = lock(&slot);
         let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
-        entry.proc.wake(&entry.pids);
+        entry.proc.wake(&entry.pids, kind);
         self.sets_are_used(entry);
         let install_us = micros(began);
         entry.let_go();
@@ -421,6 +427,7 @@ impl Service {
     }
 
     fn restore(&self, name: &str) -> Result<(), String> {
+        self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(()) };
         let mut guard = lock(&slot);
         let Some(entry) = guard.as_mut() else { return Ok(()) };
@@ -433,6 +440,7 @@ impl Service {
     }
 
     fn forget(&self, name: &str) {
+        lock(&self.broken).remove(name);
         let entry = self.known(name).and_then(|slot| lock(&slot).take());
         self.give_up(name, entry);
         if let Err(e) = self.keeper.drop_prefix(&held_prefix(name)) {
@@ -452,48 +460,14 @@ impl Service {
         }
     }
 
-    fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), String> {
-        let slot = self.slot(name);
-        let mut guard = lock(&slot);
-        if guard.is_some() {
-            return Ok(());
-        }
-        let prefix = held_prefix(name);
-        let held = self.keeper.get_prefix(&prefix).map_err(line)?;
-        let named =
-            |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
-        let held: Vec<_> = held.into_iter().filter_map(named).collect();
-        if held.is_empty() {
-            // It had nothing out.
-            drop(guard);
-            lock(&self.procs).remove(name);
-            return clear(directory).map_err(|e| format!("{}: {e}", directory.display()));
-        }
-        let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
-        let custodian = self.custodian(name, number);
-        let proc =
-            Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
-        let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
-        let directory = directory.to_owned();
-        *guard = Some(Entry {
-            proc,
-            number,
-            directory,
-            pids: Vec::new(),
-            holder: None,
-            asleep: Arc::default(),
-            set_bytes: 0,
-        });
-        Ok(())
-    }
-
     fn look(&self, name: &str) -> Look {
         let Some(slot) = self.known(name) else { return Look::default() };
         let guard = lock(&slot);
         let Some(entry) = guard.as_ref() else { return Look::default() };
-        let (mut faults, mut installed) = (0, 0);
-        for memory in entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)) {
+        let (mut faults, mut installed, mut set_pages) = (0, 0, 0);
+        for (pid, memory) in entry.pids.iter().filter_map(|pid| Some((pid, entry.proc.memory(*pid)?))) {
             let state = memory.state();
+            set_pages += entry.proc.set_pages(*pid, &state) as u64;
             faults += state.since.faults.len().saturating_sub(state.since.probed) as u64;
             installed += state.since.installed as u64;
         }
@@ -504,6 +478,7 @@ impl Service {
             swap_bytes: (entry.proc.swap().used() * PAGE) as u64,
             faults,
             installed,
+            set_pages,
         }
     }
 

@@ -7,12 +7,15 @@
 //! [`History::TURNS`]. And when the program has gone on to something else (at least half as much came by faults as the set
 //! had), all that was installed and not seen to be touched is held back.
 //!
+//! What is needed depends on what a wake is for: each port, timers and calls have a history of their own ([`Histories`]). Their
+//! sets are kept as one, each page with the kinds of wakes that it is installed at; at others it is held back.
+//!
 //! Prediction is pure. [`Stored`] owns the bytes, each page with the slot that it had: whoever installs it leaves out
 //! what the slot map says otherwise by then. A set is a hint: losing it loses time only.
 
 use crate::source::PageSource;
 use crate::swap::{Aligned, PAGE, open_direct};
-use kip_snapshot::pages::Expected;
+use kip_snapshot::pages::{Expected, WorkingSet};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
@@ -83,6 +86,8 @@ pub struct History {
 }
 
 impl History {
+    /// The most pages of a set: a program that looked at all it has shall not wait for all of it the next time. 16 MiB.
+    pub const MOST: usize = 4096;
     /// A page that was not seen to be touched the last time is held back in one of this many sets.
     pub const TURNS: u64 = 32;
     /// One that never was, in one of so many.
@@ -93,20 +98,22 @@ impl History {
         Self { records: VecDeque::new(), predictor, turn: 0, confirmed: HashSet::new() }
     }
 
-    /// One that goes on after its process was parked: what is known of the set that it was parked with.
-    pub fn resumed(predictor: Predictor, set: &[Expected], turn: u64) -> Self {
-        let confirmed = set.iter().filter(|page| page.confirmed).map(|page| page.address).collect();
-        Self { turn, confirmed, ..Self::new(predictor) }
+    /// One that goes on after its process was parked with this set.
+    pub fn resumed(predictor: Predictor, set: &WorkingSet) -> Self {
+        let last = Record { from_set: set.pages.iter().map(|page| page.address).collect(), ..Record::default() };
+        let confirmed = set.pages.iter().filter(|page| page.confirmed).map(|page| page.address).collect();
+        Self { records: VecDeque::from([last]), turn: set.turn, confirmed, ..Self::new(predictor) }
     }
 
-    /// Pages, with what is known of them, and the turn: for [`History::resumed`].
-    pub fn told(&self, next: &Prediction) -> (Vec<Expected>, u64) {
+    /// What is expected next, with what is known of it: for [`History::resumed`].
+    pub fn told(&self, kind: &str) -> WorkingSet {
+        let Prediction { pages, held_back } = self.predict();
         let tell = |page: &u64| Expected {
             address: *page,
             confirmed: self.confirmed.contains(page),
-            held_back: next.held_back.contains(page),
+            held_back: held_back.contains(page),
         };
-        (next.pages.iter().map(tell).collect(), self.turn)
+        WorkingSet { kind: kind.to_owned(), turn: self.turn, pages: pages.iter().map(tell).collect() }
     }
 
     fn depth(&self) -> usize {
@@ -142,6 +149,7 @@ impl History {
             }
         }
         order.retain(|page| seen[page] >= least);
+        order.truncate(Self::MOST);
         let Some(last) = self.records.front() else { return Prediction::default() };
         let certain: HashSet<u64> = last.touched.iter().copied().collect();
         let doubted: HashSet<u64> =
@@ -157,6 +165,76 @@ impl History {
         let mixed = (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let turns = if self.confirmed.contains(&page) { Self::TURNS } else { Self::FIRST_TURNS };
         mixed % turns == self.turn % turns
+    }
+}
+
+/// The histories of one address space, by what it was woken for.
+#[derive(Debug)]
+pub struct Histories {
+    predictor: Predictor,
+    /// The newest first.
+    kinds: Vec<(String, History)>,
+}
+
+/// The pages that are expected next, those first that are needed first: each with a bit for every kind of wake that it is
+/// installed at.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Expectation {
+    /// The kinds.
+    pub kinds: Vec<String>,
+    /// Address and bits of each page.
+    pub pages: Vec<(u64, u8)>,
+}
+
+impl Expectation {
+    fn of(sets: &[WorkingSet]) -> Self {
+        let mut found = Self { kinds: sets.iter().map(|set| set.kind.clone()).collect(), pages: Vec::new() };
+        let mut places = HashMap::new();
+        for (number, set) in sets.iter().enumerate() {
+            for page in &set.pages {
+                let place = *places.entry(page.address).or_insert_with(|| {
+                    found.pages.push((page.address, 0));
+                    found.pages.len() - 1
+                });
+                found.pages[place].1 |= u8::from(!page.held_back) << number;
+            }
+        }
+        found
+    }
+}
+
+impl Histories {
+    /// Kinds that are kept apart; the one that has not come for longest makes place.
+    pub const MOST: usize = 8;
+
+    /// None.
+    pub fn new(predictor: Predictor) -> Self {
+        Self { predictor, kinds: Vec::new() }
+    }
+
+    /// Those of a process that was parked with these sets.
+    pub fn resumed(predictor: Predictor, sets: &[WorkingSet]) -> Self {
+        let resume = |set: &WorkingSet| (set.kind.clone(), History::resumed(predictor, set));
+        Self { predictor, kinds: sets.iter().take(Self::MOST).map(resume).collect() }
+    }
+
+    /// Adds what came back since a wake of this kind.
+    pub fn push(&mut self, kind: &str, record: Record) {
+        let known = self.kinds.iter().position(|(known, _)| known == kind).map(|place| self.kinds.remove(place));
+        let (kind, mut history) = known.unwrap_or_else(|| (kind.to_owned(), History::new(self.predictor)));
+        history.push(record);
+        self.kinds.insert(0, (kind, history));
+        self.kinds.truncate(Self::MOST);
+    }
+
+    /// The sets of all kinds.
+    pub fn told(&self) -> Vec<WorkingSet> {
+        self.kinds.iter().map(|(kind, history)| history.told(kind)).collect()
+    }
+
+    /// What is expected next.
+    pub fn expect(&self) -> Expectation {
+        Expectation::of(&self.told())
     }
 }
 
@@ -204,11 +282,21 @@ fn written(path: &Path, bytes: &Aligned) -> io::Result<File> {
 /// A set with its bytes.
 #[derive(Debug)]
 pub struct Stored {
-    /// Address and slot of each page, by address.
-    pub pages: Vec<(u64, u32)>,
-    /// Those of them that are not to be installed, but kept at hand.
-    pub held_back: Arc<HashSet<u64>>,
+    /// By address.
+    pub pages: Vec<Page>,
+    kinds: Arc<[String]>,
     data: Data,
+}
+
+/// A page of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Page {
+    /// Its address.
+    pub address: u64,
+    /// The slot that it had.
+    pub slot: u32,
+    /// Bits of the kinds of wakes that it is installed at: [`Stored::bits`].
+    pub kinds: u8,
 }
 
 impl Stored {
@@ -216,12 +304,7 @@ impl Stored {
     ///
     /// # Errors
     /// The file system's.
-    pub fn keep(
-        pages: Vec<(u64, u32)>,
-        held_back: HashSet<u64>,
-        bytes: Aligned,
-        how: Keep<'_>,
-    ) -> io::Result<Option<Self>> {
+    pub fn keep(pages: Vec<Page>, kinds: Vec<String>, bytes: Aligned, how: Keep<'_>) -> io::Result<Option<Self>> {
         if pages.is_empty() {
             return Ok(None);
         }
@@ -238,12 +321,28 @@ impl Stored {
             }
             Keep::File(path) => Data::File(Arc::new(written(path, &bytes)?), 0),
         };
-        Ok(Some(Self { pages, held_back: Arc::new(held_back), data }))
+        Ok(Some(Self { pages, kinds: kinds.into(), data }))
     }
 
-    /// A set whose bytes lie one behind the other in a source, from `slot` on.
-    pub fn in_source(pages: Vec<(u64, u32)>, held_back: HashSet<u64>, source: Arc<dyn PageSource>, slot: u32) -> Self {
-        Self { pages, held_back: Arc::new(held_back), data: Data::Source(source, slot) }
+    /// The sets that a process was parked with. The bytes lie one behind the other in a source, by address, from `first` on;
+    /// `slot` tells the slot that a page has now, if it can be missing.
+    pub fn parked(
+        sets: &[WorkingSet],
+        slot: impl Fn(u64) -> Option<u32>,
+        source: Arc<dyn PageSource>,
+        first: u32,
+    ) -> Option<Self> {
+        let Expectation { kinds, mut pages } = Expectation::of(sets);
+        pages.sort_unstable();
+        // A page that cannot be missing has no slot, and this is that of no page.
+        let page = |(address, kinds)| Page { address, slot: slot(address).unwrap_or(u32::MAX), kinds };
+        let pages: Vec<Page> = pages.into_iter().map(page).collect();
+        (!pages.is_empty()).then(|| Self { pages, kinds: kinds.into(), data: Data::Source(source, first) })
+    }
+
+    /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is installed.
+    pub fn bits(&self, kind: &str) -> u8 {
+        self.kinds.iter().position(|known| known == kind).map_or(u8::MAX, |place| 1 << place)
     }
 
     /// Bytes of memory that it takes.
@@ -253,7 +352,7 @@ impl Stored {
             Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
             Data::File(..) | Data::Source(..) => 0,
         };
-        data + self.pages.len() * size_of::<(u64, u32)>()
+        data + self.pages.len() * size_of::<Page>()
     }
 
     /// The same in about equal parts, at most `most` of at least [`LEAST_PART`] pages each.
@@ -270,7 +369,7 @@ impl Stored {
                 Data::Source(source, slot) => Data::Source(Arc::clone(source), *slot + pages as u32),
                 Data::Plain(_) => unreachable!("it is not split"),
             };
-            let rest = Stored { pages: rest, held_back: Arc::clone(&self.held_back), data };
+            let rest = Stored { pages: rest, kinds: Arc::clone(&self.kinds), data };
             found.push(std::mem::replace(&mut self, rest));
         }
         found.push(self);
@@ -281,7 +380,7 @@ impl Stored {
     ///
     /// # Errors
     /// The file system's; `InvalidData`; those of `take`.
-    pub fn each(self, mut take: impl FnMut(&[(u64, u32)], &[u8]) -> io::Result<bool>) -> io::Result<()> {
+    pub fn each(self, mut take: impl FnMut(&[Page], &[u8]) -> io::Result<bool>) -> io::Result<()> {
         match self.data {
             Data::Plain(bytes) => take(&self.pages, &bytes).map(drop),
             Data::Packed(blocks) => {
@@ -399,10 +498,31 @@ mod tests {
     fn what_is_known_of_a_set_outlives_parking() {
         let mut history = History::new(Predictor::LastUse);
         history.push(Record { touched: pages(&[1, 2]), came_along: pages(&[3]), ..Record::default() });
-        let (set, turn) = history.told(&history.predict());
-        assert_eq!(set.iter().map(|p| p.confirmed).collect::<Vec<_>>(), [true, true, false]);
-        let again = History::resumed(Predictor::LastUse, &set, turn);
-        assert_eq!((again.turn, again.confirmed), (history.turn, history.confirmed));
+        let set = history.told("tcp 80");
+        assert_eq!(set.pages.iter().map(|p| p.confirmed).collect::<Vec<_>>(), [true, true, false]);
+        let again = History::resumed(Predictor::LastUse, &set);
+        assert_eq!((again.turn, &again.confirmed), (history.turn, &history.confirmed));
+        assert_eq!(again.predict().pages, history.predict().pages);
+    }
+
+    #[test]
+    fn each_kind_of_wake_has_a_set_of_its_own() {
+        let mut histories = Histories::new(Predictor::LastUse);
+        let touched = |list: &[u64]| Record { touched: pages(list), ..Record::default() };
+        histories.push("tcp 80", touched(&[1, 2]));
+        histories.push("timer", touched(&[2, 3]));
+        let Expectation { kinds, pages: expected } = histories.expect();
+        assert_eq!(kinds, ["timer", "tcp 80"]);
+        let bits: Vec<(u64, u8)> = expected.iter().map(|(page, bits)| (page / PAGE as u64, *bits)).collect();
+        assert_eq!(bits, [(2, 0b11), (3, 0b01), (1, 0b10)]);
+        histories.push("tcp 80", touched(&[4]));
+        assert_eq!(histories.expect().kinds, ["tcp 80", "timer"], "the newest first");
+        (0..20).for_each(|n| histories.push(&format!("tcp {n}"), touched(&[n])));
+        assert_eq!(histories.expect().kinds.len(), Histories::MOST);
+        let list = vec![Page { address: 0, slot: 0, kinds: 1 }];
+        let stored =
+            Stored::keep(list, vec!["a".into(), "b".into()], Aligned::new(PAGE), Keep::Memory).unwrap().unwrap();
+        assert_eq!((stored.bits("a"), stored.bits("b"), stored.bits("c")), (1, 2, u8::MAX));
     }
 
     #[test]
@@ -413,15 +533,16 @@ mod tests {
         for how in [Keep::Packed(usize::MAX, &path), Keep::File(&path), Keep::Memory] {
             let mut bytes = Aligned::new(count * PAGE);
             bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
-            let list: Vec<(u64, u32)> = (0..count as u64).map(|n| (n * PAGE as u64, n as u32)).collect();
-            let parts = Stored::keep(list.clone(), HashSet::new(), bytes, how).unwrap().unwrap().split(2);
+            let page = |n: u64| Page { address: n * PAGE as u64, slot: n as u32, kinds: 1 };
+            let list: Vec<Page> = (0..count as u64).map(page).collect();
+            let parts = Stored::keep(list.clone(), Vec::new(), bytes, how).unwrap().unwrap().split(2);
             assert_eq!(parts.len(), if how == Keep::Memory { 1 } else { 2 });
             let mut got = Vec::new();
             for part in parts {
                 part.each(|pages, bytes| {
-                    for ((address, slot), bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
-                        assert!(bytes.iter().all(|b| *b == *slot as u8));
-                        got.push((*address, *slot));
+                    for (page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
+                        assert!(bytes.iter().all(|b| *b == page.slot as u8));
+                        got.push(*page);
                     }
                     Ok(true)
                 })
@@ -439,10 +560,12 @@ mod tests {
             let mut bytes = Aligned::new(3 * PAGE);
             bytes.iter_mut().enumerate().for_each(|(i, b)| *b = (i / 1000) as u8);
             let expected = bytes.to_vec();
-            let list = vec![(0, 5), (PAGE as u64, 9), (9 * PAGE as u64, 1)];
+            let list =
+                [(0, 5), (1, 9), (9, 1)].map(|(page, slot)| Page { address: page * PAGE as u64, slot, kinds: 1 });
+            let list = list.to_vec();
             let (mut pages, mut got) = (Vec::new(), Vec::new());
-            let stored = Stored::keep(list.clone(), HashSet::new(), bytes, how).unwrap().unwrap();
-            let take = |some: &[(u64, u32)], bytes: &[u8]| {
+            let stored = Stored::keep(list.clone(), Vec::new(), bytes, how).unwrap().unwrap();
+            let take = |some: &[Page], bytes: &[u8]| {
                 pages.extend_from_slice(some);
                 got.extend_from_slice(bytes);
                 Ok(true)

@@ -55,7 +55,7 @@ fn held_processes_come_back_complete() {
     torture.send('c');
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert!(rss(torture.pid) <= asleep, "it is held");
-    rig.proc.wake(&[torture.pid]);
+    rig.proc.wake(&[torture.pid], "");
     assert!(rss(torture.pid) > 10 << 20);
     stopped.go();
     assert_eq!(torture.receive(), "ok");

@@ -167,10 +167,10 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
             let run = runs.get(runs.partition_point(|run| run.end() <= address))?;
             (run.start <= address).then(|| part(run, address, address + PAGE as u64))
         };
-        process.set.retain(|expected| place(expected.address).is_some());
-        let mut places: Vec<Run> = process.set.iter().filter_map(|expected| place(expected.address)).collect();
-        places.sort_unstable_by_key(|run| run.start);
-        for run in places {
+        for set in &mut process.sets {
+            set.pages.retain(|expected| place(expected.address).is_some());
+        }
+        for run in process.expected().into_iter().filter_map(place) {
             if let std::collections::btree_map::Entry::Vacant(vacant) = open.entry(run.file) {
                 let path = growing.join(&map.files[run.file as usize].name);
                 vacant.insert(File::open(&path).map_err(io_at(&path))?);
@@ -193,7 +193,7 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pages::{Expected, Process};
+    use crate::pages::{Expected, Process, WorkingSet};
 
     fn run(start: u64, pages: u32, file: u32, first: u32) -> Run {
         Run { start: start * PAGE as u64, pages, file, first }
@@ -232,9 +232,11 @@ mod tests {
         assert!(copied.len() == 10 * PAGE && copied[0] == 7 && copied[9 * PAGE] == 16);
 
         let expect = |page: u64| Expected { address: page * PAGE as u64, confirmed: true, held_back: false };
-        map.processes.get_mut(&2).unwrap().set = vec![expect(2001), expect(999), expect(1001), expect(3)];
+        let set = |pages| WorkingSet { pages, ..WorkingSet::default() };
+        let two = vec![set(vec![expect(2001), expect(999), expect(1001)]), set(vec![expect(1001), expect(3)])];
+        map.processes.get_mut(&2).unwrap().sets = two;
         write_sets(&mut map, &growing).unwrap();
-        assert_eq!(map.processes[&2].set, [expect(2001), expect(1001), expect(3)], "the one that is nowhere is gone");
+        assert_eq!(map.processes[&2].sets[0].pages, [expect(2001), expect(1001)], "the one that is nowhere is gone");
         let sets = fs::read(growing.join(crate::pages::SETS)).unwrap();
         let first: Vec<u8> = sets.chunks(PAGE).map(|page| page[0]).collect();
         assert_eq!(first, [104, 8, 4], "by address");

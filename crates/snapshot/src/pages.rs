@@ -6,8 +6,9 @@
 //!
 //! Layout, little-endian 64-bit words: `KIPPAGES`, CRC-32 of all that follows, number of files, number of processes; per file
 //! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; per
-//! process its number, the turn of its working set, the count of its runs, the count of pages in its set; then each run as
-//! start, pages, file, first page in it; then the set's addresses, with 1 added to those that are confirmed, 2 to those held back.
+//! process its number, the count of its runs, the count of its working sets; then each run as start, pages, file, first
+//! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind padded to words, the
+//! addresses in the order in which they are needed, with 1 added to those that are confirmed, 2 to those held back.
 
 use crate::{SnapshotError, io_at};
 use std::collections::BTreeMap;
@@ -66,15 +67,34 @@ pub struct Expected {
     pub held_back: bool,
 }
 
+/// The pages that are expected to be needed first at a wake of one kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WorkingSet {
+    /// The kind: a port, a timer, a call.
+    pub kind: String,
+    /// How many sets of this kind there have been.
+    pub turn: u64,
+    /// In the order in which they are needed.
+    pub pages: Vec<Expected>,
+}
+
 /// The memory of one process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Process {
     /// By address, none over another.
     pub runs: Vec<Run>,
-    /// Pages that are expected to be needed first, in that order; their bytes lie in [`SETS`] too.
-    pub set: Vec<Expected>,
-    /// How many sets there have been.
-    pub turn: u64,
+    /// The newest kind first. The bytes of all pages that any of them has lie in [`SETS`] once more.
+    pub sets: Vec<WorkingSet>,
+}
+
+impl Process {
+    /// The pages of all sets, by address.
+    pub fn expected(&self) -> Vec<u64> {
+        let mut pages: Vec<u64> = self.sets.iter().flat_map(|set| &set.pages).map(|page| page.address).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages
+    }
 }
 
 /// All of it.
@@ -113,25 +133,21 @@ impl PageMap {
         let mut words = vec![MAGIC, 0, self.files.len() as u64, self.processes.len() as u64];
         for file in &self.files {
             words.extend([file.name.len() as u64, file.sums.len() as u64]);
-            words.extend(file.name.as_bytes().chunks(8).map(|part| {
-                let mut word = [0; 8];
-                word[..part.len()].copy_from_slice(part);
-                u64::from_le_bytes(word)
-            }));
+            words.extend(text_words(&file.name));
             let pair = |pair: &[u32]| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32;
             words.extend(file.sums.chunks(2).map(pair));
         }
         for (pid, process) in &self.processes {
-            words.extend([u64::from(*pid), process.turn, process.runs.len() as u64, process.set.len() as u64]);
+            words.extend([u64::from(*pid), process.runs.len() as u64, process.sets.len() as u64]);
             for run in &process.runs {
                 words.extend([run.start, run.pages.into(), run.file.into(), run.first.into()]);
             }
-            words.extend(
-                process
-                    .set
-                    .iter()
-                    .map(|page| page.address | u64::from(page.confirmed) | u64::from(page.held_back) << 1),
-            );
+            for set in &process.sets {
+                words.extend([set.kind.len() as u64, set.turn, set.pages.len() as u64]);
+                words.extend(text_words(&set.kind));
+                let word = |page: &Expected| page.address | u64::from(page.confirmed) | u64::from(page.held_back) << 1;
+                words.extend(set.pages.iter().map(word));
+            }
         }
         let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let crc = u64::from(crc32fast::hash(&bytes[16..]));
@@ -169,15 +185,14 @@ impl PageMap {
         let mut map = PageMap::default();
         for _ in 0..files {
             let (length, pages) = (reader.word()? as usize, reader.word()? as usize);
-            let name = reader.take(length.checked_next_multiple_of(8)?)?;
-            let name = String::from_utf8(name.get(..length)?.to_vec()).ok()?;
+            let name = reader.text(length)?;
             let sums = reader.take(pages.checked_mul(4)?.checked_next_multiple_of(8)?)?;
             let sums = sums.chunks_exact(4).take(pages).map(|s| u32::from_le_bytes([s[0], s[1], s[2], s[3]])).collect();
             map.files.push(PageFile { name, sums });
         }
         for _ in 0..processes {
-            let (pid, turn, runs, set) = (reader.word()? as u32, reader.word()?, reader.word()?, reader.word()?);
-            let mut process = Process { turn, ..Process::default() };
+            let (pid, runs, sets) = (reader.word()? as u32, reader.word()?, reader.word()?);
+            let mut process = Process::default();
             for _ in 0..runs {
                 let (start, pages, file, first) = (reader.word()?, reader.word()?, reader.word()?, reader.word()?);
                 let run = Run { start, pages: pages as u32, file: file as u32, first: first as u32 };
@@ -187,9 +202,15 @@ impl PageMap {
                 }
                 process.runs.push(run);
             }
-            for _ in 0..set {
-                let word = reader.word()?;
-                process.set.push(Expected { address: word & !3, confirmed: word & 1 != 0, held_back: word & 2 != 0 });
+            for _ in 0..sets {
+                let (length, turn, pages) = (reader.word()? as usize, reader.word()?, reader.word()?);
+                let mut set = WorkingSet { kind: reader.text(length)?, turn, pages: Vec::new() };
+                for _ in 0..pages {
+                    let word = reader.word()?;
+                    let (confirmed, held_back) = (word & 1 != 0, word & 2 != 0);
+                    set.pages.push(Expected { address: word & !3, confirmed, held_back });
+                }
+                process.sets.push(set);
             }
             map.processes.insert(pid, process);
         }
@@ -238,6 +259,15 @@ impl PageFile {
     }
 }
 
+/// A text as words.
+fn text_words(text: &str) -> impl Iterator<Item = u64> + '_ {
+    text.as_bytes().chunks(8).map(|part| {
+        let mut word = [0; 8];
+        word[..part.len()].copy_from_slice(part);
+        u64::from_le_bytes(word)
+    })
+}
+
 /// Bytes that are taken from the front.
 struct Reader<'a>(&'a [u8]);
 
@@ -246,6 +276,11 @@ impl<'a> Reader<'a> {
         let (head, rest) = self.0.split_at_checked(length)?;
         self.0 = rest;
         Some(head)
+    }
+
+    fn text(&mut self, length: usize) -> Option<String> {
+        let padded = self.take(length.checked_next_multiple_of(8)?)?;
+        String::from_utf8(padded.get(..length)?.to_vec()).ok()
     }
 
     fn word(&mut self) -> Option<u64> {
@@ -271,17 +306,14 @@ mod tests {
         map.files[a as usize].sums = vec![1, 2, 3];
         map.files[b as usize].sums = vec![4];
         let run = |start, pages, first| Run { start, pages, file: a, first };
-        map.processes.insert(
-            2,
-            Process {
-                runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)],
-                set: vec![
-                    Expected { address: 0x9000, confirmed: true, held_back: false },
-                    Expected { address: 0x1000, confirmed: false, held_back: true },
-                ],
-                turn: 9,
-            },
-        );
+        let (yes, no) = (true, false);
+        let first = Expected { address: 0x9000, confirmed: yes, held_back: no };
+        let second = Expected { address: 0x1000, confirmed: no, held_back: yes };
+        let sets = vec![
+            WorkingSet { kind: "tcp 8080".into(), turn: 9, pages: vec![first, second] },
+            WorkingSet { kind: String::new(), turn: 0, pages: Vec::new() },
+        ];
+        map.processes.insert(2, Process { runs: vec![run(0x1000, 2, 0), run(0x9000, 1, 2)], sets });
         map.processes.insert(7, Process::default());
         map
     }

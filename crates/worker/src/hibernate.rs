@@ -11,7 +11,7 @@ use kip_checkpoint::clocks::{Clocks, Due, Now, Source, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::wake::{Trigger, WakeEvent};
 use kip_pager::client::{MOST_WATCHED, PagerError};
-use kip_pager::protocol::{Hibernated, Look, Order};
+use kip_pager::protocol::{Hibernated, Look, Order, Watch};
 use kip_types::{Hibernate, WakeOn};
 use std::collections::BTreeMap;
 use std::fs;
@@ -69,7 +69,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         hold,
         prefetch: proc.spec.timing.prefetch,
         drop_files: !proc.spec.timing.keep_files,
-        watch: quiet.iter().map(|(_, label)| label.clone()).collect(),
+        watch: quiet.iter().map(|(_, label)| Watch { label: label.clone(), kind: kind_of(label) }).collect(),
     };
     let watch: Vec<_> = quiet.iter().map(|(fd, _)| fd.as_fd()).collect();
     let report = proc.shared.pager.hibernate(order, &watch);
@@ -92,6 +92,16 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
     });
     Ok(Done { report, memory_bytes, held })
+}
+
+/// The kind of wake that a trigger is, which has a working set of its own: the port, a timer, or a call from outside.
+pub(crate) fn kind_of(trigger: &str) -> String {
+    let mut words = trigger.split(' ');
+    match (words.next(), words.next().and_then(|address| address.rsplit(':').next())) {
+        (Some(protocol @ ("tcp" | "udp")), Some(port)) => format!("{protocol} {port}"),
+        (Some("timer"), _) => "timer".to_owned(),
+        _ => "call".to_owned(),
+    }
 }
 
 /// What the wake plane calls an event of such a socket.
@@ -211,6 +221,15 @@ fn sockets_before(tree: &Tree) -> BTreeMap<u32, (OwnedFd, SavedOptions)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn triggers_are_of_kinds() {
+        assert_eq!(kind_of("tcp 0.0.0.0:6379 (connection)"), "tcp 6379");
+        assert_eq!(kind_of("tcp [::ffff:10.213.0.1]:7100 from [::ffff:10.213.0.255]:59720 (data)"), "tcp 7100");
+        assert_eq!(kind_of("udp 10.0.0.1:53 (datagram)"), "udp 53");
+        assert_eq!(kind_of("timer (timerfd)"), "timer");
+        assert_eq!(kind_of("operator"), "call");
+    }
 
     #[test]
     fn reads_timerfds() {

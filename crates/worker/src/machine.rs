@@ -336,7 +336,9 @@ impl Machine {
                     if matches!(handle.status.borrow().record.state, State::Hibernated { .. }) {
                         // It is held. The program may run as soon as our duplicates are gone; its task hears of it after that.
                         machine.wake_plane.remove(&key);
-                        if let Err(e) = machine.pager.rouse(handle.proc.name.as_str()) {
+                        if let Err(e) =
+                            machine.pager.rouse(handle.proc.name.as_str(), &crate::hibernate::kind_of(&label))
+                        {
                             tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
                         }
                     }

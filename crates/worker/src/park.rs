@@ -274,7 +274,7 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
         let Some((inside, own)) = inside.and_then(|inside| Some((inside, map.processes.get_mut(&inside)?))) else {
             return Err(ParkError::Unmatched { pid: host });
         };
-        (own.set, own.turn) = (std::mem::take(&mut process.set), process.turn);
+        own.sets = std::mem::take(&mut process.sets);
         process.runs = carry::without(&process.runs, &own.runs);
         carried.processes.insert(inside, process);
     }

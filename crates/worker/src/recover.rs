@@ -131,7 +131,7 @@ fn still_blocked(proc: &Proc, state: &State) -> bool {
         return true;
     }
     if (look.asleep || look.held)
-        && let Err(e) = proc.shared.pager.wake(proc.name.as_str())
+        && let Err(e) = proc.shared.pager.wake(proc.name.as_str(), "call")
     {
         tracing::warn!(proc = %proc.name, error = chain(&e), "a hibernated proc is not woken");
     }

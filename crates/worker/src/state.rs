@@ -33,9 +33,6 @@ pub(crate) struct Record {
     /// Wakes since it was last started.
     #[serde(default)]
     pub(crate) wakes: u64,
-    /// Pages of the working set, at its last hibernation.
-    #[serde(default)]
-    pub(crate) set_pages: u64,
 }
 
 impl Record {
@@ -53,7 +50,6 @@ impl Record {
             cannot_sleep: Vec::new(),
             tick_wakes: 0,
             wakes: 0,
-            set_pages: 0,
         }
     }
 

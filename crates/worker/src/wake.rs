@@ -125,15 +125,15 @@ impl Drop for Lifted<'_> {
     }
 }
 
-/// Restores the generation; returns the host pid of the sandbox's pid 1.
-pub(crate) fn wake(proc: &Proc, generation: Generation, steps: &mut Steps) -> Result<u32, WakeError> {
+/// Restores the generation for `trigger`; returns the host pid of the sandbox's pid 1.
+pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
     let manifest: Manifest<Body> = kip_snapshot::open(&images)?;
     let body = &manifest.body;
     let with_pins = pins::base_changed(&body.pins);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     if let Some(ready) = rebuild::ready(proc, &images, &manifest) {
-        match rebuild::rebuild(proc, &images, &manifest, &ready, with_pins, steps) {
+        match rebuild::rebuild(proc, &images, &manifest, &ready, with_pins, trigger, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {

@@ -5,13 +5,14 @@ use super::{Custodian, Known, PARKED, Proc};
 use crate::deflate;
 use crate::parked::{self, Parked};
 use crate::serve::Server;
-use crate::set::{History, Prediction, Predictor, Stored};
+use crate::set::{Histories, Predictor, Stored};
 use crate::slots::{Change, Runs};
 use crate::source;
 use crate::space::{self, Kind};
 use crate::swap::{PAGE, Swap};
 use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
 use kip_sys::uffd::{self, Catch};
+use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -36,20 +37,15 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32
     let Some(mut next) = parked.sets() else { return HashMap::new() };
     let place = |(inside, process): (&u32, &Process)| {
         let slot = next;
-        next += process.set.len() as u32;
+        next += process.expected().len() as u32;
         (*inside, slot)
     };
     processes.iter().map(place).collect()
 }
 
-/// The working set that a process was parked with.
-fn stored_set(process: &Process, runs: &Runs, parked: &Arc<Parked>, slot: u32) -> Option<Stored> {
-    let mut addresses: Vec<u64> = process.set.iter().map(|page| page.address).collect();
-    addresses.sort_unstable();
-    // A page that was not left out has no slot, and that of no page fits it.
-    let pages = addresses.iter().map(|page| (*page, runs.get(*page).map_or(u32::MAX, |(slot, _)| slot))).collect();
-    let held_back = process.set.iter().filter(|page| page.held_back).map(|page| page.address).collect();
-    (!addresses.is_empty()).then(|| Stored::in_source(pages, held_back, parked.clone(), slot))
+/// Whether a process could not be looked at because it is no more.
+fn has_ended(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::NotFound || Errno::from_io_error(e) == Some(Errno::SRCH)
 }
 
 /// Watches all of a rebuilt process's memory that may be missing, and tells where that lies. What is missing and cannot come
@@ -80,7 +76,7 @@ fn watch_missing(pid: u32, uffd: BorrowedFd<'_>, all: &[Run], can_come: u64, par
 
 impl Proc {
     /// A proc that was rebuilt from the generation in `parked`, without a part of its memory. None of its processes may run
-    /// yet. Their sets are installed at once if there is to be prefetching.
+    /// yet. Their sets for this kind of wake are installed at once if there is to be prefetching.
     ///
     /// # Errors
     /// The file system's and the kernel's; `InvalidData` if something is missing that cannot come. The processes must be
@@ -95,6 +91,7 @@ impl Proc {
         generation: &Path,
         processes: Vec<Unfilled>,
         prefetch: bool,
+        kind: &str,
     ) -> io::Result<Self> {
         let swap = Arc::new(Swap::create(&directory.join("swap"))?);
         parked::keep(generation, &directory.join(PARKED)).map_err(io::Error::other)?;
@@ -106,14 +103,17 @@ impl Proc {
             let process = known.remove(&inside).unwrap_or_default();
             uffd::api(uffd.as_fd(), crate::memory::features())?;
             let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
-            let stored = set_slots.remove(&inside).and_then(|slot| stored_set(&process, &runs, &parked, slot));
+            let slot = |page| runs.get(page).map(|(slot, _)| slot);
+            let parked_set = |first| Stored::parked(&process.sets, slot, parked.clone(), first);
+            let stored = set_slots.remove(&inside).and_then(parked_set);
             let memory = proc.family.take_in(uffd, runs, Some(host))?;
             std::fs::write(proc.family.path(memory.id, "pid"), host.to_string())?;
-            let history = History::resumed(predictor, &process.set, process.turn);
-            proc.known.insert(host, Known { id: memory.id, history, set: None });
+            let histories = Histories::resumed(predictor, &process.sets);
+            proc.known.insert(host, Known { id: memory.id, histories, set: None });
             proc.server.add(&memory, proc.family.clone())?;
             let mut state = memory.state();
             state.armed = stored.filter(|_| prefetch);
+            kind.clone_into(&mut state.since.kind);
             memory.install(&mut state);
             state.read_ahead = true;
         }
@@ -150,7 +150,11 @@ impl Proc {
             const EXECUTE: u64 = 4;
             const LENGTH: u64 = 2 * PAGE as u64;
             let memory = self.family.spaces().get(&known.id).map(|member| member.memory.clone());
-            let lowest = space::mappings(*pid)?.into_iter().find(|mapping| mapping.protection & EXECUTE != 0);
+            let mappings = match space::mappings(*pid) {
+                Err(e) if has_ended(&e) => continue,
+                other => other?,
+            };
+            let lowest = mappings.into_iter().find(|mapping| mapping.protection & EXECUTE != 0);
             if let (Some(memory), Some(mapping)) = (memory, lowest) {
                 let end = mapping.range.end.min(mapping.range.start + LENGTH);
                 memory.bring_range(mapping.range.start..end, &[])?;
@@ -166,6 +170,7 @@ impl Proc {
     /// # Errors
     /// The kernel's: a process cannot be looked at.
     pub fn account(&mut self) -> io::Result<PageMap> {
+        self.sweep();
         let mut map = PageMap::default();
         for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
             let PageFile { name, sums } = file;
@@ -189,15 +194,13 @@ impl Proc {
                 let (file, first) = place.ok_or(io::ErrorKind::InvalidData)?;
                 runs.push(Run { start: range.start, pages, file, first });
             }
-            let expected = match &known.set {
-                Some(set) => Prediction {
-                    pages: set.pages.iter().map(|(address, _)| *address).collect(),
-                    held_back: (*set.held_back).clone(),
-                },
-                None => deflate::expected(*pid, &state.since, &mut known.history)?,
-            };
-            let (set, turn) = known.history.told(&expected);
-            map.processes.insert(*pid, Process { runs, set, turn });
+            if known.set.is_none() {
+                match deflate::learn(*pid, &state.since, &mut known.histories) {
+                    Err(e) if has_ended(&e) => continue,
+                    other => other?,
+                }
+            }
+            map.processes.insert(*pid, Process { runs, sets: known.histories.told() });
         }
         Ok(map)
     }

@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, mpsc};
 
 /// Prefix of all names in the keeper; no proc can be called so.
-const PREFIX: &str = "@pager";
+pub(super) const PREFIX: &str = "@pager/";
 
 /// The keeper as the second holder of a proc's userfaultfds.
 pub(super) struct InKeeper {
@@ -22,7 +22,7 @@ pub(super) struct InKeeper {
 
 /// Prefix of a proc's names.
 pub(super) fn held_prefix(name: &str) -> String {
-    format!("{PREFIX}/{name}/")
+    format!("{PREFIX}{name}/")
 }
 
 impl InKeeper {
@@ -50,4 +50,11 @@ impl Custodian for InKeeper {
         let (name, number, message) = (self.name.clone(), self.number, error.to_string());
         let _ = self.news.send(News::Told(Event::Damaged { name, number, message }));
     }
+}
+
+/// The proc that a name in the keeper belongs to, and its number.
+pub(super) fn owner(key: &str) -> Option<(String, u32)> {
+    let (name, id) = key.strip_prefix(PREFIX)?.rsplit_once('/')?;
+    let id = SpaceId::from_str_radix(id, 16).ok()?;
+    Some((name.to_owned(), (id >> 32) as u32))
 }

@@ -15,7 +15,7 @@ use std::time::Instant;
 impl Service {
     pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, String> {
         let began = Instant::now();
-        let Rebuilt { name, number, directory, generation, processes, prefetch } = rebuilt;
+        let Rebuilt { name, number, directory, generation, processes, prefetch, kind } = rebuilt;
         // What an earlier try left.
         self.forget(&name);
         if processes.len() != uffds.len() {
@@ -30,7 +30,7 @@ impl Service {
             clear(&directory).and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory)).and_then(|()| {
                 let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
                 let predictor = Predictor::LastUse;
-                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch)
+                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch, &kind)
             });
         let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         let entry = Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
@@ -40,6 +40,7 @@ impl Service {
     }
 
     pub(super) fn settle(&self, name: &str) -> Result<bool, String> {
+        self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(false) };
         let mut guard = lock(&slot);
         let Some(entry) = guard.as_mut() else { return Ok(false) };

@@ -96,7 +96,6 @@ impl Task {
             at_ms: now_ms(),
         };
         let detail = format!("frozen {} us, {} bytes written", view.frozen_us, view.bytes_written);
-        self.record.set_pages = report.set_pages;
         let next = self.record.after(Input::Hibernated).map_err(|e| self.unfit(&e))?;
         self.keep(Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..next });
         fault::reach("hibernate-recorded");
@@ -137,7 +136,8 @@ impl Task {
         let left = self.leave_hibernation();
         steps.done("decide");
         let proc = Arc::clone(&self.proc);
-        let woken = blocking(move || proc.shared.pager.wake(proc.name.as_str())).await;
+        let kind = hibernate::kind_of(&trigger);
+        let woken = blocking(move || proc.shared.pager.wake(proc.name.as_str(), &kind)).await;
         match woken {
             Ok(woken) => {
                 steps.done_with("install", woken.install_us);

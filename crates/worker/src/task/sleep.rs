@@ -192,8 +192,9 @@ impl Task {
         let next = self.sleeping.take().and_then(|s| s.next);
         steps.done("decide");
         let proc = Arc::clone(&self.proc);
+        let for_what = trigger.clone();
         let (result, steps) = blocking(move || {
-            let result = wake::wake(&proc, generation, &mut steps);
+            let result = wake::wake(&proc, generation, &for_what, &mut steps);
             (result, steps)
         })
         .await;

@@ -87,6 +87,7 @@ pub(super) fn rebuild(
     manifest: &Manifest<Body>,
     ready: &Ready,
     with_pins: bool,
+    trigger: &str,
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
     let body = &manifest.body;
@@ -124,7 +125,8 @@ pub(super) fn rebuild(
     let result = std::thread::scope(|scope| {
         let check = scope.spawn(|| verify(images, manifest, &ready.plan));
         let mut inflating = None;
-        let waited = rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled))));
+        let waited =
+            rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled, trigger))));
         steps.done("memory");
         let inflated = inflating.map(|inflating| inflating.join().expect("the pager's client does not panic"));
         if inflated.is_some() {
@@ -188,7 +190,7 @@ fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), S
 }
 
 /// Lets the pager look after what was left out.
-fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled]) -> Result<(), Failure> {
+fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], trigger: &str) -> Result<(), Failure> {
     let rebuilt = Rebuilt {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
@@ -196,6 +198,7 @@ fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled]) -> Result<(), Fail
         generation: images.to_owned(),
         processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
         prefetch: proc.spec.timing.prefetch,
+        kind: hibernate::kind_of(trigger),
     };
     let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
     proc.shared.pager.inflate(rebuilt, &uffds)?;

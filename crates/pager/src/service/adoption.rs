@@ -1,0 +1,75 @@
+//! Takes up what a pager that has died had out: before anybody can ask for anything, or a proc of which something is out would
+//! be taken for one that has all its memory.
+
+use super::custody::{held_prefix, owner};
+use super::{Entry, Service, clear, line, lock};
+use crate::memory::SpaceId;
+use crate::proc::Proc;
+use crate::set::Predictor;
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+impl Service {
+    /// All that the keeper holds. What cannot be taken up is told to whoever asks for it ([`Service::sound`]).
+    pub(super) fn take_up_all(&self, dir: &Path) {
+        let held = match self.keeper.list(super::custody::PREFIX) {
+            Ok(held) => held,
+            Err(e) => return tracing::error!(error = line(e), "the keeper does not tell what is out"),
+        };
+        let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();
+        for (name, number) in owners {
+            let directory = dir.join("procs").join(&name).join("pager");
+            if let Err(message) = self.adopt(&name, number, &directory) {
+                tracing::error!(proc = name, message, "what it had out is not taken up: it waits");
+                lock(&self.broken).insert(name, message);
+            }
+        }
+    }
+
+    /// Refuses a proc whose memory is out and could not be taken up.
+    pub(super) fn sound(&self, name: &str) -> Result<(), String> {
+        match lock(&self.broken).get(name) {
+            Some(message) => Err(message.clone()),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), String> {
+        let slot = self.slot(name);
+        let mut guard = lock(&slot);
+        if guard.is_some() {
+            return Ok(());
+        }
+        let prefix = held_prefix(name);
+        let held = self.keeper.get_prefix(&prefix).map_err(line)?;
+        let named =
+            |(key, fd): (String, OwnedFd)| Some((SpaceId::from_str_radix(key.strip_prefix(&prefix)?, 16).ok()?, fd));
+        let held: Vec<_> = held.into_iter().filter_map(named).collect();
+        if held.is_empty() {
+            // It had nothing out.
+            drop(guard);
+            lock(&self.procs).remove(name);
+            return clear(directory).map_err(|e| format!("{}: {e}", directory.display()));
+        }
+        let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
+        let custodian = self.custodian(name, number);
+        let proc =
+            Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
+        let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
+        let directory = directory.to_owned();
+        lock(&self.broken).remove(name);
+        *guard = Some(Entry {
+            proc,
+            number,
+            directory,
+            pids: Vec::new(),
+            holder: None,
+            asleep: Arc::default(),
+            set_bytes: 0,
+        });
+        Ok(())
+    }
+}
