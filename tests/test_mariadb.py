@@ -6,7 +6,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -71,14 +71,14 @@ def mariadb(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     proc.remove()
 
 
-def cycles(mariadb: Proc, count: int) -> None:
+def cycles(mariadb: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sleep) -> None:
     port = mariadb.port()
     steady = Session(port)
     steady.ask("CREATE TEMPORARY TABLE test.mine (x INT)")
     rows, crc, total = steady.ask(CHECKSUM)[0]
     assert rows == "20000"
     for cycle in range(1, count + 1):
-        mariadb.sleep()
+        sleep(mariadb)
         session = steady if cycle % 2 else Session(port)
         session.ask(f"UPDATE test.rows SET n = n + 1 WHERE id = {cycle}")
         assert session.ask(CHECKSUM) == [[rows, crc, str(int(total) + cycle)]]
@@ -94,16 +94,31 @@ def test_twenty_cycles(mariadb: Proc) -> None:
     cycles(mariadb, CYCLES)
 
 
-def test_transaction_lives_through_a_sleep(mariadb: Proc) -> None:
+def test_hibernated(mariadb: Proc) -> None:
+    """In place, its memory out; it ticks, so that it is held. Parked from there by turns."""
+    cycles(mariadb, CYCLES // 3, Proc.hibernate)
+    view = mariadb.hibernate()
+    assert view["last_sleep"]["held"]
+    assert view["memory"]["pss_bytes"] < view["last_sleep"]["memory_bytes"] / 2, view
+
+    def both(mariadb: Proc) -> None:
+        mariadb.hibernate()
+        mariadb.sleep()
+
+    cycles(mariadb, 2, both)
+
+
+@pytest.mark.parametrize("to_sleep", [Proc.sleep, Proc.hibernate], ids=["parked", "hibernated"])
+def test_transaction_lives_through_a_sleep(mariadb: Proc, to_sleep: Callable[[Proc], object]) -> None:
     """An open transaction is neither lost nor committed, and its locks hold."""
     one = Session(mariadb.port())
     one.ask("BEGIN")
     one.ask("UPDATE test.rows SET body = 'changed' WHERE id = 19999")
-    mariadb.sleep()
+    to_sleep(mariadb)
     two = Session(mariadb.port())
     assert two.ask("SELECT body <> 'changed' FROM test.rows WHERE id = 19999") == [["1"]]
     assert two.ask("SELECT id FROM test.rows WHERE id IN (19998, 19999) FOR UPDATE SKIP LOCKED") == [["19998"]]
-    mariadb.sleep()
+    to_sleep(mariadb)
     one.ask("ROLLBACK")
     assert two.ask("SELECT body <> 'changed' FROM test.rows WHERE id = 19999") == [["1"]]
     one.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import smtplib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,15 +37,16 @@ def wait_delivered(proc: Proc, token: str) -> None:
         raise AssertionError(f"{error}\n{log.stdout}{log.stderr}\n{proc.logs()[-2000:]}") from error
 
 
-def cycles(postfix: Proc, count: int) -> None:
-    """Each mail wakes it. It is parked again as soon as the mail is accepted, in whatever state its queue then is, so
+def cycles(postfix: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sleep) -> None:
+    """Each mail wakes it. It is put to sleep again as soon as the mail is accepted, in whatever state its queue then is, so
     that deliveries begin in one run and end in another."""
     port = postfix.port(25)
-    tokens = [f"token-{count}-{i}-end" for i in range(count)]
+    tokens = [f"token-{sleep.__name__}-{count}-{i}-end" for i in range(count)]
     for token in tokens:
-        postfix.sleep()
+        sleep(postfix)
         send_mail(port, "alice@kip.test", token)
-        assert postfix.wait_state("running")["last_wake"]["trigger"].startswith("tcp")
+        view = postfix.wait_state("running")
+        assert view["last_wake"]["trigger"].startswith("tcp") or sleep is not Proc.sleep
     for token in tokens:
         wait_delivered(postfix, token)
     text = mailbox(postfix)
@@ -65,16 +67,38 @@ def test_twenty_cycles(postfix: Proc) -> None:
     cycles(postfix, CYCLES)
 
 
-def test_session_lives_through_a_sleep(postfix: Proc) -> None:
+def hibernate_anyhow(postfix: Proc) -> None:
+    """It may be awake again before this returns: deliveries go on."""
+    postfix.kip.cli("sleep", postfix.name, "--to", "hibernated")
+
+
+@pytest.mark.parametrize("way", ["blocked", "held"])
+def test_hibernated(kip: Kip, tmp_path: Path, way: str) -> None:
+    """All its processes in place, their memory out, in the middle of deliveries too; at rest, parked from there."""
+    server = servers.postfix()
+    tar, flags = server.tarball(tmp_path), [*server.flags, "--hibernate", way]
+    postfix = kip.run(f"postfix-{way}", server.command, ports=server.published, tar=tar, flags=flags)
+    cycles(postfix, CYCLES // 2, hibernate_anyhow)
+    view = postfix.hibernate()
+    assert view["last_sleep"]["held"] == (way == "held")
+    assert view["memory"]["pss_bytes"] < view["last_sleep"]["memory_bytes"] / 2, view
+    postfix.sleep()
+    postfix.wake()
+    cycles(postfix, 3, hibernate_anyhow)
+
+
+@pytest.mark.parametrize("to_sleep", [Proc.sleep, Proc.hibernate], ids=["parked", "hibernated"])
+def test_session_lives_through_a_sleep(postfix: Proc, to_sleep: Callable[[Proc], object]) -> None:
     """A client in the middle of its SMTP session notices nothing."""
+    token = f"twice-{to_sleep.__name__}"
     with smtplib.SMTP("127.0.0.1", postfix.port(25), local_hostname="client.test", timeout=60) as smtp:
         assert smtp.ehlo()[0] == 250
-        postfix.sleep()
+        to_sleep(postfix)
         assert smtp.mail("sender@client.test")[0] == 250
         assert smtp.rcpt("alice@kip.test")[0] == 250
-        postfix.sleep()
-        assert smtp.data("Subject: x\r\n\r\nslept twice\r\n")[0] == 250
-    wait_delivered(postfix, "slept twice")
+        to_sleep(postfix)
+        assert smtp.data(f"Subject: x\r\n\r\n{token}\r\n")[0] == 250
+    wait_delivered(postfix, token)
 
 
 def test_setgid_program_inside(postfix: Proc) -> None:

@@ -445,15 +445,20 @@ def test_there_are_steps() -> None:
         assert any(part in step for step in found), f"no step of {part} in {found}"
 
 
-def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip]) -> None:
-    """redis with 20,000 keys, the daemon killed at a handful of steps one after the other."""
+@pytest.mark.parametrize("lazy", ["off", pytest.param("on", marks=pytest.mark.soak)])
+def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) -> None:
+    """redis with 20,000 keys, the daemon killed at a handful of steps one after the other; when it is woken lazily, without
+    a working set, most of its memory is out each time it is parked."""
     kip = fresh_kip()
     server = servers.redis()
-    proc = kip.run("redis", server.command, ports=server.published)
+    proc = kip.run("redis", server.command, ports=server.published, flags=["--lazy", lazy, "--prefetch", "off"])
     client = Redis(proc.port())
     client.ask_all([("SET", f"k{i}", f"v{i}" * 3) for i in range(20_000)])
     digest = client.ask("DEBUG", "DIGEST")
     for step in [s for s in steps() if s.startswith(("park", "wake"))]:
+        if lazy == "on":
+            proc.sleep()
+            assert client.ask("GET", "k7") == b"v7v7v7"
         restart(kip, "--fault-at", step)
         kip.cli("sleep", "redis", "--to", "parked", check=False)
         if kip.alive():
