@@ -264,6 +264,12 @@ def hostile() -> Server:
     return Server("hostile", ["/srv/hostile", "7100"], 7100, {"srv/hostile": programs.c_program("hostile")}, ports=("7100",))
 
 
+def memory(criu: bool = False) -> Server:
+    """Obeys orders on its memory; programs/memory.c. Or with something that only CRIU restores."""
+    command = ["/srv/memory", "7200", *(["criu"] if criu else [])]
+    return Server("memory", command, 7200, {"srv/memory": programs.c_program("memory", "-static")}, ports=("7200",))
+
+
 def echo(*ports: int) -> Server:
     inside = ports or (9000,)
     published = tuple(f"{p}{proto}" for p in inside for proto in ("", "/udp"))
