@@ -88,7 +88,7 @@ def sleep_anyhow(proc: Proc, tier: str = "hibernated") -> None:
 # What comes back.
 
 
-@pytest.mark.parametrize("restorer, cycles", [("plan", 8), ("criu", 3)])
+@pytest.mark.parametrize("restorer, cycles", [("plan", 5), ("criu", 3)])
 def test_torture(kip: Kip, tmp_path: Path, restorer: str, cycles: int) -> None:
     """One of everything, parked and hibernated by turns: with all but a few things its wakes are lazy; with everything CRIU
     does them, of whole images although it was parked with its memory out."""

@@ -110,6 +110,9 @@ pub struct Frozen<'a> {
     pub arrived: u64,
     /// When its threads were interrupted, or a little later, nanoseconds of CLOCK_MONOTONIC.
     pub interrupted_ns: i64,
+    /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
+    /// interrupted, and both stand in calls now.
+    pub at_rest: bool,
 }
 
 /// Time cannot be taken across the sleep.
@@ -212,7 +215,7 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
         }
     }
     timers::settle_timerfds(images, frozen, &mut clocks)?;
-    if busy || arrived != 0 {
+    if busy || arrived != 0 || !frozen.at_rest {
         // Somebody may be waiting for what it was about to do, and would wait until something else happens.
         clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None });
     }

@@ -166,6 +166,8 @@ pub struct Hibernated {
     pub left: BTreeMap<String, u64>,
     /// Armed timers, if it is held.
     pub timers: Vec<Timer>,
+    /// Its threads are held. One that was at work is not although the order said so: it goes on at once.
+    pub held: bool,
 }
 
 impl Hibernated {

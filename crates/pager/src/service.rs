@@ -295,17 +295,18 @@ impl Service {
             (true, 0) => Sets::Disk,
             (true, left) => Sets::Packed(left),
         };
-        let way = Way { drop_files: order.drop_files, sets, timers: order.hold };
+        let hold = order.hold && stopped.was_at_rest();
+        let way = Way { drop_files: order.drop_files, sets, timers: hold };
         let deflated = entry.proc.deflate(&stopped, way).map_err(line)?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
-        done.frozen_us = micros(began);
+        (done.frozen_us, done.held) = (micros(began), hold);
         entry.set_bytes = done.set_bytes as usize;
         self.in_memory.fetch_add(entry.set_bytes, Ordering::Relaxed);
         entry.pids = stopped.processes.keys().copied().collect();
         let asleep = Arc::new(AtomicBool::new(true));
         entry.asleep = Arc::clone(&asleep);
-        if order.hold {
+        if hold {
             let (sender, orders) = mpsc::channel();
             let bell = Arc::new(bell);
             entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });

@@ -54,6 +54,8 @@ pub struct Stopped {
     pub processes: BTreeMap<u32, StoppedProcess>,
     /// Threads that waited in a call with a time-out of its own: which call, and since when.
     since: HashMap<u32, (u64, i64)>,
+    /// How often each thread that slept before had left a processor by then.
+    slept: HashMap<u32, u64>,
     /// When all of them had stopped: what is reckoned from here is never early.
     at: Instant,
     _here: PhantomData<*const ()>,
@@ -77,8 +79,9 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 /// # Errors
 /// See [`StopError`]; all run on then.
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
-    let since = timeouts::since(&list().map_err(StopError::List)?);
-    let mut stopped = Stopped { processes: BTreeMap::new(), since, at: Instant::now(), _here: PhantomData };
+    let before = list().map_err(StopError::List)?;
+    let (slept, since) = (sleepers(&before), timeouts::since(&before));
+    let mut stopped = Stopped { processes: BTreeMap::new(), since, slept, at: Instant::now(), _here: PhantomData };
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
@@ -107,6 +110,22 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
             stopped.wait(pid, tid, until).map_err(|source| StopError::Thread { pid, tid, source })?;
         }
     }
+}
+
+/// Threads that sleep, and how often each has left a processor.
+fn sleepers(pids: &[u32]) -> HashMap<u32, u64> {
+    let all = pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default());
+    all.filter_map(|tid| {
+        let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+        status.contains("\nState:\tS").then(|| Some((tid, left_processor(&status)?)))?
+    })
+    .collect()
+}
+
+/// How often a thread has left a processor: proc_pid_status(5).
+fn left_processor(status: &str) -> Option<u64> {
+    let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
+    Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?)
 }
 
 /// Begins to stop a thread; not so if it has ended.
@@ -150,6 +169,17 @@ impl Stopped {
             Err(e) => return Err(e),
         }
         Ok(())
+    }
+
+    /// Whether all of it slept, in calls that go on, and nothing has run but to stop. Of anything else nobody can tell what it
+    /// was about to do: a thread may have made what another waits for, between the stops of the two.
+    pub fn was_at_rest(&self) -> bool {
+        self.processes.values().flat_map(|process| &process.threads).all(|tid| {
+            let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+            let stopped_only = |before: &u64| left_processor(&status).is_some_and(|now| now <= before + 1);
+            self.slept.get(tid).is_some_and(stopped_only)
+                && trace::get_general(*tid).is_ok_and(|registers| inject::in_call(&registers))
+        })
     }
 
     /// Looks after processes that have been killed: nobody else may, as long as we trace them.

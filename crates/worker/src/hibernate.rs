@@ -75,7 +75,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
     let report = proc.shared.pager.hibernate(order, &watch);
     drop(quiet);
     let report = report?;
-    let held = hold.then(|| {
+    let held = report.held.then(|| {
         let now = Now::read();
         dues.extend(report.timers.iter().map(|timer| Due {
             source: if timer.interval_timer { Source::Interval } else { Source::Posix },

@@ -73,6 +73,8 @@ pub(crate) struct Body {
 struct Seen {
     since: Since,
     before: BTreeMap<u32, SavedOptions>,
+    /// All of it slept, and nothing ran.
+    at_rest: bool,
     pending: BTreeMap<u32, u64>,
     masks: Vec<String>,
     own_ipc: bool,
@@ -107,6 +109,8 @@ pub(crate) enum ParkError {
     Keeper(#[from] KeeperError),
     #[error("the pager, which has some of its memory, does not tell of it")]
     Pager(#[from] PagerError),
+    #[error("what it has out cannot be told")]
+    Account(#[source] PagerError),
     #[error("memory that it has out cannot be taken over")]
     Carry(#[source] SnapshotError),
     #[error("process {pid} has memory out and is not in the snapshot")]
@@ -140,7 +144,8 @@ pub(crate) struct ParkDone {
 impl ParkError {
     /// It may succeed with all memory there.
     pub(crate) fn is_about_what_is_out(&self) -> bool {
-        matches!(self, ParkError::Carry(_) | ParkError::Unmatched { .. })
+        let refused = matches!(self, ParkError::Account(PagerError::Refused(_)));
+        refused || matches!(self, ParkError::Carry(_) | ParkError::Unmatched { .. })
     }
 }
 
@@ -174,9 +179,10 @@ pub(crate) fn park(
         ghost_limit: GHOST_LIMIT,
     };
     let helper = proc.shared.helpers.take()?;
-    let before = options_before(&tree);
+    let (before, asleep) = options_before(&tree);
     let since = tree.waiting();
-    let seen = Seen { since, before, pending: tree.pending(), masks, own_ipc, out };
+    let at_rest = asleep.is_some() && asleep == tree.asleep();
+    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, own_ipc, out };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
@@ -233,7 +239,7 @@ fn settle(
     };
     let new = |(thread, signals): (u32, u64)| signals & !seen.pending.get(&thread).copied().unwrap_or(0);
     let arrived = tree.pending().into_iter().map(new).fold(0, |a, b| a | b);
-    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns };
+    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, at_rest: seen.at_rest };
     let clocks = clocks::settle(images, now, &seen.since, &frozen)?;
     let paths = sockets::file_paths(images)?;
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
@@ -264,7 +270,7 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
     }
     // Beside the images, of which it is no part.
     let (told, directory) = (images.with_extension("out"), proc.dir.join(DIRECTORY));
-    proc.shared.pager.account(proc.name.as_str(), &told)?;
+    proc.shared.pager.account(proc.name.as_str(), &told).map_err(ParkError::Account)?;
     let of_hosts = PageMap::load_from(&told);
     let _ = fs::remove_file(&told);
     let PageMap { files, processes } = of_hosts.map_err(ParkError::Carry)?;
@@ -305,7 +311,9 @@ pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
 /// something that the program has never seen. What is there already counts as seen only if every thread slept all the
 /// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
 /// something is given a moment to come to rest.
-fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
+///
+/// With it: how often each thread had left a processor then, if all slept.
+fn options_before(tree: &Tree) -> (BTreeMap<u32, SavedOptions>, Option<Vec<u64>>) {
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
@@ -315,7 +323,7 @@ fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
         if asleep.is_some() {
             let options = places(tree).into_iter().filter_map(look).collect();
             if asleep == tree.asleep() {
-                return options;
+                return (options, asleep);
             }
         }
         std::thread::sleep(BETWEEN_LOOKS);
@@ -324,7 +332,7 @@ fn options_before(tree: &Tree) -> BTreeMap<u32, SavedOptions> {
     for saved in options.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    options
+    (options, None)
 }
 
 /// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot

@@ -325,6 +325,7 @@ mod tests {
         take: &|_, _| Err(io::ErrorKind::NotFound.into()),
         arrived: 0,
         interrupted_ns: i64::MAX,
+        at_rest: true,
     };
 
     fn waiting(nr: u64, fd: u64) -> Message {

@@ -168,9 +168,13 @@ impl Proc {
     /// of its own that nobody used.
     ///
     /// # Errors
-    /// The kernel's: a process cannot be looked at.
+    /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since [`Proc::settle`]: nobody knows
+    /// which process that is.
     pub fn account(&mut self) -> io::Result<PageMap> {
         self.sweep();
+        if self.family.spaces().values().any(|member| member.pid.is_none()) {
+            return Err(io::Error::new(io::ErrorKind::Unsupported, "a child was forked meanwhile"));
+        }
         let mut map = PageMap::default();
         for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
             let PageFile { name, sums } = file;
