@@ -42,6 +42,8 @@ class Region:
     pieces: bool = False
     # The kernel chose where it lies: a hole in it could be filled by others.
     wandered: bool = False
+    # It slept with written pages of a file, which are the program's own memory since then.
+    turned: bool = False
 
     def whole(self) -> bool:
         """Whether all pages are mapped, of one kind and with the same access."""
@@ -77,7 +79,7 @@ class Region:
             elif "wipe" in self.advice:
                 page.drop()
         advice = self.advice - {"lock"}
-        return Region(self.number, self.kind, pages, self.behind, advice, self.pieces, self.wandered)
+        return Region(self.number, self.kind, pages, self.behind, advice, self.pieces, self.wandered, self.turned)
 
 
 def zeros(count: int) -> list[Page]:

@@ -60,7 +60,7 @@ impl Task {
             if let Err(e) = &done
                 && e.is_about_what_is_out()
             {
-                tracing::warn!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
+                tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.name.as_str())?;
                 done = park::park(&proc, &pids, generation, false, &mut record);
             }
