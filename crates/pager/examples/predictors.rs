@@ -150,7 +150,7 @@ fn main() {
     write(
         "n.js",
         "const h=require('crypto');require('http').createServer((q,r)=>{let s='';\n\
-         if(q.url=='/json')s=JSON.stringify(Array.from({length:5000},(_,i)=>({i,t:'x'+i})));\n\
+         if(q.url=='/json')s=JSON.stringify(Array.from({length:800},(_,i)=>({i,t:'x'+i})));\n\
          if(q.url=='/hash')for(let i=0;i<200;i++)s=h.createHash('sha256').update(s+i).digest('hex');\n\
          if(q.url=='/sort')s=Array.from({length:20000},(_,i)=>(i*7919)%20011).sort((a,b)=>a-b).length+'';\n\
          r.end(s+'hello\\n')}).listen(18084,'127.0.0.1').keepAliveTimeout=600000",

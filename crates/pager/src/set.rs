@@ -107,7 +107,15 @@ impl History {
 
     /// What is expected next, with what is known of it: for [`History::resumed`].
     pub fn told(&self, kind: &str) -> WorkingSet {
-        let Prediction { pages, held_back } = self.predict();
+        let Prediction { mut pages, mut held_back } = self.predict();
+        // What was touched the last time, and not yet often enough, is at hand.
+        let known: HashSet<u64> = pages.iter().copied().collect();
+        for page in self.records.front().map_or(&[][..], |last| &last.touched) {
+            if pages.len() < Self::MOST && !known.contains(page) {
+                pages.push(*page);
+                held_back.insert(*page);
+            }
+        }
         let tell = |page: &u64| Expected {
             address: *page,
             confirmed: self.confirmed.contains(page),
@@ -503,6 +511,21 @@ mod tests {
         let again = History::resumed(Predictor::LastUse, &set);
         assert_eq!((again.turn, &again.confirmed), (history.turn, &history.confirmed));
         assert_eq!(again.predict().pages, history.predict().pages);
+    }
+
+    #[test]
+    fn what_was_touched_too_rarely_is_at_hand() {
+        let mut history = History::new(Predictor::KOfN { k: 2, n: 3 });
+        let touched = |list: &[u64]| Record { touched: pages(list), ..Record::default() };
+        history.push(touched(&[1, 2]));
+        history.push(touched(&[2, 3]));
+        let told = |history: &History| -> Vec<(u64, bool)> {
+            history.told("").pages.iter().map(|p| (p.address / PAGE as u64, p.held_back)).collect()
+        };
+        assert_eq!(told(&history), [(2, false), (3, true)]);
+        let mut again = History::resumed(Predictor::KOfN { k: 2, n: 3 }, &history.told(""));
+        again.push(Record { touched: pages(&[3]), from_set: pages(&[2]), ..Record::default() });
+        assert_eq!(told(&again), [(3, false), (2, false)], "it is learned although it was parked meanwhile");
     }
 
     #[test]
