@@ -58,8 +58,9 @@ def judge(way: str, touched: int, hot_bytes: int, view: dict[str, Any]) -> None:
         if back < block:
             raise Failed(f"the whole image was to come back, and {back >> 10} KiB of {hot_bytes >> 10} KiB did")
         return
-    # Twice the working set, if the last request touched others than this one, and each fault may bring a block.
-    most = REST_BYTES + (2 * touched + (BLOCK * 4)) * PAGE
+    # Three times the working set, if this request and the two before it touched others (what the set had of the first of them
+    # falls out after the second), and each fault may bring a block.
+    most = REST_BYTES + (3 * touched + (BLOCK * 4)) * PAGE
     if back > most:
         raise Failed(
             f"a wake from the tier parked brought {back >> 10} KiB of {hot_bytes >> 10} KiB back where {touched * 4} KiB were "

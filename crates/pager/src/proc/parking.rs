@@ -111,6 +111,7 @@ impl Proc {
             let histories = Histories::resumed(predictor, &process.sets);
             proc.known.insert(host, Known { id: memory.id, histories, set: None });
             proc.server.add(&memory, proc.family.clone())?;
+            proc.server.move_to(memory.id, super::processor(host))?;
             let mut state = memory.state();
             state.armed = stored.filter(|_| prefetch);
             kind.clone_into(&mut state.since.kind);
