@@ -251,7 +251,8 @@ impl Histories {
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// In memory, compressed, if that takes at most so many bytes; else in this file, which is made anew.
+    /// In memory if that takes at most so many bytes: small ones as they are, while half of these are left after that, others
+    /// compressed. Else in this file, which is made anew.
     Packed(usize, &'a Path),
     /// In this file, which is made anew.
     File(&'a Path),
@@ -273,6 +274,9 @@ enum Data {
 /// Pages that are packed together: they are unpacked into memory that is still in the processor's cache when the kernel
 /// copies it.
 const BLOCK: usize = 64;
+
+/// At most so many pages are a small set.
+const PLAIN: usize = 192;
 
 /// Fewer pages are not worth another thread.
 pub const LEAST_PART: usize = 5 * BLOCK;
@@ -320,6 +324,8 @@ impl Stored {
         let data = match how {
             Keep::Nowhere => return Ok(None),
             Keep::Memory => Data::Plain(bytes),
+            // It is faster, and there is room.
+            Keep::Packed(most, _) if pages.len() <= PLAIN && bytes.len() <= most / 2 => Data::Plain(bytes),
             Keep::Packed(most, path) => {
                 let blocks = packed(&bytes);
                 match blocks.iter().map(|block| block.len()).sum::<usize>() {
