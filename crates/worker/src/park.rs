@@ -268,8 +268,8 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
     if !out {
         return Ok(map);
     }
-    // Beside the images, of which it is no part.
-    let (told, directory) = (images.with_extension("out"), proc.dir.join(DIRECTORY));
+    let directory = proc.dir.join(DIRECTORY);
+    let told = directory.join("told");
     proc.shared.pager.account(proc.name.as_str(), &told).map_err(ParkError::Account)?;
     let of_hosts = PageMap::load_from(&told);
     let _ = fs::remove_file(&told);
