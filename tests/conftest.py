@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,8 @@ ALL_KIPS: list[Kip] = []
 def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         raise pytest.UsageError("the system tests build namespaces: run them as root")
+    # A shell starts what runs in its background with SIGINT ignored, and `kip` would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.memory import HEAP, STACK_PAGES, Page, Process, Region, written, zeros
 
-ORDERS = 130
+ORDERS = 100
 REGIONS, PROCESSES, DEPTH, THREADS, LARGEST = 10, 5, 3, 3, 700
 ALL = ("own", "map", "shared", "file", "mixed")
 # A proc of each; which by CRIU, others by Kip's own restorer.

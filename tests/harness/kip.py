@@ -103,6 +103,15 @@ class Proc:
         assert view["last_sleep"]["to"] == "hibernated", view["last_sleep"]
         return view
 
+    def asleep_bytes(self) -> int:
+        """What it holds while it hibernates. One that a timer wakes while it is looked at is put to sleep again."""
+        for _ in range(5):
+            view = self.hibernate()
+            after = self.inspect()
+            if after["state"] == "hibernated" and after["wakes"] == view["wakes"]:
+                break
+        return int(view["memory"]["pss_bytes"])
+
     def wake(self, timeout: float = 60) -> dict[str, Any]:
         self.kip.cli("wake", self.name, timeout=timeout)
         return self.inspect()
