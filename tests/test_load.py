@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import Lines, Redis, talking
+from harness.clients import Lines, Redis, talking, without_pause
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -31,33 +31,21 @@ def content(key: object, version: int) -> bytes:
 @contextmanager
 def storing(port: int, clients: int = 3) -> Iterator[list[int]]:
     """Clients of redis, each with keys of its own that it changes and reads back, and all read what nobody changes."""
-    stop, failures, answered = threading.Event(), [], [0] * clients
 
-    def talk(number: int) -> None:
-        try:
-            client, versions, dice = Redis(port), [0] * 50, random.Random(number)
-            while not stop.is_set():
-                own, other = dice.randrange(len(versions)), dice.randrange(STATIC)
-                key = f"{number}:{own}"
-                stored = client.ask("GET", key)
-                assert stored == (content(key, versions[own]) if versions[own] else None), f"{key}: {stored!r}"
-                versions[own] += 1
-                assert client.ask("SET", key, content(key, versions[own])) == "OK"
-                assert client.ask("GET", f"static:{other}") == content(other, 0)
-                answered[number] += 1
-        except BaseException as error:
-            failures.append(f"client {number}: {error!r}")
+    def talk(number: int) -> Iterator[None]:
+        client, versions, dice = Redis(port), [0] * 50, random.Random(number)
+        while True:
+            own, other = dice.randrange(len(versions)), dice.randrange(STATIC)
+            key = f"{number}:{own}"
+            stored = client.ask("GET", key)
+            assert stored == (content(key, versions[own]) if versions[own] else None), f"{key}: {stored!r}"
+            versions[own] += 1
+            assert client.ask("SET", key, content(key, versions[own])) == "OK"
+            assert client.ask("GET", f"static:{other}") == content(other, 0)
+            yield
 
-    threads = [threading.Thread(target=talk, args=(i,)) for i in range(clients)]
-    for thread in threads:
-        thread.start()
-    try:
+    with without_pause(talk, clients) as answered:
         yield answered
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(60)
-    assert not failures, failures
 
 
 class Killer:

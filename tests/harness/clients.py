@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import itertools
 import secrets
 import selectors
 import smtplib
@@ -11,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,22 +133,36 @@ class Lines:
 @contextmanager
 def talking(port: int, clients: int = 4) -> Iterator[list[int]]:
     """Clients of `torture` that talk without pause, each answer being the right one; how many each has had."""
+
+    def talk(number: int) -> Iterator[None]:
+        client = Lines(port)
+        for count in itertools.count(1):
+            text = f"client {number} line {count}"
+            assert client.ask(f"echo {text}") == text
+            yield
+            if count % 50 == 0:
+                client.close()
+                client = Lines(port)
+
+    with without_pause(talk, clients) as answered:
+        yield answered
+
+
+@contextmanager
+def without_pause(talk: Callable[[int], Iterator[None]], clients: int) -> Iterator[list[int]]:
+    """Clients, by number, that yield after each right answer and go on until the end; how many answers each has had."""
     stop, failures, answered = threading.Event(), [], [0] * clients
 
-    def talk(number: int) -> None:
+    def go_on(number: int) -> None:
         try:
-            client = Lines(port)
-            while not stop.is_set():
-                text = f"client {number} line {answered[number]}"
-                assert client.ask(f"echo {text}") == text
+            for _ in talk(number):
                 answered[number] += 1
-                if answered[number] % 50 == 0:
-                    client.close()
-                    client = Lines(port)
+                if stop.is_set():
+                    return
         except BaseException as error:
             failures.append(f"client {number}: {error!r}")
 
-    threads = [threading.Thread(target=talk, args=(i,)) for i in range(clients)]
+    threads = [threading.Thread(target=go_on, args=(i,)) for i in range(clients)]
     for thread in threads:
         thread.start()
     try:

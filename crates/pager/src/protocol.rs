@@ -158,8 +158,6 @@ pub struct Hibernated {
     pub dropped_pages: u64,
     /// Bytes written to the swap file.
     pub written_bytes: u64,
-    /// Pages of the working set, and the bytes of memory that it takes.
-    pub set_pages: u64,
     /// Bytes of memory that the set takes.
     pub set_bytes: u64,
     /// Bytes that were left in memory, by the reason's word.
@@ -175,7 +173,6 @@ impl Hibernated {
     pub(crate) fn add(&mut self, one: &Deflated) {
         self.dropped_pages += one.dropped_pages;
         self.written_bytes += one.written_pages * crate::swap::PAGE as u64;
-        self.set_pages += one.set_pages as u64;
         self.set_bytes += one.set_bytes as u64;
         for (reason, bytes) in one.left.iter().filter(|(_, bytes)| **bytes > 0) {
             *self.left.entry(reason.word().to_owned()).or_default() += bytes;

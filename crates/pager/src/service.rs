@@ -129,7 +129,7 @@ impl Service {
     /// Serves what a dead pager of the data directory `dir` had out, and nobody else yet.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's; the keeper does not tell what is out.
     pub fn new(keeper: Keeper, dir: &Path) -> io::Result<Arc<Service>> {
         let (news, heard) = mpsc::channel();
         let service = Arc::new(Service {
@@ -142,7 +142,7 @@ impl Service {
             in_memory: 0.into(),
             news,
         });
-        service.take_up_all(dir);
+        service.take_up_all(dir)?;
         let teller = Arc::clone(&service);
         std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&heard))?;
         Ok(service)

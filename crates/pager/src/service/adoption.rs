@@ -14,11 +14,11 @@ use std::sync::Arc;
 
 impl Service {
     /// All that the keeper holds. What cannot be taken up is told to whoever asks for it ([`Service::sound`]).
-    pub(super) fn take_up_all(&self, dir: &Path) {
-        let held = match self.keeper.list(super::custody::PREFIX) {
-            Ok(held) => held,
-            Err(e) => return tracing::error!(error = line(e), "the keeper does not tell what is out"),
-        };
+    ///
+    /// # Errors
+    /// The keeper does not tell what is out: nobody may be served then.
+    pub(super) fn take_up_all(&self, dir: &Path) -> io::Result<()> {
+        let held = self.keeper.list(super::custody::PREFIX).map_err(io::Error::other)?;
         let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();
         for (name, number) in owners {
             let directory = dir.join("procs").join(&name).join("pager");
@@ -27,6 +27,7 @@ impl Service {
                 lock(&self.broken).insert(name, message);
             }
         }
+        Ok(())
     }
 
     /// Refuses a proc whose memory is out and could not be taken up.
