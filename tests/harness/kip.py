@@ -81,7 +81,7 @@ class Proc:
         for _ in range(10):
             before = self.inspect()
             self.kip.cli("sleep", self.name, "--to", "parked", timeout=timeout)
-            after = self.inspect()
+            after = self.settled()
             woken = after["last_wake"]
             if after["state"] == "parked" or not woken or not IN_WORK.search(woken["trigger"]):
                 break
@@ -98,7 +98,7 @@ class Proc:
         """Hibernates it and makes sure that it is: its processes are there, their memory is not."""
         for _ in range(10):
             self.kip.cli("sleep", self.name, "--to", "hibernated", timeout=timeout)
-            view = self.inspect()
+            view = self.settled()
             woken = view["last_wake"]
             if view["state"] == "hibernated" or not woken or not IN_WORK.search(woken["trigger"]):
                 break
@@ -107,6 +107,10 @@ class Proc:
         assert view["pids"], "a hibernated proc has its processes"
         assert view["last_sleep"]["to"] == "hibernated", view["last_sleep"]
         return view
+
+    def settled(self) -> dict[str, Any]:
+        """What it is once it is not on the way up."""
+        return wait_for(f"{self.name} is awake", lambda: (v := self.inspect())["state"] != "waking" and v, 30)
 
     def asleep_bytes(self) -> int:
         """What it holds while it hibernates. One that a timer wakes while it is looked at is put to sleep again."""

@@ -13,9 +13,10 @@
 use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
-use crate::set::{Expectation, Histories, Keep, Page as SetPage, Record, Stored};
+use crate::set::{Expectation, Histories, Record};
 use crate::slots::Change;
 use crate::space::{Kind, Mapping, Reason, mappings};
+use crate::stored::{BLOCK, Keep, Page as SetPage, Stored};
 use crate::swap::{Aligned, PAGE};
 use crate::timers::Timer;
 use kip_sys::inject::Hand;
@@ -214,8 +215,7 @@ struct Collected {
 }
 
 impl Collected {
-    fn new(Expectation { pages: mut predicted, kinds }: Expectation) -> Self {
-        predicted.sort_unstable();
+    fn new(Expectation { pages: predicted, kinds }: Expectation) -> Self {
         let bytes = Aligned::new(predicted.len() * PAGE);
         let index = predicted.iter().enumerate().map(|(index, (page, _))| (*page, index)).collect();
         Self { kinds, index, pages: predicted.into_iter().map(|(page, kinds)| (page, kinds, None)).collect(), bytes }
@@ -230,7 +230,8 @@ impl Collected {
 
     /// Those that have bytes, which are all that are no zeros.
     fn keep(self, how: Keep<'_>) -> io::Result<Option<Stored>> {
-        let have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].2.is_some()).collect();
+        let mut have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].2.is_some()).collect();
+        have.chunks_mut(BLOCK).for_each(|block| block.sort_unstable_by_key(|index| self.pages[*index].0));
         let mut bytes = Aligned::new(have.len() * PAGE);
         for (to, from) in have.iter().enumerate() {
             bytes[to * PAGE..(to + 1) * PAGE].copy_from_slice(&self.bytes[from * PAGE..(from + 1) * PAGE]);
@@ -294,9 +295,10 @@ fn save(
         }
     }
     let stored = set.keep(keep)?;
-    report.set_pages = stored.as_ref().map_or(0, |s| s.pages.len());
+    report.set_pages = stored.as_ref().map_or(0, Stored::len);
     report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
     state.armed = None;
+    state.install_no_more();
     state.read_ahead = false;
     state.at_hand.clear();
     state.since = Since::default();
@@ -329,23 +331,22 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
         return None;
     }
     let there: HashSet<u64> = pages.iter().map(|page| page.address).collect();
-    let mut touched: Vec<u64> = Vec::new();
     let mut seen = HashSet::new();
-    let written = pages.iter().filter(|page| page.written).map(|page| page.address);
-    for page in since.faults.iter().copied().filter(|page| there.contains(page)).chain(written) {
-        if seen.insert(page) {
-            touched.push(page);
-        }
-    }
-    let others = |pages: &HashSet<u64>| {
-        let mut others: Vec<u64> =
-            pages.iter().copied().filter(|page| there.contains(page) && !seen.contains(page)).collect();
+    let mut new = |list: &mut dyn Iterator<Item = u64>| -> Vec<u64> {
+        list.filter(|page| there.contains(page) && seen.insert(*page)).collect()
+    };
+    let touched = new(&mut since.faults.iter().copied());
+    let waited = new(&mut since.waited.iter().copied());
+    let written = new(&mut pages.iter().filter(|page| page.written).map(|page| page.address));
+    let mut others = |pages: &HashSet<u64>| {
+        let mut others = new(&mut pages.iter().copied());
         others.sort_unstable();
         others
     };
-    let (came_along, from_set) = (others(&since.ahead), others(&since.set));
+    let came_along = others(&since.ahead);
+    let from_set = others(&since.set);
     let missed = (since.faults.len() - since.probed.min(since.faults.len()) + came_along.len(), since.set.len());
-    Some(Record { touched, came_along, from_set, missed })
+    Some(Record { touched, waited, written, came_along, from_set, missed })
 }
 
 fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {

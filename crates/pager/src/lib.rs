@@ -13,8 +13,8 @@
 //! The program `kip-pager` is [`service`]; the daemon speaks to it by [`client`], in the words of [`protocol`].
 //!
 //! From here, top down: [`proc`] one proc and the whole way; [`stop`] its threads; [`plant`] a userfaultfd from inside a
-//! sandbox; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up;
-//! [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`] and [`set`] what is kept where.
+//! sandbox; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up,
+//! with [`install`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
 //! wait at missing pages until [`proc::Proc::adopt`]. The one exception is a process in which we are just making calls:
@@ -25,6 +25,7 @@
 pub mod client;
 pub mod convert;
 pub mod deflate;
+pub mod install;
 pub mod memory;
 pub mod parked;
 pub mod plant;
@@ -37,6 +38,7 @@ pub mod slots;
 pub mod source;
 pub mod space;
 pub mod stop;
+pub mod stored;
 pub mod swap;
 mod timeouts;
 pub mod timers;

@@ -2,20 +2,20 @@
 //!
 //! ```text
 //! quiet --fault--> served one by one
-//! armed --first fault, or wake()--> the set is installed, then quiet with reading ahead
+//! armed --first fault, or wake()--> the set is being installed ([`crate::install`]), quiet with reading ahead
 //! ```
 //!
 //! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
 //! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
 //! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
 
-use crate::set::{Page, Stored};
+use crate::install::{Helpers, Pending};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
+use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use rustix::io::Errno;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -70,13 +70,15 @@ pub struct Since {
     pub kind: String,
     /// Pages whose faults were served, in order.
     pub faults: Vec<u64>,
+    /// Those that the set had and that were waited for before they were installed.
+    pub waited: Vec<u64>,
     /// Pages that came along with others.
     pub ahead: HashSet<u64>,
     /// Pages of the set that were installed.
     pub set: HashSet<u64>,
     /// Faults of pages that were kept at hand.
     pub probed: usize,
-    /// When the first fault of an armed space came, and how long the set took in microseconds.
+    /// When the first fault of an armed space came, and how long the first part of the set took in microseconds.
     pub woke: Option<(Instant, u64)>,
     /// Pages of the set that were installed.
     pub installed: usize,
@@ -93,6 +95,8 @@ pub struct State {
     pub parked: Option<Arc<dyn PageSource>>,
     /// What the first fault installs.
     pub armed: Option<Stored>,
+    /// The set that is being installed.
+    pub(crate) pending: Option<Pending>,
     /// Who is told of the first fault.
     pub bell: Option<Bell>,
     /// What happened since the last sleep.
@@ -102,7 +106,9 @@ pub struct State {
     /// Whether faults bring their neighbours.
     pub read_ahead: bool,
     /// Faults that could not be served yet.
-    again: Vec<(u64, bool)>,
+    pub(crate) again: Vec<(u64, bool)>,
+    /// Faults of pages that somebody is installing.
+    pub(crate) waiting: Vec<(u64, bool)>,
     /// The address space is gone.
     pub gone: bool,
     /// A page that somebody waits for cannot be trusted; nothing is tried again.
@@ -135,6 +141,7 @@ pub struct Memory {
     pub id: SpaceId,
     /// Its userfaultfd.
     pub uffd: OwnedFd,
+    pub(crate) helpers: Helpers,
     state: Mutex<State>,
 }
 
@@ -143,7 +150,7 @@ pub type Birth<'a> = &'a mut dyn FnMut(&State, OwnedFd) -> io::Result<()>;
 
 /// How far filling came.
 #[derive(Debug, PartialEq, Eq)]
-enum Filled {
+pub(crate) enum Filled {
     All,
     /// The kernel wants events to be read, or memory, first.
     Again,
@@ -151,7 +158,7 @@ enum Filled {
 }
 
 /// Puts bytes into pages that are missing, leaving out those that are not, or that are no longer mapped.
-fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> io::Result<Filled> {
+pub(crate) fn fill(uffd: BorrowedFd<'_>, mut to: u64, mut bytes: &[u8], protect: bool) -> io::Result<Filled> {
     let mut most = bytes.len();
     while !bytes.is_empty() {
         let length = most.min(bytes.len());
@@ -202,73 +209,35 @@ fn next_missing(runs: &Runs, mut at: u64, present: &[Range<u64>], most: usize) -
     }
 }
 
-fn every_processor() -> CpuSet {
-    let mut all = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
-    all
-}
-
 /// A page that is kept at hand: the slot that it had, and its bytes.
 pub type AtHand = (u32, Box<[u8]>);
 
-/// What became of a part of a set.
-#[derive(Default)]
-struct Installed {
-    pages: Vec<u64>,
-    at_hand: Vec<(u64, AtHand)>,
-}
-
-/// Installs the pages of a set that missing pages still hold, run by run; tells which, and gives back those held back.
-fn install_part(uffd: BorrowedFd<'_>, runs: &Runs, set: Stored, kind: &str) -> io::Result<Installed> {
-    let mut installed = Installed::default();
-    let bits = set.bits(kind);
-    set.each(|pages, bytes| {
-        for (index, page) in pages.iter().enumerate().filter(|(_, page)| page.kinds & bits == 0) {
-            let bytes = bytes[index * PAGE..(index + 1) * PAGE].into();
-            installed.at_hand.push((page.address, (page.slot, bytes)));
-        }
-        let valid =
-            |page: &Page| page.kinds & bits != 0 && runs.get(page.address).is_some_and(|(slot, _)| slot == page.slot);
-        let mut run: Range<usize> = 0..0;
-        for index in 0..=pages.len() {
-            let good = pages.get(index).is_some_and(valid);
-            let follows = good && !run.is_empty() && pages[run.end - 1].address + PAGE64 == pages[index].address;
-            if follows {
-                run.end = index + 1;
-                continue;
-            }
-            if !run.is_empty() {
-                let part = &bytes[run.start * PAGE..run.end * PAGE];
-                if fill(uffd, pages[run.start].address, part, true)? != Filled::All {
-                    return Ok(false);
-                }
-                installed.pages.extend(pages[run.clone()].iter().map(|page| page.address));
-            }
-            run = if good { index..index + 1 } else { 0..0 };
-        }
-        Ok(true)
-    })?;
-    Ok(installed)
-}
-
 impl Memory {
     /// A space that is served from now on.
-    pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap, parked: Option<Arc<dyn PageSource>>) -> Self {
+    pub fn new(
+        id: SpaceId,
+        uffd: OwnedFd,
+        map: SlotMap,
+        parked: Option<Arc<dyn PageSource>>,
+        helpers: Helpers,
+    ) -> Self {
         let ahead = if parked.is_some() { PARKED_AHEAD } else { READ_AHEAD };
         let state = State {
             map,
             parked,
             armed: None,
+            pending: None,
             bell: None,
             since: Since::default(),
             at_hand: HashMap::new(),
             read_ahead: false,
             again: Vec::new(),
+            waiting: Vec::new(),
             gone: false,
             damaged: false,
             buffer: Aligned::new(ahead * PAGE),
         };
-        Self { id, uffd, state: Mutex::new(state) }
+        Self { id, uffd, helpers, state: Mutex::new(state) }
     }
 
     /// Its state; no faults are served while it is held.
@@ -285,18 +254,24 @@ impl Memory {
     }
 
     /// Takes and answers all events, in their order. True if a fault could not be answered yet, because the kernel wants
-    /// memory or has announced a change whose event is still to come: then this is to be called again soon.
+    /// memory or has announced a change whose event is still to come, or somebody is installing its page: then this is to be
+    /// called again soon.
     ///
     /// # Errors
     /// The kernel's or the source's. What could not be answered is tried again the next time, but for a page that cannot be
     /// trusted (`InvalidData`, told once): who waits for that waits until it is killed.
-    pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
+    pub fn serve(self: &Arc<Self>, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
+        for (address, write) in std::mem::take(&mut state.waiting) {
+            if !self.out_of_turn(&mut state, address, write) && !state.since.set.contains(&address) {
+                state.again.push((address, write));
+            }
+        }
         let mut turns = 0;
         loop {
             let events = state.map.events.read(self.uffd.as_fd())?;
             if events.is_empty() && (state.again.is_empty() || state.gone || state.damaged) {
-                return Ok(false);
+                return Ok(!state.waiting.is_empty() && !state.gone);
             }
             if events.is_empty() && turns > PATIENT_TURNS {
                 return Ok(true);
@@ -338,7 +313,7 @@ impl Memory {
         }
     }
 
-    fn fault_or_again(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
+    fn fault_or_again(self: &Arc<Self>, state: &mut State, address: u64, write: bool) -> io::Result<()> {
         let result = self.fault(state, address, write);
         if result.is_err() {
             state.again.push((address, write));
@@ -346,19 +321,25 @@ impl Memory {
         result
     }
 
-    fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
-        if state.since.faults.last() != Some(&address) {
-            state.since.faults.push(address);
-        }
+    fn fault(self: &Arc<Self>, state: &mut State, address: u64, write: bool) -> io::Result<()> {
+        let first = state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
             state.at_hand = HashMap::new();
         }
         let bell = state.bell.take();
-        if state.armed.is_some() {
+        if first {
             self.install(state);
         }
         if let Some(Bell(ring)) = bell {
             ring();
+        }
+        // By the set, which it is waited for.
+        if (first && state.since.set.contains(&address)) || self.out_of_turn(state, address, write) {
+            state.since.waited.push(address);
+            return Ok(());
+        }
+        if state.since.faults.last() != Some(&address) {
+            state.since.faults.push(address);
         }
         match self.bring(state, address, write)? {
             Filled::All => {}
@@ -401,48 +382,6 @@ impl Memory {
         let filled = fill(uffd, address, buffer, true)?;
         state.since.ahead.extend((1..pages as u64).map(|page| address + page * PAGE64));
         Ok(filled)
-    }
-
-    /// Installs the armed set, run by run. From here on the program counts as awake. What cannot be installed comes by
-    /// faults.
-    pub fn install(&self, state: &mut State) {
-        let began = Instant::now();
-        let Some(set) = state.armed.take() else { return };
-        state.since.set_pages = set.pages.len();
-        state.read_ahead = true;
-        let State { map, since, at_hand, .. } = state;
-        let parts = set.split(std::thread::available_parallelism().map_or(1, usize::from));
-        let (uffd, runs) = (self.uffd.as_fd(), map.runs());
-        let kind = since.kind.clone();
-        let work = |part: Stored| install_part(uffd, runs, part, &kind);
-        let mut results = Vec::new();
-        std::thread::scope(|scope| {
-            let mut parts = parts.into_iter();
-            let own = parts.next();
-            let elsewhere = |part| {
-                scope.spawn(move || {
-                    // It inherits the processor that its maker is bound to.
-                    let _ = sched_setaffinity(None, &every_processor());
-                    work(part)
-                })
-            };
-            let others: Vec<_> = parts.map(elsewhere).collect();
-            results.extend(own.map(work));
-            results.extend(others.into_iter().map(|other| other.join().expect("installing does not panic")));
-        });
-        for result in results {
-            match result {
-                Ok(Installed { pages, at_hand: held_back }) => {
-                    since.installed += pages.len();
-                    since.set.extend(pages);
-                    at_hand.extend(held_back);
-                }
-                Err(error) => {
-                    tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
-                }
-            }
-        }
-        state.since.woke = Some((began, began.elapsed().as_micros() as u64));
     }
 
     /// Brings every page back that is out, in parts of `PART` pages between which other faults are served. `present` are

@@ -11,15 +11,17 @@ pub use parking::Unfilled;
 
 use crate::convert;
 use crate::deflate::{self, Deflated, How};
+use crate::install::Helpers;
 use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::Parked;
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
-use crate::set::{Histories, Keep, Predictor, Stored};
+use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
 use crate::stop::{Stopped, StoppedProcess};
+use crate::stored::{Keep, Stored};
 use crate::swap::{PAGE, Swap};
 use crate::timers;
 use kip_sys::inject::Hand;
@@ -91,6 +93,7 @@ struct Family {
     swap: Arc<Swap>,
     parked: Option<Arc<Parked>>,
     custodian: Arc<dyn Custodian>,
+    helpers: Helpers,
     next: AtomicU64,
     spaces: Mutex<BTreeMap<SpaceId, Member>>,
 }
@@ -114,7 +117,7 @@ impl Family {
         let id = self.number << 32 | self.next.fetch_add(1, Ordering::Relaxed);
         let map = SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs)?;
         self.custodian.hold(id, uffd.as_fd())?;
-        let memory = Arc::new(Memory::new(id, uffd, map, self.source()));
+        let memory = Arc::new(Memory::new(id, uffd, map, self.source(), self.helpers.clone()));
         self.spaces().insert(id, Member { memory: memory.clone(), pid });
         Ok(memory)
     }
@@ -195,6 +198,7 @@ impl Proc {
             swap,
             parked,
             custodian,
+            helpers: server.helpers(),
             next: AtomicU64::new(1),
             spaces: Mutex::default(),
         });
@@ -232,7 +236,7 @@ impl Proc {
         }
         for (id, pid, uffd, mut map) in maps {
             map.take_left(|map, number| family.take_in(forked(number)?, map.runs().clone(), None).map(drop))?;
-            let memory = Arc::new(Memory::new(id, uffd, map, family.source()));
+            let memory = Arc::new(Memory::new(id, uffd, map, family.source(), family.helpers.clone()));
             family.spaces().insert(id, Member { memory, pid });
             if let Some(pid) = pid {
                 proc.known.insert(pid, Known { id, histories: Histories::new(predictor), set: None });
@@ -255,7 +259,7 @@ impl Proc {
     /// Pages of the set of a process: see [`crate::protocol::Look::set_pages`].
     pub fn set_pages(&self, pid: u32, state: &State) -> usize {
         let sleeping = self.known.get(&pid).and_then(|known| known.set.as_ref()).or(state.armed.as_ref());
-        sleeping.map_or(state.since.set_pages, |set| set.pages.len())
+        sleeping.map_or(state.since.set_pages, |set| set.len())
     }
 
     /// The swap file.
@@ -427,6 +431,7 @@ impl Proc {
             {
                 let mut state = memory.state();
                 (state.armed, state.bell) = (None, None);
+                state.install_no_more();
             }
             memory.bring_all(&pid.map(present).transpose()?.unwrap_or_default())?;
         }

@@ -11,7 +11,7 @@
 //! addresses in the order in which they are needed, with 1 added to those that are confirmed, 2 to those held back.
 
 use crate::{SnapshotError, io_at};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -19,8 +19,11 @@ use std::path::Path;
 
 /// The file's name.
 pub const PAGES: &str = "pages.map";
-/// Name of the page file with the pages of all working sets once more, each process's by address, the processes by number.
-pub const SETS: &str = "sets.pages";
+/// Name of the page file with the pages of all working sets once more, each process's in the order of [`in_order`], the
+/// processes by number.
+pub const SETS: &str = "first.pages";
+/// Pages that are needed at about the same time lie together, by address.
+pub const NEEDED_TOGETHER: usize = 16;
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"KIPPAGES");
@@ -87,14 +90,16 @@ pub struct Process {
     pub sets: Vec<WorkingSet>,
 }
 
-impl Process {
-    /// The pages of all sets, by address.
-    pub fn expected(&self) -> Vec<u64> {
-        let mut pages: Vec<u64> = self.sets.iter().flat_map(|set| &set.pages).map(|page| page.address).collect();
-        pages.sort_unstable();
-        pages.dedup();
-        pages
-    }
+/// The pages of some sets, each once: those first that are needed first at a wake of the newest kind, those last that are
+/// held back at all; by address within each [`NEEDED_TOGETHER`].
+pub fn in_order(sets: &[WorkingSet]) -> Vec<u64> {
+    let mut seen = HashSet::new();
+    let every = || sets.iter().flat_map(|set| &set.pages);
+    let mut pages: Vec<u64> =
+        every().filter(|page| !page.held_back && seen.insert(page.address)).map(|page| page.address).collect();
+    pages.extend(every().filter(|page| seen.insert(page.address)).map(|page| page.address));
+    pages.chunks_mut(NEEDED_TOGETHER).for_each(<[u64]>::sort_unstable);
+    pages
 }
 
 /// All of it.
@@ -330,6 +335,17 @@ mod tests {
             assert_eq!(PageMap::decode(&bad), None, "byte {at}");
         }
         assert_eq!(PageMap::decode(&good[..good.len() - 8]), None, "cut short");
+    }
+
+    #[test]
+    fn sets_are_told_in_the_order_of_need() {
+        let page = |number: u64, held_back| Expected { address: number * PAGE as u64, confirmed: true, held_back };
+        let set = |pages: Vec<Expected>| WorkingSet { pages, ..WorkingSet::default() };
+        let many: Vec<Expected> = (0..20).rev().map(|number| page(number, number == 19)).collect();
+        let told = in_order(&[set(many), set(vec![page(30, false), page(19, false), page(31, true)])]);
+        let told: Vec<u64> = told.iter().map(|address| address / PAGE as u64).collect();
+        let expected: Vec<u64> = (3..19).chain([0, 1, 2, 19, 30, 31]).collect();
+        assert_eq!(told, expected, "19 is needed by one of them");
     }
 
     #[test]

@@ -5,12 +5,13 @@ use super::{Custodian, Known, PARKED, Proc};
 use crate::deflate;
 use crate::parked::{self, Parked};
 use crate::serve::Server;
-use crate::set::{Histories, Predictor, Stored};
+use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
 use crate::source;
 use crate::space::{self, Kind};
+use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
-use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
+use kip_snapshot::pages::{self, PageFile, PageMap, Process, Run};
 use kip_sys::uffd::{self, Catch};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
@@ -37,7 +38,7 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32
     let Some(mut next) = parked.sets() else { return HashMap::new() };
     let place = |(inside, process): (&u32, &Process)| {
         let slot = next;
-        next += process.expected().len() as u32;
+        next += pages::in_order(&process.sets).len() as u32;
         (*inside, slot)
     };
     processes.iter().map(place).collect()
@@ -134,6 +135,7 @@ impl Proc {
         for (memory, is_known) in members {
             let mut state = memory.state();
             state.bell = None;
+            state.install_no_more();
             if let Some(set) = state.armed.take()
                 && let Some(known) = self.known.values_mut().find(|known| known.id == memory.id)
             {
