@@ -30,7 +30,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 
 fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>) {
     let pid = program.child.id();
-    let dir = tempfile::tempdir_in(std::env::args_os().nth(1).map_or_else(std::env::temp_dir, Into::into))
+    let dir = tempfile::tempdir_in(std::env::args_os().nth(2).map_or_else(std::env::temp_dir, Into::into))
         .expect("a directory");
     let holder = Arc::new(Holder::default());
     let predictor = Predictor::LastUse;

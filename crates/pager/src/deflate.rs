@@ -14,7 +14,7 @@ use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
 use crate::set::{Expectation, Histories, Record};
-use crate::slots::Change;
+use crate::slots::{Change, Runs};
 use crate::space::{Kind, Mapping, Reason, mappings};
 use crate::stored::{BLOCK, Keep, Page as SetPage, Stored};
 use crate::swap::{Aligned, PAGE};
@@ -244,6 +244,13 @@ impl Collected {
     }
 }
 
+/// What a set may take in memory of all that is out: what is saved by sleeping is not to be lost to it. Bytes.
+fn share(runs: &Runs) -> usize {
+    const LEAST: u64 = 256 << 10;
+    let out: u64 = runs.iter().map(|(range, _)| range.end - range.start).sum();
+    LEAST.max(out / 64) as usize
+}
+
 /// Puts what was written into the swap file and says so in the slot map; records and predicts the working set.
 fn save(
     pid: u32,
@@ -294,7 +301,10 @@ fn save(
             set.take(*page, Some(*slot), bytes);
         }
     }
-    let stored = set.keep(keep)?;
+    let stored = set.keep(match keep {
+        Keep::Packed(left, path) => Keep::Packed(left.min(share(state.map.runs())), path),
+        other => other,
+    })?;
     report.set_pages = stored.as_ref().map_or(0, Stored::len);
     report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
     state.armed = None;

@@ -83,10 +83,11 @@ impl Pending {
         Self { set: Arc::new(set), bits, blocks: vec![Block::Free; count], left: count }
     }
 
-    /// The next blocks in order from block `from` on that nobody has taken, at most so many.
+    /// The next blocks in order from block `from` on that nobody has taken, as many as are read at once, at most so many.
     fn take(&mut self, from: usize, most: usize) -> Option<Range<usize>> {
         let free = |block: &Block| *block == Block::Free;
         let start = from + self.blocks[from..].iter().position(free)?;
+        let most = most.min(self.set.at_once(start));
         let end = start + self.blocks[start..].iter().take(most).take_while(|block| free(block)).count();
         self.blocks[start..end].fill(Block::Taken);
         Some(start..end)
@@ -181,11 +182,11 @@ impl Memory {
         state.read_ahead = true;
         let mut pending = Pending::new(set, &state.since.kind);
         let set = Arc::clone(&pending.set);
-        let (at_once, count) = (set.at_once(), pending.blocks.len());
+        let count = pending.blocks.len();
         let helped = count > HEAD + WORTH;
         if helped {
-            for _ in 0..self.helpers.count.min((count - HEAD).div_ceil(2 * at_once)) {
-                let Some(blocks) = pending.take(HEAD, at_once) else { break };
+            for _ in 0..self.helpers.count.min((count - HEAD).div_ceil(2 * set.at_once(HEAD))) {
+                let Some(blocks) = pending.take(HEAD, usize::MAX) else { break };
                 let order = Order { memory: Arc::clone(self), set: Arc::clone(&set), blocks };
                 // Nobody hears it if none could be started; the blocks come by faults then.
                 let _ = self.helpers.orders.send(order);
@@ -195,7 +196,7 @@ impl Memory {
         let mut buffer = Aligned::default();
         let mut done = 0;
         while !helped || done < HEAD {
-            let most = if helped { HEAD - done } else { at_once };
+            let most = if helped { HEAD - done } else { usize::MAX };
             let Some(blocks) = state.pending_of(&set).and_then(|pending| pending.take(0, most)) else { break };
             done += blocks.len();
             let bytes = set.bytes(blocks.clone(), &mut buffer);
@@ -226,7 +227,7 @@ impl Memory {
                 std::thread::sleep(Duration::from_micros(50));
             }
             let mut state = self.state();
-            let Some(next) = state.pending_of(&set).and_then(|pending| pending.take(0, set.at_once())) else { return };
+            let Some(next) = state.pending_of(&set).and_then(|pending| pending.take(0, usize::MAX)) else { return };
             blocks = next;
         }
     }

@@ -53,7 +53,8 @@ pub trait Custodian: Send + Sync {
 pub enum Sets {
     /// In memory.
     Memory,
-    /// In memory, compressed, while all sets of the proc together take at most so many bytes; beyond that on disk.
+    /// In memory, compressed, while all sets of the proc together take at most so many bytes, and each a small share of what
+    /// is out; beyond that on disk.
     Packed(usize),
     /// On disk.
     Disk,

@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// In memory if that takes at most so many bytes: small ones as they are, while half of these are left after that, others
-    /// compressed. Else in this file, which is made anew.
+    /// At most so many bytes in memory: as they are if all have room there, else compressed, those first that are needed first;
+    /// the others in this file, which is made anew.
     Packed(usize, &'a Path),
     /// In this file, which is made anew.
     File(&'a Path),
@@ -42,17 +42,30 @@ enum Data {
 /// whoever waits for one waits for the others.
 pub const BLOCK: usize = NEEDED_TOGETHER;
 
-/// At most so many pages are a small set.
-const PLAIN: usize = 192;
-
-fn packed(bytes: &[u8]) -> Vec<Box<[u8]>> {
-    bytes.chunks(BLOCK * PAGE).map(|block| lz4_flex::block::compress(block).into_boxed_slice()).collect()
+/// Compresses blocks as long as they take at most so many bytes together.
+fn packed(bytes: &[u8], most: usize) -> Vec<Box<[u8]>> {
+    let mut left = most;
+    let mut blocks = Vec::new();
+    for block in bytes.chunks(BLOCK * PAGE) {
+        let packed = lz4_flex::block::compress(block).into_boxed_slice();
+        let Some(rest) = left.checked_sub(packed.len()) else { break };
+        left = rest;
+        blocks.push(packed);
+    }
+    blocks
 }
 
-fn written(path: &Path, bytes: &Aligned) -> io::Result<File> {
+fn written(path: &Path, bytes: &[u8]) -> io::Result<File> {
     let file = open_direct(path, true)?;
     file.write_all_at(bytes, 0)?;
     Ok(file)
+}
+
+/// A part of a set: from this block on, up to the next one.
+#[derive(Debug)]
+struct Part {
+    first: usize,
+    data: Data,
 }
 
 /// A set with its bytes.
@@ -63,7 +76,7 @@ pub struct Stored {
     /// Indices of the pages, by address.
     order: Box<[u32]>,
     kinds: Vec<String>,
-    data: Data,
+    parts: Vec<Part>,
 }
 
 /// A page of a set.
@@ -78,10 +91,10 @@ pub struct Page {
 }
 
 impl Stored {
-    fn new(pages: Vec<Page>, kinds: Vec<String>, data: Data) -> Self {
+    fn new(pages: Vec<Page>, kinds: Vec<String>, parts: Vec<Part>) -> Self {
         let mut order: Box<[u32]> = (0..pages.len() as u32).collect();
         order.sort_unstable_by_key(|index| pages[*index as usize].address);
-        Self { pages, order, kinds, data }
+        Self { pages, order, kinds, parts }
     }
 
     /// Keeps a set; `bytes` are those of `pages` one behind the other.
@@ -93,21 +106,24 @@ impl Stored {
             return Ok(None);
         }
         assert_eq!(pages.len() * PAGE, bytes.len(), "each page has its bytes");
-        let data = match how {
+        let whole = |data| vec![Part { first: 0, data }];
+        let parts = match how {
             Keep::Nowhere => return Ok(None),
-            Keep::Memory => Data::Plain(bytes),
-            // It is faster, and there is room.
-            Keep::Packed(most, _) if pages.len() <= PLAIN && bytes.len() <= most / 2 => Data::Plain(bytes),
+            Keep::Memory => whole(Data::Plain(bytes)),
+            Keep::Packed(most, _) if bytes.len() <= most => whole(Data::Plain(bytes)),
             Keep::Packed(most, path) => {
-                let blocks = packed(&bytes);
-                match blocks.iter().map(|block| block.len()).sum::<usize>() {
-                    length if length <= most => Data::Packed(blocks),
-                    _ => Data::File(written(path, &bytes)?),
+                let blocks = packed(&bytes, most);
+                let first = blocks.len();
+                let rest = &bytes[(first * BLOCK * PAGE).min(bytes.len())..];
+                let mut parts = if blocks.is_empty() { Vec::new() } else { whole(Data::Packed(blocks)) };
+                if !rest.is_empty() {
+                    parts.push(Part { first, data: Data::File(written(path, rest)?) });
                 }
+                parts
             }
-            Keep::File(path) => Data::File(written(path, &bytes)?),
+            Keep::File(path) => whole(Data::File(written(path, &bytes)?)),
         };
-        Ok(Some(Self::new(pages, kinds, data)))
+        Ok(Some(Self::new(pages, kinds, parts)))
     }
 
     /// The sets that a process was parked with. The bytes lie one behind the other in a source, in the order of
@@ -122,7 +138,8 @@ impl Stored {
         // A page that cannot be missing has no slot, and this is that of no page.
         let page = |(address, kinds)| Page { address, slot: slot(address).unwrap_or(u32::MAX), kinds };
         let pages: Vec<Page> = pages.into_iter().map(page).collect();
-        (!pages.is_empty()).then(|| Self::new(pages, kinds, Data::Source(source, first)))
+        let data = Data::Source(source, first);
+        (!pages.is_empty()).then(|| Self::new(pages, kinds, vec![Part { first: 0, data }]))
     }
 
     /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is installed.
@@ -132,12 +149,12 @@ impl Stored {
 
     /// Bytes of memory that it takes.
     pub fn memory(&self) -> usize {
-        let data = match &self.data {
+        let part = |part: &Part| match &part.data {
             Data::Plain(bytes) => bytes.len(),
             Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
             Data::File(..) | Data::Source(..) => 0,
         };
-        data + self.pages.len() * (size_of::<Page>() + size_of::<u32>())
+        self.parts.iter().map(part).sum::<usize>() + self.pages.len() * (size_of::<Page>() + size_of::<u32>())
     }
 
     /// How many pages it has.
@@ -166,29 +183,39 @@ impl Stored {
         &self.pages[blocks.start * BLOCK..(blocks.end * BLOCK).min(self.pages.len())]
     }
 
-    /// How many blocks are best read at once. To a disk a large read is about the same as a small one.
-    pub fn at_once(&self) -> usize {
+    /// Where a block lies, and where the blocks end that lie there.
+    fn part(&self, block: usize) -> (&Part, usize) {
+        let next = self.parts.partition_point(|part| part.first <= block);
+        (&self.parts[next - 1], self.parts.get(next).map_or(self.blocks(), |part| part.first))
+    }
+
+    /// How many blocks from this one on are best read at once. To a disk a large read is about the same as a small one.
+    pub fn at_once(&self, block: usize) -> usize {
         const DISK: usize = 256 / BLOCK;
-        match self.data {
+        let (part, end) = self.part(block);
+        match part.data {
             Data::Plain(_) | Data::Packed(_) => 1,
-            Data::File(_) | Data::Source(..) => DISK,
+            Data::File(_) | Data::Source(..) => DISK.min(end - block),
         }
     }
 
-    /// The bytes of some blocks' pages, into `buffer` if they have to be put anywhere.
+    /// The bytes of some blocks' pages, into `buffer` if they have to be put anywhere. They are at most as many as
+    /// [`Stored::at_once`].
     ///
     /// # Errors
     /// The file system's; `InvalidData`.
     pub fn bytes<'a>(&'a self, blocks: Range<usize>, buffer: &'a mut Aligned) -> io::Result<&'a [u8]> {
-        let (from, length) = (blocks.start * BLOCK, self.pages(blocks.clone()).len() * PAGE);
-        if let Data::Plain(bytes) = &self.data {
+        let (Part { first, data }, _) = self.part(blocks.start);
+        let length = self.pages(blocks.clone()).len() * PAGE;
+        let from = (blocks.start - first) * BLOCK;
+        if let Data::Plain(bytes) = data {
             return Ok(&bytes[from * PAGE..from * PAGE + length]);
         }
         if buffer.len() < length {
             *buffer = Aligned::new(length);
         }
         let bytes = &mut buffer[..length];
-        match &self.data {
+        match data {
             Data::Plain(_) => unreachable!("they are given as they are"),
             Data::Packed(packed) => {
                 for (block, bytes) in packed[blocks].iter().zip(bytes.chunks_mut(BLOCK * PAGE)) {
@@ -214,8 +241,15 @@ mod tests {
     fn bytes_come_back_from_everywhere_block_by_block() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("set");
-        let count = 5 * BLOCK / 2 + 7;
-        for how in [Keep::Memory, Keep::Packed(usize::MAX, &path), Keep::Packed(10, &path), Keep::File(&path)] {
+        let count = 9 * BLOCK / 2;
+        let all = count * PAGE;
+        for how in [
+            Keep::Memory,
+            Keep::Packed(all, &path),
+            Keep::Packed(1000, &path),
+            Keep::Packed(10, &path),
+            Keep::File(&path),
+        ] {
             let mut bytes = Aligned::new(count * PAGE);
             bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
             // Against the order of their addresses.
@@ -224,7 +258,9 @@ mod tests {
             let stored = Stored::keep(list.clone(), Vec::new(), bytes, how).unwrap().unwrap();
             let mut buffer = Aligned::default();
             let mut got = Vec::new();
-            for blocks in [1..3, 0..1] {
+            for start in [3, 1, 0, 2, 4] {
+                let blocks = start..start + 1;
+                assert!(stored.at_once(start) >= 1);
                 let pages = stored.pages(blocks.clone()).to_vec();
                 let bytes = stored.bytes(blocks.clone(), &mut buffer).unwrap();
                 for (page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
@@ -233,7 +269,8 @@ mod tests {
                     got.push(*page);
                 }
             }
-            assert_eq!((stored.blocks(), stored.block_of(0)), (3, None));
+            assert_eq!((stored.blocks(), stored.block_of(0)), (5, None));
+            assert!(how != Keep::Packed(1000, &path) || stored.parts.len() == 2, "some in memory, some in the file");
             got.sort_by_key(|page| page.slot);
             assert_eq!(got, list);
         }
