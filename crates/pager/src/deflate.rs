@@ -93,6 +93,7 @@ pub(crate) fn save_all(
         tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO,
         ..Filter::default()
     };
+    memory.state().install_no_more();
     let mut report = Deflated::default();
     let maps = mappings(pid)?;
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
@@ -308,9 +309,8 @@ fn save(
     report.set_pages = stored.as_ref().map_or(0, Stored::len);
     report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
     state.armed = None;
-    state.install_no_more();
     state.read_ahead = false;
-    state.at_hand.clear();
+    state.at_hand = HashMap::new();
     state.since = Since::default();
     Ok(stored)
 }
@@ -354,7 +354,8 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
         others
     };
     let came_along = others(&since.ahead);
-    let from_set = others(&since.set);
+    let mut from_set = others(&since.set);
+    from_set.extend(since.left.iter().copied().filter(|page| seen.insert(*page)));
     let missed = (since.faults.len() - since.probed.min(since.faults.len()) + came_along.len(), since.set.len());
     Some(Record { touched, waited, written, came_along, from_set, missed })
 }

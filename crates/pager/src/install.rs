@@ -149,9 +149,13 @@ fn install_pages(
 }
 
 impl State {
-    /// Installs no more of a set; who waits for a page of it is served again.
+    /// Installs no more of a set; who waits for a page of it is served again. What has not come is expected the next time.
     pub(crate) fn install_no_more(&mut self) {
-        self.pending = None;
+        if let Some(pending) = self.pending.take() {
+            let open = |block: &usize| pending.blocks[*block] != Block::Done;
+            let pages = (0..pending.blocks.len()).filter(open).flat_map(|block| pending.set.pages(block..block + 1));
+            self.since.left.extend(pages.map(|page| page.address));
+        }
         let waiting = std::mem::take(&mut self.waiting);
         self.again.extend(waiting);
     }
@@ -286,5 +290,31 @@ impl Memory {
         let bytes = set.bytes(block..block + 1, &mut buffer);
         self.put_or_leave(state, &set, block..block + 1, bytes);
         state.since.set.contains(&address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stored::Keep;
+
+    #[test]
+    fn blocks_are_taken_once_and_in_order() {
+        let count = 4 * BLOCK;
+        let page = |n: usize| Page { address: (n * PAGE) as u64, slot: n as u32, kinds: 1 + (n % 2) as u8 };
+        let pages: Vec<Page> = (0..count).map(page).collect();
+        let kinds = vec!["tcp 80".to_owned(), "timer".to_owned()];
+        let set = Stored::keep(pages, kinds, Aligned::new(count * PAGE), Keep::Memory).unwrap().unwrap();
+        let mut pending = Pending::new(set, "timer");
+        assert_eq!(pending.bits, 2);
+        assert_eq!(
+            (pending.take(2, usize::MAX), pending.take(0, 9), pending.take(0, 9)),
+            (Some(2..3), Some(0..1), Some(1..2))
+        );
+        assert_eq!(pending.waits(2 * BLOCK as u64 * PAGE as u64), Some(2), "it is taken and not there yet");
+        pending.blocks[2] = Block::Done;
+        assert_eq!(pending.waits(2 * BLOCK as u64 * PAGE as u64), None);
+        assert_eq!((pending.take(0, 9), pending.take(0, 9)), (Some(3..4), None));
+        assert_eq!(pending.waits((count * PAGE) as u64), None, "of another page the set knows nothing");
     }
 }

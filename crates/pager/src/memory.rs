@@ -76,6 +76,8 @@ pub struct Since {
     pub ahead: HashSet<u64>,
     /// Pages of the set that were installed.
     pub set: HashSet<u64>,
+    /// Pages of the set that were not installed yet when it slept again.
+    pub left: Vec<u64>,
     /// Faults of pages that were kept at hand.
     pub probed: usize,
     /// When the first fault of an armed space came, and how long the first part of the set took in microseconds.
