@@ -276,11 +276,44 @@ def test_stop_is_in_order(kip: Kip, tmp_path: Path) -> None:
     assert not (kip.data / "procs" / proc.name).exists()
 
 
-def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", [0, -1], ids=["pid-1", "program"])
+def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path, which: int) -> None:
     proc = run(kip, servers.lighttpd(), tmp_path)
     view = proc.hibernate()
-    os.kill(view["pids"][0], signal.SIGKILL)
+    os.kill(sorted(view["pids"])[which], signal.SIGKILL)
     proc.wait_state("stopped", 30)
+
+
+@pytest.mark.parametrize("hibernate", ["blocked", "held"])
+def test_one_costs_few_descriptors(fresh_kip: Callable[..., Kip], tmp_path: Path, hibernate: str) -> None:
+    """Thousands have to fit below a limit of 20,000 open files in each of our processes."""
+    kip = fresh_kip("--set-memory", "0")
+    info = kip.info()
+    ours = {name: info[f"{name}_pid"] for name in ("keeper", "pager")} | {"daemon": kip.daemon.pid}
+
+    def one(name: str) -> None:
+        server = servers.lighttpd()
+        flags = ["--never-sleep", "--hibernate", hibernate]
+        proc = kip.run(name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+        Http(proc.port()).get("/page.html")
+        proc.hibernate()
+
+    def held() -> dict[str, int]:
+        return {name: len(os.listdir(f"/proc/{pid}/fd")) for name, pid in ours.items()}
+
+    def grown() -> bool:
+        # What is open for a moment only, or was made ahead, may be among them.
+        return all(after - before <= most * 4 + 3 for (after, before), most in zip(pairs(), (5, 8, 5), strict=True))
+
+    def pairs() -> list[tuple[int, int]]:
+        now = held()
+        return [(now[name], first[name]) for name in ours]
+
+    one("web-0")
+    first = held()
+    for number in range(1, 5):
+        one(f"web-{number}")
+    wait_for("each costs 5, 8 and 5 descriptors in keeper, pager and daemon", grown, 10)
 
 
 def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:

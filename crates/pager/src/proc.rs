@@ -162,7 +162,6 @@ struct Known {
 pub struct Proc {
     family: Arc<Family>,
     server: Arc<Server>,
-    device: OwnedFd,
     syscall_offset: u64,
     predictor: Predictor,
     known: HashMap<u32, Known>,
@@ -172,7 +171,7 @@ impl Proc {
     /// A proc that has not slept yet. `number` is its own among all that `server` serves; `directory` exists and is empty.
     ///
     /// # Errors
-    /// The file system's, or no /dev/userfaultfd.
+    /// The file system's.
     pub fn create(
         number: u32,
         directory: &Path,
@@ -204,7 +203,7 @@ impl Proc {
             spaces: Mutex::default(),
         });
         let syscall_offset = crate::stop::syscall_offset()?;
-        Ok(Self { family, server, device: uffd::open_device()?, syscall_offset, predictor, known: HashMap::new() })
+        Ok(Self { family, server, syscall_offset, predictor, known: HashMap::new() })
     }
 
     /// Takes up what a dead pager served: its directory, and the userfaultfds that somebody held, each with its name. `forked` gives out the descriptor that had a number in the dead pager, of a
@@ -338,7 +337,7 @@ impl Proc {
         let memory = match orphan {
             Some(memory) => memory,
             None => {
-                let uffd = plant(pid, hand, scratch, &self.device)?;
+                let uffd = plant(pid, hand, scratch, &uffd::open_device()?)?;
                 let memory = self.family.take_in(uffd, Runs::default(), Some(pid))?;
                 self.server.add(&memory, self.family.clone())?;
                 memory

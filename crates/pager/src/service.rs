@@ -121,6 +121,11 @@ impl std::fmt::Debug for Service {
     }
 }
 
+fn reply(socket: &OwnedFd, answer: &Answer) -> bool {
+    let bytes = serde_json::to_vec(answer).expect("answers are plain data");
+    fdpass::send(socket.as_fd(), &bytes, &[]).is_ok()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no holder of this lock panics")
 }
@@ -175,10 +180,7 @@ impl Service {
 
     /// Serves one connection; true for quit.
     fn connection(self: &Arc<Service>, socket: OwnedFd) -> bool {
-        let say = |answer: &Answer| {
-            let bytes = serde_json::to_vec(answer).expect("answers are plain data");
-            fdpass::send(socket.as_fd(), &bytes, &[]).is_ok()
-        };
+        let say = |answer: &Answer| reply(&socket, answer);
         while let Ok((bytes, fds)) = fdpass::recv(socket.as_fd(), MAX_MESSAGE) {
             let request: Request = match serde_json::from_slice(&bytes) {
                 Ok(request) => request,
@@ -189,13 +191,18 @@ impl Service {
             };
             let done = match request {
                 Request::Hibernate(order) => {
-                    // It answers by itself: this thread may have to hold the proc after that.
-                    let name = order.name.clone();
-                    if let Err(message) = self.hibernate(order, fds, |done| {
-                        say(&Answer::Hibernated(done));
-                    }) {
+                    // It answers by itself: this thread may have to hold the proc after that, for which it needs no connection.
+                    let (name, mut socket) = (order.name.clone(), Some(socket));
+                    let answer = |done| {
+                        if let Some(socket) = socket.take() {
+                            reply(&socket, &Answer::Hibernated(done));
+                        }
+                    };
+                    if let Err(message) = self.hibernate(order, fds, answer) {
                         tracing::warn!(proc = name, message, "not hibernated");
-                        say(&Answer::Refused { message });
+                        if let Some(socket) = socket {
+                            reply(&socket, &Answer::Refused { message });
+                        }
                     }
                     return false;
                 }
@@ -330,7 +337,7 @@ impl Service {
         Ok(())
     }
 
-    /// Holds stopped processes until told to let go. Those that are killed meanwhile are not held from their graves.
+    /// Holds stopped processes until told to let go, or until one of them is killed.
     fn hold(
         &self,
         order: Order,
@@ -343,7 +350,7 @@ impl Service {
         let mut by: Option<&Watch> = None;
         let told = loop {
             let ends: Vec<OwnedFd> =
-                stopped.processes.keys().filter_map(|pid| kip_sys::process::pidfd_open(*pid).ok()).collect();
+                stopped.mortal().into_iter().filter_map(|pid| kip_sys::process::pidfd_open(pid).ok()).collect();
             let all = watch.iter().chain([bell]).chain(&ends);
             let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             if let Err(error) = rustix::io::retry_on_intr(|| poll(&mut fds, None)) {
@@ -358,9 +365,14 @@ impl Service {
             if let Ok(told) = orders.try_recv() {
                 break Some(told);
             }
+            let before = stopped.processes.len();
             stopped.bury();
             if stopped.processes.is_empty() {
                 break None;
+            }
+            // Whoever waits for it has to hear of it; pid 1, if it was the program.
+            if stopped.processes.len() < before {
+                break Some(Let::Wake(at, String::new()));
             }
         };
         // The program may close what we have duplicates of, and that is to be a close.

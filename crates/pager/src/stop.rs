@@ -128,6 +128,13 @@ fn left_processor(status: &str) -> Option<u64> {
     Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?)
 }
 
+/// Pid 1 of a pid namespace: NSpid in proc_pid_status(5).
+fn is_init(pid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let inside = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    inside.is_some_and(|ids| ids.split_whitespace().next_back() == Some("1"))
+}
+
 /// Begins to stop a thread; not so if it has ended.
 fn seize(pid: u32, tid: u32) -> Result<bool, StopError> {
     // One that is just ending is refused like one that somebody else traces, for some microseconds.
@@ -188,6 +195,13 @@ impl Stopped {
             process.threads.retain(|tid| !matches!(inject::look(*tid), Ok(inject::Found::Ended)));
         }
         self.processes.retain(|_, process| !process.threads.is_empty());
+    }
+
+    /// Those whose ends have to be watched so that none is missed: all but pid 1 of a sandbox, with whose end the kernel
+    /// kills the others; it only when nobody else is left.
+    pub fn mortal(&self) -> Vec<u32> {
+        let others: Vec<u32> = self.processes.keys().filter(|pid| !is_init(**pid)).copied().collect();
+        if others.is_empty() { self.processes.keys().copied().collect() } else { others }
     }
 
     /// Lets all run.

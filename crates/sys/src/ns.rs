@@ -1,6 +1,6 @@
 //! New processes in new namespaces, and what a process does to itself between clone(2) and execve(2).
 //!
-//! For small single-threaded launchers; nothing here belongs in a process with threads.
+//! For small single-threaded launchers; nothing here but [`owner`] belongs in a process with threads.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
@@ -251,6 +251,21 @@ pub fn place(fd: BorrowedFd<'_>, number: RawFd) -> io::Result<()> {
     if done == number { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The user namespace that a namespace belongs to: NS_GET_USERNS of ioctl_ns(2), kernel 4.9.
+///
+/// # Errors
+/// EPERM when it is not below the caller's own; ENOTTY when it is no namespace.
+pub fn owner(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const NS_GET_USERNS: libc::Ioctl = 0xb701;
+    // SAFETY: this request takes no argument and touches no memory of ours.
+    let fd = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for us, close-on-exec; nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// How many threads the calling process has: /proc/self/task, proc_pid_task(5).
 ///
 /// # Errors
@@ -267,6 +282,15 @@ mod tests {
     fn wait(child: &Child) -> Option<i32> {
         let pid = Pid::from_raw(child.pid as i32);
         waitpid(pid, WaitOptions::empty()).unwrap().unwrap().1.exit_status()
+    }
+
+    #[test]
+    fn a_namespace_belongs_to_a_user_namespace() {
+        use std::os::linux::fs::MetadataExt;
+        let open = |name: &str| std::fs::File::open(format!("/proc/self/ns/{name}")).unwrap();
+        let owner = std::fs::File::from(owner(std::os::fd::AsFd::as_fd(&open("ipc"))).unwrap());
+        assert_eq!(owner.metadata().unwrap().st_ino(), open("user").metadata().unwrap().st_ino());
+        assert!(super::owner(std::os::fd::AsFd::as_fd(&std::fs::File::open("/dev/null").unwrap())).is_err());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The descriptors of one proc that must outlive whoever uses them: namespaces, pipes, port reservations, sockets.
+//! The descriptors of one proc that must outlive whoever uses them: pipes, port reservations, and of a parked proc sockets
+//! and namespaces. There are thousands of procs, so nothing is here that somebody else keeps alive anyway.
 //!
 //! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
 
@@ -10,30 +11,24 @@ use std::sync::{Arc, Mutex};
 
 /// Keys of the descriptors that every proc has.
 pub(crate) mod key {
-    /// Network namespace.
-    pub(crate) const NET: &str = "ns/net";
-    /// UTS namespace.
-    pub(crate) const UTS: &str = "ns/uts";
-    /// IPC namespace.
-    pub(crate) const IPC: &str = "ns/ipc";
-    /// A user namespace with the proc's mapping, for idmapped mounts.
-    pub(crate) const USER: &str = "ns/user";
-    /// Standard output, read end.
-    pub(crate) const OUT_READ: &str = "io/out-r";
-    /// Standard output, write end.
-    pub(crate) const OUT_WRITE: &str = "io/out-w";
-    /// Standard error, read end.
-    pub(crate) const ERR_READ: &str = "io/err-r";
-    /// Standard error, write end.
-    pub(crate) const ERR_WRITE: &str = "io/err-w";
-    /// What pid 1 reports, read end.
-    pub(crate) const STATUS_READ: &str = "io/status-r";
-    /// What pid 1 reports, write end.
-    pub(crate) const STATUS_WRITE: &str = "io/status-w";
+    /// Standard output: the pipe, open at both ends by one descriptor.
+    pub(crate) const OUT: &str = "io/out";
+    /// Standard error, likewise.
+    pub(crate) const ERR: &str = "io/err";
+    /// What pid 1 reports, likewise.
+    pub(crate) const STATUS: &str = "io/status";
     /// Prefix of port reservations.
     pub(crate) const PORT: &str = "port/";
     /// Prefix of all that is held only while the proc is parked.
     pub(crate) const ASLEEP: &str = "asleep/";
+    /// Network namespace of a parked proc. While it has processes these have it.
+    pub(crate) const NET: &str = "asleep/ns/net";
+    /// UTS namespace.
+    pub(crate) const UTS: &str = "asleep/ns/uts";
+    /// IPC namespace; it belongs to the proc's user namespace, which lives by it.
+    pub(crate) const IPC: &str = "asleep/ns/ipc";
+    /// The user namespace where the IPC namespace is not held: it is in the snapshot.
+    pub(crate) const USER: &str = "asleep/ns/user";
     /// Prefix of the INET sockets of a parked proc, by inode.
     pub(crate) const SOCKET: &str = "asleep/socket/";
     /// Prefix of what else the kernel keeps of a parked proc, by the file's id in the images.

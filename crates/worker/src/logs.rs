@@ -4,8 +4,8 @@
 //! Owns the log files (`file`) and their reading (`reader`). Never blocks a program for longer than a write to disk
 //! takes, never ends the daemon: what cannot be written is counted and said in the log as soon as that works again.
 //!
-//! Invariants: output is looked at with tee(2), written, and only then taken out of the pipe. The pipes are held by daemon
-//! and keeper at both ends, so a killed daemon loses nothing; what it had written but not taken yet, one batch of at most
+//! Invariants: output is looked at with tee(2), written, and only then taken out of the pipe. Daemon and keeper hold the
+//! pipes, each open at both ends, so a killed daemon loses nothing; what it had written but not taken yet, one batch of at most
 //! 64 KiB, is written again by the next. A line without its end is left in the pipe for [`HOLD_BACK`] at most and then
 //! written as it is. One pump at a time reads a pipe and writes a directory.
 //!
@@ -27,6 +27,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -123,21 +124,21 @@ impl LogPump {
         started().map_err(LogError::Start)
     }
 
-    /// Takes over the read ends of a proc's pipes (anything else is refused). A proc of that name that the pump has already is removed first.
+    /// Reads a proc's pipes (anything else is refused) from now on. A proc of that name that the pump has already is removed first.
     ///
     /// # Errors
-    /// [`LogError`]; the descriptors are closed then.
+    /// [`LogError`]; the descriptors are let go then.
     pub fn add(
         &self,
         name: &str,
-        stdout: OwnedFd,
-        stderr: OwnedFd,
+        stdout: impl Into<Arc<OwnedFd>>,
+        stderr: impl Into<Arc<OwnedFd>>,
         directory: &Path,
         rotation: Rotation,
     ) -> Result<(), LogError> {
         let failed = |source| LogError::Directory { path: directory.to_owned(), source };
         let file = LogFile::open(directory, rotation).map_err(failed)?;
-        let inputs = [Input::new(stdout, Stream::Stdout), Input::new(stderr, Stream::Stderr)];
+        let inputs = [Input::new(stdout.into(), Stream::Stdout), Input::new(stderr.into(), Stream::Stderr)];
         let adding = Box::new(Adding { name: name.to_owned(), inputs, file });
         self.call(|reply| Command::Add(adding, reply))
     }
@@ -184,7 +185,7 @@ impl Drop for LogPump {
 /// One of a proc's two streams.
 #[derive(Debug)]
 struct Input {
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     stream: Stream,
     /// Nobody has the write end any more, or reading failed.
     ended: bool,
@@ -195,7 +196,7 @@ struct Input {
 }
 
 impl Input {
-    fn new(fd: OwnedFd, stream: Stream) -> Input {
+    fn new(fd: Arc<OwnedFd>, stream: Stream) -> Input {
         Input { fd, stream, ended: false, queued: false, deadline: None }
     }
 

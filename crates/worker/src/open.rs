@@ -344,7 +344,7 @@ impl Machine {
 
     /// Sends what a proc writes to its log from now on.
     pub(crate) fn follow_output(&self, proc: &Proc) {
-        let ends = [key::OUT_READ, key::ERR_READ].map(|k| proc.holdings.get(k).and_then(|fd| fd.try_clone().ok()));
+        let ends = [key::OUT, key::ERR].map(|k| proc.holdings.get(k));
         let [Some(out), Some(err)] = ends else {
             tracing::warn!(proc = %proc.name, "its output is lost: nobody holds its pipes any more");
             return;

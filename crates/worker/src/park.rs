@@ -14,7 +14,7 @@ use crate::fault;
 use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
 use crate::pins::{self, Pin, PinError};
-use crate::proc::Proc;
+use crate::proc::{Proc, namespaces_of, user_of};
 use crate::tree::{self, Tree};
 use crate::wake::take;
 use kip_checkpoint::clocks::{self, ClockError, Clocks, Frozen, Now, Since};
@@ -123,8 +123,6 @@ pub(crate) enum ParkError {
         #[source]
         source: io::Error,
     },
-    #[error("its namespaces are no longer held, because daemon and keeper died together: start it again")]
-    Lost,
     #[error("the state cannot be recorded")]
     Record(#[source] crate::record::RecordError),
     #[error("its processes cannot be read")]
@@ -164,11 +162,8 @@ pub(crate) fn park(
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
     let own_ipc = tree.maps_system_v();
-    let namespaces = proc.held_namespaces(own_ipc);
-    if namespaces.len() != if own_ipc { 2 } else { 3 } {
-        return Err(ParkError::Lost);
-    }
-    let borrowed: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
+    let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
+    let borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
     let request = DumpRequest {
@@ -188,7 +183,7 @@ pub(crate) fn park(
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut || {
         fault::reach("park-frozen");
-        let result = settle(proc, &images, generation, &seen, record);
+        let result = settle(proc, &images, generation, (init, &seen), record);
         let good = result.is_ok();
         outcome = Some(result);
         good
@@ -222,7 +217,7 @@ fn settle(
     proc: &Proc,
     images: &Path,
     generation: Generation,
-    seen: &Seen,
+    (init, seen): (u32, &Seen),
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<Settled, ParkError> {
     let now = Now::read();
@@ -248,6 +243,7 @@ fn settle(
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc };
     fds.extend(objects);
+    fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     fault::reach("park-images");
     let pages = pages(proc, images, generation, &tree, seen.out)?;
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
@@ -376,6 +372,15 @@ fn take_objects(tree: &Tree, images: &Path) -> Result<Vec<(String, OwnedFd)>, Pa
         // Without it the wake takes the other way.
         let Ok(fd) = duplicate(host, object.fd) else { return Ok(Vec::new()) };
         taken.push((format!("{}{}", key::OBJECT, object.id), fd));
+    }
+    Ok(taken)
+}
+
+/// What only its processes keep alive, with its keys.
+fn take_namespaces(init: u32, own_ipc: bool) -> io::Result<Vec<(String, OwnedFd)>> {
+    let mut taken: Vec<_> = namespaces_of(init, own_ipc)?.into_iter().map(|n| (n.key.to_owned(), n.fd)).collect();
+    if own_ipc {
+        taken.push((key::USER.to_owned(), user_of(init)?));
     }
     Ok(taken)
 }

@@ -9,7 +9,9 @@ use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
 use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec};
 use kip_types::{Image, ProcName, Spec};
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -20,8 +22,8 @@ pub(crate) const IDS_PER_BLOCK: u32 = 65_536;
 /// How long the mounts of the last run may take to be gone.
 const MOUNT_WITHIN: Duration = Duration::from_secs(5);
 
-fn lost(what: &str) -> LaunchError {
-    LaunchError::Gone(std::io::Error::other(format!("{what} is no longer held")))
+fn lost(why: &io::Error) -> LaunchError {
+    LaunchError::Gone(io::Error::other(format!("its user namespace is no longer held: {why}")))
 }
 
 /// Mounts made ahead of a wake.
@@ -83,26 +85,31 @@ impl Proc {
         }
     }
 
-    /// Mounts its file systems, detached. The earlier mounts must be gone (`index=on` allows one at a time); while the
-    /// kernel still takes them down, this waits.
-    pub(crate) fn mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
+    /// Mounts the file systems of a parked proc, as [`Proc::mounts_of`].
+    fn mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
+        let user = self.held_user().map_err(|e| lost(&e))?;
+        self.mounts_of(user.as_fd(), with_pins)
+    }
+
+    /// Mounts its file systems, detached, with the mapping of ids of a user namespace. The earlier mounts must be gone
+    /// (`index=on` allows one at a time); while the kernel still takes them down, this waits.
+    pub(crate) fn mounts_of(&self, user: BorrowedFd<'_>, with_pins: bool) -> Result<Mounts, RootfsError> {
         let spec = self.rootfs(with_pins);
         if let Err(e) = pins::note_use(&self.dir.join("pins"), with_pins)
             && with_pins
         {
             tracing::warn!(proc = %self.name, error = %e, "pins in use cannot be noted");
         }
-        let user = self.holdings.get(key::USER).ok_or_else(|| lost(key::USER))?;
         let until = Instant::now() + MOUNT_WITHIN;
         loop {
-            match spec.mount(&self.shared.launcher(), user.as_fd()) {
+            match spec.mount(&self.shared.launcher(), user) {
                 Err(RootfsError::InUse { .. }) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_micros(300))
                 }
                 // The layers are not those of the last mount: pins came or went.
                 Err(RootfsError::BaseChanged { .. }) => {
                     spec.forget_base()?;
-                    return spec.mount(&self.shared.launcher(), user.as_fd());
+                    return spec.mount(&self.shared.launcher(), user);
                 }
                 other => return other,
             }
@@ -135,14 +142,48 @@ impl Proc {
         self.prepared.lock().expect("no holder of this lock panics").take()
     }
 
-    /// Namespaces that are held through a sleep, with their CLONE_NEW* types. With `own_ipc` the IPC namespace is not
-    /// among them: it goes into the snapshot, with the System V memory in it.
-    pub(crate) fn held_namespaces(&self, own_ipc: bool) -> Vec<(i32, Arc<OwnedFd>)> {
-        const KINDS: [(&str, i32); 3] =
-            [(key::NET, libc_flags::NEWNET), (key::UTS, libc_flags::NEWUTS), (key::IPC, libc_flags::NEWIPC)];
-        let kinds = KINDS.iter().filter(|(k, _)| !(own_ipc && *k == key::IPC));
-        kinds.filter_map(|(k, kind)| Some((*kind, self.holdings.get(k)?))).collect()
+    /// Namespaces that are held through parking, with their CLONE_NEW* types.
+    pub(crate) fn held_namespaces(&self) -> Vec<(i32, Arc<OwnedFd>)> {
+        KINDS.iter().filter_map(|(k, _, kind)| Some((*kind, self.holdings.get(k)?))).collect()
     }
+
+    /// The user namespace of a parked proc.
+    pub(crate) fn held_user(&self) -> io::Result<OwnedFd> {
+        if let Some(user) = self.holdings.get(key::USER) {
+            return user.try_clone();
+        }
+        let ipc = self.holdings.get(key::IPC).ok_or(io::ErrorKind::NotFound)?;
+        kip_sys::ns::owner(ipc.as_fd())
+    }
+}
+
+/// Namespaces by key, name in /proc/PID/ns and type.
+const KINDS: [(&str, &str, i32); 3] = [
+    (key::NET, "net", libc_flags::NEWNET),
+    (key::UTS, "uts", libc_flags::NEWUTS),
+    (key::IPC, "ipc", libc_flags::NEWIPC),
+];
+
+/// A namespace of a running proc: its key in the holdings, its CLONE_NEW* type.
+pub(crate) struct Namespace {
+    pub(crate) key: &'static str,
+    pub(crate) kind: i32,
+    pub(crate) fd: OwnedFd,
+}
+
+/// The namespaces of a running sandbox that are to be held when it is parked. With `own_ipc` the IPC namespace is not among
+/// them: it goes into the snapshot, with the System V memory in it.
+pub(crate) fn namespaces_of(init: u32, own_ipc: bool) -> io::Result<Vec<Namespace>> {
+    let kinds = KINDS.iter().filter(|(key, ..)| !(own_ipc && *key == key::IPC));
+    let open = |(key, name, kind): &(&'static str, &str, i32)| {
+        Ok(Namespace { key, kind: *kind, fd: File::open(format!("/proc/{init}/ns/{name}"))?.into() })
+    };
+    kinds.map(open).collect()
+}
+
+/// The user namespace that the IPC namespace of a running sandbox belongs to.
+pub(crate) fn user_of(init: u32) -> io::Result<OwnedFd> {
+    kip_sys::ns::owner(File::open(format!("/proc/{init}/ns/ipc"))?.as_fd())
 }
 
 /// Types of namespaces, clone(2).

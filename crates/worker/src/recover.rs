@@ -141,7 +141,7 @@ fn still_blocked(proc: &Proc, state: &State) -> bool {
 async fn ended(proc: &Arc<Proc>, record: &Record) -> Record {
     let exit = stop::reported_exit(proc).or(Some(Exit::Unknown));
     // What it wrote while no daemon was there is still in its pipes.
-    if proc.holdings.get(key::OUT_READ).is_some() {
+    if proc.holdings.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);
     }
     stop::release(proc).await;

@@ -11,14 +11,15 @@ use kip_net::nat::Forward;
 use kip_net::reserve;
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
-use kip_sandbox::launcher::{Namespaces, StartRequest, environment};
+use kip_sandbox::launcher::{StartRequest, environment};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::lifecycle::Input;
 use kip_types::{Image, Protocol, State};
+use rustix::fs::{Mode, OFlags};
 use std::fs;
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -77,13 +78,14 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
     let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
     let address = kit.net.v4;
-    let namespaces = hold_namespaces(proc, kit)?;
-    let (status, status_write, out, err) = hold_pipes(proc)?;
+    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.name.as_str());
+    let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
+    let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
-    let mounts = proc.mounts(false).map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
+    let mounts = proc.mounts_of(namespaces.user.as_fd(), false);
+    let mounts = mounts.map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
     fault::reach("start-mounts");
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
-    let net = proc.holdings.get(key::NET).expect("held above");
     let env = environment(proc.name.as_str(), &proc.spec.env);
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
@@ -94,7 +96,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         allow_setuid: proc.spec.allow_setuid,
         mounts,
         namespaces: &namespaces,
-        net: net.as_fd(),
+        net: kit.net.fd.as_fd(),
         cgroup: &tasks,
         stdout: out.as_fd(),
         stderr: err.as_fd(),
@@ -174,41 +176,38 @@ fn unpack(proc: &Proc) -> Result<(), Refusal> {
         .map_err(|e| refuse(Code::Invalid, proc, "its tarball", &e))
 }
 
-/// Makes what the kit lacks, holds everything, and gives a copy of the launcher's part.
-fn hold_namespaces(proc: &Proc, kit: Kit) -> Result<Namespaces, Refusal> {
-    let made = proc.shared.launcher().namespaces(proc.first_id(), proc.name.as_str());
-    let made = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
-    let copy = |fd: &OwnedFd| fd.try_clone().map_err(|e| refuse(Code::Exhausted, proc, "its descriptors", &e));
-    let fds = vec![
-        (key::NET.to_owned(), kit.net.fd),
-        (key::USER.to_owned(), copy(&made.user)?),
-        (key::UTS.to_owned(), copy(&made.uts)?),
-        (key::IPC.to_owned(), copy(&made.ipc)?),
-    ];
-    proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
-    Ok(made)
+/// The three pipes: what pid 1 reports, and the ends for the sandbox.
+struct Pipes {
+    status: Arc<OwnedFd>,
+    status_write: OwnedFd,
+    out: OwnedFd,
+    err: OwnedFd,
 }
 
-type Pipes = (Arc<OwnedFd>, Arc<OwnedFd>, Arc<OwnedFd>, Arc<OwnedFd>);
-
-/// Makes and holds the three pipes; returns status read and write end, output and error write ends.
+/// Makes the three pipes and holds them. One descriptor is open at both ends: it reads, and it keeps the pipe from ending when
+/// a program is parked.
 fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
     let failed = |e: io::Error| refuse(Code::Exhausted, proc, "its pipes", &e);
     let first = proc.first_id();
     let mut fds = Vec::new();
-    for (read, write) in
-        [(key::OUT_READ, key::OUT_WRITE), (key::ERR_READ, key::ERR_WRITE), (key::STATUS_READ, key::STATUS_WRITE)]
-    {
-        let (r, w) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).map_err(|e| failed(e.into()))?;
-        rustix::fs::fcntl_setfl(&r, rustix::fs::OFlags::NONBLOCK).map_err(|e| failed(e.into()))?;
+    let mut make = |key: &str| -> io::Result<OwnedFd> {
+        let (r, w) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         // So that the program may open /dev/stdout.
-        std::os::unix::fs::fchown(&w, Some(first), Some(first)).map_err(failed)?;
-        fds.push((read.to_owned(), r));
-        fds.push((write.to_owned(), w));
-    }
+        std::os::unix::fs::fchown(&w, Some(first), Some(first))?;
+        fds.push((key.to_owned(), reopen(&r, OFlags::RDWR | OFlags::NONBLOCK)?));
+        Ok(w)
+    };
+    let [out, err, status_write] = [make(key::OUT), make(key::ERR), make(key::STATUS)];
+    let (out, err, status_write) = (out.map_err(failed)?, err.map_err(failed)?, status_write.map_err(failed)?);
     proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
-    let get = |k| proc.holdings.get(k).expect("held just now");
-    Ok((get(key::STATUS_READ), get(key::STATUS_WRITE), get(key::OUT_WRITE), get(key::ERR_WRITE)))
+    let status = proc.holdings.get(key::STATUS).expect("held just now");
+    Ok(Pipes { status, status_write, out, err })
+}
+
+/// The same pipe opened once more.
+pub(crate) fn reopen(pipe: &OwnedFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", pipe.as_raw_fd());
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 /// Waits for pid 1's word that the program was exec'd; returns its pid inside.

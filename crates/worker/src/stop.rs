@@ -33,7 +33,7 @@ impl Proc {
 
 /// How the program ended, if pid 1 has said so.
 pub(crate) fn reported_exit(proc: &Proc) -> Option<Exit> {
-    let status = proc.holdings.get(key::STATUS_READ)?;
+    let status = proc.holdings.get(key::STATUS)?;
     while let Ok(Some(record)) = read_record(&status, Duration::ZERO) {
         if let init::Record::Ended(exit) = record {
             return Some(exit);

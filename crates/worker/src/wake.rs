@@ -15,6 +15,7 @@ use crate::holdings::key;
 use crate::park::{Body, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
+use crate::start::reopen;
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::pages::{is_for_criu, make_whole};
@@ -26,6 +27,7 @@ use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
+use rustix::fs::OFlags;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -157,7 +159,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let (used, missed) = advanced(&images, &proc.dir.join("wake"), body, plan.armed_at())?;
     let inherit = inherited(proc, body)?;
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
-    let namespaces = proc.held_namespaces(body.own_ipc);
+    let namespaces = proc.held_namespaces();
     let namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
     let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
     let request = RestoreRequest {
@@ -194,7 +196,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             }
             Stage::Resuming => {
                 steps.done("registers");
-                shortened = release(proc, body, &body.clocks, root, &missed);
+                shortened = release(proc, body, &body.clocks, &missed);
                 steps.done("release");
                 fault::reach("wake-released");
                 true
@@ -226,10 +228,12 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
         let fd = proc.holdings.get(&what).ok_or(WakeError::Lost { what })?;
         list.push((inherit_key(socket.inode), fd));
     }
-    for what in [key::OUT_WRITE, key::ERR_WRITE, key::STATUS_WRITE] {
-        let fd = proc.holdings.get(what).ok_or_else(|| WakeError::Lost { what: what.to_owned() })?;
-        let pipe = pipe_key(&fd).map_err(|_| WakeError::Lost { what: what.to_owned() })?;
-        list.push((pipe, fd));
+    for what in [key::OUT, key::ERR, key::STATUS] {
+        let lost = || WakeError::Lost { what: what.to_owned() };
+        let held = proc.holdings.get(what).ok_or_else(lost)?;
+        let end = reopen(&held, OFlags::WRONLY).map_err(|_| lost())?;
+        let pipe = pipe_key(&end).map_err(|_| lost())?;
+        list.push((pipe, Arc::new(end)));
     }
     Ok(list)
 }
@@ -260,12 +264,7 @@ fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result
 }
 
 /// The last step, every task stopped and about to run. `clocks` is what of the body's has to be set.
-fn release(proc: &Proc, body: &Body, clocks: &Clocks, root: u32, missed: &[Missed]) -> Vec<timers::Shortened> {
-    if body.own_ipc
-        && let Err(e) = hold_new_ipc(proc, root)
-    {
-        tracing::warn!(proc = %proc.name, error = %e, "the restored IPC namespace is not held");
-    }
+fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed]) -> Vec<timers::Shortened> {
     let shortened = timers::set(proc, clocks, missed);
     let held: Vec<_> = body
         .sockets
@@ -282,10 +281,4 @@ fn release(proc: &Proc, body: &Body, clocks: &Clocks, root: u32, missed: &[Misse
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
     }
     shortened
-}
-
-/// CRIU has made the IPC namespace anew; from now on this one is held.
-fn hold_new_ipc(proc: &Proc, root: u32) -> io::Result<()> {
-    let namespace = fs::File::open(format!("/proc/{root}/ns/ipc"))?;
-    proc.holdings.hold(vec![(key::IPC.to_owned(), namespace.into())]).map_err(io::Error::other)
 }

@@ -140,9 +140,9 @@ async fn look_within(proc: &Arc<Proc>) -> Result<SeenView, String> {
 
 fn subject(proc: &Proc) -> Result<Subject, String> {
     let pids = Tree::read(&proc.cgroup.pids().map_err(|e| chain(&e))?).pids;
-    let held = proc.holdings.get(key::NET).and_then(|fd| fd.try_clone().ok());
-    let of_init = || File::open(format!("/proc/{}/ns/net", pids.first()?)).ok().map(OwnedFd::from);
-    let netns = held.or_else(of_init);
+    let held = || proc.holdings.get(key::NET).and_then(|fd| fd.try_clone().ok());
+    let of_init = pids.first().and_then(|pid| File::open(format!("/proc/{pid}/ns/net")).ok());
+    let netns = of_init.map(OwnedFd::from).or_else(held);
     let addresses = kip_net::addr::Addresses::of(proc.shared.instance, proc.slot);
     Ok(Subject { pids, netns, addresses: [addresses.v4.into(), addresses.v6.into()] })
 }

@@ -76,7 +76,8 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Op
     };
     let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
     let namespace = |key| proc.holdings.get(key);
-    let namespaces = [namespace(key::USER)?, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
+    let user = Arc::new(proc.held_user().ok()?);
+    let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
     Some(Ready { plan, received, namespaces })
 }
 
@@ -145,7 +146,7 @@ pub(super) fn rebuild(
         stopped.outlive().map_err(RebuildError::Trace)?;
         // Timerfds were held: nothing was missed.
         let clocks = Clocks { timerfds: Vec::new(), ..body.clocks.clone() };
-        let shortened = release(proc, body, &clocks, init, &[]);
+        let shortened = release(proc, body, &clocks, &[]);
         steps.done("release");
         fault::reach("wake-released");
         // What was held is given up: the tree has been woken even if one of it died meanwhile.
