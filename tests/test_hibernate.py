@@ -316,6 +316,26 @@ def test_one_costs_few_descriptors(fresh_kip: Callable[..., Kip], tmp_path: Path
     wait_for("each costs 5, 8 and 5 descriptors in keeper, pager and daemon", grown, 10)
 
 
+def test_down_lets_sleepers_end_in_order(fresh_kip: Callable[..., Kip]) -> None:
+    """More than are ended at a time, of each tier: every program handles its SIGTERM."""
+    kip = fresh_kip()
+    script = "trap 'echo in order; exit 3' TERM; echo waits; sleep 10000 & wait"
+    procs = [kip.run(f"sh-{n}", ["sh", "-c", script], flags=["--never-sleep"]) for n in range(24)]
+    for proc in procs:
+        wait_for(f"{proc.name} waits", lambda proc=proc: "waits" in proc.logs(), 30)
+    for proc in procs[2:18]:
+        proc.hibernate()
+    for proc in procs[18:]:
+        proc.sleep()
+    kip.cli("down", timeout=90)
+    assert kip.wait_dead() == 0
+    kip.up()
+    for proc in procs:
+        view = proc.inspect()
+        assert (view["state"], "exit code 3" in str(view["exit"])) == ("stopped", True), view
+        assert "in order" in proc.logs()
+
+
 def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
     """A request and `kip wake`, or the way down to parked, at the same moment: neither waits for the other for ever."""
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", "held")

@@ -50,7 +50,9 @@ pub use pressure::{BadMarks, MemoryMarks};
 use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::state::Record;
+use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
+use kip_net::Slot;
 use kip_types::api::{Code, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
@@ -61,8 +63,12 @@ use tokio::sync::broadcast;
 
 /// How long `inspect` waits for a transition that is under way.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
-/// Starts of procs that are in progress at the same time, at most, when all are ended.
-const ENDING_AT_ONCE: usize = 4;
+/// How many procs end at the same time when all do. Most of that time each waits: for its program, for a disk, for the kernel.
+const ENDING_AT_ONCE: usize = 16;
+/// The same for parked ones, which are rebuilt for it.
+const WAKING_AT_ONCE: usize = 4;
+/// What a program has to end in order when all do.
+const GRACE: Duration = Duration::from_secs(10);
 
 /// The worker of one data directory.
 #[derive(Debug)]
@@ -192,7 +198,8 @@ impl Worker {
 
     /// Ends a proc; its name, files and logs stay.
     pub async fn stop(&self, name: &ProcName, grace: Duration) -> Result<ProcView, Refusal> {
-        self.handle(name)?.ask(|reply| Command::Stop { grace, reply }).await?;
+        let network = Network::Removed;
+        self.handle(name)?.ask(|reply| Command::Stop { grace, network, reply }).await?;
         self.inspect(name).await
     }
 
@@ -275,26 +282,50 @@ impl Worker {
     pub async fn down(&self) -> Result<Vec<ProcName>, Refusal> {
         let handles: Vec<Handle> =
             self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
-        let live = |h: &Handle| !matches!(h.status.borrow().record.state, State::Stopped { .. });
-        let (mut live, _): (Vec<Handle>, Vec<Handle>) = handles.into_iter().partition(live);
-        // Sleepers last: to end in order they need the room that the others leave.
-        live.sort_by_key(|h| matches!(h.status.borrow().record.state, State::Parked { .. }));
-        let names: Vec<ProcName> = live.iter().map(|h| h.proc.name.clone()).collect();
-        for some in live.chunks(ENDING_AT_ONCE) {
-            let mut ending = tokio::task::JoinSet::new();
-            for handle in some {
-                let handle = handle.clone();
-                ending.spawn(async move {
-                    handle.ask(|reply| Command::Stop { grace: Duration::from_secs(10), reply }).await
-                });
-            }
-            while let Some(ended) = ending.join_next().await {
-                ended.expect("stopping does not panic")?;
-            }
+        let is = |h: &Handle, parked: bool| match h.status.borrow().record.state {
+            State::Stopped { .. } => false,
+            State::Parked { .. } => parked,
+            _ => !parked,
+        };
+        // Parked ones last: to end in order they need the room that the others leave.
+        let up: Vec<Handle> = handles.iter().filter(|h| is(h, false)).cloned().collect();
+        let parked: Vec<Handle> = handles.iter().filter(|h| is(h, true)).cloned().collect();
+        let names: Vec<ProcName> = up.iter().chain(&parked).map(|h| h.proc.name.clone()).collect();
+        let slots: Vec<Slot> = up.iter().chain(&parked).map(|h| h.proc.slot).collect();
+        let mut ended = end_all(up, ENDING_AT_ONCE).await;
+        if ended.is_ok() {
+            ended = end_all(parked, WAKING_AT_ONCE).await;
+        }
+        if let Err(refusal) = ended {
+            // Those that run on keep theirs.
+            let machine = Arc::clone(&self.machine);
+            let stopped = |slot: &Slot| machine.is_stopped(*slot);
+            let slots: Vec<Slot> = slots.into_iter().filter(stopped).collect();
+            let machine = Arc::clone(&self.machine);
+            blocking(move || stop::remove_networks(&machine, &slots)).await?;
+            return Err(refusal);
         }
         let machine = Arc::clone(&self.machine);
         blocking(move || machine.dismantle()).await?;
         Ok(names)
+    }
+}
+
+/// Ends all of them, so many at the same time. Those that had begun are waited for when one cannot be ended.
+async fn end_all(handles: Vec<Handle>, at_once: usize) -> Result<(), Refusal> {
+    let mut waiting = handles.into_iter();
+    let mut ending = tokio::task::JoinSet::new();
+    let mut all = Ok(());
+    loop {
+        while all.is_ok()
+            && ending.len() < at_once
+            && let Some(handle) = waiting.next()
+        {
+            let stop = |reply| Command::Stop { grace: GRACE, network: Network::Left, reply };
+            ending.spawn(async move { handle.ask(stop).await });
+        }
+        let Some(ended) = ending.join_next().await else { return all };
+        all = all.and(ended.expect("stopping does not panic"));
     }
 }
 

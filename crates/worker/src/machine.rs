@@ -169,6 +169,12 @@ impl Machine {
         self.handles().values().map(|h| Arc::clone(&h.proc)).collect()
     }
 
+    /// Whether the proc of that slot has ended.
+    pub(crate) fn is_stopped(&self, slot: Slot) -> bool {
+        let stopped = |h: &Handle| matches!(h.status.borrow().record.state, State::Stopped { .. });
+        self.handles().get(&slot).is_some_and(stopped)
+    }
+
     /// Nothing that dies from now on is replaced.
     pub(crate) fn close(&self) {
         self.closing.store(true, Ordering::SeqCst);

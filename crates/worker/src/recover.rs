@@ -11,7 +11,7 @@ use crate::park::Body;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::state::Record;
-use crate::stop;
+use crate::stop::{self, Network};
 use crate::task::{chain, take_custody};
 use crate::tree::Tree;
 use kip_net::{Slot, custody};
@@ -79,7 +79,7 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
     });
     let next = match record.state.clone() {
         State::Stopped { .. } => {
-            stop::release(&proc).await;
+            stop::release(&proc, Network::Removed).await;
             record.clone()
         }
         State::Starting if !record.established => {
@@ -144,7 +144,7 @@ async fn ended(proc: &Arc<Proc>, record: &Record) -> Record {
     if proc.holdings.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);
     }
-    stop::release(proc).await;
+    stop::release(proc, Network::Removed).await;
     let _ = kip_snapshot::sweep(&proc.dir, None);
     Record { state: State::Stopped { exit }, ..record.clone() }
 }

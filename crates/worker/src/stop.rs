@@ -2,10 +2,12 @@
 
 use crate::fault;
 use crate::holdings::key;
+use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::start::read_record;
 use crate::task::{blocking, chain};
 use crate::tree::Tree;
+use kip_net::Slot;
 use kip_sandbox::init;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::Exit;
@@ -13,8 +15,20 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// What becomes of rules and links of a proc that ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// They are removed.
+    Removed,
+    /// Many end: whoever asked for that removes all of theirs together, [`remove_networks`]. One by one each waits for the
+    /// kernel's other processors several times, and for all others that do.
+    Left,
+}
+
 /// How long killed processes may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Slots in one message to the kernel.
+const NETWORKS_AT_ONCE: usize = 128;
 
 impl Proc {
     /// Waits until the cgroup has no process; false if that takes too long.
@@ -64,8 +78,20 @@ pub(crate) async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Opti
     .await
 }
 
+/// Removes rules and links that were left by procs that ended.
+pub(crate) fn remove_networks(machine: &Machine, slots: &[Slot]) -> Result<(), Refusal> {
+    let failed = |what: &str, e: &dyn std::error::Error| {
+        Refusal::new(Code::Failed, format!("{what} of procs that have ended cannot be removed: {}", chain(e)))
+    };
+    for some in slots.chunks(NETWORKS_AT_ONCE) {
+        machine.nat.unpublish(some).map_err(|e| failed("port forwarding", &e))?;
+        machine.pool.release(some).map_err(|e| failed("network links", &e))?;
+    }
+    Ok(())
+}
+
 /// Lets go everything but name, files and logs: processes, cgroup, network, ports, descriptors.
-pub(crate) async fn release(proc: &Arc<Proc>) {
+pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
     let proc = Arc::clone(proc);
     blocking(move || {
         let warn = |what: &str, e: &dyn std::error::Error| {
@@ -77,14 +103,18 @@ pub(crate) async fn release(proc: &Arc<Proc>) {
         crate::hibernate::forget(&proc);
         drop(proc.drop_mounts());
         let _ = proc.shared.logs.remove(proc.name.as_str());
-        if let Err(e) = proc.shared.nat.unpublish(&[proc.slot]) {
+        if network == Network::Removed
+            && let Err(e) = proc.shared.nat.unpublish(&[proc.slot])
+        {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
         if let Err(e) = proc.holdings.drop_prefix("") {
             warn("descriptors", &e);
         }
-        if let Err(e) = proc.shared.pool.release(&[proc.slot]) {
+        if network == Network::Removed
+            && let Err(e) = proc.shared.pool.release(&[proc.slot])
+        {
             warn("network link", &e);
         }
         if let Err(e) = proc.cgroup.remove() {
@@ -97,7 +127,7 @@ pub(crate) async fn release(proc: &Arc<Proc>) {
 /// Removes the proc whole; its slot is free again.
 pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
     fault::reach("remove-intent");
-    release(proc).await;
+    release(proc, Network::Removed).await;
     let proc = Arc::clone(proc);
     blocking(move || {
         fault::reach("remove-files");

@@ -19,7 +19,7 @@ use crate::proc::Proc;
 use crate::record;
 use crate::start;
 use crate::state::Record;
-use crate::stop;
+use crate::stop::{self, Network};
 use kip_checkpoint::clocks::Now;
 use kip_net::activity::Activity as Traffic;
 use kip_pager::protocol::Woken;
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     /// Start it, for the first time or again.
     Start { wait_ready: bool, reply: Reply<()> },
     /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
-    Stop { grace: Duration, reply: Reply<()> },
+    Stop { grace: Duration, network: Network, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
     Remove { force: bool, reply: Reply<()> },
     /// Send it to a lower tier. Answers whether it was there already.
@@ -349,8 +349,8 @@ impl Task {
                 let _ = reply.send(result);
                 return removed;
             }
-            Command::Stop { grace, reply } => {
-                let _ = reply.send(self.stop(grace).await);
+            Command::Stop { grace, network, reply } => {
+                let _ = reply.send(self.stop(grace, network).await);
             }
             Command::Remove { force, reply } => {
                 let result = self.remove(force).await;
@@ -399,7 +399,7 @@ impl Task {
             Err(refusal) => {
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", refusal.message.clone());
                 if self.record.established {
-                    stop::release(&self.proc).await;
+                    stop::release(&self.proc, Network::Removed).await;
                     self.advance(Input::Exited(None), record::Durability::Fsync)?;
                 } else {
                     stop::remove(&self.proc).await?;
@@ -503,7 +503,7 @@ impl Task {
         self.running = None;
         self.leave_hibernation();
         let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
-        stop::release(&self.proc).await;
+        stop::release(&self.proc, Network::Removed).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         self.settle(Input::Exited(Some(exit)));
         self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
@@ -517,7 +517,7 @@ impl Task {
         }
     }
 
-    async fn stop(&mut self, grace: Duration) -> Result<(), Refusal> {
+    async fn stop(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
         if matches!(self.record.state, State::Stopped { .. }) {
             return Ok(());
         }
@@ -539,7 +539,7 @@ impl Task {
         self.sleeping = None;
         let exit = stop::end(&self.proc, self.record.program, grace).await;
         fault::reach("stop-killed");
-        stop::release(&self.proc).await;
+        stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         self.advance(Input::Exited(exit), record::Durability::Fsync)?;
         fault::reach("stop-recorded");
@@ -560,7 +560,7 @@ impl Task {
                     ),
                 ));
             }
-            self.stop(Duration::ZERO).await?;
+            self.stop(Duration::ZERO, Network::Removed).await?;
         }
         stop::remove(&self.proc).await?;
         self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");

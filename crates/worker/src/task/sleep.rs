@@ -10,6 +10,7 @@ use crate::pins;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
+use crate::stop::Network;
 use crate::tree::{self, Tree};
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::Source;
@@ -175,7 +176,7 @@ impl Task {
         if let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation) {
             tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot cannot be set aside");
         }
-        self.stop(Duration::ZERO).await?;
+        self.stop(Duration::ZERO, Network::Removed).await?;
         self.start(false).await
     }
 
