@@ -14,6 +14,8 @@ fn main() -> ExitCode {
 }
 
 fn serve(dir: &Path) -> anyhow::Result<()> {
+    // Most threads hold a proc and do nothing else: they need no memory of their own.
+    kip_sys::process::share_arenas(2);
     let filter = tracing_subscriber::EnvFilter::new("info");
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).with_env_filter(filter).init();
     let prepared = resident::sit(dir, KIND, || {

@@ -16,6 +16,7 @@ use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -115,7 +116,11 @@ pub struct State {
     pub gone: bool,
     /// A page that somebody waits for cannot be trusted; nothing is tried again.
     damaged: bool,
-    buffer: Aligned,
+}
+
+thread_local! {
+    /// Where pages of a fault are read to. Of the threads that serve faults, for these are few and address spaces are many.
+    static BUFFER: RefCell<Aligned> = RefCell::new(Aligned::new(PARKED_AHEAD * PAGE));
 }
 
 /// Reads whole pages of either source into an aligned buffer.
@@ -223,7 +228,6 @@ impl Memory {
         parked: Option<Arc<dyn PageSource>>,
         helpers: Helpers,
     ) -> Self {
-        let ahead = if parked.is_some() { PARKED_AHEAD } else { READ_AHEAD };
         let state = State {
             map,
             parked,
@@ -237,7 +241,6 @@ impl Memory {
             waiting: Vec::new(),
             gone: false,
             damaged: false,
-            buffer: Aligned::new(ahead * PAGE),
         };
         Self { id, uffd, helpers, state: Mutex::new(state) }
     }
@@ -363,8 +366,7 @@ impl Memory {
                     return Ok(Filled::All);
                 }
             }
-            state.buffer[..PAGE].fill(0);
-            return fill(uffd, address, &state.buffer[..PAGE], !write);
+            return fill(uffd, address, &[0; PAGE], !write);
         };
         if let Some((held, bytes)) = state.at_hand.remove(&address)
             && held == slot
@@ -375,13 +377,14 @@ impl Memory {
         let most = match (state.read_ahead, slot >= PARKED) {
             (false, _) => 1,
             (true, false) => READ_AHEAD,
-            (true, true) => PARKED_AHEAD.min(state.buffer.len() / PAGE),
+            (true, true) => PARKED_AHEAD,
         };
         let pages = most.min(((end - address) / PAGE64) as usize);
-        let State { map, parked, buffer, .. } = state;
-        let buffer = &mut buffer[..pages * PAGE];
-        read(map, parked.as_deref(), slot, buffer)?;
-        let filled = fill(uffd, address, buffer, true)?;
+        let filled = BUFFER.with_borrow_mut(|buffer| {
+            let buffer = &mut buffer[..pages * PAGE];
+            read(&state.map, state.parked.as_deref(), slot, buffer)?;
+            fill(uffd, address, buffer, true)
+        })?;
         state.since.ahead.extend((1..pages as u64).map(|page| address + page * PAGE64));
         Ok(filled)
     }

@@ -189,6 +189,8 @@ impl Service {
                     return false;
                 }
             };
+            // As large as a message may be, and this thread may hold a proc for days.
+            drop(bytes);
             let done = match request {
                 Request::Hibernate(order) => {
                     // It answers by itself: this thread may have to hold the proc after that, for which it needs no connection.

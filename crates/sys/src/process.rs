@@ -189,6 +189,13 @@ pub fn set_child_subreaper(on: bool) -> io::Result<()> {
     Ok(rustix::process::set_child_subreaper(on.then(rustix::process::getpid))?)
 }
 
+/// Has the C library's allocator share so many arenas among all threads: mallopt(3), M_ARENA_MAX. By itself it makes eight for
+/// each processor, and each stays as large as it ever was. To be called before there are threads. It only helps.
+pub fn share_arenas(most: i32) {
+    // SAFETY: takes two numbers and changes the allocator's own settings, under its own lock.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, most) };
+}
+
 /// Keeps every page of this process in memory from the moment it is first touched: mlockall(2) with MCL_ONFAULT,
 /// Linux 4.4. Untouched pages cost nothing.
 ///
