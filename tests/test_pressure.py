@@ -38,11 +38,11 @@ def limited(fresh_kip: Callable[..., Kip], tar: Path) -> Callable[[int], Kip]:
     return lambda mib: fresh_kip("--memory", f"{mib}M")
 
 
-def hold(kip: Kip, tar: Path, name: str, mib: int, *flags: str) -> Proc:
+def hold(kip: Kip, tar: Path, name: str, mib: int, *flags: str, port: str = "7000") -> Proc:
     """A proc that holds so much memory and knows whether it is what it was. It is parked if no flag says otherwise."""
     if "--hibernate" not in flags:
         flags = (*flags, "--hibernate", "off")
-    return kip.run(name, ["/srv/holder", "7000", str(mib)], ports=[7000], tar=tar, flags=flags)
+    return kip.run(name, ["/srv/holder", "7000", str(mib)], ports=[port], tar=tar, flags=flags)
 
 
 def ask(proc: Proc, line: str, timeout: float = 30) -> None:
@@ -64,7 +64,18 @@ def pressure_events(kip: Kip, name: str | None) -> list[str]:
 
 
 def transitions(kip: Kip) -> int:
-    return sum(e["kind"] in ("parking", "waking", "pressure") for e in kip.events())
+    return sum(e["kind"] in ("parking", "waking", "pressure", "hibernated", "woken") for e in kip.events())
+
+
+def is_quiet(kip: Kip) -> int:
+    """There is room, and for three seconds nothing happens. Returns how many are awake."""
+    wait_for("it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["high_bytes"], 10)
+    wait_for("all is quiet", lambda: not {"parking", "waking"} & set(states(kip).values()), 10)
+    time.sleep(1)
+    before, awake = transitions(kip), list(states(kip).values()).count("running")
+    time.sleep(3)
+    assert transitions(kip) == before, kip.events()[-10:]
+    return awake
 
 
 def held(kip: Kip) -> int:
@@ -134,6 +145,15 @@ while True:
 """
 
 
+TIMER = """
+import time
+memory = bytearray(b"a" * (12 << 20))
+time.sleep(5)
+print("fired", memory.count(b"a"), flush=True)
+time.sleep(1000)
+"""
+
+
 def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar: Path) -> None:
     """Also if somebody who can only be parked was idle for longer; what comes back is what it was."""
     kip = limited(80)
@@ -185,19 +205,8 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
     ask(stopped, "hello")
 
 
-def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: Path) -> None:
-    """More than fits, all at the same instant: each client is answered, memory stays below the last resort, and then
-    there is peace."""
-    kip = limited(48)
-
-    def sleeper(n: int) -> Proc:
-        proc = hold(kip, tar, f"p{n}", 6)
-        proc.sleep()
-        return proc
-
-    with ThreadPoolExecutor(4) as four:  # most of it is waiting for the disk
-        procs = list(four.map(sleeper, range(STORM)))
-    last_resort = room(kip)["limit_bytes"] * 98 // 100
+def storm(kip: Kip, procs: list[Proc]) -> int:
+    """A client for each at the same instant; all are answered. Returns the most that procs held meanwhile, bytes."""
     ports = [proc.port() for proc in procs]
     answers: dict[int, str] = {}
     most, over = 0, threading.Event()
@@ -216,7 +225,7 @@ def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: 
             most = max(most, held(kip))
             time.sleep(0.005)
 
-    threads = [threading.Thread(target=client, args=(n,)) for n in range(STORM)]
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(len(procs))]
     watcher = threading.Thread(target=watch)
     for thread in (watcher, *threads):
         thread.start()
@@ -224,22 +233,132 @@ def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: 
         thread.join()
     over.set()
     watcher.join()
-    assert answers == {n: f"ok client {n}" for n in range(STORM)}
+    assert answers == {n: f"ok client {n}" for n in range(len(procs))}
+    return most
+
+
+@pytest.mark.parametrize("way", ["parked", "held"])
+def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: Path, way: str) -> None:
+    """More than fits, all at the same instant: each client is answered, memory stays below the last resort, and then
+    there is peace. Also if they are hibernated, where we are asked: `wake=data` is watched by the daemon."""
+    kip = limited(48)
+
+    def sleeper(n: int) -> Proc:
+        if way == "held":
+            proc = hold(kip, tar, f"p{n}", 6, "--hibernate", "held", port="7000,wake=data")
+            proc.hibernate()
+        else:
+            proc = hold(kip, tar, f"p{n}", 6)
+            proc.sleep()
+        return proc
+
+    with ThreadPoolExecutor(4) as four:  # most of it is waiting for the disk
+        procs = list(four.map(sleeper, range(STORM)))
+    last_resort = room(kip)["limit_bytes"] * 98 // 100
+    most = storm(kip, procs)
     assert 20 * MIB < most <= last_resort, f"{most / MIB} of {last_resort / MIB} MiB"
-    assert max(proc.inspect()["wakes"] for proc in procs) <= 2, "somebody was woken again and again"
-    wait_for("it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["high_bytes"], 10)
-    wait_for(
-        "all is quiet",
-        lambda: not {"parking", "waking"} & set(states(kip).values()),
-        10,
-    )
-    time.sleep(1)
-    before, awake = transitions(kip), list(states(kip).values()).count("running")
-    assert awake >= 3, "as many stay awake as there is room for"
-    time.sleep(3)
-    assert transitions(kip) == before, kip.events()[-10:]
+    views = [proc.inspect() for proc in procs]
+    assert max(view["wakes"] for view in views) <= 2, "somebody was woken again and again"
+    waited = [view for view in views if any(step["name"] == "queue" for step in view["last_wake"]["steps"])]
+    assert len(waited) >= STORM / 2, "those for whom there was no room waited"
+    assert is_quiet(kip) >= 3, "as many stay awake as there is room for"
     with ThreadPoolExecutor(4) as four:  # without a wake each, which `kip down` would make
         list(four.map(Proc.remove, procs))
+
+
+@pytest.mark.parametrize("way", ["blocked", "held"])
+def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int], Kip], tar: Path, way: str) -> None:
+    """A first touch, or a connection that the pager watches, cannot be asked to wait: memory is above the limit for a
+    moment. Then idle ones go back to sleep until it is enough, nobody again and again, and everybody can see why."""
+    kip = limited(64)
+    procs = []
+    for n in range(14):
+        procs.append(hold(kip, tar, f"p{n}", 8, "--hibernate", way))
+        procs[-1].hibernate()
+    assert pressure_events(kip, None) == [], "there was room for one after the other"
+    wakes = [proc.inspect()["wakes"] for proc in procs]  # of those that were at work
+    most = storm(kip, procs)
+    answered = time.monotonic()
+    assert most > room(kip)["limit_bytes"], f"{most / MIB} MiB is no storm"
+    wait_for("it is enough", lambda: held(kip) <= room(kip)["high_bytes"], 15)
+    assert time.monotonic() - answered < 10
+    assert is_quiet(kip) >= 3, "as many stay awake as there is room for"
+    views = [proc.inspect() for proc in procs]
+    again = [view["wakes"] - before for view, before in zip(views, wakes, strict=True)]
+    assert max(again) <= 2, again  # two for one that still waited for its memory when it was taken for idle
+    slept = [view for view in views if view["state"] == "hibernated"]
+    assert len(slept) >= 5 and {view["state"] for view in views} == {"running", "hibernated"}, states(kip)
+    for view in slept:
+        cause = view["last_sleep"]["cause"]
+        assert cause.startswith("memory pressure: procs use ") and "\n" not in cause
+        assert f"put to sleep by {cause}" in pressure_events(kip, view["name"])
+        assert cause in kip.cli("why", view["name"]).stdout
+    begin, *_, end = pressure_events(kip, None)
+    assert "idle procs are put to sleep" in begin and "procs asked to sleep: " in end
+    with ThreadPoolExecutor(4) as four:
+        list(four.map(Proc.remove, procs))
+
+
+def test_working_sets_count(fresh_kip: Callable[..., Kip], tar: Path) -> None:
+    """What the pager keeps in memory for a hibernated proc is used, also for a daemon that comes later; parked it is not.
+    Unless somebody says otherwise sets take an eighth of the limit at most."""
+    kip = fresh_kip("--memory", "200M", "--set-memory", "100M")
+    proc = hold(kip, tar, "proc", 8, "--hibernate", "blocked")
+
+    def sets() -> int:
+        seen = room(kip)
+        assert abs(seen["used_bytes"] - seen["set_bytes"] - held(kip)) < MIB / 2, seen
+        return seen["set_bytes"]
+
+    proc.hibernate()
+    assert sets() == 0, "nothing has come back yet"
+    ask(proc, "hello")
+    proc.hibernate()
+    kept = sets()
+    assert 2 * MIB < kept < 9 * MIB
+    kip.kill()
+    kip.up()
+    wait_for("the pager has told", lambda: sets() == kept)
+    ask(proc, "hello")
+    wait_for("it is heard of", lambda: sets() == 0)
+    proc.hibernate()
+    assert sets() > 2 * MIB
+    proc.sleep()
+    assert sets() == 0
+    proc.remove()
+    small = fresh_kip("--memory", "40M")
+    proc = hold(small, tar, "proc", 12, "--hibernate", "blocked")
+    for _ in range(2):
+        proc.hibernate()
+        ask(proc, "hello")
+    proc.hibernate()
+    assert room(small)["set_bytes"] <= 5 * MIB
+
+
+def test_a_command_waits_for_room_for_who_hibernates(limited: Callable[[int], Kip], tar: Path) -> None:
+    """As for one that is parked: refused after one try, with one line; a timer that is due waits until there is room."""
+    kip = limited(40)
+    sleeper = hold(kip, tar, "sleeper", 12, "--hibernate", "held")
+    timer = kip.run(
+        "timer",
+        ["/usr/bin/python3", "-c", TIMER],
+        flags=["--hibernate", "held", "--tick", "1s"],
+    )
+    sleeper.hibernate()
+    timer.hibernate()
+    hog = hold(kip, tar, "hog", 30, "--never-sleep")
+    assert room(kip)["used_bytes"] > 30 * MIB  # looked at, for relief looks once a second
+    line = kip.refused("wake", "sleeper")
+    assert re.search(r"sleeper cannot be woken: it needs 1[12]\.\dM, procs use 3\d\.\dM, and no more than 39\.2M", line), line
+    assert "sleeper cannot be woken" in kip.refused("exec", "sleeper", "--", "true") and sleeper.state == "hibernated"
+    wait_for("the timer is due", lambda: pressure_events(kip, "timer"), 15)
+    assert timer.state == "hibernated" and "timer cannot be woken: it needs" in pressure_events(kip, "timer")[0]
+    hog.stop()
+    wait_for("the timer has its turn", lambda: "fired" in timer.logs(), 10)
+    steps = {step["name"]: step["us"] for step in timer.inspect()["last_wake"]["steps"]}
+    assert steps["queue"] > 0, "the time it waited is told"
+    sleeper.wake()
+    ask(sleeper, "hello")
 
 
 def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Path) -> None:

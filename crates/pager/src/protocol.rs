@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
@@ -198,6 +198,8 @@ pub struct Look {
     pub installed: u64,
     /// Pages of the working set: of the next wake while it sleeps, else of the last.
     pub set_pages: u64,
+    /// Bytes of memory that the sets take.
+    pub set_bytes: u64,
 }
 
 /// A finished [`Request::Wake`].

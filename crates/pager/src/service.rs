@@ -494,6 +494,7 @@ impl Service {
             faults,
             installed,
             set_pages,
+            set_bytes: entry.set_bytes as u64,
         }
     }
 

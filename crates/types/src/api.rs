@@ -557,8 +557,8 @@ pub struct Info {
 /// Memory in use and the marks that it is held against (`kip up --memory`, `--memory-high`, `--memory-low`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoomView {
-    /// What this daemon's procs hold together, and what wakes under way will; without `--memory`, what the whole machine
-    /// uses if that is more; bytes.
+    /// What this daemon's procs hold together, with their working sets, and what wakes under way will; without `--memory`,
+    /// what the whole machine uses if that is more; bytes.
     pub used_bytes: u64,
     /// All that may be used, bytes.
     pub limit_bytes: u64,
@@ -566,4 +566,7 @@ pub struct RoomView {
     pub high_bytes: u64,
     /// Until no more than this is used, bytes.
     pub low_bytes: u64,
+    /// Of what is used, working sets of hibernated procs that are kept in memory, bytes.
+    #[serde(default)]
+    pub set_bytes: u64,
 }

@@ -25,6 +25,8 @@ pub(crate) struct Done {
     pub(crate) report: Hibernated,
     /// Its proportional set before, bytes.
     pub(crate) memory_bytes: u64,
+    /// What of its memory is still there, bytes.
+    pub(crate) there_bytes: u64,
     /// None: blocked.
     pub(crate) held: Option<Watched>,
 }
@@ -91,7 +93,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         };
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
     });
-    Ok(Done { report, memory_bytes, held })
+    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held })
 }
 
 /// The kind of wake that a trigger is, which has a working set of its own: the port, a timer, or a call from outside.

@@ -10,10 +10,10 @@ use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::LogPump;
 use crate::park::Body;
-use crate::pressure::Pressure;
+use crate::pressure::{Grant, Pressure};
 use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::record::Records;
-use crate::task::{Command, Handle, chain};
+use crate::task::{self, Command, Handle, chain};
 use kip_keeper::Keeper;
 use kip_net::custody::{Held, Kind};
 use kip_net::wake::WakePoll;
@@ -46,7 +46,7 @@ pub(crate) struct Machine {
     pub(crate) engine: String,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) pager: Pager,
-    /// What working sets may take in memory, bytes; none for the pager's own idea.
+    /// What working sets may take in memory, bytes; none for a part of all that may be used.
     pub(crate) set_memory: Option<u64>,
     pub(crate) programs: PathBuf,
     pub(crate) launcher: Mutex<Arc<Launcher>>,
@@ -305,9 +305,7 @@ impl Machine {
                 crate::hibernate::take_up(&handle.proc);
             }
         }
-        if let Some(bytes) = self.set_memory {
-            self.pager.budget(bytes as usize)?;
-        }
+        self.pager.budget(self.set_memory.unwrap_or_else(|| self.pressure.marks.set_bytes()) as usize)?;
         let events = self.pager.follow()?;
         // What happened while nobody listened.
         for handle in &all {
@@ -326,6 +324,23 @@ impl Machine {
         }
     }
 
+    /// Wakes a held proc, without its task: that hears of it when the program may run already. None if there is no room,
+    /// or it is not hibernated: then it is its task's business.
+    fn rouse_held(&self, handle: &Handle, key: Slot, label: &str) -> Option<Grant> {
+        let leave = {
+            let status = handle.status.borrow();
+            let hibernated = matches!(status.record.state, State::Hibernated { .. });
+            hibernated.then(|| task::need(&handle.proc, &status.record, status.asleep))
+        };
+        let leave = self.pressure.try_admit(&leave?)?;
+        // The program may run as soon as our duplicates are gone.
+        self.wake_plane.remove(&key);
+        if let Err(e) = self.pager.rouse(handle.proc.name.as_str(), &crate::hibernate::kind_of(label)) {
+            tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
+        }
+        Some(leave)
+    }
+
     /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
     pub(crate) fn serve_wake_plane(self: &Arc<Machine>) {
         let plane = Arc::clone(&self.wake_plane);
@@ -339,16 +354,8 @@ impl Machine {
                     let Some(handle) = handle else { continue };
                     let key = event.key;
                     let label = event.to_string();
-                    if matches!(handle.status.borrow().record.state, State::Hibernated { .. }) {
-                        // It is held. The program may run as soon as our duplicates are gone; its task hears of it after that.
-                        machine.wake_plane.remove(&key);
-                        if let Err(e) =
-                            machine.pager.rouse(handle.proc.name.as_str(), &crate::hibernate::kind_of(&label))
-                        {
-                            tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
-                        }
-                    }
-                    if handle.inbox.try_send(Command::Socket { label, at }).is_err()
+                    let leave = machine.rouse_held(&handle, key, &label);
+                    if handle.inbox.try_send(Command::Socket { label, at, leave }).is_err()
                         && let Err(e) = machine.wake_plane.rearm(&key)
                     {
                         // Its queue was full: the event is reported again.

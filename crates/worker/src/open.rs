@@ -55,7 +55,7 @@ pub struct Config {
     pub programs: PathBuf,
     /// No wake is made without CRIU (tests).
     pub only_criu: bool,
-    /// What all working sets may take in memory, bytes; beyond that they are on disk. None for the pager's own idea.
+    /// What all working sets may take in memory, bytes; beyond that they are on disk. None for a part of what procs may use.
     pub set_memory: Option<u64>,
     /// How much memory procs may use.
     pub memory: MemoryMarks,

@@ -12,11 +12,17 @@
 //! agrees. Nobody who waits here for room holds anything that relief needs, for relief waits for no wake. Nothing is
 //! written down: a daemon that starts measures anew, and a wake that waited is asked for again by its socket.
 //!
+//! What the pager keeps in memory for hibernated procs counts with what procs hold. Who touches what is out, or has a
+//! connection that the pager watches, is awake before anybody hears of it: that is counted when it is told, and relief
+//! makes the room afterwards.
+//!
 //! ```text
 //! wake: one of 2 x cores --> its turn --> fits below high? --yes--> reserved, begins
 //!                                          | no
 //!                                          +--> relief, at most 2 s --> below the last resort? --no--> refused
 //! ```
+//!
+//! A wake from hibernation needs none of the places as long as there is room.
 
 mod admission;
 mod choice;
@@ -24,7 +30,7 @@ mod ledger;
 mod marks;
 mod relief;
 
-pub(crate) use admission::{Grant, Need, Short};
+pub(crate) use admission::{Grant, Need, Short, Work};
 pub use marks::{BadMarks, MemoryMarks};
 pub(crate) use relief::Relieved;
 
@@ -32,9 +38,9 @@ use kip_sandbox::cgroup::Cgroup;
 use kip_types::api::RoomView;
 use ledger::Ledger;
 use std::collections::HashMap;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
 
 /// A proc that has been quiet for less is not put to sleep for others.
@@ -50,11 +56,25 @@ struct Pass {
     hopeless: bool,
 }
 
-/// What was promised, and whose memory shows how much of it has arrived.
+/// What was promised, and whose memory shows how much of it has arrived: the rest of what was there before.
 #[derive(Debug, Default)]
 struct Books {
     ledger: Ledger,
-    waking: HashMap<u64, Cgroup>,
+    waking: HashMap<u64, (Cgroup, u64)>,
+}
+
+/// Working sets of a hibernated proc, which the pager has in memory. They count until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Sets {
+    pressure: Arc<Pressure>,
+    /// So many.
+    pub(crate) bytes: u64,
+}
+
+impl Drop for Sets {
+    fn drop(&mut self) {
+        self.pressure.sets.fetch_sub(self.bytes, Ordering::SeqCst);
+    }
 }
 
 /// Memory of one data directory.
@@ -63,6 +83,8 @@ pub(crate) struct Pressure {
     pub(crate) marks: MemoryMarks,
     /// Of all procs together.
     procs: Cgroup,
+    /// Working sets that the pager has in memory, bytes.
+    sets: AtomicU64,
     books: Mutex<Books>,
     /// One measures at a time, so that no older figure replaces a newer one.
     measuring: Mutex<()>,
@@ -86,6 +108,7 @@ impl Pressure {
         Arc::new(Pressure {
             marks,
             procs,
+            sets: AtomicU64::new(0),
             books: Mutex::default(),
             measuring: Mutex::default(),
             at_once: Arc::new(Semaphore::new(admission::WAKES_PER_CORE * cores)),
@@ -95,6 +118,21 @@ impl Pressure {
             asked: Notify::new(),
             passes: watch::Sender::new(Pass::default()),
         })
+    }
+
+    /// Counts what the pager keeps for a hibernated proc.
+    pub(crate) fn keep_sets(self: &Arc<Pressure>, bytes: u64) -> Sets {
+        self.sets.fetch_add(bytes, Ordering::SeqCst);
+        Sets { pressure: Arc::clone(self), bytes }
+    }
+
+    /// Counts what has come with a wake that nobody was asked about. Relief looks at once if that may be too much.
+    pub(crate) fn count(&self, bytes: u64) {
+        let mut books = self.books();
+        books.ledger.took(bytes, Instant::now());
+        if books.ledger.expected() > self.marks.high_bytes() {
+            self.asked.notify_one();
+        }
     }
 
     fn books(&self) -> std::sync::MutexGuard<'_, Books> {
@@ -107,11 +145,12 @@ impl Pressure {
         let _alone = self.measuring.lock().expect("no holder of this lock panics");
         let (ended, waking) = {
             let books = self.books();
-            (books.ledger.ended(), books.waking.clone())
+            (books.ledger.ended(Instant::now()), books.waking.clone())
         };
         // Before the sum: what arrives in between is counted twice for a moment rather than not at all.
-        let arrived: HashMap<u64, u64> = waking.iter().map(|(id, group)| (*id, group.held_bytes())).collect();
-        let used = self.marks.used(self.procs.held_bytes());
+        let came = |(group, there): &(Cgroup, u64)| group.held_bytes().saturating_sub(*there);
+        let arrived: HashMap<u64, u64> = waking.iter().map(|(id, waking)| (*id, came(waking))).collect();
+        let used = self.marks.used(self.procs.held_bytes() + self.sets.load(Ordering::SeqCst));
         let mut books = self.books();
         books.ledger.measured(used, &arrived, &ended);
         ended.iter().for_each(|id| drop(books.waking.remove(id)));
@@ -126,6 +165,7 @@ impl Pressure {
             limit_bytes: marks.limit_bytes,
             high_bytes: marks.high_bytes(),
             low_bytes: marks.low_bytes(),
+            set_bytes: self.sets.load(Ordering::SeqCst),
         }
     }
 

@@ -7,6 +7,9 @@ mod hibernate;
 mod pressed;
 mod sleep;
 
+pub(crate) use hibernate::Asleep;
+use hibernate::Hibernating;
+pub(crate) use pressed::need;
 pub(crate) use sleep::{source_word as sleep_word, take_custody};
 
 use crate::due::{self, NextWake};
@@ -14,7 +17,7 @@ use crate::fault;
 use crate::idle::{Activity, Idle, Sample};
 use crate::kits::Kit;
 use crate::park::Body;
-use crate::pressure::Relieved;
+use crate::pressure::{Grant, Relieved};
 use crate::proc::Proc;
 use crate::record;
 use crate::start;
@@ -61,8 +64,8 @@ pub(crate) enum Command {
     Sleep { to: Tier, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
     Wake { trigger: String, reply: Reply<bool> },
-    /// A held socket has something; `at` is when.
-    Socket { label: String, at: Instant },
+    /// A held socket has something; `at` is when. With leave a hibernated proc is being woken for it already.
+    Socket { label: String, at: Instant, leave: Option<Grant> },
     /// It runs again after the hibernation `turn`.
     Awake { turn: u64, woken: Woken, by: Option<String> },
     /// It waits for a page of its snapshot that is damaged.
@@ -97,6 +100,8 @@ pub(crate) struct Status {
     pub(crate) next: Option<NextWake>,
     /// Programs under exec.
     pub(crate) execs: usize,
+    /// What it takes while it is hibernated.
+    pub(crate) asleep: Asleep,
 }
 
 /// A running proc.
@@ -115,17 +120,6 @@ struct Running {
     by_itself: bool,
     /// It cannot be hibernated: from hot it goes to parked.
     no_hibernation: bool,
-}
-
-/// A hibernated proc.
-#[derive(Debug)]
-struct Hibernating {
-    /// None if it has ended already.
-    pidfd: Option<AsyncFd<OwnedFd>>,
-    /// The next timer that it has to be woken for; only if it is held.
-    next: Option<NextWake>,
-    /// When it is parked.
-    parks_at: Option<Instant>,
 }
 
 /// A parked proc.
@@ -147,8 +141,6 @@ pub(crate) struct Task {
     tickets: Arc<AtomicUsize>,
     /// Of its hibernation; none if that is not known any more.
     turn: Option<u64>,
-    /// Held, it is being woken for this.
-    roused: Option<String>,
     /// Blocked in hibernation it wakes for ticks.
     ticked: bool,
     pressed: Pressed,
@@ -184,7 +176,14 @@ impl Task {
     /// to everybody who has something for it: a parked proc's sockets may have an event at once.
     pub(crate) fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
-        let status = Status { record: record.clone(), quiet_since: None, seen: None, next: None, execs: 0 };
+        let status = Status {
+            record: record.clone(),
+            quiet_since: None,
+            seen: None,
+            next: None,
+            execs: 0,
+            asleep: Asleep::default(),
+        };
         let (status, watcher) = watch::channel(status);
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
         let tickets = Arc::new(AtomicUsize::new(0));
@@ -198,7 +197,6 @@ impl Task {
             sleeping: None,
             tickets,
             turn: None,
-            roused: None,
             ticked: false,
             pressed: Pressed::default(),
             kit,
@@ -273,6 +271,7 @@ impl Task {
             seen: self.running.as_ref().and_then(|r| r.idle.seen()),
             next: self.next_timer(),
             execs: self.tickets.load(Ordering::SeqCst),
+            asleep: self.asleep(),
         });
     }
 
@@ -294,6 +293,11 @@ impl Task {
     /// The next timer that a sleeper has to be woken for.
     fn next_timer(&self) -> Option<NextWake> {
         self.sleeping.as_ref().and_then(|s| s.next).or_else(|| self.hibernating.as_ref().and_then(|h| h.next))
+    }
+
+    /// It has no thread that runs: it is woken before it does anything.
+    fn sleeps(&self) -> bool {
+        matches!(self.record.state, State::Parked { .. } | State::Hibernated { .. })
     }
 
     /// Records the state after `input`, before anything is done about it.
@@ -367,7 +371,7 @@ impl Task {
             Command::Wake { trigger, reply } => {
                 let _ = reply.send(self.wake_on_request(trigger).await);
             }
-            Command::Socket { label, at } => self.on_socket(label, at).await,
+            Command::Socket { label, at, leave } => self.on_socket(label, at, leave).await,
             Command::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
             Command::Damaged { message } => self.on_damaged(message).await,
             Command::LookAtPager => self.look_at_pager().await,
@@ -484,11 +488,7 @@ impl Task {
             && Now::read().monotonic_ns >= next.at_ns
         {
             let trigger = format!("timer ({})", sleep::source_word(next.source));
-            if self.hibernating.is_some() {
-                let _ = self.rouse(trigger, Instant::now(), next.tick).await;
-            } else {
-                self.wake_in_turn(trigger, Instant::now(), next.tick).await;
-            }
+            self.wake_in_turn(trigger, Instant::now(), next.tick).await;
         } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
             && let Err(refusal) = self.park().await
         {
@@ -507,13 +507,16 @@ impl Task {
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         self.settle(Input::Exited(Some(exit)));
         self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
+        self.settle_queue().await;
     }
 
-    async fn on_socket(&mut self, label: String, at: Instant) {
-        match self.record.state {
-            State::Parked { .. } => self.wake_in_turn(label, at, false).await,
-            State::Hibernated { .. } => self.roused = Some(label),
-            _ => {}
+    async fn on_socket(&mut self, label: String, at: Instant, leave: Option<Grant>) {
+        if let Some(leave) = leave {
+            if let Some(hibernating) = &mut self.hibernating {
+                hibernating.roused = Some((label, leave));
+            }
+        } else if self.sleeps() {
+            self.wake_in_turn(label, at, false).await;
         }
     }
 
@@ -521,14 +524,11 @@ impl Task {
         if matches!(self.record.state, State::Stopped { .. }) {
             return Ok(());
         }
-        if matches!(self.record.state, State::Parked { .. }) && !grace.is_zero() {
+        if self.sleeps() && !grace.is_zero() {
             // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
             self.admit_to_stop().await?;
-            let _ = self.wake("stop".to_owned(), Instant::now(), false).await;
+            let _ = self.wake_on_request("stop".to_owned()).await;
             self.pressed.grant = None;
-        }
-        if matches!(self.record.state, State::Hibernated { .. }) && !grace.is_zero() {
-            let _ = self.rouse("stop".to_owned(), Instant::now(), false).await;
         }
         self.leave_queue();
         self.advance(Input::Stop, record::Durability::Fsync)?;

@@ -166,7 +166,7 @@ a-sleeper  parked   parked       -   5.0M     -     -      7  7.5ms, 3m ago  tcp
         assert_eq!(all.join("\n"), expected);
         assert_eq!(plain(&two(), 24, 200), all);
         let [used_bytes, limit_bytes, high_bytes, low_bytes] = [40, 100, 90, 80].map(|mib: u64| mib << 20);
-        let room = Some(RoomView { used_bytes, limit_bytes, high_bytes, low_bytes });
+        let room = Some(RoomView { used_bytes, limit_bytes, high_bytes, low_bytes, set_bytes: 0 });
         let second = &plain(&TopView { room, ..two() }, 24, 200)[1];
         assert!(
             second.starts_with("memory held 3.0M, saved 5.0M, used 40.0M of 100.0M (low 80.0M, high 90.0M); 2 wakes")

@@ -4,7 +4,7 @@
 //! for room keeps all others waiting, for at most [`ROOM_WITHIN`]; otherwise small wakes would starve a large one. A wait
 //! that is given up (its future dropped) leaves nothing behind.
 
-use super::{Pass, Pressure, size};
+use super::{Books, Pass, Pressure, size};
 use kip_sandbox::cgroup::Cgroup;
 use kip_types::ProcName;
 use kip_types::api::{Code, Refusal};
@@ -21,13 +21,30 @@ pub(super) const ROOM_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks for room while relief is at work.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
+/// How much work a wake is, its memory aside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// A tree is built.
+    Much,
+    /// A set of pages is installed: none of the places of wakes under way is needed, and nothing is measured as long as the
+    /// newest figures leave a margin.
+    Hardly,
+}
+
+/// Who hibernated needs so long to touch what it needs, for the most part.
+const FAULTS_FOR: Duration = Duration::from_millis(500);
+
 /// What a wake takes.
 #[derive(Debug, Clone)]
 pub(crate) struct Need {
-    /// Memory, bytes.
+    /// Memory that is to come, bytes.
     pub(crate) bytes: u64,
-    /// Where that memory will show.
+    /// Memory that was there before, bytes.
+    pub(crate) there: u64,
+    /// Where both will show.
     pub(crate) group: Cgroup,
+    /// Beside that.
+    pub(crate) work: Work,
 }
 
 /// There is no room for a wake.
@@ -66,12 +83,15 @@ pub(crate) struct Grant {
     promise: u64,
     /// It was not given at once.
     pub(crate) was_queued: bool,
-    _place: OwnedSemaphorePermit,
+    /// What was promised is expected for so long after the wake.
+    linger: Duration,
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.pressure.books().ledger.end(self.promise);
+        let until = std::time::Instant::now() + self.linger;
+        self.pressure.books().ledger.end(self.promise, until);
     }
 }
 
@@ -91,27 +111,52 @@ impl Drop for Wanted<'_> {
     }
 }
 
-impl Pressure {
-    /// Promises room for `need` below `mark`. Measures for each: figures of even a second ago would let two large programs
-    /// in where there is room for one, and reading new ones costs some 50 microseconds.
-    fn promise(&self, need: &Need, mark: u64) -> Option<u64> {
-        self.measure();
-        let mut books = self.books();
-        let id = books.ledger.promise(need.bytes, mark)?;
-        books.waking.insert(id, need.group.clone());
+impl Books {
+    fn promise(&mut self, need: &Need, mark: u64) -> Option<u64> {
+        let id = self.ledger.promise(need.bytes, mark)?;
+        self.waking.insert(id, (need.group.clone(), need.there));
         Some(id)
     }
+}
 
-    fn grant(self: &Arc<Pressure>, promise: u64, place: OwnedSemaphorePermit, was_queued: bool) -> Grant {
-        Grant { pressure: Arc::clone(self), promise, was_queued, _place: place }
+impl Pressure {
+    /// Promises room for `need` below `mark`. Measures for each: figures of even a second ago would let two large programs
+    /// in where there is room for one, and reading new ones costs some 50 microseconds. That is too long for who comes
+    /// back within a millisecond: below the low mark, the figures of relief's last look do.
+    fn promise(&self, need: &Need, mark: u64) -> Option<u64> {
+        let known = match need.work {
+            Work::Hardly => self.books().promise(need, self.marks.low_bytes()),
+            Work::Much => None,
+        };
+        known.or_else(|| {
+            self.measure();
+            self.books().promise(need, mark)
+        })
+    }
+
+    fn grant(
+        self: &Arc<Pressure>,
+        need: &Need,
+        promise: u64,
+        place: Option<OwnedSemaphorePermit>,
+        was_queued: bool,
+    ) -> Grant {
+        let linger = match need.work {
+            Work::Much => Duration::ZERO,
+            Work::Hardly => FAULTS_FOR,
+        };
+        Grant { pressure: Arc::clone(self), promise, was_queued, linger, _place: place }
     }
 
     /// Leave to wake at once; none if others wait or there is no room.
     pub(crate) fn try_admit(self: &Arc<Pressure>, need: &Need) -> Option<Grant> {
-        let place = Arc::clone(&self.at_once).try_acquire_owned().ok()?;
+        let place = match need.work {
+            Work::Much => Some(Arc::clone(&self.at_once).try_acquire_owned().ok()?),
+            Work::Hardly => None,
+        };
         let _turn = self.turn.try_lock().ok()?;
         let promise = self.promise(need, self.marks.high_bytes())?;
-        Some(self.grant(promise, place, false))
+        Some(self.grant(need, promise, place, false))
     }
 
     /// Leave to wake, when it is its turn and relief has done what it can within [`ROOM_WITHIN`].
@@ -129,7 +174,7 @@ impl Pressure {
         let until = Instant::now() + ROOM_WITHIN;
         loop {
             if let Some(promise) = self.promise(&need, self.marks.high_bytes()) {
-                return Ok(self.grant(promise, place, true));
+                return Ok(self.grant(&need, promise, Some(place), true));
             }
             let last: Pass = *passes.borrow_and_update();
             // A pass that was under way when the wish was made may not have seen it.
@@ -140,7 +185,7 @@ impl Pressure {
             let _ = tokio::time::timeout(LOOK_EVERY, passes.changed()).await;
         }
         match self.promise(&need, last_resort) {
-            Some(promise) => Ok(self.grant(promise, place, true)),
+            Some(promise) => Ok(self.grant(&need, promise, Some(place), true)),
             None => Err(Short { needs: need.bytes, used: self.books().ledger.expected(), last_resort }),
         }
     }
@@ -193,7 +238,7 @@ mod tests {
         let groups = Cgroups::detect().unwrap();
         let none = groups.open("kip-test-of-pressure");
         let group = groups.open("kip-test-of-pressure/proc");
-        (Pressure::new(marks, none), move |bytes| Need { bytes, group: group.clone() })
+        (Pressure::new(marks, none), move |bytes| Need { bytes, there: 0, group: group.clone(), work: Work::Much })
     }
 
     fn tell_pass(pressure: &Pressure, hopeless: bool) {
@@ -290,6 +335,24 @@ mod tests {
         assert!(pressure.try_admit(&need(1)).is_none(), "as many as there are places");
         drop(all);
         assert!(pressure.try_admit(&need(1)).is_some());
+    }
+
+    #[tokio::test]
+    async fn who_hibernated_needs_no_place_but_room() {
+        let (pressure, need) = pressure(1000);
+        let light = |bytes| Need { work: Work::Hardly, ..need(bytes) };
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let all: Vec<_> = (0..WAKES_PER_CORE * cores).map(|_| pressure.try_admit(&need(1)).unwrap()).collect();
+        assert!(pressure.try_admit(&need(1)).is_none(), "all places are taken");
+        let _one = pressure.try_admit(&light(700)).unwrap();
+        assert!(pressure.try_admit(&light(300)).is_none(), "there is no room");
+        drop(all);
+        let sets = pressure.keep_sets(150);
+        assert!(pressure.try_admit(&light(100)).is_none(), "what the pager keeps counts");
+        drop(sets);
+        assert!(pressure.try_admit(&light(100)).is_some());
+        let _turn = pressure.turn.lock().await;
+        assert!(pressure.try_admit(&light(1)).is_none(), "a large one that waits is not overtaken");
     }
 
     #[tokio::test]

@@ -13,6 +13,10 @@ const LAST_RESORT: u8 = 98;
 const LEAST_RESERVE: u64 = 256 << 20;
 /// The same as a part of it.
 const RESERVE_PART: u64 = 20;
+/// What working sets may take in memory, as a part of the limit: a hibernated proc is to take less than one that runs.
+const SET_PART: u64 = 8;
+/// However much there is, bytes.
+const MOST_SETS: u64 = 256 << 20;
 /// Nothing runs in less, bytes.
 const LEAST_LIMIT: u64 = 4 << 20;
 
@@ -136,6 +140,11 @@ impl MemoryMarks {
         self.share(self.low_percent)
     }
 
+    /// What working sets may take in memory of that unless somebody says otherwise, bytes.
+    pub(crate) fn set_bytes(&self) -> u64 {
+        (self.limit_bytes / SET_PART).min(MOST_SETS)
+    }
+
     /// A wake that found no room below the high mark may use up to this, bytes.
     pub fn last_resort_bytes(&self) -> u64 {
         self.share(self.last_resort_percent())
@@ -197,7 +206,8 @@ mod tests {
     fn marks_are_shares_of_the_limit() {
         let marks = MemoryMarks::of(MACHINE, Some(100 << 20), 90, Some(50)).unwrap();
         assert_eq!([marks.high_bytes(), marks.low_bytes()], [90 << 20, 50 << 20]);
-        assert_eq!(marks.last_resort_bytes(), 98 << 20);
+        assert_eq!((marks.last_resort_bytes(), marks.set_bytes()), (98 << 20, 100 << 17));
+        assert_eq!(MemoryMarks::of(MACHINE, None, 90, None).unwrap().set_bytes(), 256 << 20);
         assert_eq!(MemoryMarks { high_percent: 100, ..marks.clone() }.last_resort_bytes(), 100 << 20);
         assert_eq!(marks.used(7), 7);
         assert_eq!(MemoryMarks::of(MACHINE, Some(100 << 20), 5, None).unwrap().low_percent, 1);

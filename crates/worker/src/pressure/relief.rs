@@ -5,7 +5,7 @@
 
 use super::admission::ROOM_WITHIN;
 use super::choice::{self, Candidate, Hysteresis, Turn};
-use super::{Pass, Pressure, QUIET, size};
+use super::{Pass, Pressure, size};
 use crate::events::now_ms;
 use crate::machine::Machine;
 use crate::task::{Command, Handle, blocking};
@@ -31,6 +31,9 @@ const LOOK_LEAST: Duration = Duration::from_millis(20);
 const DECLINED: Duration = Duration::from_millis(500);
 /// A proc that could not sleep is asked again after this, then after twice that, and so on.
 const REFUSED: Duration = Duration::from_secs(15);
+/// Who has just been hibernated is not parked before this: others that have not been quiet for long enough can be hibernated
+/// by then, which gives back more.
+const STEP_AFTER: Duration = Duration::from_secs(3);
 /// However often it refused.
 const REFUSED_LONGEST: Duration = Duration::from_secs(600);
 
@@ -96,16 +99,10 @@ fn is_there(state: &State) -> bool {
     matches!(state, State::Hot { .. } | State::Hibernated { .. } | State::Parking { .. })
 }
 
-/// What its sleep would give back, bytes. To park a hibernated proc all that is out comes back first: that counts against
-/// it, so that only one is parked that is still there for the most part.
+/// What its sleep would give back, bytes.
 fn gives_back(candidate: &Candidate<Handle, Step>) -> u64 {
-    let proc = &candidate.key.proc;
-    let status = candidate.key.status.borrow();
-    let out = match (&status.record.state, &status.record.last_sleep) {
-        (State::Hibernated { .. }, Some(sleep)) => sleep.bytes_written,
-        _ => 0,
-    };
-    proc.cgroup.held_bytes().saturating_sub(out)
+    let sets = candidate.key.status.borrow().asleep.set_bytes;
+    candidate.key.proc.cgroup.held_bytes().saturating_add(sets)
 }
 
 type Ended = (Slot, Option<Result<Relieved, Refusal>>);
@@ -211,8 +208,8 @@ impl Relief {
         let (step, quiet, moving) = match status.record.state {
             State::Hot { .. } => (Step::of(&proc.spec.timing), quiet, false),
             State::Hibernated { .. } => {
-                let asleep = status.record.last_sleep.as_ref().map_or(Duration::ZERO, |s| ago(s.at_ms));
-                (Step::Park, asleep.max(QUIET), false)
+                let asleep = status.record.last_sleep.as_ref().map_or(STEP_AFTER, |s| ago(s.at_ms));
+                (Step::Park, asleep, asleep < STEP_AFTER)
             }
             State::Parking { .. } | State::Waking { .. } => (Step::Park, Duration::ZERO, true),
             _ => return None,

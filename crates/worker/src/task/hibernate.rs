@@ -1,12 +1,13 @@
 //! Down and up between running and hibernated.
 
-use super::{Hibernating, Running, Task, blocking, chain, watched};
-use crate::due;
+use super::{Running, Task, blocking, chain, watched};
+use crate::due::{self, NextWake};
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate::{self, Done};
 use crate::idle::Activity;
 use crate::page_out;
+use crate::pressure::{Grant, Sets};
 use crate::state::Record;
 use crate::wake::Steps;
 use kip_pager::client::PagerError;
@@ -14,16 +15,46 @@ use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal, SleepView, StepView, WakeView};
 use kip_types::lifecycle::Input;
 use kip_types::{State, Tier};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use tokio::io::unix::AsyncFd;
 
 /// What a blocked proc's wake is told to be for: which of its calls ended, nobody has to know.
 const TOUCH: &str = "first touch";
 /// The machine is the program's for so long after a wake by the pager.
 const AFTER_WAKE: Duration = Duration::from_millis(2);
+/// Bytes of a page.
+const PAGE: u64 = 4096;
 /// A wake from hibernation is taken to need this long ahead of a timer.
 const LEAD: Duration = Duration::from_millis(3);
+
+/// Memory that a hibernated proc takes, bytes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asleep {
+    /// What is left of its own.
+    pub(crate) there_bytes: u64,
+    /// Its working sets at the pager.
+    pub(crate) set_bytes: u64,
+}
+
+/// A hibernated proc.
+#[derive(Debug)]
+pub(super) struct Hibernating {
+    /// None if it has ended already.
+    pub(super) pidfd: Option<AsyncFd<OwnedFd>>,
+    /// The next timer that it has to be woken for; only if it is held.
+    pub(super) next: Option<NextWake>,
+    /// When it is parked.
+    pub(super) parks_at: Option<Instant>,
+    /// What is left of its memory, bytes.
+    there_bytes: u64,
+    /// What the pager keeps in memory.
+    sets: Sets,
+    /// Held, it is being woken for this, with leave.
+    pub(super) roused: Option<(String, Grant)>,
+}
 
 impl Task {
     pub(super) async fn hibernate_on_request(&mut self) -> Result<bool, Refusal> {
@@ -83,7 +114,7 @@ impl Task {
     }
 
     fn finish_hibernate(&mut self, done: Done, init: u32, begin: Instant) -> Result<(), Refusal> {
-        let Done { report, memory_bytes, held } = done;
+        let Done { report, memory_bytes, there_bytes, held } = done;
         let view = SleepView {
             to: Tier::Hibernated,
             frozen_us: report.frozen_us,
@@ -99,26 +130,37 @@ impl Task {
         let next = self.record.after(Input::Hibernated).map_err(|e| self.unfit(&e))?;
         self.keep(Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..next });
         fault::reach("hibernate-recorded");
-        let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
         let timing = &self.proc.spec.timing;
         let mut next = None;
         if let Some(held) = &held {
             next = due::next_wake(&held.clocks, timing.tick_ms, self.record.tick_wakes, LEAD.as_nanos() as i64);
             self.proc.shared.watch_held(&self.proc, &held.sockets);
         }
-        let parks_at = (!timing.never).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
         self.running = None;
-        self.hibernating = Some(Hibernating { pidfd, next, parks_at });
+        self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes });
         self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
         Ok(())
     }
 
     /// Taken up by a new daemon as it is: blocked.
     pub(super) fn begin_hibernated(&mut self, init: u32) {
+        // What the pager keeps for it is told when it is asked.
+        self.begin_hibernating(init, None, Asleep { there_bytes: self.proc.cgroup.held_bytes(), set_bytes: 0 });
+    }
+
+    fn begin_hibernating(&mut self, init: u32, next: Option<NextWake>, asleep: Asleep) {
         let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
         let timing = &self.proc.spec.timing;
         let parks_at = (!timing.never).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
-        self.hibernating = Some(Hibernating { pidfd, next: None, parks_at });
+        let sets = self.proc.shared.pressure.keep_sets(asleep.set_bytes);
+        let there_bytes = asleep.there_bytes;
+        self.hibernating = Some(Hibernating { pidfd, next, parks_at, there_bytes, sets, roused: None });
+    }
+
+    /// What it takes while it is hibernated.
+    pub(super) fn asleep(&self) -> Asleep {
+        let takes = |h: &Hibernating| Asleep { there_bytes: h.there_bytes, set_bytes: h.sets.bytes };
+        self.hibernating.as_ref().map(takes).unwrap_or_default()
     }
 
     /// Nothing is watched for it any more; it is about to run, or to end.
@@ -133,6 +175,9 @@ impl Task {
     /// Wakes a hibernated proc.
     pub(super) async fn rouse(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
         let mut steps = Steps::since(at);
+        if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
+            steps.done("queue");
+        }
         let left = self.leave_hibernation();
         steps.done("decide");
         let proc = Arc::clone(&self.proc);
@@ -172,7 +217,6 @@ impl Task {
         next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;
         self.leave_hibernation();
-        self.roused = None;
         // A client may have its answer already: what others see comes before what is on disk.
         self.record = next.clone();
         self.begin_running(init, tick);
@@ -192,12 +236,15 @@ impl Task {
         }
         let step = |name: &str, us| StepView { name: name.to_owned(), us };
         let install = step("install", woken.install_us);
-        let (trigger, by_itself) = match by.or_else(|| self.roused.take()) {
+        let (roused, _leave) = self.leave_hibernation().and_then(|h| h.roused).unzip();
+        if roused.is_none() {
+            self.proc.shared.pressure.count(woken.pages.saturating_mul(PAGE));
+        }
+        let (trigger, by_itself) = match by.or(roused) {
             Some(label) => (label, false),
             None => (TOUCH.to_owned(), true),
         };
         let resume = step("resume", woken.total_us.saturating_sub(woken.install_us));
-        self.leave_hibernation();
         // It serves its client now; what others see of it and what is on disk can wait, for both ask the pager in doubt.
         tokio::time::sleep(AFTER_WAKE).await;
         let steps = if by_itself { vec![install] } else { vec![install, resume] };
@@ -210,10 +257,13 @@ impl Task {
             return;
         }
         let proc = Arc::clone(&self.proc);
-        let look = blocking(move || proc.shared.pager.look(proc.name.as_str())).await;
-        if look.is_ok_and(|look| !look.asleep) {
-            let trigger = self.roused.take().unwrap_or_else(|| "its pager was replaced".to_owned());
-            self.awake(trigger, 0, Vec::new(), false, false);
+        let Ok(look) = blocking(move || proc.shared.pager.look(proc.name.as_str())).await else { return };
+        let Some(hibernating) = &mut self.hibernating else { return };
+        if look.asleep {
+            hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
+        } else {
+            let roused = hibernating.roused.take().map(|(label, _)| label);
+            self.awake(roused.unwrap_or_else(|| "its pager was replaced".to_owned()), 0, Vec::new(), false, false);
         }
     }
 

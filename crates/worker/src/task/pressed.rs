@@ -1,12 +1,14 @@
 //! A proc where memory is short: its wakes wait for leave, and it is put to sleep for others.
 //!
 //! A wake that has to wait is a future beside the queue of commands, so that the proc can be stopped or removed meanwhile.
-//! It stays parked until it has leave: a crash leaves nothing to undo, and its socket asks again. Those who asked for
+//! It sleeps on until it has leave: a crash leaves nothing to undo, and its socket asks again. Those who asked for
 //! the wake by a command are refused after one try. Somebody who connected, or a timer, cannot be told: the wake is
 //! tried until it succeeds.
 
-use super::{Command, Task};
-use crate::pressure::{Grant, Need, QUIET, Relieved, Short};
+use super::{Asleep, Command, Task};
+use crate::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
+use crate::proc::Proc;
+use crate::state::Record;
 use kip_types::api::{Code, Refusal};
 use kip_types::{State, Tier};
 use std::future::Future;
@@ -75,12 +77,20 @@ impl Pressed {
     }
 }
 
+/// What the next wake of a sleeper takes: all that it had when it fell asleep, or its working set if that is more.
+pub(crate) fn need(proc: &Proc, record: &Record, asleep: Asleep) -> Need {
+    let sleep = record.last_sleep.as_ref();
+    let (written, awake) = sleep.map_or((0, 0), |s| (s.bytes_written, s.memory_bytes.unwrap_or(0)));
+    let (bytes, work) = match record.state {
+        State::Hibernated { .. } => (awake.saturating_sub(asleep.there_bytes).max(asleep.set_bytes), Work::Hardly),
+        _ => (written.max(awake).saturating_add(BESIDE_SNAPSHOT), Work::Much),
+    };
+    Need { bytes, there: asleep.there_bytes, group: proc.cgroup.clone(), work }
+}
+
 impl Task {
-    /// What its next wake takes.
-    fn need(&self) -> Need {
-        let sleep = self.record.last_sleep.as_ref();
-        let bytes = sleep.map_or(0, |s| s.bytes_written.max(s.memory_bytes.unwrap_or(0)));
-        Need { bytes: bytes.saturating_add(BESIDE_SNAPSHOT), group: self.proc.cgroup.clone() }
+    pub(super) fn need(&self) -> Need {
+        need(&self.proc, &self.record, self.asleep())
     }
 
     /// Leave to wake now.
@@ -117,7 +127,7 @@ impl Task {
     /// Gives a command back that may be carried out now; one that begins with a wake may have to wait.
     pub(super) fn admit_or_queue(&mut self, command: Command) -> Option<Command> {
         let wakes = matches!(command, Command::Wake { .. } | Command::KeepAwake { .. });
-        if !wakes || !matches!(self.record.state, State::Parked { .. }) {
+        if !wakes || !self.sleeps() {
             return Some(command);
         }
         if let Some(queued) = &mut self.pressed.queued {
@@ -137,10 +147,18 @@ impl Task {
         if let Some(queued) = &mut self.pressed.queued {
             queued.caller.get_or_insert(caller);
         } else if self.try_admit() {
-            let _ = self.wake_retrying(caller.trigger, caller.at, caller.tick).await;
+            self.wake_for(caller).await;
             self.pressed.grant = None;
         } else {
             self.queue(Some(caller), Vec::new(), None);
+        }
+    }
+
+    async fn wake_for(&mut self, Caller { trigger, at, tick }: Caller) {
+        match self.record.state {
+            State::Parked { .. } => drop(self.wake_retrying(trigger, at, tick).await),
+            State::Hibernated { .. } => drop(self.rouse(trigger, at, tick).await),
+            _ => {}
         }
     }
 
@@ -155,10 +173,8 @@ impl Task {
                 for command in commands {
                     self.carry_out(command).await;
                 }
-                if let Some(caller) = caller
-                    && matches!(self.record.state, State::Parked { .. })
-                {
-                    let _ = self.wake_retrying(caller.trigger, caller.at, caller.tick).await;
+                if let Some(caller) = caller {
+                    self.wake_for(caller).await;
                 }
                 self.pressed.grant = None;
             }
@@ -178,10 +194,10 @@ impl Task {
         }
     }
 
-    /// Whoever waited for a wake of a proc that is parked no more is answered by what it is now. True when the task is to
+    /// Whoever waited for a wake of a proc that sleeps no more is answered by what it is now. True when the task is to
     /// end.
     pub(super) async fn settle_queue(&mut self) -> bool {
-        if matches!(self.record.state, State::Parked { .. }) {
+        if self.sleeps() {
             return false;
         }
         let Some(queued) = self.pressed.queued.take() else { return false };
@@ -234,7 +250,7 @@ impl Task {
             (State::Hot { .. }, Some(running)) => {
                 (running.idle.quiet(Instant::now()) >= QUIET, to == Tier::Hibernated && !running.no_hibernation)
             }
-            (State::Hibernated { .. }, _) => (to == Tier::Parked, false),
+            (State::Hibernated { .. }, _) => (to == Tier::Parked && !self.pressed.waits(), false),
             _ => (false, false),
         };
         if !quiet || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
