@@ -190,8 +190,11 @@ pub struct MemoryView {
     pub kernel_bytes: u64,
     /// Swapped, bytes.
     pub swap_bytes: u64,
-    /// Pages in the recorded working set.
+    /// Pages in the recorded working sets of all kinds of wakes.
     pub working_set_pages: u64,
+    /// Pages that were installed at the last wake: those of its kind.
+    #[serde(default)]
+    pub working_set_installed: u64,
     /// Pages that were missing from the working set of the last wake and came one by one since.
     #[serde(default)]
     pub working_set_misses: u64,

@@ -96,11 +96,13 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
     Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held })
 }
 
-/// The kind of wake that a trigger is, which has a working set of its own: the port, a timer, or a call from outside.
+/// The kind of wake that a trigger is, which has a working set of its own: the port, a timer, a call from outside, or what it
+/// was at when it was frozen.
 pub(crate) fn kind_of(trigger: &str) -> String {
     let mut words = trigger.split(' ');
     match (words.next(), words.next().and_then(|address| address.rsplit(':').next())) {
         (Some(protocol @ ("tcp" | "udp")), Some(port)) => format!("{protocol} {port}"),
+        (Some("timer"), _) if trigger.ends_with("at work)") => "work".to_owned(),
         (Some("timer"), _) => "timer".to_owned(),
         _ => "call".to_owned(),
     }
@@ -230,6 +232,7 @@ mod tests {
         assert_eq!(kind_of("tcp [::ffff:10.213.0.1]:7100 from [::ffff:10.213.0.255]:59720 (data)"), "tcp 7100");
         assert_eq!(kind_of("udp 10.0.0.1:53 (datagram)"), "udp 53");
         assert_eq!(kind_of("timer (timerfd)"), "timer");
+        assert_eq!(kind_of(&format!("timer ({})", crate::task::sleep_word(Source::Work))), "work");
         assert_eq!(kind_of("operator"), "call");
     }
 

@@ -7,6 +7,7 @@ use kip_sys::ran::CpuClocks;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::time::{Duration, Instant};
 
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
@@ -75,6 +76,20 @@ impl Tree {
     /// has slept from the one to the other.
     pub(crate) fn asleep(&self) -> Option<Vec<u64>> {
         self.threads.values().map(|tid| switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)).collect()
+    }
+}
+
+/// Waits until every thread has slept for a moment, at most so long.
+pub(crate) fn wait_at_rest(pids: &[u32], within: Duration) {
+    let until = Instant::now() + within;
+    let mut before = None;
+    while Instant::now() < until {
+        let asleep = Tree::read(pids).asleep();
+        if asleep.is_some() && asleep == before {
+            return;
+        }
+        before = asleep;
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -56,6 +56,7 @@ fn measure(proc: &Proc, record: &Record) -> (Vec<u32>, MemoryView, Option<u64>) 
         kernel_bytes,
         swap_bytes: kernel_swap + look.swap_bytes,
         working_set_pages: look.set_pages,
+        working_set_installed: look.installed,
         working_set_misses: look.faults,
         working_set_hit_percent: (!look.asleep && back > 0).then(|| look.installed as f64 * 100.0 / back as f64),
     };

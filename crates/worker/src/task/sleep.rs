@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 /// So much memory that can come later is not read before the program runs, bytes: reading it takes longer than the pager needs
 /// to take it up.
 const LAZY_FROM: u64 = 8 << 20;
+/// Who was held is back in its calls after this at the latest, or is at work.
+const REST_WITHIN: Duration = Duration::from_millis(100);
 /// Between the first and the second try of a wake.
 const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -44,7 +46,9 @@ impl Task {
     pub(super) async fn park(&mut self) -> Result<(), Refusal> {
         let begin = Instant::now();
         self.advance(Input::Park, record::Durability::Rename)?;
-        self.leave_hibernation();
+        // Its sets are at the pager until it is parked.
+        let hibernating = self.leave_hibernation();
+        let was_held = hibernating.is_some() && self.record.last_sleep.as_ref().is_some_and(|sleep| sleep.held);
         self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
         fault::reach("park-intent");
         let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
@@ -55,6 +59,9 @@ impl Task {
             // What is out stays out: it is taken over from where it lies.
             let out = proc.shared.pager.settle(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
+            if was_held {
+                tree::wait_at_rest(&pids, REST_WITHIN);
+            }
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || record::write_state(&proc.dir, &next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, &mut record);
