@@ -340,7 +340,7 @@ def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
     """A request and `kip wake`, or the way down to parked, at the same moment: neither waits for the other for ever."""
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", "held")
     client = Lines(proc.port())
-    for turn in range(24):
+    for turn in range(16):
         proc.wake()  # it may be parked
         sleep_anyhow(proc)
         command = ["wake", proc.name] if turn % 2 else ["sleep", proc.name, "--to", "parked"]

@@ -68,12 +68,12 @@ def transitions(kip: Kip) -> int:
 
 
 def is_quiet(kip: Kip) -> int:
-    """There is room, and for three seconds nothing happens. Returns how many are awake."""
+    """There is room, and for two seconds nothing happens. Returns how many are awake."""
     wait_for("it is enough", lambda: room(kip)["used_bytes"] <= room(kip)["high_bytes"], 10)
     wait_for("all is quiet", lambda: not {"parking", "waking"} & set(states(kip).values()), 10)
-    time.sleep(1)
+    time.sleep(0.5)
     before, awake = transitions(kip), list(states(kip).values()).count("running")
-    time.sleep(3)
+    time.sleep(2)
     assert transitions(kip) == before, kip.events()[-10:]
     return awake
 

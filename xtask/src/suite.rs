@@ -6,7 +6,7 @@
 //! the exit code.
 
 use crate::counts::{self, Counts, Follow};
-use crate::{check, metadata, steps};
+use crate::{check, metadata, steps, tidy};
 use anyhow::Context;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -89,8 +89,28 @@ fn cargo_tests(root: &Path) -> anyhow::Result<(bool, Counts)> {
         let platform = metadata::host()?.to_uppercase().replace('-', "_");
         command.env(format!("CARGO_TARGET_{platform}_RUNNER"), "sudo -E");
     }
-    command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--", "--show-output"]);
+    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
+    // Examples are checked by clippy and run by nobody here. To find out that a crate has no examples in its documentation
+    // takes rustdoc seconds for each.
+    if !tidy::files(root)?.iter().any(|file| file.path.ends_with(".rs") && has_doc_test(&file.text)) {
+        command.args(["--lib", "--bins", "--tests"]);
+    }
+    command.args(["--", "--show-output"]);
     followed(&mut command, counts::Cargo::default())
+}
+
+/// Whether the documentation in a source file has a block that rustdoc would run: one that says nothing else.
+fn has_doc_test(text: &str) -> bool {
+    let documentation = text.lines().filter_map(|line| {
+        let line = line.trim_start();
+        line.strip_prefix("///").or_else(|| line.strip_prefix("//!"))
+    });
+    let mut inside = false;
+    documentation.filter_map(|line| line.trim().strip_prefix("```")).any(|words| {
+        inside = !inside;
+        let plain = ["text", "ignore", "json", "sh", "console", "toml", "c"];
+        inside && !words.split(',').any(|word| plain.contains(&word.trim()))
+    })
 }
 
 fn pytest(root: &Path, marker: &str) -> anyhow::Result<(bool, Counts)> {
@@ -119,4 +139,20 @@ fn followed(command: &mut Command, mut follower: impl Follow) -> anyhow::Result<
         }
     }
     Ok((child.wait()?.success(), follower.counts()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doc_tests_are_found() {
+        let block = |words: &str| format!("/// Adds.\n///\n/// ```{words}\n/// add(1);\n/// ```\nfn add() {{}}\n");
+        for words in ["", "no_run", "rust", "should_panic"] {
+            assert!(has_doc_test(&block(words)), "{words}");
+        }
+        let text = format!("{0}{0}    //! ```text\n    //! a -> b\n    //! ```\n// ```\n", block("text"));
+        assert!(!has_doc_test(&text));
+        assert!(has_doc_test(&(text + &block("compile_fail"))));
+    }
 }
