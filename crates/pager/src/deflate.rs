@@ -16,9 +16,10 @@ use crate::plant::{Scratch, call};
 use crate::set::{Expectation, Histories, Record};
 use crate::slots::{Change, Runs};
 use crate::space::{Kind, Mapping, Reason, mappings};
-use crate::stored::{BLOCK, Keep, Page as SetPage, Stored};
+use crate::stored::{Keep, Page as SetPage, Stored};
 use crate::swap::{Aligned, PAGE};
 use crate::timers::Timer;
+use kip_snapshot::pages::NEEDED_TOGETHER;
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, Region, States};
 use kip_sys::process::write_memory;
@@ -93,7 +94,6 @@ pub(crate) fn save_all(
         tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO,
         ..Filter::default()
     };
-    memory.state().install_no_more();
     let mut report = Deflated::default();
     let maps = mappings(pid)?;
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
@@ -219,7 +219,8 @@ impl Collected {
     fn new(Expectation { pages: predicted, kinds }: Expectation) -> Self {
         let bytes = Aligned::new(predicted.len() * PAGE);
         let index = predicted.iter().enumerate().map(|(index, (page, _))| (*page, index)).collect();
-        Self { kinds, index, pages: predicted.into_iter().map(|(page, kinds)| (page, kinds, None)).collect(), bytes }
+        let pages = predicted.into_iter().map(|(page, kinds)| (page, kinds, None)).collect();
+        Self { kinds, index, pages, bytes }
     }
 
     fn take(&mut self, address: u64, slot: Option<u32>, bytes: &[u8]) {
@@ -232,7 +233,7 @@ impl Collected {
     /// Those that have bytes, which are all that are no zeros.
     fn keep(self, how: Keep<'_>) -> io::Result<Option<Stored>> {
         let mut have: Vec<usize> = (0..self.pages.len()).filter(|index| self.pages[*index].2.is_some()).collect();
-        have.chunks_mut(BLOCK).for_each(|block| block.sort_unstable_by_key(|index| self.pages[*index].0));
+        have.chunks_mut(NEEDED_TOGETHER).for_each(|block| block.sort_unstable_by_key(|index| self.pages[*index].0));
         let mut bytes = Aligned::new(have.len() * PAGE);
         for (to, from) in have.iter().enumerate() {
             bytes[to * PAGE..(to + 1) * PAGE].copy_from_slice(&self.bytes[from * PAGE..(from + 1) * PAGE]);
@@ -249,7 +250,7 @@ impl Collected {
 fn share(runs: &Runs) -> usize {
     const LEAST: u64 = 256 << 10;
     let out: u64 = runs.iter().map(|(range, _)| range.end - range.start).sum();
-    LEAST.max(out / 64) as usize
+    LEAST.max(out / 16) as usize
 }
 
 /// Puts what was written into the swap file and says so in the slot map; records and predicts the working set.
@@ -354,8 +355,7 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
         others
     };
     let came_along = others(&since.ahead);
-    let mut from_set = others(&since.set);
-    from_set.extend(since.left.iter().copied().filter(|page| seen.insert(*page)));
+    let from_set = others(&since.set);
     let missed = (since.faults.len() - since.probed.min(since.faults.len()) + came_along.len(), since.set.len());
     Some(Record { touched, waited, written, came_along, from_set, missed })
 }

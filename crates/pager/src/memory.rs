@@ -2,14 +2,13 @@
 //!
 //! ```text
 //! quiet --fault--> served one by one
-//! armed --first fault, or wake()--> the set is being installed ([`crate::install`]), quiet with reading ahead
+//! armed --first fault, or wake()--> the set is installed ([`crate::install`]), then quiet with reading ahead
 //! ```
 //!
 //! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
 //! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
 //! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
 
-use crate::install::{Helpers, Pending};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
 use crate::stored::Stored;
@@ -71,17 +70,15 @@ pub struct Since {
     pub kind: String,
     /// Pages whose faults were served, in order.
     pub faults: Vec<u64>,
-    /// Those that the set had and that were waited for before they were installed.
+    /// Those that the set had and that were waited for when it was installed.
     pub waited: Vec<u64>,
     /// Pages that came along with others.
     pub ahead: HashSet<u64>,
     /// Pages of the set that were installed.
     pub set: HashSet<u64>,
-    /// Pages of the set that were not installed yet when it slept again.
-    pub left: Vec<u64>,
     /// Faults of pages that were kept at hand.
     pub probed: usize,
-    /// When the first fault of an armed space came, and how long the first part of the set took in microseconds.
+    /// When the first fault of an armed space came, and how long the set took in microseconds.
     pub woke: Option<(Instant, u64)>,
     /// Pages of the set that were installed.
     pub installed: usize,
@@ -98,8 +95,6 @@ pub struct State {
     pub parked: Option<Arc<dyn PageSource>>,
     /// What the first fault installs.
     pub armed: Option<Stored>,
-    /// The set that is being installed.
-    pub(crate) pending: Option<Pending>,
     /// Who is told of the first fault.
     pub bell: Option<Bell>,
     /// What happened since the last sleep.
@@ -109,9 +104,7 @@ pub struct State {
     /// Whether faults bring their neighbours.
     pub read_ahead: bool,
     /// Faults that could not be served yet.
-    pub(crate) again: Vec<(u64, bool)>,
-    /// Faults of pages that somebody is installing.
-    pub(crate) waiting: Vec<(u64, bool)>,
+    again: Vec<(u64, bool)>,
     /// The address space is gone.
     pub gone: bool,
     /// A page that somebody waits for cannot be trusted; nothing is tried again.
@@ -148,7 +141,6 @@ pub struct Memory {
     pub id: SpaceId,
     /// Its userfaultfd.
     pub uffd: OwnedFd,
-    pub(crate) helpers: Helpers,
     state: Mutex<State>,
 }
 
@@ -221,28 +213,20 @@ pub type AtHand = (u32, Box<[u8]>);
 
 impl Memory {
     /// A space that is served from now on.
-    pub fn new(
-        id: SpaceId,
-        uffd: OwnedFd,
-        map: SlotMap,
-        parked: Option<Arc<dyn PageSource>>,
-        helpers: Helpers,
-    ) -> Self {
+    pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap, parked: Option<Arc<dyn PageSource>>) -> Self {
         let state = State {
             map,
             parked,
             armed: None,
-            pending: None,
             bell: None,
             since: Since::default(),
             at_hand: HashMap::new(),
             read_ahead: false,
             again: Vec::new(),
-            waiting: Vec::new(),
             gone: false,
             damaged: false,
         };
-        Self { id, uffd, helpers, state: Mutex::new(state) }
+        Self { id, uffd, state: Mutex::new(state) }
     }
 
     /// Its state; no faults are served while it is held.
@@ -259,24 +243,18 @@ impl Memory {
     }
 
     /// Takes and answers all events, in their order. True if a fault could not be answered yet, because the kernel wants
-    /// memory or has announced a change whose event is still to come, or somebody is installing its page: then this is to be
-    /// called again soon.
+    /// memory or has announced a change whose event is still to come: then this is to be called again soon.
     ///
     /// # Errors
     /// The kernel's or the source's. What could not be answered is tried again the next time, but for a page that cannot be
     /// trusted (`InvalidData`, told once): who waits for that waits until it is killed.
-    pub fn serve(self: &Arc<Self>, birth: Birth<'_>) -> io::Result<bool> {
+    pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
-        for (address, write) in std::mem::take(&mut state.waiting) {
-            if !self.out_of_turn(&mut state, address, write) && !state.since.set.contains(&address) {
-                state.again.push((address, write));
-            }
-        }
         let mut turns = 0;
         loop {
             let events = state.map.events.read(self.uffd.as_fd())?;
             if events.is_empty() && (state.again.is_empty() || state.gone || state.damaged) {
-                return Ok(!state.waiting.is_empty() && !state.gone);
+                return Ok(false);
             }
             if events.is_empty() && turns > PATIENT_TURNS {
                 return Ok(true);
@@ -318,7 +296,7 @@ impl Memory {
         }
     }
 
-    fn fault_or_again(self: &Arc<Self>, state: &mut State, address: u64, write: bool) -> io::Result<()> {
+    fn fault_or_again(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
         let result = self.fault(state, address, write);
         if result.is_err() {
             state.again.push((address, write));
@@ -326,7 +304,7 @@ impl Memory {
         result
     }
 
-    fn fault(self: &Arc<Self>, state: &mut State, address: u64, write: bool) -> io::Result<()> {
+    fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
         let first = state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
             state.at_hand = HashMap::new();
@@ -338,8 +316,8 @@ impl Memory {
         if let Some(Bell(ring)) = bell {
             ring();
         }
-        // By the set, which it is waited for.
-        if (first && state.since.set.contains(&address)) || self.out_of_turn(state, address, write) {
+        // It came with the set.
+        if first && state.since.set.contains(&address) {
             state.since.waited.push(address);
             return Ok(());
         }

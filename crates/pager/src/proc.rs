@@ -11,7 +11,6 @@ pub use parking::Unfilled;
 
 use crate::convert;
 use crate::deflate::{self, Deflated, How};
-use crate::install::Helpers;
 use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::Parked;
 use crate::plant::{Scratch, plant};
@@ -94,7 +93,6 @@ struct Family {
     swap: Arc<Swap>,
     parked: Option<Arc<Parked>>,
     custodian: Arc<dyn Custodian>,
-    helpers: Helpers,
     next: AtomicU64,
     spaces: Mutex<BTreeMap<SpaceId, Member>>,
 }
@@ -118,7 +116,7 @@ impl Family {
         let id = self.number << 32 | self.next.fetch_add(1, Ordering::Relaxed);
         let map = SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs)?;
         self.custodian.hold(id, uffd.as_fd())?;
-        let memory = Arc::new(Memory::new(id, uffd, map, self.source(), self.helpers.clone()));
+        let memory = Arc::new(Memory::new(id, uffd, map, self.source()));
         self.spaces().insert(id, Member { memory: memory.clone(), pid });
         Ok(memory)
     }
@@ -198,7 +196,6 @@ impl Proc {
             swap,
             parked,
             custodian,
-            helpers: server.helpers(),
             next: AtomicU64::new(1),
             spaces: Mutex::default(),
         });
@@ -236,7 +233,7 @@ impl Proc {
         }
         for (id, pid, uffd, mut map) in maps {
             map.take_left(|map, number| family.take_in(forked(number)?, map.runs().clone(), None).map(drop))?;
-            let memory = Arc::new(Memory::new(id, uffd, map, family.source(), family.helpers.clone()));
+            let memory = Arc::new(Memory::new(id, uffd, map, family.source()));
             family.spaces().insert(id, Member { memory, pid });
             if let Some(pid) = pid {
                 proc.known.insert(pid, Known { id, histories: Histories::new(predictor), set: None });
@@ -431,7 +428,6 @@ impl Proc {
             {
                 let mut state = memory.state();
                 (state.armed, state.bell) = (None, None);
-                state.install_no_more();
             }
             memory.bring_all(&pid.map(present).transpose()?.unwrap_or_default())?;
         }

@@ -5,7 +5,6 @@
 //! moved to where its program last ran whenever somebody knows ([`Server::move_to`]). Owns no state that must survive:
 //! spaces are handed in and can be handed to another server.
 
-use crate::install::Helpers;
 use crate::memory::{Memory, SpaceId, State};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -55,11 +54,10 @@ pub struct Server {
     shared: Arc<Shared>,
     end: OwnedFd,
     threads: Vec<JoinHandle<()>>,
-    helpers: Helpers,
 }
 
 impl Server {
-    /// Starts one thread for each processor, and the helpers that install.
+    /// Starts one thread for each processor.
     ///
     /// # Errors
     /// The kernel's.
@@ -79,12 +77,7 @@ impl Server {
             let name = format!("faults-{number}");
             threads.push(std::thread::Builder::new().name(name).spawn(move || run(&shared, number))?);
         }
-        Ok(Self { shared, end, threads, helpers: Helpers::start()? })
-    }
-
-    /// The threads that install working sets.
-    pub fn helpers(&self) -> Helpers {
-        self.helpers.clone()
+        Ok(Self { shared, end, threads })
     }
 
     /// Serves a space from now on. Ids are to be unique among all procs served here.

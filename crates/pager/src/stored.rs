@@ -6,7 +6,7 @@
 use crate::set::Expectation;
 use crate::source::PageSource;
 use crate::swap::{Aligned, PAGE, open_direct};
-use kip_snapshot::pages::{NEEDED_TOGETHER, WorkingSet};
+use kip_snapshot::pages::WorkingSet;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -38,9 +38,8 @@ enum Data {
     Source(Arc<dyn PageSource>, u32),
 }
 
-/// Pages of a block: they are unpacked into memory that is still in the processor's cache when the kernel copies it, and
-/// whoever waits for one waits for the others.
-pub const BLOCK: usize = NEEDED_TOGETHER;
+/// Pages of a block: they are unpacked into memory that is still in the processor's cache when the kernel copies it.
+pub const BLOCK: usize = 64;
 
 /// Compresses blocks as long as they take at most so many bytes together.
 fn packed(bytes: &[u8], most: usize) -> Vec<Box<[u8]>> {
@@ -71,10 +70,8 @@ struct Part {
 /// A set with its bytes.
 #[derive(Debug)]
 pub struct Stored {
-    /// In blocks of [`BLOCK`]: those first that are needed first, each block's by address.
+    /// Those first that are needed first, by address within each [`kip_snapshot::pages::NEEDED_TOGETHER`].
     pages: Vec<Page>,
-    /// Indices of the pages, by address.
-    order: Box<[u32]>,
     kinds: Vec<String>,
     parts: Vec<Part>,
 }
@@ -91,12 +88,6 @@ pub struct Page {
 }
 
 impl Stored {
-    fn new(pages: Vec<Page>, kinds: Vec<String>, parts: Vec<Part>) -> Self {
-        let mut order: Box<[u32]> = (0..pages.len() as u32).collect();
-        order.sort_unstable_by_key(|index| pages[*index as usize].address);
-        Self { pages, order, kinds, parts }
-    }
-
     /// Keeps a set; `bytes` are those of `pages` one behind the other.
     ///
     /// # Errors
@@ -123,7 +114,7 @@ impl Stored {
             }
             Keep::File(path) => whole(Data::File(written(path, &bytes)?)),
         };
-        Ok(Some(Self::new(pages, kinds, parts)))
+        Ok(Some(Self { pages, kinds, parts }))
     }
 
     /// The sets that a process was parked with. The bytes lie one behind the other in a source, in the order of
@@ -139,7 +130,7 @@ impl Stored {
         let page = |(address, kinds)| Page { address, slot: slot(address).unwrap_or(u32::MAX), kinds };
         let pages: Vec<Page> = pages.into_iter().map(page).collect();
         let data = Data::Source(source, first);
-        (!pages.is_empty()).then(|| Self::new(pages, kinds, vec![Part { first: 0, data }]))
+        (!pages.is_empty()).then(|| Self { pages, kinds, parts: vec![Part { first: 0, data }] })
     }
 
     /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is installed.
@@ -154,7 +145,7 @@ impl Stored {
             Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
             Data::File(..) | Data::Source(..) => 0,
         };
-        self.parts.iter().map(part).sum::<usize>() + self.pages.len() * (size_of::<Page>() + size_of::<u32>())
+        self.parts.iter().map(part).sum::<usize>() + self.pages.len() * size_of::<Page>()
     }
 
     /// How many pages it has.
@@ -170,12 +161,6 @@ impl Stored {
     /// How many blocks that are.
     pub fn blocks(&self) -> usize {
         self.pages.len().div_ceil(BLOCK)
-    }
-
-    /// The block that has a page.
-    pub fn block_of(&self, address: u64) -> Option<usize> {
-        let place = self.order.binary_search_by_key(&address, |index| self.pages[*index as usize].address).ok()?;
-        Some(self.order[place] as usize / BLOCK)
     }
 
     /// The pages of some blocks that follow each other.
@@ -246,7 +231,7 @@ mod tests {
         for how in [
             Keep::Memory,
             Keep::Packed(all, &path),
-            Keep::Packed(1000, &path),
+            Keep::Packed(3000, &path),
             Keep::Packed(10, &path),
             Keep::File(&path),
         ] {
@@ -265,12 +250,11 @@ mod tests {
                 let bytes = stored.bytes(blocks.clone(), &mut buffer).unwrap();
                 for (page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
                     assert!(bytes.iter().all(|b| *b == page.slot as u8));
-                    assert!(blocks.contains(&stored.block_of(page.address).unwrap()));
                     got.push(*page);
                 }
             }
-            assert_eq!((stored.blocks(), stored.block_of(0)), (5, None));
-            assert!(how != Keep::Packed(1000, &path) || stored.parts.len() == 2, "some in memory, some in the file");
+            assert_eq!(stored.blocks(), 5);
+            assert!(how != Keep::Packed(3000, &path) || stored.parts.len() == 2, "some in memory, some in the file");
             got.sort_by_key(|page| page.slot);
             assert_eq!(got, list);
         }

@@ -231,7 +231,7 @@ mod tests {
         let copied = fs::read(growing.join("g7-carried")).unwrap();
         assert!(copied.len() == 10 * PAGE && copied[0] == 7 && copied[9 * PAGE] == 16);
 
-        let expect = |page: u64| Expected { address: page * PAGE as u64, confirmed: true, held_back: false };
+        let expect = |page: u64| Expected { address: page * PAGE as u64, confirmed: 1, held_back: false };
         let set = |pages| WorkingSet { pages, ..WorkingSet::default() };
         let two = vec![set(vec![expect(2001), expect(999), expect(1001)]), set(vec![expect(1001), expect(3)])];
         map.processes.get_mut(&2).unwrap().sets = two;

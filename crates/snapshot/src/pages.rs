@@ -8,7 +8,7 @@
 //! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; per
 //! process its number, the count of its runs, the count of its working sets; then each run as start, pages, file, first
 //! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind padded to words, the
-//! addresses in the order in which they are needed, with 1 added to those that are confirmed, 2 to those held back.
+//! addresses in the order in which they are needed, with 1 added to those held back, 16 for each time that they are confirmed.
 
 use crate::{SnapshotError, io_at};
 use std::collections::{BTreeMap, HashSet};
@@ -23,7 +23,7 @@ pub const PAGES: &str = "pages.map";
 /// processes by number.
 pub const SETS: &str = "first.pages";
 /// Pages that are needed at about the same time lie together, by address.
-pub const NEEDED_TOGETHER: usize = 16;
+pub const NEEDED_TOGETHER: usize = 256;
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"KIPPAGES");
@@ -64,8 +64,8 @@ pub struct PageFile {
 pub struct Expected {
     /// Its address.
     pub address: u64,
-    /// It was once seen to be touched, and did not just come along.
-    pub confirmed: bool,
+    /// How often it was seen to be touched, and did not just come along; at most 7.
+    pub confirmed: u8,
     /// It is kept at hand, not installed, to see whether it is still needed.
     pub held_back: bool,
 }
@@ -94,10 +94,13 @@ pub struct Process {
 /// held back at all; by address within each [`NEEDED_TOGETHER`].
 pub fn in_order(sets: &[WorkingSet]) -> Vec<u64> {
     let mut seen = HashSet::new();
-    let every = || sets.iter().flat_map(|set| &set.pages);
-    let mut pages: Vec<u64> =
-        every().filter(|page| !page.held_back && seen.insert(page.address)).map(|page| page.address).collect();
-    pages.extend(every().filter(|page| seen.insert(page.address)).map(|page| page.address));
+    let mut pages = Vec::new();
+    let mut add = |which: &dyn Fn(&Expected) -> bool| {
+        let every = sets.iter().flat_map(|set| &set.pages);
+        pages.extend(every.filter(|page| which(page) && seen.insert(page.address)).map(|page| page.address));
+    };
+    add(&|page| !page.held_back);
+    add(&|_| true);
     pages.chunks_mut(NEEDED_TOGETHER).for_each(<[u64]>::sort_unstable);
     pages
 }
@@ -150,7 +153,8 @@ impl PageMap {
             for set in &process.sets {
                 words.extend([set.kind.len() as u64, set.turn, set.pages.len() as u64]);
                 words.extend(text_words(&set.kind));
-                let word = |page: &Expected| page.address | u64::from(page.confirmed) | u64::from(page.held_back) << 1;
+                let word =
+                    |page: &Expected| page.address | u64::from(page.held_back) | u64::from(page.confirmed & 7) << 4;
                 words.extend(set.pages.iter().map(word));
             }
         }
@@ -212,8 +216,8 @@ impl PageMap {
                 let mut set = WorkingSet { kind: reader.text(length)?, turn, pages: Vec::new() };
                 for _ in 0..pages {
                     let word = reader.word()?;
-                    let (confirmed, held_back) = (word & 1 != 0, word & 2 != 0);
-                    set.pages.push(Expected { address: word & !3, confirmed, held_back });
+                    let (held_back, confirmed) = (word & 1 != 0, (word >> 4 & 7) as u8);
+                    set.pages.push(Expected { address: word & !0xfff, confirmed, held_back });
                 }
                 process.sets.push(set);
             }
@@ -312,8 +316,8 @@ mod tests {
         map.files[b as usize].sums = vec![4];
         let run = |start, pages, first| Run { start, pages, file: a, first };
         let (yes, no) = (true, false);
-        let first = Expected { address: 0x9000, confirmed: yes, held_back: no };
-        let second = Expected { address: 0x1000, confirmed: no, held_back: yes };
+        let first = Expected { address: 0x9000, confirmed: 3, held_back: no };
+        let second = Expected { address: 0x1000, confirmed: 0, held_back: yes };
         let sets = vec![
             WorkingSet { kind: "tcp 8080".into(), turn: 9, pages: vec![first, second] },
             WorkingSet { kind: String::new(), turn: 0, pages: Vec::new() },
@@ -339,13 +343,14 @@ mod tests {
 
     #[test]
     fn sets_are_told_in_the_order_of_need() {
-        let page = |number: u64, held_back| Expected { address: number * PAGE as u64, confirmed: true, held_back };
+        let page = |number: u64, held_back| Expected { address: number * PAGE as u64, confirmed: 1, held_back };
         let set = |pages: Vec<Expected>| WorkingSet { pages, ..WorkingSet::default() };
-        let many: Vec<Expected> = (0..20).rev().map(|number| page(number, number == 19)).collect();
-        let told = in_order(&[set(many), set(vec![page(30, false), page(19, false), page(31, true)])]);
-        let told: Vec<u64> = told.iter().map(|address| address / PAGE as u64).collect();
-        let expected: Vec<u64> = (3..19).chain([0, 1, 2, 19, 30, 31]).collect();
-        assert_eq!(told, expected, "19 is needed by one of them");
+        let most = NEEDED_TOGETHER as u64;
+        let many: Vec<Expected> = (0..most + 4).rev().map(|number| page(number, number == most + 3)).collect();
+        let others = vec![page(2000, false), page(most + 3, false), page(3000, true)];
+        let told: Vec<u64> = in_order(&[set(many), set(others)]).iter().map(|page| page / PAGE as u64).collect();
+        let expected: Vec<u64> = (3..most + 3).chain([0, 1, 2, most + 3, 2000, 3000]).collect();
+        assert_eq!(told, expected, "what one of them needs is not held back");
     }
 
     #[test]

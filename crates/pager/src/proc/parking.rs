@@ -135,7 +135,6 @@ impl Proc {
         for (memory, is_known) in members {
             let mut state = memory.state();
             state.bell = None;
-            state.install_no_more();
             if let Some(set) = state.armed.take()
                 && let Some(known) = self.known.values_mut().find(|known| known.id == memory.id)
             {
