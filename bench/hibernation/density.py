@@ -79,9 +79,13 @@ def fill(
         "pss_bytes": pss_bytes([pid for v in views for pid in v["pids"]]),
         "kernel_bytes": sum(v["memory"]["kernel_bytes"] for v in views),
     }  # fmt: skip
-    replies = []
+    replies, unanswered = [], []
     for instance in instances:
-        us, _ = instance.first_reply()
-        replies.append(us)
-    result["replies_us"] = replies
+        try:
+            replies.append(instance.first_reply()[0])
+        except Failed as failed:
+            unanswered.append(f"{instance.proc.name}: {failed}")
+    if unanswered:
+        say(f"density: {len(unanswered)} did not answer, the first: {unanswered[0]}")
+    result |= {"replies_us": replies, "unanswered": unanswered}
     return result

@@ -12,7 +12,6 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::sync::Mutex;
 use std::time::Instant;
 
 const PAGE64: u64 = PAGE as u64;
@@ -71,20 +70,17 @@ impl Memory {
         state.since.set_pages = set.len();
         state.read_ahead = true;
         let (count, bits) = (set.blocks(), set.bits(&state.since.kind));
-        let (uffd, runs, next) = (self.uffd.as_fd(), state.map.runs(), Mutex::new(0));
-        let take = || {
-            let mut next = next.lock().ok()?;
-            let start = *next;
-            *next += if start < count { set.at_once(start).min(count - start) } else { return None };
-            Some(start..*next)
-        };
+        let (uffd, runs) = (self.uffd.as_fd(), state.map.runs());
         let one = |blocks: Range<usize>, buffer: &mut Aligned| {
             let bytes = set.bytes(blocks.clone(), buffer)?;
             install_pages(uffd, runs, set.pages(blocks), bytes, bits)
         };
-        let work = || {
+        let work = |part: Range<usize>| {
             let (mut all, mut buffer) = (Installed::default(), Aligned::default());
-            while let Some(blocks) = take() {
+            let mut start = part.start;
+            while start < part.end {
+                let blocks = start..part.end.min(start + set.at_once(start));
+                start = blocks.end;
                 match one(blocks, &mut buffer) {
                     Ok((done, filled)) => {
                         all.pages.extend(done.pages);
@@ -102,17 +98,19 @@ impl Memory {
             all
         };
         let mut results = Vec::new();
+        let parts = std::thread::available_parallelism().map_or(1, usize::from).min(count / LEAST).max(1);
+        let part = |number: usize| number * count / parts..(number + 1) * count / parts;
         std::thread::scope(|scope| {
-            let most = std::thread::available_parallelism().map_or(1, usize::from).min(count / LEAST);
-            let elsewhere = || {
-                scope.spawn(|| {
+            let elsewhere = |number| {
+                let (work, part) = (&work, part(number));
+                scope.spawn(move || {
                     // It inherits the processor that its maker is bound to.
                     let _ = sched_setaffinity(None, &every_processor());
-                    work()
+                    work(part)
                 })
             };
-            let others: Vec<_> = (1..most).map(|_| elsewhere()).collect();
-            results.push(work());
+            let others: Vec<_> = (1..parts).map(elsewhere).collect();
+            results.push(work(part(0)));
             results.extend(others.into_iter().map(|other| other.join().expect("installing does not panic")));
         });
         for Installed { pages, at_hand } in results {

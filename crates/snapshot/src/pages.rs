@@ -23,7 +23,7 @@ pub const PAGES: &str = "pages.map";
 /// processes by number.
 pub const SETS: &str = "first.pages";
 /// Pages that are needed at about the same time lie together, by address.
-pub const NEEDED_TOGETHER: usize = 256;
+pub const NEEDED_TOGETHER: usize = 1024;
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"KIPPAGES");
@@ -347,9 +347,9 @@ mod tests {
         let set = |pages: Vec<Expected>| WorkingSet { pages, ..WorkingSet::default() };
         let most = NEEDED_TOGETHER as u64;
         let many: Vec<Expected> = (0..most + 4).rev().map(|number| page(number, number == most + 3)).collect();
-        let others = vec![page(2000, false), page(most + 3, false), page(3000, true)];
+        let others = vec![page(20_000, false), page(most + 3, false), page(30_000, true)];
         let told: Vec<u64> = in_order(&[set(many), set(others)]).iter().map(|page| page / PAGE as u64).collect();
-        let expected: Vec<u64> = (3..most + 3).chain([0, 1, 2, most + 3, 2000, 3000]).collect();
+        let expected: Vec<u64> = (3..most + 3).chain([0, 1, 2, most + 3, 20_000, 30_000]).collect();
         assert_eq!(told, expected, "what one of them needs is not held back");
     }
 
