@@ -414,30 +414,31 @@ impl Task {
     }
 
     fn begin_running(&mut self, init: u32, for_ticks: bool) {
-        let now = Instant::now();
-        self.sleeping = None;
-        let pidfd = kip_sys::process::pidfd_open(init).and_then(watched);
-        match pidfd {
-            Ok(pidfd) => {
-                self.running = Some(Running {
-                    pidfd,
-                    idle: Idle::new(now),
-                    next_look: now,
-                    for_ticks,
-                    not_before: now,
-                    from: Tier::Hot,
-                    by_itself: false,
-                    no_hibernation: false,
-                });
-                self.look();
-            }
+        match kip_sys::process::pidfd_open(init).and_then(watched) {
+            Ok(pidfd) => self.run_on(pidfd, for_ticks),
             // It has ended already: the status pipe says how.
             Err(_) => {
-                self.running = None;
+                (self.sleeping, self.running) = (None, None);
                 let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
                 let _ = self.advance(Input::Exited(Some(exit)), record::Durability::Rename);
             }
         }
+    }
+
+    fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, for_ticks: bool) {
+        let now = Instant::now();
+        self.sleeping = None;
+        self.running = Some(Running {
+            pidfd,
+            idle: Idle::new(now),
+            next_look: now,
+            for_ticks,
+            not_before: now,
+            from: Tier::Hot,
+            by_itself: false,
+            no_hibernation: false,
+        });
+        self.look();
     }
 
     fn begin_sleeping(&mut self, body: &Body) {
