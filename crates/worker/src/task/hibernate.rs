@@ -212,7 +212,9 @@ impl Task {
     fn awake(&mut self, trigger: String, total_us: u64, steps: Vec<StepView>, tick: bool, by_itself: bool) {
         let State::Hibernated { init, init_started, .. } = self.record.state else { return };
         // One that has ended by now was still hibernated, and its end is found as that of any other.
-        let Ok(pidfd) = kip_sys::process::pidfd_open(init).and_then(watched) else { return self.begin_hibernated(init) };
+        let Ok(pidfd) = kip_sys::process::pidfd_open(init).and_then(watched) else {
+            return self.begin_hibernated(init);
+        };
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         next.last_wake = Some(WakeView { trigger: trigger.clone(), from: Tier::Hibernated, total_us, steps, at_ms });
