@@ -120,7 +120,7 @@ mod tests {
         std::fs::write(dir.path().join(SETS), vec![5u8; 2 * PAGE]).unwrap();
         parked.read(at(1, 0), &mut page).unwrap();
         let error = parked.read(at(1, 1), &mut page).unwrap_err().to_string();
-        assert_eq!(error, "page 1 of first.pages is damaged: its checksum is not the recorded one");
+        assert_eq!(error, "page 1 of sets.pages is damaged: its checksum is not the recorded one");
         assert!(parked.read(at(1, 0) - 1, &mut page).is_err(), "between two files");
     }
 }

@@ -17,7 +17,7 @@
 //! Prediction is pure; the bytes are [`crate::stored`]'s.
 
 use crate::swap::PAGE;
-use kip_snapshot::pages::{self, Expected, WorkingSet};
+use kip_snapshot::pages::{Expected, WorkingSet};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// What came back between two sleeps.
@@ -220,8 +220,8 @@ pub struct Histories {
     kinds: Vec<(String, History)>,
 }
 
-/// The pages that are expected next, in the order of [`pages::in_order`]: each with a bit for every kind of wake that it is
-/// installed at.
+/// The pages that are expected next, each once: those first that are needed first at a wake of the newest kind, those last that
+/// are held back at all; each with a bit for every kind of wake that it is installed at.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expectation {
     /// The kinds.
@@ -232,14 +232,19 @@ pub struct Expectation {
 
 impl Expectation {
     pub(crate) fn of(sets: &[WorkingSet]) -> Self {
-        let mut bits: HashMap<u64, u8> = HashMap::new();
+        let mut found = Self { kinds: sets.iter().map(|set| set.kind.clone()).collect(), pages: Vec::new() };
+        let mut places = HashMap::new();
         for (number, set) in sets.iter().enumerate() {
             for page in &set.pages {
-                *bits.entry(page.address).or_default() |= u8::from(!page.held_back) << number;
+                let place = *places.entry(page.address).or_insert_with(|| {
+                    found.pages.push((page.address, 0));
+                    found.pages.len() - 1
+                });
+                found.pages[place].1 |= u8::from(!page.held_back) << number;
             }
         }
-        let pages = pages::in_order(sets).into_iter().map(|page| (page, bits[&page])).collect();
-        Self { kinds: sets.iter().map(|set| set.kind.clone()).collect(), pages }
+        found.pages.sort_by_key(|(_, bits)| *bits == 0);
+        found
     }
 }
 
@@ -376,7 +381,7 @@ mod tests {
         let again = History::resumed(Predictor::LastUse, &set);
         let confirmed = |history: &History| history.confirmed.keys().copied().collect::<HashSet<_>>();
         assert_eq!((again.turn, confirmed(&again)), (history.turn, confirmed(&history)));
-        let order = |history: &History| kip_snapshot::pages::in_order(&[history.told("")]);
+        let order = |history: &History| Expectation::of(&[history.told("")]);
         assert_eq!(order(&again), order(&history));
     }
 
@@ -404,7 +409,7 @@ mod tests {
         let Expectation { kinds, pages: expected } = histories.expect();
         assert_eq!(kinds, ["timer", "tcp 80"]);
         let bits: Vec<(u64, u8)> = expected.iter().map(|(page, bits)| (page / PAGE as u64, *bits)).collect();
-        assert_eq!(bits, [(1, 0b10), (2, 0b11), (3, 0b01)], "they are few: by address");
+        assert_eq!(bits, [(2, 0b11), (3, 0b01), (1, 0b10)]);
         histories.push("tcp 80", touched(&[4]));
         assert_eq!(histories.expect().kinds, ["tcp 80", "timer"], "the newest first");
         (0..20).for_each(|n| histories.push(&format!("tcp {n}"), touched(&[n])));

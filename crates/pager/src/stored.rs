@@ -38,6 +38,9 @@ enum Data {
     Source(Arc<dyn PageSource>, u32),
 }
 
+/// Pages that are needed at about the same time, and are kept by address.
+pub const NEEDED_TOGETHER: usize = 1024;
+
 /// Pages of a block: they are unpacked into memory that is still in the processor's cache when the kernel copies it.
 pub const BLOCK: usize = 64;
 
@@ -70,7 +73,7 @@ struct Part {
 /// A set with its bytes.
 #[derive(Debug)]
 pub struct Stored {
-    /// Those first that are needed first, by address within each [`kip_snapshot::pages::NEEDED_TOGETHER`].
+    /// Those first that are needed first, by address within each [`NEEDED_TOGETHER`]; those of a source all by address.
     pages: Vec<Page>,
     kinds: Vec<String>,
     parts: Vec<Part>,
@@ -117,8 +120,8 @@ impl Stored {
         Ok(Some(Self { pages, kinds, parts }))
     }
 
-    /// The sets that a process was parked with. The bytes lie one behind the other in a source, in the order of
-    /// [`kip_snapshot::pages::in_order`], from `first` on; `slot` tells the slot that a page has now, if it can be missing.
+    /// The sets that a process was parked with. The bytes lie one behind the other in a source, by address, from `first` on;
+    /// `slot` tells the slot that a page has now, if it can be missing.
     pub fn parked(
         sets: &[WorkingSet],
         slot: impl Fn(u64) -> Option<u32>,
@@ -128,7 +131,8 @@ impl Stored {
         let Expectation { kinds, pages } = Expectation::of(sets);
         // A page that cannot be missing has no slot, and this is that of no page.
         let page = |(address, kinds)| Page { address, slot: slot(address).unwrap_or(u32::MAX), kinds };
-        let pages: Vec<Page> = pages.into_iter().map(page).collect();
+        let mut pages: Vec<Page> = pages.into_iter().map(page).collect();
+        pages.sort_unstable_by_key(|page| page.address);
         let data = Data::Source(source, first);
         (!pages.is_empty()).then(|| Self { pages, kinds, parts: vec![Part { first: 0, data }] })
     }

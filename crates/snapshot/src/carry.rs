@@ -4,7 +4,7 @@
 //! So the files of a generation are never more than twice what is needed of them. Never looks at a process: the caller knows
 //! which pages are still out.
 
-use crate::pages::{self, PAGE, PageMap, Run, damaged};
+use crate::pages::{PAGE, PageMap, Run, damaged};
 use crate::{SnapshotError, io_at};
 use kip_types::Generation;
 use std::collections::BTreeMap;
@@ -170,7 +170,7 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
         for set in &mut process.sets {
             set.pages.retain(|expected| place(expected.address).is_some());
         }
-        for run in pages::in_order(&process.sets).into_iter().filter_map(place) {
+        for run in process.expected().into_iter().filter_map(place) {
             if let std::collections::btree_map::Entry::Vacant(vacant) = open.entry(run.file) {
                 let path = growing.join(&map.files[run.file as usize].name);
                 vacant.insert(File::open(&path).map_err(io_at(&path))?);

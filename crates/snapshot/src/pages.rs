@@ -11,7 +11,7 @@
 //! addresses in the order in which they are needed, with 1 added to those held back, 16 for each time that they are confirmed.
 
 use crate::{SnapshotError, io_at};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -19,11 +19,8 @@ use std::path::Path;
 
 /// The file's name.
 pub const PAGES: &str = "pages.map";
-/// Name of the page file with the pages of all working sets once more, each process's in the order of [`in_order`], the
-/// processes by number.
-pub const SETS: &str = "first.pages";
-/// Pages that are needed at about the same time lie together, by address.
-pub const NEEDED_TOGETHER: usize = 1024;
+/// Name of the page file with the pages of all working sets once more, each process's by address, the processes by number.
+pub const SETS: &str = "sets.pages";
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"KIPPAGES");
@@ -90,19 +87,14 @@ pub struct Process {
     pub sets: Vec<WorkingSet>,
 }
 
-/// The pages of some sets, each once: those first that are needed first at a wake of the newest kind, those last that are
-/// held back at all; by address within each [`NEEDED_TOGETHER`].
-pub fn in_order(sets: &[WorkingSet]) -> Vec<u64> {
-    let mut seen = HashSet::new();
-    let mut pages = Vec::new();
-    let mut add = |which: &dyn Fn(&Expected) -> bool| {
-        let every = sets.iter().flat_map(|set| &set.pages);
-        pages.extend(every.filter(|page| which(page) && seen.insert(page.address)).map(|page| page.address));
-    };
-    add(&|page| !page.held_back);
-    add(&|_| true);
-    pages.chunks_mut(NEEDED_TOGETHER).for_each(<[u64]>::sort_unstable);
-    pages
+impl Process {
+    /// The pages of all sets, by address.
+    pub fn expected(&self) -> Vec<u64> {
+        let mut pages: Vec<u64> = self.sets.iter().flat_map(|set| &set.pages).map(|page| page.address).collect();
+        pages.sort_unstable();
+        pages.dedup();
+        pages
+    }
 }
 
 /// All of it.
@@ -339,18 +331,6 @@ mod tests {
             assert_eq!(PageMap::decode(&bad), None, "byte {at}");
         }
         assert_eq!(PageMap::decode(&good[..good.len() - 8]), None, "cut short");
-    }
-
-    #[test]
-    fn sets_are_told_in_the_order_of_need() {
-        let page = |number: u64, held_back| Expected { address: number * PAGE as u64, confirmed: 1, held_back };
-        let set = |pages: Vec<Expected>| WorkingSet { pages, ..WorkingSet::default() };
-        let most = NEEDED_TOGETHER as u64;
-        let many: Vec<Expected> = (0..most + 4).rev().map(|number| page(number, number == most + 3)).collect();
-        let others = vec![page(20_000, false), page(most + 3, false), page(30_000, true)];
-        let told: Vec<u64> = in_order(&[set(many), set(others)]).iter().map(|page| page / PAGE as u64).collect();
-        let expected: Vec<u64> = (3..most + 3).chain([0, 1, 2, most + 3, 20_000, 30_000]).collect();
-        assert_eq!(told, expected, "what one of them needs is not held back");
     }
 
     #[test]

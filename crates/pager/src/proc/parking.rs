@@ -11,7 +11,7 @@ use crate::source;
 use crate::space::{self, Kind};
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
-use kip_snapshot::pages::{self, PageFile, PageMap, Process, Run};
+use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
 use kip_sys::uffd::{self, Catch};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
@@ -38,7 +38,7 @@ fn set_slots(parked: &Parked, processes: &BTreeMap<u32, Process>) -> HashMap<u32
     let Some(mut next) = parked.sets() else { return HashMap::new() };
     let place = |(inside, process): (&u32, &Process)| {
         let slot = next;
-        next += pages::in_order(&process.sets).len() as u32;
+        next += process.expected().len() as u32;
         (*inside, slot)
     };
     processes.iter().map(place).collect()
