@@ -78,15 +78,7 @@ class Proc:
 
     def sleep(self, timeout: float = 60) -> dict[str, Any]:
         """Parks it and makes sure that it is: no process is left of those it had."""
-        for _ in range(10):
-            before = self.inspect()
-            self.kip.cli("sleep", self.name, "--to", "parked", timeout=timeout)
-            after = self.settled()
-            woken = after["last_wake"]
-            if after["state"] == "parked" or not woken or not IN_WORK.search(woken["trigger"]):
-                break
-            time.sleep(0.05)  # it was frozen in the middle of work and went on with it at once
-        assert after["state"] == "parked" and after["tier"] == "parked", after
+        before, after = self._put_to_sleep("parked", timeout)
         assert after["pids"] == [], "a parked proc has no process"
         if before["state"] == "running":
             assert after["generation"] > before["generation"], "each sleep makes a generation"
@@ -96,17 +88,23 @@ class Proc:
 
     def hibernate(self, timeout: float = 60) -> dict[str, Any]:
         """Hibernates it and makes sure that it is: its processes are there, their memory is not."""
+        _, after = self._put_to_sleep("hibernated", timeout)
+        assert after["pids"], "a hibernated proc has its processes"
+        assert after["last_sleep"]["to"] == "hibernated", after["last_sleep"]
+        return after
+
+    def _put_to_sleep(self, tier: str, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What it was and what it is in that tier. One that was frozen in the middle of work goes on with it at once: again."""
         for _ in range(10):
-            self.kip.cli("sleep", self.name, "--to", "hibernated", timeout=timeout)
-            view = self.settled()
-            woken = view["last_wake"]
-            if view["state"] == "hibernated" or not woken or not IN_WORK.search(woken["trigger"]):
+            before = self.inspect()
+            self.kip.cli("sleep", self.name, "--to", tier, timeout=timeout)
+            after = self.settled()
+            woken = after["last_wake"]
+            if after["state"] == tier or not woken or not IN_WORK.search(woken["trigger"]):
                 break
-            time.sleep(0.05)  # it was frozen in the middle of work and went on with it at once
-        assert view["state"] == view["tier"] == "hibernated", view
-        assert view["pids"], "a hibernated proc has its processes"
-        assert view["last_sleep"]["to"] == "hibernated", view["last_sleep"]
-        return view
+            time.sleep(0.05)
+        assert after["state"] == after["tier"] == tier, after
+        return before, after
 
     def settled(self) -> dict[str, Any]:
         """What it is once it is not on the way up."""

@@ -282,14 +282,17 @@ impl Worker {
     pub async fn down(&self) -> Result<Vec<ProcName>, Refusal> {
         let handles: Vec<Handle> =
             self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
-        let is = |h: &Handle, parked: bool| match h.status.borrow().record.state {
-            State::Stopped { .. } => false,
-            State::Parked { .. } => parked,
-            _ => !parked,
-        };
-        // Parked ones last: to end in order they need the room that the others leave.
-        let up: Vec<Handle> = handles.iter().filter(|h| is(h, false)).cloned().collect();
-        let parked: Vec<Handle> = handles.iter().filter(|h| is(h, true)).cloned().collect();
+        // Each is looked at once: one that wakes or falls asleep meanwhile is in one of the two all the same.
+        let (mut up, mut parked) = (Vec::new(), Vec::new());
+        for handle in handles {
+            let state = handle.status.borrow().record.state.clone();
+            match state {
+                State::Stopped { .. } => {}
+                // Last: to end in order they need the room that the others leave.
+                State::Parked { .. } => parked.push(handle),
+                _ => up.push(handle),
+            }
+        }
         let names: Vec<ProcName> = up.iter().chain(&parked).map(|h| h.proc.name.clone()).collect();
         let slots: Vec<Slot> = up.iter().chain(&parked).map(|h| h.proc.slot).collect();
         let mut ended = end_all(up, ENDING_AT_ONCE).await;

@@ -150,12 +150,3 @@ pub fn rss(pid: u32) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
     statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
 }
-
-/// Waits for what must come true soon.
-pub fn wait(what: &str, mut until: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(5);
-    while !until() {
-        assert!(Instant::now() < end, "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
