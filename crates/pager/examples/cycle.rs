@@ -58,7 +58,7 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
     let mut awake = (0, 0);
     let mut set = (0, 0);
     let mut installs = Vec::new();
-    for sets in [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk, Sets::None] {
+    for sets in [Sets::Memory, Sets::Cached(usize::MAX), Sets::Disk, Sets::None] {
         let mut times = Vec::new();
         for _ in 0..12 {
             let report = down(&mut proc, sets);
@@ -70,7 +70,7 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
                 installs.extend(space.state().since.woke.map(|(_, us)| us as f64));
                 awake = memory(pid);
             }
-            if sets == Sets::Packed(usize::MAX) {
+            if sets == Sets::Cached(usize::MAX) {
                 set = (report.set_pages, report.set_bytes);
             }
         }
@@ -78,7 +78,7 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
     }
     let later = median(downs[2..14].to_vec());
     println!(
-        "| {} | {}/{} | {}/{} | {} | {:.1} | {:.1} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} pages, {} KB packed, {:.0} us | {} ranges |",
+        "| {} | {}/{} | {}/{} | {} | {:.1} | {:.1} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {} pages, {} KB kept, {:.0} us | {} ranges |",
         program.name,
         hot_memory.0,
         hot_memory.1,
@@ -118,7 +118,7 @@ fn main() {
         "require('http').createServer((q,r)=>r.end('hello\\n')).listen(18084,'127.0.0.1').keepAliveTimeout=600000",
     );
     println!(
-        "| program | hot RSS/PSS KB | hibernated | awake RSS | first deflate ms | later | hot us | set in RAM | packed | on disk | faults | set | converted |"
+        "| program | hot RSS/PSS KB | hibernated | awake RSS | first deflate ms | later | hot us | set in RAM | cached | on disk | faults | set | converted |"
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     let only = std::env::args().nth(1).unwrap_or_default();

@@ -93,7 +93,7 @@ fn compare(name: &str, first: u32, mut program: Program, server: &Arc<Server>, r
     println!("| predictor | set, pages | missed | held back and needed | first reply, us, p50 | mean |");
     println!("| --- | --- | --- | --- | --- | --- |");
     for (number, (word, predictor)) in (first + 1..).zip(PREDICTORS) {
-        let all = wakes(number, &mut program, server, requests, Sets::Packed(usize::MAX), predictor);
+        let all = wakes(number, &mut program, server, requests, Sets::Cached(usize::MAX), predictor);
         let all = &all[FIRST..];
         let mean = |of: &dyn Fn(&Wake) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
         let mut replies: Vec<f64> = all.iter().map(|wake| wake.reply_us).collect();

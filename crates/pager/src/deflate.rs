@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
+use std::path::Path;
 
 const PAGE64: u64 = PAGE as u64;
 /// Pages read and written at once.
@@ -245,11 +246,13 @@ impl Collected {
     }
 }
 
-/// What a set may take in memory of all that is out: what is saved by sleeping is not to be lost to it. Bytes.
-fn share(runs: &Runs) -> usize {
-    const LEAST: u64 = 256 << 10;
-    let out: u64 = runs.iter().map(|(range, _)| range.end - range.start).sum();
-    LEAST.max(out / 16) as usize
+/// How a set is kept, of which at most so many bytes may be in memory: what is saved by sleeping is not to be lost to it, so
+/// that only a small one stays in memory that nobody else can have.
+fn share<'a>(most: usize, runs: &Runs, path: &'a Path) -> Keep<'a> {
+    const LEAST_PLAIN: usize = 256 << 10;
+    const LEAST_CACHED: usize = 1 << 20;
+    let out = runs.iter().map(|(range, _)| range.end - range.start).sum::<u64>() as usize;
+    Keep::Within { plain: most.min(LEAST_PLAIN.max(out / 64)), cached: most.min(LEAST_CACHED.max(out / 4)), path }
 }
 
 /// Puts what was written into the swap file and says so in the slot map; records and predicts the working set.
@@ -303,7 +306,7 @@ fn save(
         }
     }
     let stored = set.keep(match keep {
-        Keep::Packed(left, path) => Keep::Packed(left.min(share(state.map.runs())), path),
+        Keep::Within { cached, path, .. } => share(cached, state.map.runs(), path),
         other => other,
     })?;
     report.set_pages = stored.as_ref().map_or(0, Stored::len);

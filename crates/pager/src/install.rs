@@ -6,18 +6,22 @@
 
 use crate::memory::{AtHand, Filled, Memory, State, fill};
 use crate::slots::Runs;
-use crate::stored::{BLOCK, Page};
-use crate::swap::{Aligned, PAGE};
-use rustix::thread::{CpuSet, sched_setaffinity};
+use crate::stored::{BLOCK, Buffers, Page};
+use crate::swap::PAGE;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 const PAGE64: u64 = PAGE as u64;
 
 /// Fewer blocks are not worth another thread.
 const LEAST: usize = 320 / BLOCK;
+
+const STACK: usize = 256 << 10;
 
 /// What became of a block.
 #[derive(Default)]
@@ -33,8 +37,8 @@ fn install_pages(
     pages: &[Page],
     bytes: &[u8],
     bits: u8,
-) -> io::Result<(Installed, Filled)> {
-    let mut installed = Installed::default();
+    installed: &mut Installed,
+) -> io::Result<Filled> {
     let valid =
         |page: &Page| page.kinds & bits != 0 && runs.get(page.address).is_some_and(|(slot, _)| slot == page.slot);
     let mut run: Range<usize> = 0..0;
@@ -49,7 +53,7 @@ fn install_pages(
         if !run.is_empty() {
             match fill(uffd, pages[run.start].address, &bytes[run.start * PAGE..run.end * PAGE], true)? {
                 Filled::All => {}
-                other => return Ok((installed, other)),
+                other => return Ok(other),
             }
             installed.pages.extend(pages[run.clone()].iter().map(|page| page.address));
         }
@@ -59,7 +63,22 @@ fn install_pages(
             installed.at_hand.push((page.address, (page.slot, bytes)));
         }
     }
-    Ok((installed, Filled::All))
+    Ok(Filled::All)
+}
+
+/// How many threads help: none with little work, else one for each further processor.
+fn helpers(blocks: usize) -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(blocks / LEAST).max(1) - 1
+}
+
+/// Threads that stand ready: to start one takes as long as to install forty pages, and it begins on its maker's processor.
+fn pool() -> &'static ThreadPool {
+    static POOL: OnceLock<ThreadPool> = OnceLock::new();
+    POOL.get_or_init(|| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|number| format!("install-{number}"));
+        pool.stack_size(STACK).build().expect("threads can be started")
+    })
 }
 
 impl Memory {
@@ -71,48 +90,54 @@ impl Memory {
         state.read_ahead = true;
         let (count, bits) = (set.blocks(), set.bits(&state.since.kind));
         let (uffd, runs) = (self.uffd.as_fd(), state.map.runs());
-        let one = |blocks: Range<usize>, buffer: &mut Aligned| {
-            let bytes = set.bytes(blocks.clone(), buffer)?;
-            install_pages(uffd, runs, set.pages(blocks), bytes, bits)
-        };
-        let work = |part: Range<usize>| {
-            let (mut all, mut buffer) = (Installed::default(), Aligned::default());
-            let mut start = part.start;
-            while start < part.end {
-                let blocks = start..part.end.min(start + set.at_once(start));
-                start = blocks.end;
-                match one(blocks, &mut buffer) {
-                    Ok((done, filled)) => {
-                        all.pages.extend(done.pages);
-                        all.at_hand.extend(done.at_hand);
-                        if filled != Filled::All {
-                            break;
-                        }
-                    }
-                    Err(error) => {
-                        tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
-                        break;
-                    }
+        let mut portions = Vec::new();
+        let mut start = 0;
+        while start < count {
+            let blocks = start..count.min(start + set.at_once(start));
+            start = blocks.end;
+            portions.push(blocks);
+        }
+        let next = AtomicUsize::new(0);
+        let some = || {
+            let (mut all, mut buffers) = (Installed::default(), Buffers::default());
+            loop {
+                let Some(blocks) = portions.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+                let mut filled = Filled::All;
+                let done = set.each(blocks.clone(), &mut buffers, |pages, bytes| {
+                    filled = install_pages(uffd, runs, pages, bytes, bits, &mut all)?;
+                    Ok(filled == Filled::All)
+                });
+                if let Err(error) = &done {
+                    tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
+                }
+                if done.is_err() || filled != Filled::All {
+                    break;
                 }
             }
             all
         };
-        let mut results = Vec::new();
-        let parts = std::thread::available_parallelism().map_or(1, usize::from).min(count / LEAST).max(1);
-        let part = |number: usize| number * count / parts..(number + 1) * count / parts;
-        std::thread::scope(|scope| {
-            let elsewhere = |number| {
-                let (work, part) = (&work, part(number));
-                scope.spawn(move || {
-                    // It inherits the processor that its maker is bound to.
-                    let _ = sched_setaffinity(None, &every_processor());
-                    work(part)
-                })
-            };
-            let others: Vec<_> = (1..parts).map(elsewhere).collect();
-            results.push(work(part(0)));
-            results.extend(others.into_iter().map(|other| other.join().expect("installing does not panic")));
-        });
+        let results = Mutex::new(Vec::new());
+        let add = |installed| results.lock().expect("adding does not panic").push(installed);
+        let helpers = helpers(count);
+        if helpers == 0 {
+            add(some());
+        } else {
+            pool().in_place_scope(|scope| {
+                scope.spawn(|_| {
+                    // What is kept in memory, or else the first portion, is somebody else's meanwhile.
+                    let on_disk = portions.partition_point(|blocks| !set.on_disk(blocks.start)).max(1);
+                    set.begin(&portions[on_disk..]);
+                    add(some());
+                });
+                (1..helpers).for_each(|_| scope.spawn(|_| add(some())));
+                add(some());
+            });
+        }
+        if helpers > 0 {
+            // To give up what was read takes time as well.
+            pool().spawn(move || drop(set));
+        }
+        let results = results.into_inner().expect("adding does not panic");
         for Installed { pages, at_hand } in results {
             state.since.installed += pages.len();
             state.since.set.extend(pages);
@@ -120,10 +145,4 @@ impl Memory {
         }
         state.since.woke = Some((began, began.elapsed().as_micros() as u64));
     }
-}
-
-fn every_processor() -> CpuSet {
-    let mut all = CpuSet::new();
-    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
-    all
 }

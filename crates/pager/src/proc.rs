@@ -52,9 +52,9 @@ pub trait Custodian: Send + Sync {
 pub enum Sets {
     /// In memory.
     Memory,
-    /// In memory, compressed, while all sets of the proc together take at most so many bytes, and each a small share of what
-    /// is out; beyond that on disk.
-    Packed(usize),
+    /// In memory if they are small, else in files that stay in the page cache, while all sets of the proc together take at most so many bytes, and each a small
+    /// share of what is out; beyond that on disk.
+    Cached(usize),
     /// On disk.
     Disk,
     /// There are none.
@@ -280,7 +280,7 @@ impl Proc {
             }
             let done = self.deflate_one(process, way);
             let done = done.map_err(|source| DeflateError::Deflate { pid, source })?;
-            if let Sets::Packed(left) = &mut way.sets {
+            if let Sets::Cached(left) = &mut way.sets {
                 *left = left.saturating_sub(done.set_bytes);
             }
             reports.insert(pid, done);
@@ -301,7 +301,7 @@ impl Proc {
             let path = self.family.path(memory.id, "set");
             let keep = match way.sets {
                 Sets::Memory => Keep::Memory,
-                Sets::Packed(most) => Keep::Packed(most, &path),
+                Sets::Cached(most) => Keep::Within { plain: most, cached: most, path: &path },
                 Sets::Disk => Keep::File(&path),
                 Sets::None => Keep::Nowhere,
             };
@@ -448,8 +448,8 @@ impl Proc {
             self.family.custodian.release(id);
             spaces.remove(&id);
             self.known.retain(|_, known| known.id != id);
-            for kind in ["map", "set", "pid"] {
-                // A set that was never made, or is gone already.
+            for kind in ["map", "pid"] {
+                // Gone already.
                 let _ = std::fs::remove_file(self.family.path(id, kind));
             }
         }

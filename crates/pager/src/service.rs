@@ -302,7 +302,7 @@ impl Service {
         let sets = match (order.prefetch, left) {
             (false, _) => Sets::None,
             (true, 0) => Sets::Disk,
-            (true, left) => Sets::Packed(left),
+            (true, left) => Sets::Cached(left),
         };
         let hold = order.hold && stopped.was_at_rest();
         let way = Way { drop_files: order.drop_files, sets, timers: hold };

@@ -3,7 +3,7 @@
 //! A page that was installed ahead leaves no trace of whether it was used (there is no cheap accessed bit), unless it
 //! was written. So that pages that are not needed fall out, they are held back now and then: their bytes are at hand, a fault
 //! of some microseconds brings them, and only those that somebody touches stay known. One that nobody was ever seen to
-//! touch (it came as another's neighbour) is held back at once, any other in one of sixteen sets, and if it was seen to be
+//! touch (it came as another's neighbour) is held back at once, any other in one of 32 sets, and if it was seen to be
 //! touched again in one of [`History::TURNS`]. And when the
 //! program has gone on to something else (at least half as much came by faults as the set had), all that was installed and
 //! not seen to be touched is held back.
@@ -109,7 +109,7 @@ impl History {
     /// The most pages of a set: a program that looked at all it has shall not wait for all of it the next time. 16 MiB.
     pub const MOST: usize = 4096;
     /// A page that was often seen to be touched is held back in one of this many sets.
-    pub const TURNS: u64 = 16 << (Self::OFTEN - 1);
+    pub const TURNS: u64 = 32 << (Self::OFTEN - 1);
     const OFTEN: u8 = 2;
 
     /// An empty one.
@@ -207,7 +207,7 @@ impl History {
 
     fn is_due(&self, page: u64) -> bool {
         let mixed = (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let turns = |known: &Confirmed| 16 << (known.times - 1);
+        let turns = |known: &Confirmed| 32 << (known.times - 1);
         self.confirmed.get(&page).map(turns).is_none_or(|turns: u64| mixed % turns == self.turn % turns)
     }
 }

@@ -5,10 +5,12 @@
 
 use crate::set::Expectation;
 use crate::source::PageSource;
-use crate::swap::{Aligned, PAGE, open_direct};
+use crate::swap::{Aligned, PAGE, open_cached, open_direct};
 use kip_snapshot::pages::WorkingSet;
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io;
+use std::num::NonZero;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -19,10 +21,18 @@ use std::sync::Arc;
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// At most so many bytes in memory: as they are if all have room there, else compressed, those first that are needed first;
-    /// the others in this file, which is made anew.
-    Packed(usize, &'a Path),
-    /// In this file, which is made anew.
+    /// In memory as they are, if they are at most `plain` bytes. Else compressed in a file, of which at most `cached` bytes stay
+    /// in the page cache, which gives them up when the machine needs room: those first that are needed first. The file has no
+    /// name any more when this returns; the path is where it is made.
+    Within {
+        /// Bytes.
+        plain: usize,
+        /// Bytes.
+        cached: usize,
+        /// Of the file.
+        path: &'a Path,
+    },
+    /// As before, with nothing in the page cache.
     File(&'a Path),
     /// Nowhere: every page comes by a fault.
     Nowhere,
@@ -31,9 +41,7 @@ pub enum Keep<'a> {
 #[derive(Debug)]
 enum Data {
     Plain(Aligned),
-    /// Blocks, each by itself.
-    Packed(Vec<Box<[u8]>>),
-    File(File),
+    File(BlockFile),
     /// From this slot of a source on.
     Source(Arc<dyn PageSource>, u32),
 }
@@ -42,25 +50,119 @@ enum Data {
 pub const NEEDED_TOGETHER: usize = 1024;
 
 /// Pages of a block: they are unpacked into memory that is still in the processor's cache when the kernel copies it.
-pub const BLOCK: usize = 64;
+pub const BLOCK: usize = 32;
 
-/// Compresses blocks as long as they take at most so many bytes together.
-fn packed(bytes: &[u8], most: usize) -> Vec<Box<[u8]>> {
-    let mut left = most;
-    let mut blocks = Vec::new();
-    for block in bytes.chunks(BLOCK * PAGE) {
-        let packed = lz4_flex::block::compress(block).into_boxed_slice();
-        let Some(rest) = left.checked_sub(packed.len()) else { break };
-        left = rest;
-        blocks.push(packed);
-    }
-    blocks
+/// The most bytes that are read from a disk in one go: it costs little more than to read a page, and what was read before is
+/// unpacked meanwhile.
+const READ: u64 = 256 << 10;
+
+/// The most bytes that are taken from the page cache in one go: so much as all processors are to end at about the same time.
+const CACHED: u64 = 64 << 10;
+
+/// Where the bytes of a set are put while they are on their way.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    plain: Aligned,
+    packed: Aligned,
 }
 
-fn written(path: &Path, bytes: &[u8]) -> io::Result<File> {
-    let file = open_direct(path, true)?;
-    file.write_all_at(bytes, 0)?;
-    Ok(file)
+/// Room for so many bytes.
+fn room(buffer: &mut Aligned, bytes: usize) -> &mut [u8] {
+    if buffer.len() < bytes {
+        *buffer = Aligned::new(bytes);
+    }
+    &mut buffer[..bytes]
+}
+
+/// Compresses all blocks, by all processors.
+fn packed(bytes: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
+    let blocks: Vec<&[u8]> = bytes.chunks(BLOCK * PAGE).collect();
+    let parts = std::thread::available_parallelism().map_or(1, usize::from).min(blocks.len());
+    let pack = |blocks: &[&[u8]]| -> io::Result<Vec<Box<[u8]>>> {
+        blocks.iter().map(|block| Ok(lz4::block::compress(block, None, false)?.into_boxed_slice())).collect()
+    };
+    let mut parts = blocks.chunks(blocks.len().div_ceil(parts));
+    let Some(first) = parts.next() else { return Ok(Vec::new()) };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = parts.map(|blocks| scope.spawn(move || pack(blocks))).collect();
+        let mut all = pack(first)?;
+        for other in others {
+            all.extend(other.join().expect("compressing does not panic")?);
+        }
+        Ok(all)
+    })
+}
+
+fn unpack<'a>(packed: &[u8], bytes: &'a mut [u8]) -> io::Result<&'a [u8]> {
+    let length = i32::try_from(bytes.len()).expect("a block is small");
+    match lz4::block::decompress_to_buffer(packed, Some(length), bytes)? {
+        all if all == bytes.len() => Ok(bytes),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "a working set has shrunk")),
+    }
+}
+
+/// Compressed blocks one behind the other in a file without a name: gone with this, and never written to the disk if that is soon.
+#[derive(Debug)]
+struct BlockFile {
+    file: File,
+    /// Where each block begins, and the last one ends.
+    at: Vec<u64>,
+    cached: bool,
+}
+
+impl BlockFile {
+    fn write(path: &Path, blocks: &[Box<[u8]>], cached: bool) -> io::Result<Self> {
+        let mut at = vec![0];
+        at.extend(blocks.iter().scan(0, |end, block| {
+            *end += block.len() as u64;
+            Some(*end)
+        }));
+        let file = if cached { open_cached(path)? } else { open_direct(path, true)? };
+        std::fs::remove_file(path)?;
+        let all = at[blocks.len()];
+        let mut bytes = Aligned::new(all.next_multiple_of(PAGE as u64) as usize);
+        for (start, block) in at.iter().zip(blocks) {
+            bytes[*start as usize..][..block.len()].copy_from_slice(block);
+        }
+        file.write_all_at(&bytes, 0)?;
+        Ok(Self { file, at, cached })
+    }
+
+    /// Bytes that it may have in the page cache.
+    fn memory(&self) -> usize {
+        if self.cached { self.at[self.at.len() - 1] as usize } else { 0 }
+    }
+
+    /// How many blocks from this one on are read in one go.
+    fn at_once(&self, block: usize) -> usize {
+        let most = if self.cached { CACHED } else { READ };
+        let end = self.at.partition_point(|at| *at <= self.at[block] + most);
+        end.saturating_sub(block + 1).max(1)
+    }
+
+    /// Lets the disk begin to read these portions, one behind the other, while their reader still does other things. That needs
+    /// the page cache, which gives them up when this is dropped.
+    fn begin(&self, portions: impl Iterator<Item = Range<usize>>) -> io::Result<()> {
+        let flags = fcntl_getfl(&self.file)?;
+        fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;
+        for blocks in portions {
+            let (from, end) = (self.at[blocks.start], self.at[blocks.end]);
+            fadvise(&self.file, from, NonZero::new(end - from), Advice::WillNeed)?;
+        }
+        Ok(())
+    }
+
+    /// Reads blocks that follow each other, and says where the first one's bytes are in the buffer.
+    fn read(&self, blocks: Range<usize>, buffer: &mut Aligned) -> io::Result<usize> {
+        let from = self.at[blocks.start] / PAGE as u64 * PAGE as u64;
+        let bytes = room(buffer, (self.at[blocks.end] - from).next_multiple_of(PAGE as u64) as usize);
+        self.file.read_exact_at(bytes, from)?;
+        Ok((self.at[blocks.start] - from) as usize)
+    }
+
+    fn length(&self, block: usize) -> usize {
+        (self.at[block + 1] - self.at[block]) as usize
+    }
 }
 
 /// A part of a set: from this block on, up to the next one.
@@ -104,18 +206,24 @@ impl Stored {
         let parts = match how {
             Keep::Nowhere => return Ok(None),
             Keep::Memory => whole(Data::Plain(bytes)),
-            Keep::Packed(most, _) if bytes.len() <= most => whole(Data::Plain(bytes)),
-            Keep::Packed(most, path) => {
-                let blocks = packed(&bytes, most);
-                let first = blocks.len();
-                let rest = &bytes[(first * BLOCK * PAGE).min(bytes.len())..];
-                let mut parts = if blocks.is_empty() { Vec::new() } else { whole(Data::Packed(blocks)) };
-                if !rest.is_empty() {
-                    parts.push(Part { first, data: Data::File(written(path, rest)?) });
+            Keep::Within { plain, .. } if bytes.len() <= plain => whole(Data::Plain(bytes)),
+            Keep::Within { cached, path, .. } => {
+                let mut blocks = packed(&bytes)?;
+                let sums = blocks.iter().scan(0, |sum, block| {
+                    *sum += block.len();
+                    Some(*sum)
+                });
+                let first = sums.take_while(|sum| *sum <= cached).count();
+                let rest = blocks.split_off(first);
+                let mut parts = Vec::new();
+                for (first, blocks, cached) in [(0, blocks, true), (first, rest, false)] {
+                    if !blocks.is_empty() {
+                        parts.push(Part { first, data: Data::File(BlockFile::write(path, &blocks, cached)?) });
+                    }
                 }
                 parts
             }
-            Keep::File(path) => whole(Data::File(written(path, &bytes)?)),
+            Keep::File(path) => whole(Data::File(BlockFile::write(path, &packed(&bytes)?, false)?)),
         };
         Ok(Some(Self { pages, kinds, parts }))
     }
@@ -146,8 +254,8 @@ impl Stored {
     pub fn memory(&self) -> usize {
         let part = |part: &Part| match &part.data {
             Data::Plain(bytes) => bytes.len(),
-            Data::Packed(blocks) => blocks.iter().map(|block| block.len()).sum(),
-            Data::File(..) | Data::Source(..) => 0,
+            Data::File(file) => file.memory(),
+            Data::Source(..) => 0,
         };
         self.parts.iter().map(part).sum::<usize>() + self.pages.len() * size_of::<Page>()
     }
@@ -178,47 +286,77 @@ impl Stored {
         (&self.parts[next - 1], self.parts.get(next).map_or(self.blocks(), |part| part.first))
     }
 
-    /// How many blocks from this one on are best read at once. To a disk a large read is about the same as a small one.
+    /// How many blocks from this one on are best read at once.
     pub fn at_once(&self, block: usize) -> usize {
         const DISK: usize = 256 / BLOCK;
         let (part, end) = self.part(block);
-        match part.data {
-            Data::Plain(_) | Data::Packed(_) => 1,
-            Data::File(_) | Data::Source(..) => DISK.min(end - block),
+        match &part.data {
+            Data::Plain(_) => 1,
+            Data::File(file) => file.at_once(block - part.first),
+            Data::Source(..) => DISK.min(end - block),
         }
     }
 
-    /// The bytes of some blocks' pages, into `buffer` if they have to be put anywhere. They are at most as many as
-    /// [`Stored::at_once`].
+    /// Lets the disk begin to read what will be read in these portions. A hint.
+    pub fn begin(&self, portions: &[Range<usize>]) {
+        for Part { first, data } in &self.parts {
+            let here = portions.iter().filter(|blocks| blocks.start >= *first);
+            if let Data::File(file) = data
+                && !file.cached
+            {
+                let _ = file.begin(here.map(|blocks| blocks.start - first..blocks.end - first));
+            }
+        }
+    }
+
+    /// Whether a block has to be read from a disk.
+    pub fn on_disk(&self, block: usize) -> bool {
+        match &self.part(block).0.data {
+            Data::Plain(_) => false,
+            Data::File(file) => !file.cached,
+            Data::Source(..) => true,
+        }
+    }
+
+    /// Hands over the pages of some blocks with their bytes, block by block, until `take` says that it is enough. The blocks
+    /// are at most as many as [`Stored::at_once`].
     ///
     /// # Errors
-    /// The file system's; `InvalidData`.
-    pub fn bytes<'a>(&'a self, blocks: Range<usize>, buffer: &'a mut Aligned) -> io::Result<&'a [u8]> {
+    /// The file system's; `InvalidData`; those of `take`.
+    pub fn each(
+        &self,
+        blocks: Range<usize>,
+        buffers: &mut Buffers,
+        mut take: impl FnMut(&[Page], &[u8]) -> io::Result<bool>,
+    ) -> io::Result<()> {
         let (Part { first, data }, _) = self.part(blocks.start);
-        let length = self.pages(blocks.clone()).len() * PAGE;
-        let from = (blocks.start - first) * BLOCK;
-        if let Data::Plain(bytes) = data {
-            return Ok(&bytes[from * PAGE..from * PAGE + length]);
-        }
-        if buffer.len() < length {
-            *buffer = Aligned::new(length);
-        }
-        let bytes = &mut buffer[..length];
-        match data {
-            Data::Plain(_) => unreachable!("they are given as they are"),
-            Data::Packed(packed) => {
-                for (block, bytes) in packed[blocks].iter().zip(bytes.chunks_mut(BLOCK * PAGE)) {
-                    let damaged = |_| io::Error::new(io::ErrorKind::InvalidData, "a working set is damaged");
-                    let got = lz4_flex::block::decompress_into(block, bytes).map_err(damaged)?;
-                    if got != bytes.len() {
-                        return Err(io::Error::new(io::ErrorKind::InvalidData, "a working set has shrunk"));
-                    }
-                }
+        let Buffers { plain, packed } = buffers;
+        let mut at = match data {
+            Data::Plain(_) => 0,
+            Data::File(file) => file.read(blocks.start - first..blocks.end - first, packed)?,
+            Data::Source(source, slot) => {
+                let length = self.pages(blocks.clone()).len() * PAGE;
+                source.read(slot + ((blocks.start - first) * BLOCK) as u32, room(packed, length))?;
+                0
             }
-            Data::File(file) => file.read_exact_at(bytes, (from * PAGE) as u64)?,
-            Data::Source(source, slot) => source.read(slot + from as u32, bytes)?,
+        };
+        for block in blocks {
+            let pages = self.pages(block..block + 1);
+            let (length, block) = (pages.len() * PAGE, block - first);
+            let bytes = match data {
+                Data::Plain(bytes) => &bytes[block * BLOCK * PAGE..][..length],
+                Data::Source(..) => &packed[at..at + length],
+                Data::File(file) => unpack(&packed[at..at + file.length(block)], room(plain, length))?,
+            };
+            if !take(pages, bytes)? {
+                break;
+            }
+            at += match data {
+                Data::File(file) => file.length(block),
+                _ => length,
+            };
         }
-        Ok(bytes)
+        Ok(())
     }
 }
 
@@ -232,33 +370,30 @@ mod tests {
         let path = dir.path().join("set");
         let count = 9 * BLOCK / 2;
         let all = count * PAGE;
-        for how in [
-            Keep::Memory,
-            Keep::Packed(all, &path),
-            Keep::Packed(3000, &path),
-            Keep::Packed(10, &path),
-            Keep::File(&path),
-        ] {
+        let within = |plain, cached| Keep::Within { plain, cached, path: &path };
+        for how in [Keep::Memory, within(all, 0), within(0, all), within(0, 2000), within(0, 10), Keep::File(&path)] {
             let mut bytes = Aligned::new(count * PAGE);
             bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
             // Against the order of their addresses.
             let page = |n: u32| Page { address: u64::from(1000 - n) * PAGE as u64, slot: n, kinds: 1 };
             let list: Vec<Page> = (0..count as u32).map(page).collect();
             let stored = Stored::keep(list.clone(), Vec::new(), bytes, how).unwrap().unwrap();
-            let mut buffer = Aligned::default();
+            let mut buffer = Buffers::default();
             let mut got = Vec::new();
             for start in [3, 1, 0, 2, 4] {
                 let blocks = start..start + 1;
                 assert!(stored.at_once(start) >= 1);
-                let pages = stored.pages(blocks.clone()).to_vec();
-                let bytes = stored.bytes(blocks.clone(), &mut buffer).unwrap();
-                for (page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
-                    assert!(bytes.iter().all(|b| *b == page.slot as u8));
-                    got.push(*page);
-                }
+                let take = |pages: &[Page], bytes: &[u8]| {
+                    for (page, bytes) in pages.iter().zip(bytes.chunks_exact(PAGE)) {
+                        assert!(bytes.iter().all(|b| *b == page.slot as u8));
+                        got.push(*page);
+                    }
+                    Ok(true)
+                };
+                stored.each(blocks, &mut buffer, take).unwrap();
             }
             assert_eq!(stored.blocks(), 5);
-            assert!(how != Keep::Packed(3000, &path) || stored.parts.len() == 2, "some in memory, some in the file");
+            assert!(how != within(0, 2000) || stored.parts.len() == 2, "some in the cache, some not");
             got.sort_by_key(|page| page.slot);
             assert_eq!(got, list);
         }

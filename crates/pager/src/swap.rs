@@ -46,15 +46,22 @@ impl DerefMut for Aligned {
     }
 }
 
+fn open(path: &Path, create: bool, flags: i32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(create).truncate(create).mode(0o600).custom_flags(flags);
+    options.open(path)
+}
+
 /// Opens a file past the page cache where its file system can do that, mode 0600.
 pub(crate) fn open_direct(path: &Path, create: bool) -> io::Result<File> {
-    let open = |flags| {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(create).truncate(create).mode(0o600).custom_flags(flags);
-        options.open(path)
-    };
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    open(direct).or_else(|e| if e.kind() == io::ErrorKind::InvalidInput { open(0) } else { Err(e) })
+    open(path, create, direct)
+        .or_else(|e| if e.kind() == io::ErrorKind::InvalidInput { open(path, create, 0) } else { Err(e) })
+}
+
+/// A new file, mode 0600, what is written to which stays in the page cache as long as there is room.
+pub(crate) fn open_cached(path: &Path) -> io::Result<File> {
+    open(path, true, 0)
 }
 
 #[derive(Debug, Default)]

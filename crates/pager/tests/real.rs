@@ -27,7 +27,7 @@ fn all_comes_back_by_faults() {
 
 #[test]
 fn all_comes_back_with_sets() {
-    for sets in [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk] {
+    for sets in [Sets::Memory, Sets::Cached(usize::MAX), Sets::Disk] {
         let mut torture = Torture::start(&[]);
         let mut rig = Rig::new();
         rig.sleep(torture.pid, sets);
@@ -132,7 +132,7 @@ fn random_sequences_lose_nothing() {
         match next(6) {
             0 | 1 => {
                 let _ =
-                    rig.sleep(torture.pid, [Sets::Memory, Sets::Packed(usize::MAX), Sets::Disk, Sets::None][next(4)]);
+                    rig.sleep(torture.pid, [Sets::Memory, Sets::Cached(usize::MAX), Sets::Disk, Sets::None][next(4)]);
             }
             _ => {
                 let letter = ['w', 'd', 'u', 'm', 'z', 'b', 'f', 's', 'F', 'C', 'W', 'c'][next(12)];
