@@ -1,0 +1,172 @@
+//! How a store is found and trusted: environment, features, TLS. Each in a second run of this program, since an environment
+//! is a process's own.
+
+use crate::gateway::{BUCKET, Gateway, KEY_ID, SECRET, free_address};
+use crate::{key, read, settings};
+use kip_store::{Failure, OpenError, PutError, Settings, Store};
+use std::process::Command;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+/// Tells a second run which URL to use.
+const URL: &str = "KIP_STORE_URL";
+/// And what to expect.
+const EXPECTED: &str = "KIP_STORE_EXPECTED";
+
+fn from_the_environment() -> Settings {
+    Settings { credentials: None, attempts: 2, ..settings() }
+}
+
+/// Runs a test of this program again in an environment of nothing but this.
+fn again(test: &str, environment: &[(&str, &str)]) {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &format!("opening::{test}"), "--nocapture"])
+        .env_clear()
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr[..]].concat()).into_owned();
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_come_from_the_environment() {
+    if let Ok(url) = std::env::var(URL) {
+        let store = Store::open(&url, from_the_environment()).unwrap();
+        store.put(&key("from/environment"), "x".into()).await.unwrap();
+        assert_eq!(read(&store, &key("from/environment")).await.unwrap(), "x");
+        return;
+    }
+    let Some(gateway) = Gateway::start().await else { return };
+    let environment = [("AWS_ACCESS_KEY_ID", KEY_ID), ("AWS_SECRET_ACCESS_KEY", SECRET), (URL, &gateway.url(""))];
+    again("credentials_come_from_the_environment", &environment);
+}
+
+/// Answers every request with this, on a port of its own.
+async fn answering(status: &'static str, body: &'static str) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(client.read_u8().await.unwrap());
+            }
+            let length = body.len();
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}");
+            client.write_all(answer.as_bytes()).await.unwrap();
+        }
+    });
+    address
+}
+
+/// The way of a role: credentials come over HTTP from the machine's own service.
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_come_from_the_machine() {
+    if let Ok(url) = std::env::var(URL) {
+        let store = Store::open(&url, from_the_environment()).unwrap();
+        let result = store.put(&key("from/role"), "x".into()).await;
+        match std::env::var(EXPECTED).unwrap().as_str() {
+            "success" => assert_eq!(read(&store, &key("from/role")).await.unwrap(), "x"),
+            "none" => {
+                let error = result.expect_err("no credentials");
+                assert!(matches!(error, PutError::Store(Failure::NoCredentials { .. })), "{error:?}");
+                assert!(error.to_string().contains("AWS_ACCESS_KEY_ID"), "{error}");
+                assert_eq!(store.counters().retries, 0);
+            }
+            _ => {
+                let error = result.expect_err("busy");
+                assert!(matches!(error, PutError::Store(Failure::Busy { .. })), "{error:?}");
+                assert_eq!(store.counters().retries, 1);
+            }
+        }
+        return;
+    }
+    let Some(gateway) = Gateway::start().await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    std::fs::write(&token, "token").unwrap();
+    let given = "{\"AccessKeyId\":\"kip-test\",\"SecretAccessKey\":\"kip-test-secret\",\"Token\":\"\",\
+        \"Expiration\":\"2999-01-01T00:00:00Z\"}";
+    for (machine, expected) in [
+        (answering("200 OK", given).await, "success"),
+        (answering("404 Not Found", "").await, "none"),
+        (answering("503 Service Unavailable", "").await, "busy"),
+        (free_address(), "none"),
+    ] {
+        let uri = format!("http://{machine}/role");
+        let environment = [
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", uri.as_str()),
+            ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", token.to_str().unwrap()),
+            (URL, &gateway.url("")),
+            (EXPECTED, expected),
+        ];
+        again("credentials_come_from_the_machine", &environment);
+    }
+}
+
+#[test]
+fn an_endpoint_of_the_environment_needs_tls() {
+    let url = "s3://bucket/prefix";
+    if std::env::var(URL).is_ok() {
+        let error = Store::open(url, settings()).expect_err("no TLS");
+        assert!(matches!(error, OpenError::PlainEndpoint { .. }), "{error:?}");
+        assert!(error.to_string().contains("http://127.0.0.1:9 from AWS_ENDPOINT_URL has no TLS"), "{error}");
+        Store::open(&format!("{url}?endpoint=http://127.0.0.1:9"), settings()).unwrap();
+        return;
+    }
+    let environment = [("AWS_ENDPOINT_URL", "http://127.0.0.1:9"), (URL, url)];
+    again("an_endpoint_of_the_environment_needs_tls", &environment);
+}
+
+#[test]
+fn half_a_pair_of_credentials_is_refused() {
+    if std::env::var(URL).is_ok() {
+        let error = Store::open("s3://bucket", from_the_environment()).expect_err("half a pair");
+        assert!(matches!(error, OpenError::Setup { .. }), "{error:?}");
+        return;
+    }
+    again("half_a_pair_of_credentials_is_refused", &[("AWS_ACCESS_KEY_ID", KEY_ID), (URL, "")]);
+}
+
+#[test]
+#[cfg(not(any(feature = "gcs", feature = "azure")))]
+fn a_store_that_was_left_out_of_the_build_is_said_so() {
+    for (url, feature) in [("gs://bucket/x", "gcs"), ("az://container/x", "azure")] {
+        let error = Store::open(url, settings()).expect_err(feature);
+        assert!(error.to_string().starts_with(&format!("this Kip was built without {feature}: ")), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_is_spoken_to_those_who_are_trusted_only() {
+    if let Ok(url) = std::env::var(URL) {
+        let store = Store::open(&url, settings()).unwrap();
+        store.put(&key("over/tls"), "x".into()).await.unwrap();
+        assert_eq!(read(&store, &key("over/tls")).await.unwrap(), "x");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (cert, secret) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"])
+        .args(["-subj", "/CN=kip test", "-addext", "subjectAltName=IP:127.0.0.1"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-keyout"])
+        .arg(&secret)
+        .arg("-out")
+        .arg(&cert)
+        .output();
+    if !made.is_ok_and(|output| output.status.success()) {
+        println!("skipped: needs openssl to make a certificate");
+        return;
+    }
+    let Some(gateway) = Gateway::with_tls(&cert, &secret).await else { return };
+    let url = format!("s3://{BUCKET}/?endpoint=https://{}", gateway.address);
+    let store = Store::open(&url, settings()).unwrap();
+    let error = store.check().await.expect_err("signed by nobody");
+    assert!(matches!(error, Failure::Certificate { .. }), "{error:?}");
+    assert!(!error.is_temporary() && store.counters().retries == 0);
+    let environment = [("SSL_CERT_FILE", cert.to_str().unwrap()), (URL, &url)];
+    again("tls_is_spoken_to_those_who_are_trusted_only", &environment);
+}
