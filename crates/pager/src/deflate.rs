@@ -376,7 +376,8 @@ fn read_pages(pid: u32, pages: &[&Page], buffer: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// The slot of each page, none for zeros; a new one where the old is shared with a forked process. New ones are changes.
+/// The slot of each page, none for zeros. What was written gets a new one where the old is shared with a forked process, and
+/// where the old ones lie so far apart that writing all in one go is faster. New ones are changes.
 fn place(
     map: &crate::slots::SlotMap,
     pages: &[&Page],
@@ -384,36 +385,45 @@ fn place(
     changes: &mut Vec<Change>,
     report: &mut Deflated,
 ) -> Vec<Option<u32>> {
-    let place = |(page, bytes): (&&Page, &[u8])| {
-        let (address, old) = (page.address, map.runs().get(page.address).map(|(slot, _)| slot));
+    /// More writes than this are not made to leave pages where they are.
+    const WRITES: usize = 4;
+    let old = |page: &Page| map.runs().get(page.address).map(|(slot, _)| slot);
+    let mut slots: Vec<Option<u32>> = pages.iter().map(|page| old(page)).collect();
+    let mut moved = Vec::new();
+    let (mut writes, mut last) = (0, None);
+    for (index, (page, bytes)) in pages.iter().zip(bytes.chunks_exact(PAGE)).enumerate() {
         if !page.written {
-            return old;
+            continue;
         }
         if is_zero(bytes) {
             report.zero_pages += 1;
-            if old.is_some() {
-                changes.push(Change::Clear(address..address + PAGE64));
+            if slots[index].take().is_some() {
+                changes.push(Change::Clear(page.address..page.address + PAGE64));
             }
-            return None;
+            continue;
         }
-        let slot = match old.filter(|slot| map.swap().sole(*slot)) {
-            Some(slot) => slot,
-            None => {
-                let slot = map.swap().allocate();
-                match changes.last_mut() {
-                    Some(Change::Set(range, first))
-                        if range.end == address && *first + ((address - range.start) / PAGE64) as u32 == slot =>
-                    {
-                        range.end += PAGE64;
-                    }
-                    _ => changes.push(Change::Set(address..address + PAGE64, slot)),
-                }
-                slot
+        let sole = slots[index].filter(|slot| map.swap().sole(*slot));
+        writes += usize::from(sole.is_none() || sole != last);
+        last = sole.map(|slot| slot + 1);
+        moved.push((index, sole.is_none()));
+    }
+    if writes <= WRITES {
+        moved.retain(|(_, must)| *must);
+    }
+    let first = map.swap().allocate(moved.len());
+    for (slot, (index, _)) in (first..).zip(moved) {
+        let address = pages[index].address;
+        slots[index] = Some(slot);
+        match changes.last_mut() {
+            Some(Change::Set(range, first))
+                if range.end == address && *first + ((address - range.start) / PAGE64) as u32 == slot =>
+            {
+                range.end += PAGE64;
             }
-        };
-        Some(slot)
-    };
-    pages.iter().zip(bytes.chunks_exact(PAGE)).map(place).collect()
+            _ => changes.push(Change::Set(address..address + PAGE64, slot)),
+        }
+    }
+    slots
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

@@ -72,7 +72,7 @@ fn an_event_is_done_once() {
     let dir = tempfile::tempdir().unwrap();
     let swap = Arc::new(Swap::create(&dir.path().join("swap")).unwrap());
     let mut map = SlotMap::create(&dir.path().join("map"), swap.clone(), Runs::default()).unwrap();
-    let slots = [swap.allocate(), swap.allocate()];
+    let slots = [swap.allocate(1), swap.allocate(1)];
     map.change(&[Change::Set(0..2 * PAGE64, slots[0])]).unwrap();
     let event = Change::Move { from: 0, to: 8 * PAGE64, length: 2 * PAGE64 };
     map.event(3, &event).unwrap();
@@ -88,7 +88,7 @@ fn a_compacted_log_says_the_same() {
     let path = dir.path().join("map");
     let mut map = SlotMap::create(&path, swap.clone(), Runs::default()).unwrap();
     for _ in 0..400 {
-        map.change(&[Change::Set(0..PAGE64, swap.allocate())]).unwrap();
+        map.change(&[Change::Set(0..PAGE64, swap.allocate(1))]).unwrap();
     }
     let before = map.runs().clone();
     map.compact().unwrap();

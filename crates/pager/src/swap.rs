@@ -68,8 +68,6 @@ pub(crate) fn open_cached(path: &Path) -> io::Result<File> {
 struct Counts {
     /// References to each slot.
     of: Vec<u32>,
-    /// Where the search for a free one begins.
-    next: usize,
     used: usize,
 }
 
@@ -101,20 +99,25 @@ impl Swap {
         self.counts.lock().expect("no holder of the counts panics")
     }
 
-    /// A free slot, referred to once from now on; those that follow each other in time do so in the file where they can.
-    pub fn allocate(&self) -> u32 {
+    /// So many free slots one behind the other, each referred to once from now on; the first of them.
+    pub fn allocate(&self, count: usize) -> u32 {
         let mut counts = self.counts();
-        let (length, next) = (counts.of.len(), counts.next);
-        let free =
-            if counts.used == length { None } else { (next..length).chain(0..next).find(|slot| counts.of[*slot] == 0) };
-        let slot = free.unwrap_or_else(|| {
-            counts.of.push(0);
-            length
-        });
-        counts.of[slot] = 1;
-        counts.used += 1;
-        counts.next = slot + 1;
-        slot as u32
+        let length = counts.of.len();
+        let mut run = 0;
+        let mut found = None;
+        if length - counts.used >= count {
+            found = counts.of.iter().position(|references| {
+                run = if *references == 0 { run + 1 } else { 0 };
+                run == count
+            });
+        }
+        let start = found.map_or(length, |last| last + 1 - count);
+        if found.is_none() {
+            counts.of.resize(length + count, 0);
+        }
+        counts.of[start..start + count].fill(1);
+        counts.used += count;
+        start as u32
     }
 
     /// One more reference to each slot; those of a parked snapshot are not counted.
@@ -181,13 +184,17 @@ mod tests {
     fn slots_are_reused_when_nobody_refers_to_them() {
         let dir = tempfile::tempdir().unwrap();
         let swap = Swap::create(&dir.path().join("swap")).unwrap();
-        let slots: Vec<u32> = (0..4).map(|_| swap.allocate()).collect();
+        let slots: Vec<u32> = (0..4).map(|_| swap.allocate(1)).collect();
         assert_eq!(slots, [0, 1, 2, 3]);
         swap.hold(1..3);
         assert!(swap.sole(0) && !swap.sole(1));
         swap.release(0..4);
-        assert_eq!((swap.used(), swap.allocate(), swap.allocate()), (2, 0, 3), "only what is free");
-        assert_eq!(swap.allocate(), 4, "it grows when it is full");
+        assert_eq!(
+            (swap.used(), swap.allocate(2), swap.allocate(1), swap.allocate(1)),
+            (2, 4, 0, 3),
+            "only what is free, together"
+        );
+        assert_eq!(swap.allocate(1), 6, "it grows when it is full");
     }
 
     #[test]
