@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -17,6 +17,8 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ("kip-net", &[TYPES, SYS]),
     ("kip-sandbox", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
+    // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
+    ("kip-archive", &[TYPES, "kip-snapshot"]),
     // Both speak of where the pages of a generation lie: its page map.
     ("kip-checkpoint", &[TYPES, SYS, "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
