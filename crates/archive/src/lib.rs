@@ -17,7 +17,12 @@
 
 pub mod codec;
 pub mod ids;
+pub mod index;
 pub mod keys;
+pub mod memory;
+pub mod pack;
+pub mod packing;
 pub mod seal;
 mod stream;
+pub mod table;
 mod wire;
