@@ -16,6 +16,8 @@
 #![forbid(unsafe_code)]
 
 pub mod codec;
+pub mod files;
+pub mod front;
 pub mod ids;
 pub mod index;
 pub mod keys;
