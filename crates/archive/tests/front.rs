@@ -123,7 +123,7 @@ fn check(made: &Made, events: Vec<Event>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn any_front_is_read_back_in_any_pieces(
         files in prop::collection::vec((any::<u8>(), 0usize..400_000), 0..5),
