@@ -18,12 +18,15 @@
 pub mod codec;
 pub mod files;
 pub mod front;
+pub mod gc;
+pub mod head;
 pub mod ids;
 pub mod index;
 pub mod keys;
 pub mod memory;
 pub mod pack;
 pub mod packing;
+pub mod policy;
 pub mod seal;
 mod stream;
 pub mod table;
