@@ -15,8 +15,6 @@ pub enum Codec {
     Plain = 0,
     /// Zstandard.
     Zstd = 1,
-    /// An LZ4 block.
-    Lz4 = 2,
 }
 
 /// Packs, keeping what that needs.
@@ -43,10 +41,6 @@ impl Packer {
             Codec::Zstd => {
                 self.out.resize(zstd::zstd_safe::compress_bound(bytes.len()), 0);
                 self.zstd.compress_to_buffer(bytes, &mut self.out[..]).ok()
-            }
-            Codec::Lz4 => {
-                self.out.resize(lz4_flex::block::get_maximum_output_size(bytes.len()), 0);
-                lz4_flex::block::compress_into(bytes, &mut self.out).ok()
             }
         };
         match length {
@@ -76,7 +70,6 @@ impl Unpacker {
         let found = match codec {
             c if c == Codec::Plain as u8 => return (bytes.len() == length).then(|| bytes.to_vec()),
             c if c == Codec::Zstd as u8 => self.0.decompress_to_buffer(bytes, &mut out[..]).ok()?,
-            c if c == Codec::Lz4 as u8 => lz4_flex::block::decompress_into(bytes, &mut out).ok()?,
             _ => return None,
         };
         (found == length).then_some(out)
@@ -90,9 +83,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_come_back(seed: Vec<u8>, times in 1usize..40, codec in 0u8..3) {
+        fn bytes_come_back(seed: Vec<u8>, times in 1usize..40, codec in 0u8..2) {
             let bytes = seed.repeat(times);
-            let wanted = [Codec::Plain, Codec::Zstd, Codec::Lz4][usize::from(codec)];
+            let wanted = [Codec::Plain, Codec::Zstd][usize::from(codec)];
             let mut packer = Packer::new();
             let (used, packed) = packer.pack(wanted, &bytes);
             prop_assert!(packed.len() <= bytes.len());

@@ -193,6 +193,42 @@ proptest! {
     }
 }
 
+/// One sleep of a proc: which pages were written since the last (each with its new byte), which are its working set.
+type Sleep = (BTreeMap<u64, u8>, Vec<u64>);
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn every_generation_stays_whole(
+        sleeps in prop::collection::vec((prop::collection::btree_map(0u64..120, any::<u8>(), 0..60), prop::collection::vec(0u64..120, 0..40)), 1..7),
+    ) {
+        let sleeps: Vec<Sleep> = sleeps;
+        let mut world = World::new();
+        let (mut files, mut runs): (Vec<Vec<u8>>, Vec<Run>) = (Vec::new(), Vec::new());
+        let mut past = Vec::new();
+        for (written, chosen) in sleeps {
+            let number = files.len() as u32;
+            files.push(written.values().flat_map(|byte| [*byte; PAGE]).collect());
+            let fresh: Vec<Run> = written
+                .keys()
+                .enumerate()
+                .map(|(n, page)| Run { start: page * PAGE as u64, pages: 1, file: number, first: n as u32 })
+                .collect();
+            runs = kip_snapshot::carry::without(&runs, &fresh);
+            runs.extend(fresh);
+            runs.sort_by_key(|run| run.start);
+            let sets = vec![set(chosen.iter().map(|page| page * PAGE as u64))];
+            let map = map_of(&files, [(1, Process { runs: runs.clone(), sets })].into());
+            let keys: Vec<_> = (0..files.len() as u64).map(key).collect();
+            let outcome = world.archive(&map, &files, &keys);
+            past.push((outcome, contents(&map, &files)));
+            for (outcome, contents) in &past {
+                prop_assert_eq!(&world.restore(outcome), contents);
+            }
+        }
+    }
+}
+
 /// Bytes that do not compress, the same for the same seed.
 fn noise(seed: u64, pages: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
