@@ -97,7 +97,7 @@ impl What {
                 for c in chunks() {
                     buffer[..c.len()].copy_from_slice(c);
                     let tag = key.seal_in_place_separate_tag(nonce(), Aad::empty(), &mut buffer[..c.len()]);
-                    tag.expect("short");
+                    assert!(tag.is_ok(), "short");
                 }
                 (bytes.len(), since.elapsed().as_secs_f64(), f64::NAN)
             }
@@ -106,7 +106,14 @@ impl What {
                 for page in bytes.chunks(PAGE) {
                     sum ^= blake3::keyed_hash(&[7; 32], page).as_bytes()[0];
                 }
-                (bytes.len() + std::hint::black_box(sum).min(0) as usize, since.elapsed().as_secs_f64(), f64::NAN)
+                (
+                    {
+                        std::hint::black_box(sum);
+                        bytes.len()
+                    },
+                    since.elapsed().as_secs_f64(),
+                    f64::NAN,
+                )
             }
         }
     }

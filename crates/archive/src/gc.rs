@@ -13,7 +13,7 @@
 //!
 //! Why it is right: what a writer refers to was live or young when it began. Suppose that it is deleted. Then a mark ended at T without
 //! seeing it referred to, and the writer did not see it as a candidate, so it began before T and published before T + grace / 2;
-//! the second mark began later and saw the head.
+//! the second mark began later and saw the head. Nor was it deleted before the writer began: it was seen to be there after that.
 
 use crate::ids::{PackId, ProcId};
 use kip_types::Generation;
@@ -97,6 +97,8 @@ pub fn plan(mark: &Mark<'_>, earlier: &Candidates, grace_ms: u64) -> Plan {
 #[derive(Debug, Clone)]
 pub struct Writing {
     candidates: Candidates,
+    /// Packs that were there after the candidates were read: the realm's index may still know some that are gone.
+    stored: BTreeSet<PackId>,
     /// Unix time in milliseconds.
     deadline_ms: u64,
 }
@@ -116,12 +118,18 @@ pub struct TooLate {
 impl Writing {
     /// Begins. `now_ms` is taken before the candidates are read.
     pub fn begin(now_ms: u64, candidates: Candidates, grace_ms: u64) -> Writing {
-        Writing { candidates, deadline_ms: now_ms.saturating_add(grace_ms / 2) }
+        Writing { candidates, stored: BTreeSet::new(), deadline_ms: now_ms.saturating_add(grace_ms / 2) }
     }
 
-    /// Whether it may refer to a pack that was there before: asked for each, those of the parent generation included.
+    /// Tells it which packs the store has, all or those in question. The store is asked after the candidates were read.
+    pub fn saw(&mut self, stored: impl IntoIterator<Item = PackId>) {
+        self.stored.extend(stored);
+    }
+
+    /// Whether it may refer to a pack that was there before: asked for each, those of the parent generation included. None
+    /// that was not seen.
     pub fn may_use(&self, pack: &PackId) -> bool {
-        self.candidates.may_use(pack)
+        self.stored.contains(pack) && self.candidates.may_use(pack)
     }
 
     /// Whether the head may be published now. Asked last, right before the swap, which must take less than half the grace time.
@@ -181,6 +189,7 @@ mod tests {
     enum Step {
         Pass(u64),
         Begin(usize),
+        Look(usize),
         Refer(usize, usize),
         Upload(usize),
         Publish(usize),
@@ -227,9 +236,15 @@ mod tests {
                     let writing = Some(Writing::begin(self.now, self.candidates.clone(), GRACE));
                     self.writers[who] = Writer { writing, packs: BTreeSet::new() };
                 }
+                Step::Look(who) => {
+                    let stored: Vec<PackId> = self.stored.keys().copied().collect();
+                    if let Some(writing) = &mut self.writers[who].writing {
+                        writing.saw(stored);
+                    }
+                }
                 Step::Refer(who, which) => {
-                    // Anything that the realm's index knows, old or new.
-                    let Some(pack) = self.stored.keys().nth(which % self.stored.len().max(1)).copied() else { return };
+                    // Anything that the realm's index ever knew.
+                    let pack = pack(1 + which as u64 % self.next.max(1));
                     let writer = &mut self.writers[who];
                     if writer.writing.as_ref().is_some_and(|writing| writing.may_use(&pack)) {
                         writer.packs.insert(pack);
@@ -287,6 +302,7 @@ mod tests {
         prop_oneof![
             (0u64..60).prop_map(Step::Pass),
             writer.clone().prop_map(Step::Begin),
+            writer.clone().prop_map(Step::Look),
             (writer.clone(), any::<usize>()).prop_map(|(who, which)| Step::Refer(who, which)),
             writer.clone().prop_map(Step::Upload),
             writer.clone().prop_map(Step::Publish),

@@ -86,10 +86,10 @@ impl Index {
         Some(Place { block: self.blocks.list[block as usize], at })
     }
 
-    /// Says where it lies. What is known already stays where it is.
+    /// Says where it lies. The newest place counts: the one before may be in a pack that could not be used any more.
     pub fn insert(&mut self, hash: ContentHash, place: Place) {
         let block = self.blocks.number(place.block);
-        self.places.entry(hash).or_insert((block, place.at));
+        self.places.insert(hash, (block, place.at));
     }
 
     /// How many contents.
@@ -146,13 +146,16 @@ impl Index {
     }
 }
 
-/// A file on the local disk, whatever its name: hard links of it are the same.
+/// A page file of a sealed generation on the local disk, whatever its name: hard links of it are the same. Such files never
+/// change; the time of birth tells one from a later one that got its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     /// Device.
     pub dev: u64,
     /// Inode.
     pub ino: u64,
+    /// statx(2), stx_btime, in nanoseconds since the epoch.
+    pub born_ns: u64,
 }
 
 /// Which pages of which page files are stored: (checksum, place) by file and page. A page whose checksum is another one
@@ -180,7 +183,7 @@ impl Known {
         let mut body = Vec::new();
         wire::put(&mut body, self.files.len() as u64);
         for (file, pages) in &self.files {
-            for number in [file.dev, file.ino, pages.len() as u64] {
+            for number in [file.dev, file.ino, file.born_ns, pages.len() as u64] {
                 wire::put(&mut body, number);
             }
             for (page, (sum, place)) in pages {
@@ -201,7 +204,7 @@ impl Known {
         let list = take_places(&mut reader)?;
         let mut known = Known::default();
         for _ in 0..reader.count()? {
-            let file = FileKey { dev: reader.number()?, ino: reader.number()? };
+            let file = FileKey { dev: reader.number()?, ino: reader.number()?, born_ns: reader.number()? };
             for _ in 0..reader.count()? {
                 let (page, sum) = (reader.small()?, reader.small()?);
                 let block = *list.get(reader.small()? as usize)?;
@@ -267,8 +270,8 @@ mod tests {
         let mut index = Index::default();
         let hash = |n| ContentHash([n; 16]);
         index.insert(hash(1), place(7, 300));
-        index.insert(hash(2), place(8, 192));
         index.insert(hash(2), place(9, 192));
+        index.insert(hash(2), place(8, 192));
         let bytes = index.save(&realm);
         let mut back = Index::load(&bytes, &realm).unwrap();
         assert_eq!((back.get(&hash(1)), back.get(&hash(2)), back.len()), (Some(place(7, 300)), Some(place(8, 192)), 2));
@@ -276,7 +279,7 @@ mod tests {
         back.retain(|pack| pack.0[0] != 7);
         assert_eq!((back.get(&hash(1)), back.get(&hash(2))), (None, Some(place(8, 192))));
         let mut known = Known::default();
-        let file = FileKey { dev: 1, ino: 2 };
+        let file = FileKey { dev: 1, ino: 2, born_ns: 3 };
         known.insert(file, 5, 99, place(7, 300));
         let bytes = known.save(&realm);
         assert_eq!(Known::load(&bytes, &realm), Some(known.clone()));

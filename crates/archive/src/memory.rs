@@ -16,14 +16,17 @@ pub const BLOCK_PAGES: usize = 32;
 /// Pages of a block lie within as many of each other.
 const WINDOW: u64 = 256;
 
+/// Reads whole pages of a page file: file, first page, where to.
+pub type ReadPages<'a> = dyn FnMut(u32, u32, &mut [u8]) -> io::Result<()> + 'a;
+
 /// The local pages of a generation.
 pub struct Pages<'a> {
     /// Where they lie.
     pub map: &'a PageMap,
     /// Of each page file what it is on disk; none if that is not known, and all of it is read.
     pub keys: &'a [Option<FileKey>],
-    /// Reads whole pages of a page file: file, first page, where to.
-    pub read: &'a mut dyn FnMut(u32, u32, &mut [u8]) -> io::Result<()>,
+    /// How they are read.
+    pub read: &'a mut ReadPages<'a>,
 }
 
 /// Memory cannot be archived.

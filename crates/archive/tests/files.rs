@@ -102,7 +102,7 @@ fn furnish(root: &Path) {
     attribute(&at("opaque"), "trusted.overlay.opaque", b"y");
     attribute(&at("etc/deep"), "trusted.overlay.redirect", b"/elsewhere");
     fs::set_permissions(at("var"), fs::Permissions::from_mode(0o1777)).unwrap();
-    fs::set_permissions(at("empty"), fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(at("empty"), fs::Permissions::from_mode(0o000)).unwrap();
     fs::hard_link(at("tool"), at("var/tool")).unwrap();
     symlink("/etc/shadow", at("link")).unwrap();
     symlink("../..", at("etc/up")).unwrap();

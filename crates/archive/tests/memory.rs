@@ -153,7 +153,7 @@ fn set(addresses: impl IntoIterator<Item = u64>) -> WorkingSet {
 }
 
 fn key(ino: u64) -> Option<FileKey> {
-    Some(FileKey { dev: 1, ino })
+    Some(FileKey { dev: 1, ino, born_ns: 5 })
 }
 
 proptest! {
