@@ -1,6 +1,6 @@
 //! The front of a generation: one object with all that a wake needs until the first reply, in the order in which it needs it.
 //!
-//! Owns the sections and their order ([`write`] and [`read`]). What the worker needs to bring processes back is opaque here. A front
+//! Owns the sections and their order ([`mod@write`] and [`mod@read`]). What the worker needs to bring processes back is opaque here. A front
 //! refers to packs and is complete only together with them; it is written when they are stored.
 //!
 //! ```text

@@ -82,6 +82,32 @@ impl PageTable {
         self.blocks.iter().map(|block| block.pack).collect()
     }
 
+    /// The block of a page and those right behind it in its pack, `most` sealed bytes at most but the first in any case: one
+    /// range to read. None if the page is in no block.
+    pub fn ahead(&self, process: u32, address: u64, most: u64) -> Vec<BlockRef> {
+        let Found::Block(place) = self.find(process, address) else { return Vec::new() };
+        let first = place.block;
+        let mut near: Vec<BlockRef> =
+            self.blocks.iter().filter(|b| b.pack == first.pack && b.offset > first.offset).copied().collect();
+        near.sort_unstable_by_key(|block| block.offset);
+        let mut ahead = vec![first];
+        for block in near {
+            let end = ahead.last().expect("there is a first").range().end;
+            if block.range().start != end || block.range().end - first.range().start > most {
+                break;
+            }
+            ahead.push(block);
+        }
+        ahead
+    }
+
+    /// The pages of a process that are in the front.
+    pub fn in_front(&self, process: u32) -> impl Iterator<Item = u64> + '_ {
+        let runs = self.processes.get(&process).map_or(&[][..], |runs| &runs[..]);
+        let front = runs.iter().filter(|run| run.home == Home::Front);
+        front.flat_map(|run| (run.start..run.end()).step_by(PAGE))
+    }
+
     /// Pages that are not zeros.
     pub fn pages(&self) -> u64 {
         self.processes.values().flatten().map(|run| u64::from(run.pages)).sum()
@@ -228,6 +254,24 @@ mod tests {
         fn any_bytes_can_be_read(bytes: Vec<u8>) {
             let _ = PageTable::decode(&bytes, &blocks(1).1);
         }
+    }
+
+    #[test]
+    fn reading_ahead_is_one_range() {
+        let pack = |n| PackRef { id: PackId([n; 32]), key: KeyId([1; 16]) };
+        let block = |n, offset| BlockRef { pack: pack(n), offset, sealed: 100, plain: PAGE as u32 };
+        // In the table by address, which need not be the order of the pack.
+        let blocks = vec![block(1, 300), block(1, 200), block(2, 400), block(1, 400), block(1, 600)];
+        let mut table = PageTable { blocks: blocks.clone(), ..PageTable::default() };
+        for number in 0..5u32 {
+            table.push(7, u64::from(number) * PAGE as u64, Home::Block { block: number, first: 0 });
+        }
+        table.push(7, 9 * PAGE as u64, Home::Front);
+        assert_eq!(table.ahead(7, PAGE as u64, 1000), [blocks[1], blocks[0], blocks[3]], "up to the gap");
+        assert_eq!(table.ahead(7, PAGE as u64, 200), [blocks[1], blocks[0]]);
+        assert_eq!(table.ahead(7, PAGE as u64, 0), [blocks[1]]);
+        assert_eq!(table.ahead(7, 9 * PAGE as u64, 1000), []);
+        assert_eq!(table.in_front(7).collect::<Vec<_>>(), [9 * PAGE as u64]);
     }
 
     #[test]

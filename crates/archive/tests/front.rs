@@ -53,9 +53,15 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     };
     let sets: Sets = pages.iter().map(|(process, pages)| (*process, set(pages))).collect();
     let blocks = vec![BlockRef { pack, offset: 192, sealed: 100, plain: 2 * PAGE as u32 }];
-    let run = |start, home| TableRun { start, pages: 2, home };
-    let runs = vec![run(0x1000, Home::Front), run(0x9000, Home::Block { block: 0, first: 0 })];
-    let table = PageTable { blocks, processes: [(1, runs)].into() };
+    let run = |start: u64, pages, home| TableRun { start, pages, home };
+    let mut processes: BTreeMap<u32, Vec<TableRun>> = BTreeMap::new();
+    for (process, pages) in &pages {
+        let addresses: std::collections::BTreeSet<u64> = pages.iter().map(|(address, _)| *address).collect();
+        processes.insert(*process, addresses.into_iter().map(|address| run(address, 1, Home::Front)).collect());
+    }
+    let behind = 0x1_0000_0000;
+    processes.entry(1).or_default().push(run(behind, 2, Home::Block { block: 0, first: 0 }));
+    let table = PageTable { blocks, processes };
     let root = Entry { parent: 0, name: vec![], attributes: Attributes::default(), node: Node::Directory };
     let tree = Tree { entries: vec![root], ..Tree::default() };
     let mut writer = FrontWriter::begin(&keys, proc, &manifest).unwrap();

@@ -14,7 +14,7 @@ use crate::seal::{Expect, Header, Kind, OpenError};
 use crate::stream::{Chunk, ChunkReader};
 use crate::table::PageTable;
 use kip_types::Generation;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 /// Most bytes of a section that is held whole.
@@ -62,6 +62,8 @@ pub struct FrontReader {
     held: Vec<u8>,
     /// Metadata files that are not complete: which of the manifest's, bytes left.
     awaited: VecDeque<(usize, u64)>,
+    /// Pages that have come: process, address. The page table must not name others as being here.
+    came: HashSet<(u32, u64)>,
     ready: VecDeque<Event>,
 }
 
@@ -76,6 +78,7 @@ impl FrontReader {
             section: section::MANIFEST,
             held: Vec::new(),
             awaited: VecDeque::new(),
+            came: HashSet::new(),
             ready: VecDeque::new(),
         }
     }
@@ -148,6 +151,7 @@ impl FrontReader {
             section::METADATA => self.metadata(&chunk.bytes).ok_or(malformed("metadata"))?,
             section::SET_PAGES => {
                 let pages = decode_set_pages(&chunk.bytes).ok_or(malformed("chunk of pages"))?;
+                self.came.extend(pages.iter().map(|(address, _)| (chunk.extra, *address)));
                 self.ready.push_back(Event::SetPages { process: chunk.extra, pages });
             }
             section::END => self.ready.push_back(Event::End),
@@ -170,7 +174,15 @@ impl FrontReader {
                 Event::Manifest(Box::new(manifest))
             }
             section::SETS => Event::Sets(decode_sets(&held).ok_or(malformed("list of working sets"))?),
-            section::TABLE => Event::PageTable(PageTable::decode(&held, packs()).ok_or(malformed("page table"))?),
+            section::TABLE => {
+                let table = PageTable::decode(&held, packs()).ok_or(malformed("page table"))?;
+                let is_here =
+                    |process: &u32| table.in_front(*process).all(|page| self.came.contains(&(*process, page)));
+                if !table.processes.keys().all(is_here) {
+                    return Err(malformed("page table"));
+                }
+                Event::PageTable(table)
+            }
             section::FILES => Event::Files(Tree::decode(&held, packs()).ok_or(malformed("list of files"))?),
             _ => return Ok(()),
         };
@@ -246,4 +258,73 @@ pub fn summary(
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Codec;
+    use crate::front::{MetadataFile, Sizes};
+    use crate::stream::ChunkWriter;
+    use crate::table::Home;
+
+    fn manifest(metadata: &[(&str, u64)]) -> Manifest {
+        Manifest {
+            generation: Generation(1),
+            parent: None,
+            frozen_at_ms: 0,
+            engine: String::new(),
+            kernel: String::new(),
+            cpu_features: vec![],
+            spec: serde_json::Value::Null,
+            body: serde_json::Value::Null,
+            metadata: metadata.iter().map(|(name, size)| MetadataFile { name: (*name).into(), size: *size }).collect(),
+            packs: vec![],
+            sizes: Sizes::default(),
+        }
+    }
+
+    /// A front of these chunks, sealed by the realm's own key.
+    fn read(chunks: &[(u8, &[u8])]) -> Result<usize, OpenError> {
+        let keys = Arc::new(Keyring::generate("blue".parse().unwrap(), 1));
+        let proc = ProcId::random();
+        let mut writer = ChunkWriter::begin(&keys, Kind::Front, proc, Generation(1)).unwrap();
+        for (section, bytes) in chunks {
+            writer.chunk(*section, 1, Codec::Zstd, bytes, *section == section::END);
+        }
+        let mut reader = FrontReader::new(keys, proc, Generation(1));
+        let events = reader.push(&writer.take())?;
+        reader.finish().map(|()| events.len())
+    }
+
+    #[test]
+    fn what_is_authentic_but_not_whole_is_refused() {
+        let text = |metadata| serde_json::to_vec(&manifest(metadata)).unwrap();
+        let (plain, with_file) = (text(&[]), text(&[("core-1.img", 3)]));
+        let (sets, table, files) = ((2, &b"\0"[..]), (5, &b"\0\0"[..]), (6, &b"\0\0\0"[..]));
+        let end = (7, &b""[..]);
+        let malformed = |chunks: &[(u8, &[u8])]| {
+            let refused = read(chunks).unwrap_err();
+            assert!(matches!(refused, OpenError::Malformed { .. }), "{refused}");
+        };
+        assert_eq!(read(&[(1, &plain), sets, table, files, end]), Ok(5));
+        assert_eq!(read(&[(1, &with_file), sets, (3, b"abc"), table, files, end]), Ok(6));
+        malformed(&[(1, &with_file), sets, table, files, end]);
+        malformed(&[(1, &with_file), sets, (3, b"ab"), table, files, end]);
+        malformed(&[(1, &with_file), sets, (3, b"abcd"), table, files, end]);
+        for missing in 0..4 {
+            let mut chunks = vec![(1, &plain[..]), sets, table, files, end];
+            chunks.remove(missing);
+            malformed(&chunks);
+        }
+        malformed(&[(1, &plain), sets, files, table, end]);
+        malformed(&[(1, &text(&[("../core", 0)])), sets, table, files, end]);
+        malformed(&[(1, b"{}"), sets, table, files, end]);
+        malformed(&[(1, &plain), sets, table, (9, b"")]);
+        let truncated = read(&[(1, &plain), sets, table, files]);
+        assert!(matches!(truncated, Err(OpenError::Truncated { .. })), "{truncated:?}");
+        let mut elsewhere = PageTable::default();
+        elsewhere.push(1, 0x1000, Home::Front);
+        malformed(&[(1, &plain), sets, (5, &elsewhere.encode(&[])), files, end]);
+    }
 }
