@@ -1,7 +1,8 @@
-//! Writes a small archive, keys, pack, front and head, into a directory: what `tests/fixture.rs` reads of every format version.
+//! Writes a small archive, keys, pack, front and head, into a directory: what `tests/fixture.rs` reads of every format
+//! version.
 //!
-//! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older versions are never
-//! written again.
+//! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
+//! versions are never written again.
 
 use kip_archive::files::walk::{self, Seen};
 use kip_archive::front::write::FrontWriter;

@@ -1,7 +1,8 @@
-//! The front of a generation: one object with all that a wake needs until the first reply, in the order in which it needs it.
+//! The front of a generation: one object with all that a wake needs until the first reply, in the order in which it
+//! needs it.
 //!
-//! Owns the sections and their order ([`mod@write`] and [`mod@read`]). What the worker needs to bring processes back is opaque here. A front
-//! refers to packs and is complete only together with them; it is written when they are stored.
+//! Owns the sections and their order ([`mod@write`] and [`mod@read`]). What the worker needs to bring processes back is
+//! opaque here. A front refers to packs and is complete only together with them; it is written when they are stored.
 //!
 //! ```text
 //! manifest -> sets -> metadata files -> set pages -> page table -> files -> end
@@ -19,7 +20,8 @@ use std::collections::BTreeMap;
 
 /// Bytes from the start that hold a manifest of ordinary size.
 pub const SUMMARY: u64 = 64 << 10;
-/// Bytes of a chunk of metadata or of set pages, unpacked: small enough to be installed early, large enough to compress.
+/// Bytes of a chunk of metadata or of set pages, unpacked: small enough to be installed early, large enough to
+/// compress.
 pub const CHUNK: usize = 256 << 10;
 /// Pages of a chunk of set pages.
 pub const SET_PAGES: usize = 32;

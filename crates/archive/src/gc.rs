@@ -1,19 +1,21 @@
-//! What may be deleted: a pure decision about objects that no head leads to, made so that it is right beside writers that know nothing of it.
+//! What may be deleted: a pure decision about objects that no head leads to, made so that it is right beside writers
+//! that know nothing of it.
 //!
-//! Owns the rule; lists and deletes nothing. An object goes if two marks, the second begun a grace time after the first had ended, both
-//! found that no head leads to it. A writer that stores a generation does not lock anything either: it reads the candidates,
-//! refers to none of them, and publishes its head within half the grace time, or begins again ([`Writing`]). One collector runs at
-//! a time (a lease): what one decides by an old look could take away what protects another's decision. One that dies leaves
-//! its candidates, or none; the next goes on from there.
+//! Owns the rule; lists and deletes nothing. An object goes if two marks, the second begun a grace time after the first
+//! had ended, both found that no head leads to it. A writer that stores a generation does not lock anything either: it
+//! reads the candidates, refers to none of them, and publishes its head within half the grace time, or begins again
+//! ([`Writing`]). One collector runs at a time (a lease): what one decides by an old look could take away what protects
+//! another's decision. One that dies leaves its candidates, or none; the next goes on from there.
 //!
 //! ```text
 //! live --no head leads to it--> candidate since T --still, begun at T + grace or later--> deleted
 //!   ^------------a head leads to it again-----------'
 //! ```
 //!
-//! Why it is right: what a writer refers to was live or young when it began. Suppose that it is deleted. Then a mark ended at T without
-//! seeing it referred to, and the writer did not see it as a candidate, so it began before T and published before T + grace / 2;
-//! the second mark began later and saw the head. Nor was it deleted before the writer began: it was seen to be there after that.
+//! Why it is right: what a writer refers to was live or young when it began. Suppose that it is deleted. Then a mark
+//! ended at T without seeing it referred to, and the writer did not see it as a candidate, so it began before T and
+//! published before T + grace / 2; the second mark began later and saw the head. Nor was it deleted before the writer
+//! began: it was seen to be there after that.
 
 use crate::ids::{PackId, ProcId};
 use kip_types::Generation;
@@ -41,8 +43,8 @@ pub struct Stored {
     pub written_ms: u64,
 }
 
-/// What earlier marks found unused, and the time at which the first of these had ended. The collector stores it before it
-/// deletes anything, and each writer reads it before it refers to anything.
+/// What earlier marks found unused, and the time at which the first of these had ended. The collector stores it before
+/// it deletes anything, and each writer reads it before it refers to anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Candidates(pub BTreeMap<Object, u64>);
 
@@ -61,7 +63,8 @@ pub struct Mark<'a> {
     pub began_ms: u64,
     /// After the last.
     pub ended_ms: u64,
-    /// All fronts that a head keeps, and the packs that their manifests name. One that cannot be read: do not mark at all.
+    /// All fronts that a head keeps, and the packs that their manifests name. One that cannot be read: do not mark at
+    /// all.
     pub live: &'a BTreeSet<Object>,
     /// What the store has.
     pub stored: &'a [Stored],
@@ -126,13 +129,14 @@ impl Writing {
         self.stored.extend(stored);
     }
 
-    /// Whether it may refer to a pack that was there before: asked for each, those of the parent generation included. None
-    /// that was not seen.
+    /// Whether it may refer to a pack that was there before: asked for each, those of the parent generation included.
+    /// None that was not seen.
     pub fn may_use(&self, pack: &PackId) -> bool {
         self.stored.contains(pack) && self.candidates.may_use(pack)
     }
 
-    /// Whether the head may be published now. Asked last, right before the swap, which must take less than half the grace time.
+    /// Whether the head may be published now. Asked last, right before the swap, which must take less than half the
+    /// grace time.
     ///
     /// # Errors
     /// Too late.

@@ -1,8 +1,9 @@
-//! The head of a proc: the one object that changes. Which generation is the newest, who owns the proc, which older ones are kept.
+//! The head of a proc: the one object that changes. Which generation is the newest, who owns the proc, which older ones
+//! are kept.
 //!
-//! Owns the rules by which a head may follow another, as pure functions; the store compares and swaps, and loses the race for one
-//! of two. A proc has one owner at a time, of an epoch that only grows; an owner of an older epoch can change nothing. A
-//! head that is replaced is gone; what it alone led to is found by collection.
+//! Owns the rules by which a head may follow another, as pure functions; the store compares and swaps, and loses the
+//! race for one of two. A proc has one owner at a time, of an epoch that only grows; an owner of an older epoch can
+//! change nothing. A head that is replaced is gone; what it alone led to is found by collection.
 //!
 //! ```text
 //! first --> Owned --advance--> Owned

@@ -1,4 +1,5 @@
-//! Names of what is archived: random numbers that are written as hexadecimal digits. Owns no meaning: who made one knows.
+//! Names of what is archived: random numbers that are written as hexadecimal digits. Owns no meaning: who made one
+//! knows.
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,9 @@
-//! What is stored already: by content for a whole realm ([`Index`]), by place on the local disk for one proc ([`Known`]).
+//! What is stored already: by content for a whole realm ([`Index`]), by place on the local disk for one proc
+//! ([`Known`]).
 //!
-//! Both are local caches. They may be lost, which costs uploads and reading, and must never be wrong: additions are merged only
-//! after the packs they speak of are stored. Hashes are keyed with a secret of the realm, so that neither says anything to those
-//! who do not have it, and nothing is ever shared between realms.
+//! Both are local caches. They may be lost, which costs uploads and reading, and must never be wrong: additions are
+//! merged only after the packs they speak of are stored. Hashes are keyed with a secret of the realm, so that neither
+//! says anything to those who do not have it, and nothing is ever shared between realms.
 
 use crate::ids::{KeyId, PackId};
 use crate::keys::{Keyring, NoKey, Secret};
@@ -146,8 +147,8 @@ impl Index {
     }
 }
 
-/// A page file of a sealed generation on the local disk, whatever its name: hard links of it are the same. Such files never
-/// change; the time of birth tells one from a later one that got its inode.
+/// A page file of a sealed generation on the local disk, whatever its name: hard links of it are the same. Such files
+/// never change; the time of birth tells one from a later one that got its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     /// Device.

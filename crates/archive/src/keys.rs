@@ -1,8 +1,8 @@
 //! The keys of a realm: which exist, which one seals what is new, which were destroyed and when.
 //!
 //! Owns the secrets in memory, which are zeroed when they are dropped, their file ([`mod@file`]) and their way to other
-//! machines ([`wrap`]). Never seals an object: that is [`crate::seal`]. A key is never forgotten: what is left of one that was
-//! destroyed is its id and the time, so that whoever opens what it sealed is told what happened.
+//! machines ([`wrap`]). Never seals an object: that is [`crate::seal`]. A key is never forgotten: what is left of one
+//! that was destroyed is its id and the time, so that whoever opens what it sealed is told what happened.
 //!
 //! ```text
 //! generate --> current --rotate--> old, still opens --destroy--> a tombstone, opens nothing
@@ -139,7 +139,8 @@ impl Keyring {
         id
     }
 
-    /// Forgets a secret for good; [`Keyring::save`] makes it so on disk. With the last one goes the secret of page hashes.
+    /// Forgets a secret for good; [`Keyring::save`] makes it so on disk. With the last one goes the secret of page
+    /// hashes.
     ///
     /// # Errors
     /// `Unknown`. One that was destroyed before keeps its time.

@@ -1,8 +1,8 @@
-//! The memory of a generation into blocks and a page table: what is known is not read, what is the same is stored once, zeros not
-//! at all, and the pages of working sets go to the front.
+//! The memory of a generation into blocks and a page table: what is known is not read, what is the same is stored once,
+//! zeros not at all, and the pages of working sets go to the front.
 //!
-//! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the way, and never
-//! touches a process. Nothing is kept here but one block.
+//! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the
+//! way, and never touches a process. Nothing is kept here but one block.
 
 use crate::index::{Blocks, ContentHash, FileKey, Known, Place};
 use crate::packing::{PackError, Packing};

@@ -1,7 +1,9 @@
-//! Packs: objects of many blocks, each sealed and compressed by itself, so that a range read of one block is enough to open it.
+//! Packs: objects of many blocks, each sealed and compressed by itself, so that a range read of one block is enough to
+//! open it.
 //!
-//! Owns the layout of a pack. Knows nothing of what blocks hold: who makes one keeps its [`BlockRef`]. Packs belong to a realm, not to
-//! a proc. A crash while one is written leaves nothing here; one that was uploaded and is in no front is found by collection.
+//! Owns the layout of a pack. Knows nothing of what blocks hold: who makes one keeps its [`BlockRef`]. Packs belong to
+//! a realm, not to a proc. A crash while one is written leaves nothing here; one that was uploaded and is in no front
+//! is found by collection.
 
 use crate::codec::{Codec, Packer, Unpacker};
 use crate::ids::{KeyId, PackId, ProcId};
@@ -12,7 +14,8 @@ use kip_types::Generation;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Bytes at which a pack is full: large enough that requests do not count, small enough that several go up side by side.
+/// Bytes at which a pack is full: large enough that requests do not count, small enough that several go up side by
+/// side.
 pub const TARGET: usize = 16 << 20;
 /// Most bytes of a block.
 pub const BLOCK_MAX: usize = 1 << 20;

@@ -1,7 +1,9 @@
-//! One archiving's way into packs: looks content up, puts what is new into blocks, and hands packs over when they are full.
+//! One archiving's way into packs: looks content up, puts what is new into blocks, and hands packs over when they are
+//! full.
 //!
-//! Owns the pack that is being filled; holds one in memory at most. What it stored is known to others only when the caller merges
-//! [`Packed::added`] into the realm's index, which must wait until every pack is stored. Called off: drop it, and nothing was said.
+//! Owns the pack that is being filled; holds one in memory at most. What it stored is known to others only when the
+//! caller merges [`Packed::added`] into the realm's index, which must wait until every pack is stored. Called off: drop
+//! it, and nothing was said.
 
 use crate::ids::PackId;
 use crate::index::{ContentHash, Hasher, Index, Place};

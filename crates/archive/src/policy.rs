@@ -1,9 +1,10 @@
-//! Whether an archived proc may be restored here: a pure check of facts about its images against what its sandbox allows.
+//! Whether an archived proc may be restored here: a pure check of facts about its images against what its sandbox
+//! allows.
 //!
-//! **Nobody calls it yet.** Snapshots are root-equivalent (DESIGN, invariant 9): sealing says that one was made by this realm's
-//! Kip, this says that it asks for nothing that the realm's procs may not have, so that a worker that was taken over cannot plant one that
-//! breaks out elsewhere. The facts are to be read from CRIU's images by whoever knows them (`crates/checkpoint`); this module
-//! never reads an image. What is not listed is refused.
+//! **Nobody calls it yet.** Snapshots are root-equivalent (DESIGN, invariant 9): sealing says that one was made by this
+//! realm's Kip, this says that it asks for nothing that the realm's procs may not have, so that a worker that was taken
+//! over cannot plant one that breaks out elsewhere. The facts are to be read from CRIU's images by whoever knows them
+//! (`crates/checkpoint`); this module never reads an image. What is not listed is refused.
 
 use std::collections::BTreeSet;
 

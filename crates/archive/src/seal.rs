@@ -1,9 +1,10 @@
-//! Authenticated encryption of objects: the clear header that says what an object belongs to, and the key that only it has.
+//! Authenticated encryption of objects: the clear header that says what an object belongs to, and the key that only it
+//! has.
 //!
-//! Owns the header's layout (docs/design/2026-11-22-archive.md) and the order of the checks. Nothing in an object is believed before
-//! it was authenticated, and there is no way to write one that is not. Each object has a key of its own, derived from the realm's
-//! and a salt that is never used twice, so a nonce needs to differ within one object only; who seals gives a number that
-//! only grows.
+//! Owns the header's layout (docs/design/2026-11-22-archive.md) and the order of the checks. Nothing in an object is
+//! believed before it was authenticated, and there is no way to write one that is not. Each object has a key of its
+//! own, derived from the realm's and a salt that is never used twice, so a nonce needs to differ within one object
+//! only; who seals gives a number that only grows.
 
 use crate::ids::{KeyId, ProcId, random};
 use crate::keys::{Keyring, NoKey, Secret};

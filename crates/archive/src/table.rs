@@ -1,6 +1,7 @@
 //! The page table of an archived generation: for every page that is not zeros its place in a block, or "in the front".
 //!
-//! Owns the section's layout (docs/design/2026-11-22-archive.md). Addresses are multiples of 4096; a page in no run is zeros.
+//! Owns the section's layout (docs/design/2026-11-22-archive.md). Addresses are multiples of 4096; a page in no run is
+//! zeros.
 
 use crate::index::Place;
 use crate::pack::{self, BlockRef, PackRef};
@@ -82,8 +83,8 @@ impl PageTable {
         self.blocks.iter().map(|block| block.pack).collect()
     }
 
-    /// The block of a page and those right behind it in its pack, `most` sealed bytes at most but the first in any case: one
-    /// range to read. None if the page is in no block.
+    /// The block of a page and those right behind it in its pack, `most` sealed bytes at most but the first in any
+    /// case: one range to read. None if the page is in no block.
     pub fn ahead(&self, process: u32, address: u64, most: u64) -> Vec<BlockRef> {
         let Found::Block(place) = self.find(process, address) else { return Vec::new() };
         let first = place.block;

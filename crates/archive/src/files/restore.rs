@@ -1,8 +1,8 @@
 //! A [`Tree`] into an empty directory: names first, then contents in order of need, then owners, modes and times.
 //!
-//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`]), and whatever is opened is
-//! opened below the directory and through no link. A crash, or an error, leaves a directory with a part of it, which the caller
-//! removes; the caller syncs.
+//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`]), and whatever is
+//! opened is opened below the directory and through no link. A crash, or an error, leaves a directory with a part of
+//! it, which the caller removes; the caller syncs.
 
 use super::beneath;
 use super::tree::{Attributes, Entry, Extent, Node, Tree};

@@ -1,7 +1,7 @@
 //! The list of what a directory holds, and its bytes (docs/design/2026-11-22-archive.md).
 //!
-//! A tree has no paths: an entry has a name of one component and its parent's place, which is before its own. So what was read and found
-//! sound can neither lead out of a directory nor through a link.
+//! A tree has no paths: an entry has a name of one component and its parent's place, which is before its own. So what
+//! was read and found sound can neither lead out of a directory nor through a link.
 
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};

@@ -1,8 +1,9 @@
-//! A directory into a [`Tree`] and blocks: looks at every name without following any, and reads only the files that are not known.
+//! A directory into a [`Tree`] and blocks: looks at every name without following any, and reads only the files that are
+//! not known.
 //!
-//! Owns the rules of what of files is stored where. The directory must not change meanwhile: its proc is frozen, and what
-//! changes all the same is an error. A file is known by device, inode, size and both times; one whose times are so young that
-//! a later change could have the same ones is not taken for known.
+//! Owns the rules of what of files is stored where. The directory must not change meanwhile: its proc is frozen, and
+//! what changes all the same is an error. A file is known by device, inode, size and both times; one whose times are so
+//! young that a later change could have the same ones is not taken for known.
 
 use super::beneath;
 use super::tree::{Attributes, Entry, Extent, Node, Tree};
@@ -25,7 +26,8 @@ const PIECE: u64 = 1 << 20;
 const SMALL: usize = 64 << 10;
 /// Bytes at which a shared block is full.
 const SHARED: usize = 256 << 10;
-/// How old the times of a file must be for it to be known by them, in ns: the kernel's clock for files ticks every 10 ms at most.
+/// How old the times of a file must be for it to be known by them, in ns: the kernel's clock for files ticks every 10
+/// ms at most.
 const SETTLED_NS: i128 = 20_000_000;
 const SEEN: [u8; 8] = *b"KIPSEEN1";
 
@@ -141,8 +143,8 @@ pub struct Archived {
     pub read: u64,
 }
 
-/// Archives what is below `root`. `first`: paths below it of the files that are needed first, in that order; what is not
-/// there does not matter.
+/// Archives what is below `root`. `first`: paths below it of the files that are needed first, in that order; what is
+/// not there does not matter.
 ///
 /// # Errors
 /// A file cannot be read or stored, or changes.

@@ -1,6 +1,7 @@
 //! Reading a front as it arrives: bytes in pieces of any size in, events in the order of need out.
 //!
-//! Holds one chunk, or a section that must be whole to be understood (manifest, sets, page table, files), which has a limit.
+//! Holds one chunk, or a section that must be whole to be understood (manifest, sets, page table, files), which has a
+//! limit.
 //!
 //! ```text
 //! Manifest -> Sets -> Metadata* -> SetPages* -> PageTable -> Files -> End
@@ -100,8 +101,8 @@ impl FrontReader {
         Ok(events)
     }
 
-    /// Takes from the front of `bytes` what makes one more event: for whoever wants to hold no more than that. `None`: all were
-    /// taken, and more are needed.
+    /// Takes from the front of `bytes` what makes one more event: for whoever wants to hold no more than that. `None`:
+    /// all were taken, and more are needed.
     ///
     /// # Errors
     /// As [`FrontReader::push`].

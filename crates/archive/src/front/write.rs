@@ -1,7 +1,7 @@
 //! Writing a front: sections in their order, bytes to be taken whenever the caller likes.
 //!
-//! Owns the cutting into chunks. Calls out of order, or contents that the manifest did not announce, are faults of the caller and end
-//! the program that makes them.
+//! Owns the cutting into chunks. Calls out of order, or contents that the manifest did not announce, are faults of the
+//! caller and end the program that makes them.
 
 use super::{CHUNK, Manifest, SET_PAGES, Sets, encode_set_pages, encode_sets, section};
 use crate::codec::Codec;

@@ -1,8 +1,9 @@
 //! A realm's keys on disk: one file, `REALM.keys`, mode 0600, replaced by rename.
 //!
-//! Owns how the file is replaced. A crash leaves the old file or the new one, and maybe `REALM.keys.old`, which the next
-//! [`Keyring::save`] overwrites and removes. What a key that was destroyed leaves on the disk is overwritten in place, which is as much
-//! as the file system and the disk allow: one that copies on write, or a flash disk, may keep it.
+//! Owns how the file is replaced. A crash leaves the old file or the new one, and maybe `REALM.keys.old`, which the
+//! next [`Keyring::save`] overwrites and removes. What a key that was destroyed leaves on the disk is overwritten in
+//! place, which is as much as the file system and the disk allow: one that copies on write, or a flash disk, may keep
+//! it.
 
 use super::{Keyring, Undecodable};
 use kip_types::Realm;
