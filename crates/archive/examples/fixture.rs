@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     };
-    let mut pages = Pages { map: &map, keys: &[None], read: &mut read };
+    let mut pages = Pages { map: &map, keys: &[None], remote: None, read: &mut read };
     let memory = memory::archive(&mut pages, &Known::default(), &mut packing)?;
     let files_archived = walk::archive(&files, &[], &Seen::default(), &mut packing)?;
     let packed = packing.finish()?;

@@ -6,7 +6,7 @@
 
 use crate::index::{Blocks, ContentHash, FileKey, Known, Place};
 use crate::packing::{PackError, Packing};
-use crate::table::{Home, PageTable};
+use crate::table::{Found, Home, PageTable, Remote};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
@@ -25,6 +25,8 @@ pub struct Pages<'a> {
     pub map: &'a PageMap,
     /// Of each page file what it is on disk; none if that is not known, and all of it is read.
     pub keys: &'a [Option<FileKey>],
+    /// What was never fetched from the store: one of the files, which is not read but taken over as it is.
+    pub remote: Option<&'a Remote<'a>>,
     /// How they are read.
     pub read: &'a mut ReadPages<'a>,
 }
@@ -40,6 +42,14 @@ pub enum MemoryError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// It was never fetched, and cannot stay where it is.
+    #[error("page {page} of {file} was never fetched, and its pack may not be referred to any more: fetch it first")]
+    NotHere {
+        /// The file that stands for the store.
+        file: String,
+        /// Its number there.
+        page: u32,
     },
     /// It cannot be stored.
     #[error(transparent)]
@@ -77,11 +87,20 @@ impl Pages<'_> {
         }
     }
 
+    fn run_of(&self, process: u32, address: u64) -> Option<&Run> {
+        let runs = &self.map.processes.get(&process)?.runs;
+        runs.get(runs.partition_point(|run| run.end() <= address)).filter(|run| run.start <= address)
+    }
+
+    /// Its bytes are not here, so it cannot go to the front: it stays in its block.
+    fn is_remote(&self, process: u32, address: u64) -> bool {
+        let file = self.run_of(process, address).map(|run| run.file);
+        self.remote.is_some_and(|remote| file == Some(remote.file()))
+    }
+
     /// The bytes of one page; `None` if it lies nowhere.
     pub(crate) fn page(&mut self, process: u32, address: u64) -> Result<Option<[u8; PAGE]>, MemoryError> {
-        let runs = self.map.processes.get(&process).map_or(&[][..], |process| &process.runs);
-        let run = runs.get(runs.partition_point(|run| run.end() <= address)).filter(|run| run.start <= address);
-        let Some(run) = run else { return Ok(None) };
+        let Some(run) = self.run_of(process, address).copied() else { return Ok(None) };
         let mut bytes = [0; PAGE];
         let page = run.first + ((address - run.start) / PAGE as u64) as u32;
         self.read(run.file, page, &mut bytes)?;
@@ -116,7 +135,7 @@ pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) 
         for (address, spot) in homes {
             let home = work.home(spot);
             work.out.table.push(*number, address, home);
-            if set.contains(&address) {
+            if set.contains(&address) && !pages.is_remote(*number, address) {
                 filled.insert(address);
             }
         }
@@ -176,6 +195,9 @@ impl Work {
         packing: &mut Packing<'_>,
         homes: &mut Vec<(u64, Spot)>,
     ) -> Result<(), MemoryError> {
+        if let Some(remote) = pages.remote.filter(|remote| remote.file() == run.file) {
+            return taken_over(pages.map, run, remote, packing, homes);
+        }
         let key = pages.keys.get(run.file as usize).copied().flatten();
         let mut buffer = vec![0; BLOCK_PAGES * PAGE];
         for from in (0..run.pages).step_by(BLOCK_PAGES) {
@@ -268,4 +290,26 @@ impl Work {
         open.bytes.clear();
         Ok(())
     }
+}
+
+/// Pages that stay where they are in the store.
+fn taken_over(
+    map: &PageMap,
+    run: &Run,
+    remote: &Remote<'_>,
+    packing: &Packing<'_>,
+    homes: &mut Vec<(u64, Spot)>,
+) -> Result<(), MemoryError> {
+    for index in 0..run.pages {
+        let (page, address) = (run.first + index, run.start + u64::from(index) * PAGE as u64);
+        match remote.find(page) {
+            Found::Zeros => {}
+            Found::Block(place) if packing.may_use(&place) => homes.push((address, Spot::Placed(place))),
+            // The front was fetched whole: its pages are in another file of the map.
+            Found::Block(_) | Found::Front => {
+                return Err(MemoryError::NotHere { file: map.files[run.file as usize].name.clone(), page });
+            }
+        }
+    }
+    Ok(())
 }

@@ -6,7 +6,7 @@
 use crate::index::Place;
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};
-use kip_snapshot::pages::PAGE;
+use kip_snapshot::pages::{PAGE, Run};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Where pages are.
@@ -174,6 +174,61 @@ impl PageTable {
         }
         reader.end()?;
         Some(PageTable { blocks, processes })
+    }
+}
+
+/// The pages of an archived generation as a page file that is nowhere on the local disk: its page `n` is the `n`th page
+/// of the table. So the page map of a proc that was woken from the store says of what it never fetched where it lies,
+/// also after the program has moved it to another address.
+#[derive(Debug)]
+pub struct Remote<'a> {
+    table: &'a PageTable,
+    file: u32,
+    /// The runs of all processes, and the number of each one's first page.
+    runs: Vec<(u32, &'a TableRun)>,
+}
+
+impl<'a> Remote<'a> {
+    /// That of a table, to be number `file` of a page map's files.
+    pub fn new(table: &'a PageTable, file: u32) -> Remote<'a> {
+        let mut next = 0;
+        let mut runs = Vec::new();
+        for run in table.processes.values().flatten() {
+            runs.push((next, run));
+            next += run.pages;
+        }
+        Remote { table, file, runs }
+    }
+
+    /// Which of a page map's files it is.
+    pub fn file(&self) -> u32 {
+        self.file
+    }
+
+    /// Where the memory of each process lies when nothing of it was fetched.
+    pub fn map(&self) -> BTreeMap<u32, Vec<Run>> {
+        let mut starts = self.runs.iter();
+        let mut run = |run: &TableRun| {
+            let (first, _) = starts.next().expect("as many as there are");
+            Run { start: run.start, pages: run.pages, file: self.file, first: *first }
+        };
+        self.table.processes.iter().map(|(process, runs)| (*process, runs.iter().map(&mut run).collect())).collect()
+    }
+
+    /// Where a page of it lies.
+    pub fn find(&self, page: u32) -> Found {
+        let Some(index) = self.runs.partition_point(|(first, _)| *first <= page).checked_sub(1) else {
+            return Found::Zeros;
+        };
+        let (start, run) = self.runs[index];
+        match run.home {
+            _ if page - start >= run.pages => Found::Zeros,
+            Home::Front => Found::Front,
+            Home::Block { block, first } => {
+                let at = (first + page - start) * PAGE as u32;
+                Found::Block(Place { block: self.table.blocks[block as usize], at })
+            }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use kip_archive::keys::Keyring;
 use kip_archive::memory::{self, Archived, Pages};
 use kip_archive::pack::{Finished, PackReader};
 use kip_archive::packing::Packing;
-use kip_archive::table::{Found, PageTable};
+use kip_archive::table::{Found, PageTable, Remote};
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_types::Generation;
 use proptest::prelude::*;
@@ -42,6 +42,16 @@ impl World {
     }
 
     fn archive(&mut self, map: &PageMap, files: &[Vec<u8>], keys: &[Option<FileKey>]) -> Outcome {
+        self.archive_with(map, files, keys, None)
+    }
+
+    fn archive_with(
+        &mut self,
+        map: &PageMap,
+        files: &[Vec<u8>],
+        keys: &[Option<FileKey>],
+        remote: Option<&Remote<'_>>,
+    ) -> Outcome {
         let mut read = 0;
         let mut read_pages = |file: u32, page: u32, buffer: &mut [u8]| -> io::Result<()> {
             let at = page as usize * PAGE;
@@ -55,7 +65,7 @@ impl World {
             Ok(())
         };
         let mut packing = Packing::new(&self.keys, &self.index, &|_| true, &mut sink).unwrap();
-        let mut pages = Pages { map, keys, read: &mut read_pages };
+        let mut pages = Pages { map, keys, remote, read: &mut read_pages };
         let archived = memory::archive(&mut pages, &self.known, &mut packing).unwrap();
         let packed = packing.finish().unwrap();
         let proc = ProcId::random();
@@ -302,6 +312,56 @@ fn a_page_table_of_300_mb_is_small() {
 }
 
 #[test]
+fn what_was_never_fetched_stays_where_it_is() {
+    let files = [noise(4, 100)];
+    let at = |page: u64| page * PAGE as u64;
+    let run = |start, pages, file, first| Run { start: at(start), pages, file, first };
+    let sets = vec![set([at(12), at(14)])];
+    let runs = vec![run(10, 60, 0, 0), run(90, 40, 0, 60)];
+    let first_map = map_of(&files, [(1, Process { runs, sets: sets.clone() })].into());
+    let mut world = World::new();
+    let first = world.archive(&first_map, &files, &[None]);
+    let whole = contents(&first_map, &files);
+
+    // Another machine has the front's pages and what was written; a part was moved to another address.
+    let mut machine = World { keys: world.keys.clone(), packs: world.packs.clone(), ..World::new() };
+    let table = &first.archived.table;
+    let remote = Remote::new(table, 0);
+    let written = noise(5, 1);
+    let page = |number: u64| whole[&(1, at(number))].clone();
+    let local = [vec![], [page(12), page(14), written.clone()].concat()];
+    let near = vec![run(12, 1, 1, 0), run(14, 1, 1, 1), run(95, 1, 1, 2)];
+    let mut runs = kip_snapshot::carry::without(&remote.map()[&1], &near);
+    for run in runs.iter_mut().filter(|run| run.start >= at(96)) {
+        run.start += at(404);
+    }
+    runs.extend(near);
+    runs.sort_by_key(|run| run.start);
+    // A set that names what is not here.
+    let sets = vec![set([at(12), at(14), at(20)])];
+    let map = map_of(&local, [(1, Process { runs: runs.clone(), sets })].into());
+    let second = machine.archive_with(&map, &local, &[None, None], Some(&remote));
+    assert_eq!((second.archived.hashed, second.archived.stored), (3, 1));
+    assert_eq!(second.archived.front[&1], [at(12), at(14)]);
+    let mut wanted: BTreeMap<(u32, u64), Vec<u8>> = whole.clone();
+    for number in 96..130 {
+        let page = wanted.remove(&(1, at(number))).unwrap();
+        wanted.insert((1, at(number - 96 + 500)), page);
+    }
+    wanted.insert((1, at(95)), written);
+    assert_eq!(machine.restore(&second), wanted);
+
+    // The front's own pages are not taken over unseen.
+    let map = map_of(&local, [(1, Process { runs: remote.map()[&1].clone(), sets: vec![] })].into());
+    let mut sink = |_| Ok(());
+    let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
+    let mut read = |_: u32, _: u32, _: &mut [u8]| panic!("nothing is read");
+    let mut pages = Pages { map: &map, keys: &[], remote: Some(&remote), read: &mut read };
+    let refused = memory::archive(&mut pages, &Known::default(), &mut packing).unwrap_err();
+    assert!(refused.to_string().starts_with("page 2 of pages-0.img was never fetched"), "{refused}");
+}
+
+#[test]
 fn packs_that_may_not_be_used_are_not_used() {
     let files = [noise(3, 40)];
     let run = Run { start: 0, pages: 40, file: 0, first: 0 };
@@ -319,7 +379,7 @@ fn packs_that_may_not_be_used_are_not_used() {
         Ok(())
     };
     let mut packing = Packing::new(&world.keys, &world.index, &|_| false, &mut sink).unwrap();
-    let mut pages = Pages { map: &map, keys: &[key(1)], read: &mut read };
+    let mut pages = Pages { map: &map, keys: &[key(1)], remote: None, read: &mut read };
     let again = memory::archive(&mut pages, &world.known, &mut packing).unwrap();
     packing.finish().unwrap();
     assert_eq!(again.stored, 40);
@@ -341,7 +401,7 @@ fn a_damaged_page_is_not_archived() {
         buffer.copy_from_slice(&files[0][at..at + buffer.len()]);
         Ok(())
     };
-    let mut pages = Pages { map: &map, keys: &[], read: &mut read };
+    let mut pages = Pages { map: &map, keys: &[], remote: None, read: &mut read };
     let refused = memory::archive(&mut pages, &Known::default(), &mut packing).unwrap_err();
     let why = std::error::Error::source(&refused).unwrap().to_string();
     assert!(why.contains("page 2 of pages-0.img is damaged"), "{why}");
