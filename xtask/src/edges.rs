@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 14] = [
+const ALLOWED: [(&str, &[&str]); 15] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -19,6 +19,8 @@ const ALLOWED: [(&str, &[&str]); 14] = [
     ("kip-snapshot", &[TYPES]),
     // Blobs and references in object storage; what they mean is for those above.
     ("kip-store", &[TYPES]),
+    // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
+    ("kip-archive", &[TYPES, "kip-snapshot"]),
     // Both speak of where the pages of a generation lie: its page map.
     ("kip-checkpoint", &[TYPES, SYS, "kip-snapshot"]),
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.

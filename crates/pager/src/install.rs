@@ -100,8 +100,7 @@ impl Memory {
         let next = AtomicUsize::new(0);
         let some = || {
             let (mut all, mut buffers) = (Installed::default(), Buffers::default());
-            loop {
-                let Some(blocks) = portions.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
+            while let Some(blocks) = portions.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let mut filled = Filled::All;
                 let done = set.each(blocks.clone(), &mut buffers, |pages, bytes| {
                     filled = install_pages(uffd, runs, pages, bytes, bits, &mut all)?;

@@ -1,0 +1,79 @@
+//! Writes a small archive, keys, pack, front and head, into a directory: what `tests/fixture.rs` reads of every format
+//! version.
+//!
+//! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
+//! versions are never written again.
+
+use kip_archive::files::walk::{self, Seen};
+use kip_archive::front::write::FrontWriter;
+use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
+use kip_archive::head::Head;
+use kip_archive::ids::{OwnerId, ProcId};
+use kip_archive::index::{Index, Known};
+use kip_archive::keys::Keyring;
+use kip_archive::memory::{self, Pages};
+use kip_archive::packing::Packing;
+use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
+use kip_types::Generation;
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let dir = PathBuf::from(std::env::args().nth(1).ok_or("say in which directory")?);
+    let keys = Keyring::generate("blue".parse()?, 1_795_354_137_000);
+    keys.save(&dir)?;
+    let files = dir.join("files.tmp");
+    fs::create_dir_all(files.join("etc"))?;
+    fs::write(files.join("etc/motd"), "hello\n")?;
+    std::os::unix::fs::symlink("etc/motd", files.join("motd"))?;
+
+    let index = Index::default();
+    let pack = dir.join("pack");
+    let mut sink = |finished: kip_archive::pack::Finished| fs::write(&pack, finished.bytes);
+    let mut packing = Packing::new(&keys, &index, &|_| true, &mut sink)?;
+    let mut map = PageMap::default();
+    map.file("pages-1.img");
+    let set = vec![Expected { address: 0x4000, confirmed: 2, held_back: false }];
+    let sets = vec![WorkingSet { kind: "tcp 80".into(), turn: 3, pages: set }];
+    let runs = vec![Run { start: 0x3000, pages: 4, file: 0, first: 0 }];
+    map.processes.insert(1, Process { runs, sets });
+    // Pages of 1, 2, 3 and zeros.
+    let mut read = |_: u32, first: u32, buffer: &mut [u8]| {
+        for (page, bytes) in (first..).zip(buffer.chunks_mut(PAGE)) {
+            bytes.fill(((page + 1) % 4) as u8);
+        }
+        Ok(())
+    };
+    let mut pages = Pages { map: &map, keys: &[None], remote: None, read: &mut read };
+    let memory = memory::archive(&mut pages, &Known::default(), &mut packing)?;
+    let files_archived = walk::archive(&files, &[], &Seen::default(), &mut packing)?;
+    let packed = packing.finish()?;
+
+    let (proc, generation) = (ProcId([7; 16]), Generation(4));
+    let manifest = Manifest {
+        generation,
+        parent: Some(Generation(3)),
+        frozen_at_ms: 1_795_354_137_000,
+        engine: "criu 4.2.1".into(),
+        kernel: "6.17.0".into(),
+        cpu_features: vec!["avx2".into()],
+        spec: serde_json::json!({"command": ["server"]}),
+        body: serde_json::json!({"sockets": []}),
+        metadata: vec![MetadataFile { name: "core-1.img".into(), size: 4 }],
+        packs: packed.packs.iter().copied().collect(),
+        sizes: Sizes { memory_bytes: 3 * PAGE as u64, set_bytes: PAGE as u64, file_bytes: 6 },
+    };
+    let mut writer = FrontWriter::begin(&keys, proc, &manifest)?;
+    writer.sets(&sets_of(&map.processes));
+    writer.metadata(b"core");
+    writer.pages_of(&memory, &mut pages)?;
+    writer.page_table(&memory.table);
+    writer.files(&files_archived.tree);
+    fs::write(dir.join("front"), writer.end())?;
+    let head = Head::first(proc, "web".parse()?, "blue".parse()?, OwnerId([8; 16]));
+    let head = head.advance(head.owner, Generation(3), 2)?.advance(head.owner, generation, 2)?;
+    fs::write(dir.join("head"), head.seal(&keys)?)?;
+    fs::remove_dir_all(files)?;
+    Ok(())
+}

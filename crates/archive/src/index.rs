@@ -1,0 +1,303 @@
+//! What is stored already: by content for a whole realm ([`Index`]), by place on the local disk for one proc
+//! ([`Known`]).
+//!
+//! Both are local caches. They may be lost, which costs uploads and reading, and must never be wrong: additions are
+//! merged only after the packs they speak of are stored. Hashes are keyed with a secret of the realm, so that neither
+//! says anything to those who do not have it, and nothing is ever shared between realms.
+
+use crate::ids::{KeyId, PackId};
+use crate::keys::{Keyring, NoKey, Secret};
+use crate::pack::{BlockRef, PackRef};
+use crate::wire::{self, Reader};
+use kip_types::Realm;
+use std::collections::{BTreeMap, HashMap};
+use zeroize::Zeroizing;
+
+const INDEX: [u8; 8] = *b"KIPINDX1";
+const KNOWN: [u8; 8] = *b"KIPKNWN1";
+
+/// Names a page or a piece of a file by its content, within a realm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContentHash([u8; 16]);
+
+/// Makes such names.
+pub(crate) struct Hasher {
+    pages: Secret,
+    pieces: Secret,
+}
+
+impl Hasher {
+    pub(crate) fn new(keys: &Keyring) -> Result<Hasher, NoKey> {
+        let secret = keys.hash_key()?;
+        let derive = |context| Zeroizing::new(blake3::derive_key(context, &secret[..]));
+        let pages = derive("kip archive 2026-11-22 pages");
+        Ok(Hasher { pages, pieces: derive("kip archive 2026-11-22 pieces of files") })
+    }
+
+    pub(crate) fn page(&self, bytes: &[u8]) -> ContentHash {
+        hash(&self.pages, bytes)
+    }
+
+    pub(crate) fn piece(&self, bytes: &[u8]) -> ContentHash {
+        hash(&self.pieces, bytes)
+    }
+}
+
+fn hash(key: &Secret, bytes: &[u8]) -> ContentHash {
+    let hash = blake3::keyed_hash(key, bytes);
+    ContentHash(*hash.as_bytes().first_chunk().expect("32 bytes"))
+}
+
+/// Where content lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// In which block.
+    pub block: BlockRef,
+    /// Its first byte in the opened block.
+    pub at: u32,
+}
+
+/// Blocks, each once.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Blocks {
+    pub(crate) list: Vec<BlockRef>,
+    places: HashMap<BlockRef, u32>,
+}
+
+impl Blocks {
+    pub(crate) fn number(&mut self, block: BlockRef) -> u32 {
+        *self.places.entry(block).or_insert_with(|| {
+            self.list.push(block);
+            (self.list.len() - 1) as u32
+        })
+    }
+}
+
+/// The contents that a realm has stored.
+#[derive(Debug, Clone, Default)]
+pub struct Index {
+    blocks: Blocks,
+    places: HashMap<ContentHash, (u32, u32)>,
+}
+
+impl Index {
+    /// Where it lies.
+    pub fn get(&self, hash: &ContentHash) -> Option<Place> {
+        let (block, at) = *self.places.get(hash)?;
+        Some(Place { block: self.blocks.list[block as usize], at })
+    }
+
+    /// Says where it lies. The newest place counts: the one before may be in a pack that could not be used any more.
+    pub fn insert(&mut self, hash: ContentHash, place: Place) {
+        let block = self.blocks.number(place.block);
+        self.places.insert(hash, (block, place.at));
+    }
+
+    /// How many contents.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// There are none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Takes over what was stored; only once its packs are.
+    pub fn merge(&mut self, added: &Index) {
+        for (hash, (block, at)) in &added.places {
+            self.insert(*hash, Place { block: added.blocks.list[*block as usize], at: *at });
+        }
+    }
+
+    /// Forgets all in packs that `keep` does not want, such as those that are to be deleted.
+    pub fn retain(&mut self, keep: impl Fn(&PackId) -> bool) {
+        let old = std::mem::take(self);
+        let kept = |block: u32| keep(&old.blocks.list[block as usize].pack.id);
+        for (hash, (block, at)) in old.places.iter().filter(|(_, (block, _))| kept(*block)) {
+            self.insert(*hash, Place { block: old.blocks.list[*block as usize], at: *at });
+        }
+    }
+
+    /// Its bytes, for a local file.
+    pub fn save(&self, realm: &Realm) -> Vec<u8> {
+        let mut out = begin(INDEX, realm);
+        put_places(&mut out, &self.blocks.list);
+        wire::put(&mut out, self.places.len() as u64);
+        for (hash, (block, at)) in &self.places {
+            out.extend_from_slice(&hash.0);
+            wire::put(&mut out, (*block).into());
+            wire::put(&mut out, (*at).into());
+        }
+        end(out)
+    }
+
+    /// Reads it back. What is damaged or another realm's is as good as lost: `None`.
+    pub fn load(bytes: &[u8], realm: &Realm) -> Option<Index> {
+        let mut reader = open(bytes, INDEX, realm)?;
+        let list = take_places(&mut reader)?;
+        let mut index = Index::default();
+        for _ in 0..reader.count()? {
+            let hash = ContentHash(reader.array()?);
+            let block = *list.get(reader.small()? as usize)?;
+            index.insert(hash, Place { block, at: reader.small()? });
+        }
+        reader.end()?;
+        Some(index)
+    }
+}
+
+/// A page file of a sealed generation on the local disk, whatever its name: hard links of it are the same. Such files
+/// never change; the time of birth tells one from a later one that got its inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    /// Device.
+    pub dev: u64,
+    /// Inode.
+    pub ino: u64,
+    /// statx(2), stx_btime, in nanoseconds since the epoch.
+    pub born_ns: u64,
+}
+
+/// Which pages of which page files are stored: (checksum, place) by file and page. A page whose checksum is another one
+/// was written anew.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Known {
+    files: BTreeMap<FileKey, BTreeMap<u32, (u32, Place)>>,
+}
+
+impl Known {
+    /// Where a page lies, if it is still the one with this checksum (CRC-32).
+    pub fn get(&self, file: FileKey, page: u32, sum: u32) -> Option<Place> {
+        let (known, place) = self.files.get(&file)?.get(&page)?;
+        (*known == sum).then_some(*place)
+    }
+
+    /// Says where a page lies.
+    pub fn insert(&mut self, file: FileKey, page: u32, sum: u32, place: Place) {
+        self.files.entry(file).or_default().insert(page, (sum, place));
+    }
+
+    /// Its bytes, for a local file.
+    pub fn save(&self, realm: &Realm) -> Vec<u8> {
+        let mut blocks = Blocks::default();
+        let mut body = Vec::new();
+        wire::put(&mut body, self.files.len() as u64);
+        for (file, pages) in &self.files {
+            for number in [file.dev, file.ino, file.born_ns, pages.len() as u64] {
+                wire::put(&mut body, number);
+            }
+            for (page, (sum, place)) in pages {
+                for number in [*page, *sum, blocks.number(place.block), place.at] {
+                    wire::put(&mut body, number.into());
+                }
+            }
+        }
+        let mut out = begin(KNOWN, realm);
+        put_places(&mut out, &blocks.list);
+        out.extend_from_slice(&body);
+        end(out)
+    }
+
+    /// Reads it back, as [`Index::load`].
+    pub fn load(bytes: &[u8], realm: &Realm) -> Option<Known> {
+        let mut reader = open(bytes, KNOWN, realm)?;
+        let list = take_places(&mut reader)?;
+        let mut known = Known::default();
+        for _ in 0..reader.count()? {
+            let file = FileKey { dev: reader.number()?, ino: reader.number()?, born_ns: reader.number()? };
+            for _ in 0..reader.count()? {
+                let (page, sum) = (reader.small()?, reader.small()?);
+                let block = *list.get(reader.small()? as usize)?;
+                known.insert(file, page, sum, Place { block, at: reader.small()? });
+            }
+        }
+        reader.end()?;
+        Some(known)
+    }
+}
+
+pub(crate) fn begin(magic: [u8; 8], realm: &Realm) -> Vec<u8> {
+    let mut out = magic.to_vec();
+    wire::put_bytes(&mut out, realm.as_str().as_bytes());
+    out
+}
+
+pub(crate) fn end(mut out: Vec<u8>) -> Vec<u8> {
+    let sum = blake3::hash(&out);
+    out.extend_from_slice(sum.as_bytes());
+    out
+}
+
+pub(crate) fn open<'a>(bytes: &'a [u8], magic: [u8; 8], realm: &Realm) -> Option<Reader<'a>> {
+    let (body, sum) = bytes.split_last_chunk::<32>()?;
+    let mut reader = Reader(body);
+    let is_it = blake3::hash(body) == *sum && reader.array()? == magic && reader.text()? == realm.as_str();
+    is_it.then_some(reader)
+}
+
+pub(crate) fn put_places(out: &mut Vec<u8>, blocks: &[BlockRef]) {
+    let mut packs: Vec<PackRef> = blocks.iter().map(|block| block.pack).collect();
+    packs.sort_unstable();
+    packs.dedup();
+    wire::put(out, packs.len() as u64);
+    for pack in &packs {
+        out.extend_from_slice(&pack.id.0);
+        out.extend_from_slice(&pack.key.0);
+    }
+    crate::pack::put_blocks(out, blocks, &packs);
+}
+
+pub(crate) fn take_places(reader: &mut Reader<'_>) -> Option<Vec<BlockRef>> {
+    let mut packs = Vec::new();
+    for _ in 0..reader.count()? {
+        packs.push(PackRef { id: PackId(reader.array()?), key: KeyId(reader.array()?) });
+    }
+    crate::pack::take_blocks(reader, &packs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(pack: u8, offset: u32) -> Place {
+        let pack = PackRef { id: PackId([pack; 32]), key: KeyId([1; 16]) };
+        Place { block: BlockRef { pack, offset, sealed: 100, plain: 8192 }, at: 4096 }
+    }
+
+    #[test]
+    fn both_are_read_back_and_another_realms_is_not() {
+        let (realm, other) = ("blue".parse().unwrap(), "red".parse().unwrap());
+        let mut index = Index::default();
+        let hash = |n| ContentHash([n; 16]);
+        index.insert(hash(1), place(7, 300));
+        index.insert(hash(2), place(9, 192));
+        index.insert(hash(2), place(8, 192));
+        let bytes = index.save(&realm);
+        let mut back = Index::load(&bytes, &realm).unwrap();
+        assert_eq!((back.get(&hash(1)), back.get(&hash(2)), back.len()), (Some(place(7, 300)), Some(place(8, 192)), 2));
+        assert!(Index::load(&bytes, &other).is_none() && Known::load(&bytes, &realm).is_none());
+        back.retain(|pack| pack.0[0] != 7);
+        assert_eq!((back.get(&hash(1)), back.get(&hash(2))), (None, Some(place(8, 192))));
+        let mut known = Known::default();
+        let file = FileKey { dev: 1, ino: 2, born_ns: 3 };
+        known.insert(file, 5, 99, place(7, 300));
+        let bytes = known.save(&realm);
+        assert_eq!(Known::load(&bytes, &realm), Some(known.clone()));
+        assert_eq!((known.get(file, 5, 99), known.get(file, 5, 98)), (Some(place(7, 300)), None));
+        for at in 0..bytes.len() {
+            let mut bad = bytes.clone();
+            bad[at] ^= 1;
+            assert_eq!(Known::load(&bad, &realm), None, "byte {at}");
+        }
+    }
+
+    #[test]
+    fn hashes_of_two_realms_differ() {
+        let hasher = |realm: &str| Hasher::new(&Keyring::generate(realm.parse().unwrap(), 1)).unwrap();
+        let (blue, red) = (hasher("blue"), hasher("red"));
+        assert_eq!(blue.page(b"x"), blue.page(b"x"));
+        assert_ne!(blue.page(b"x"), red.page(b"x"));
+        assert_ne!(blue.page(b"x"), blue.piece(b"x"));
+    }
+}

@@ -1,0 +1,118 @@
+//! One archiving's way into packs: looks content up, puts what is new into blocks, and hands packs over when they are
+//! full.
+//!
+//! Owns the pack that is being filled; holds one in memory at most. What it stored is known to others only when the
+//! caller merges [`Packed::added`] into the realm's index, which must wait until every pack is stored. Called off: drop
+//! it, and nothing was said.
+
+use crate::ids::PackId;
+use crate::index::{ContentHash, Hasher, Index, Place};
+use crate::keys::{Keyring, NoKey};
+use crate::pack::{BlockRef, Finished, PackRef, PackWriter};
+use std::collections::BTreeSet;
+use std::io;
+
+/// Content cannot be stored.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// The realm cannot seal.
+    #[error(transparent)]
+    Key(#[from] NoKey),
+    /// Whoever takes full packs did not.
+    #[error("pack {pack} was not stored")]
+    Store {
+        /// Which.
+        pack: PackId,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Takes packs when they are full.
+pub type Sink<'a> = dyn FnMut(Finished) -> io::Result<()> + 'a;
+
+/// What an archiving stores in packs.
+pub struct Packing<'a> {
+    pub(crate) keys: &'a Keyring,
+    pub(crate) hasher: Hasher,
+    index: &'a Index,
+    /// Packs that may be referred to: not those that are candidates for deletion.
+    usable: &'a dyn Fn(&PackId) -> bool,
+    sink: &'a mut Sink<'a>,
+    added: Index,
+    open: Option<PackWriter>,
+    made: BTreeSet<PackRef>,
+    bytes: u64,
+}
+
+/// What one left.
+#[derive(Debug, Default)]
+pub struct Packed {
+    /// For the realm's index, once all packs are stored.
+    pub added: Index,
+    /// The packs that were made.
+    pub packs: BTreeSet<PackRef>,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl<'a> Packing<'a> {
+    /// One for a realm. `usable` says which packs may be referred to, see [`crate::gc`].
+    ///
+    /// # Errors
+    /// The realm has no key to seal with.
+    pub fn new(
+        keys: &'a Keyring,
+        index: &'a Index,
+        usable: &'a dyn Fn(&PackId) -> bool,
+        sink: &'a mut Sink<'a>,
+    ) -> Result<Packing<'a>, NoKey> {
+        let (added, made) = (Index::default(), BTreeSet::new());
+        Ok(Packing { keys, hasher: Hasher::new(keys)?, index, usable, sink, added, open: None, made, bytes: 0 })
+    }
+
+    /// Where content lies that may be referred to.
+    pub(crate) fn find(&self, hash: &ContentHash) -> Option<Place> {
+        self.added.get(hash).or_else(|| self.index.get(hash).filter(|place| self.may_use(place)))
+    }
+
+    pub(crate) fn may_use(&self, place: &Place) -> bool {
+        (self.usable)(&place.block.pack.id)
+    }
+
+    /// Says where content lies that was just put into a block.
+    pub(crate) fn add(&mut self, hash: ContentHash, place: Place) {
+        self.added.insert(hash, place);
+    }
+
+    pub(crate) fn push(&mut self, block: &[u8]) -> Result<BlockRef, PackError> {
+        if self.open.as_ref().is_some_and(PackWriter::is_full) {
+            self.close()?;
+        }
+        let writer = match &mut self.open {
+            Some(writer) => writer,
+            none => none.insert(PackWriter::begin(self.keys)?),
+        };
+        Ok(writer.push(self.keys, block))
+    }
+
+    fn close(&mut self) -> Result<(), PackError> {
+        let Some(writer) = self.open.take() else { return Ok(()) };
+        let finished = writer.finish();
+        let pack = finished.pack;
+        self.bytes += finished.bytes.len() as u64;
+        (self.sink)(finished).map_err(|source| PackError::Store { pack: pack.id, source })?;
+        self.made.insert(pack);
+        Ok(())
+    }
+
+    /// Hands over the last pack.
+    ///
+    /// # Errors
+    /// It was not stored.
+    pub fn finish(mut self) -> Result<Packed, PackError> {
+        self.close()?;
+        Ok(Packed { added: self.added, packs: self.made, bytes: self.bytes })
+    }
+}

@@ -1,0 +1,395 @@
+//! Authenticated encryption of objects: the clear header that says what an object belongs to, and the key that only it
+//! has.
+//!
+//! Owns the header's layout (docs/design/2026-11-22-archive.md) and the order of the checks. Nothing in an object is
+//! believed before it was authenticated, and there is no way to write one that is not. Each object has a key of its
+//! own, derived from the realm's and a salt that is never used twice, so a nonce needs to differ within one object
+//! only; who seals gives a number that only grows.
+
+use crate::ids::{KeyId, ProcId, random};
+use crate::keys::{Keyring, NoKey, Secret};
+use kip_types::{Generation, Realm};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use ring::hkdf;
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// Version of the objects' layout.
+pub const FORMAT: u16 = 1;
+/// Bytes of the clear header.
+pub const HEADER: usize = 192;
+/// Bytes that sealing adds.
+pub const TAG: usize = 16;
+const MAGIC: [u8; 8] = *b"KIPARCHV";
+/// AES-256-GCM.
+const CIPHER: u8 = 1;
+/// Where the header's own tag begins.
+const TAGGED: usize = 160;
+
+/// What an object is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A generation's front.
+    Front = 1,
+    /// Blocks.
+    Pack = 2,
+    /// A proc's newest state.
+    Head = 3,
+}
+
+impl Kind {
+    fn of(byte: u8) -> Option<Kind> {
+        [Kind::Front, Kind::Pack, Kind::Head].into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Front => "front",
+            Kind::Pack => "pack",
+            Kind::Head => "head",
+        })
+    }
+}
+
+/// The clear beginning of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Kind,
+    /// The realm's key that sealed it.
+    pub key: KeyId,
+    /// What its own key was derived with; of a pack its name.
+    pub salt: [u8; 32],
+    /// Whose it is; nobody's, if it is a pack.
+    pub proc: ProcId,
+    /// Of which generation; 0 of a pack.
+    pub generation: Generation,
+    /// Of which realm.
+    pub realm: Realm,
+}
+
+/// What whoever opens an object knows of it. The realm is the keyring's.
+#[derive(Debug, Clone, Copy)]
+pub struct Expect {
+    /// What it must be.
+    pub kind: Kind,
+    /// Whose it must be, if that matters.
+    pub proc: Option<ProcId>,
+    /// Of which generation, if that is known.
+    pub generation: Option<Generation>,
+}
+
+/// An object is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// Something else.
+    #[error("this is no object of Kip's archive")]
+    NotOurs,
+    /// Of a newer Kip.
+    #[error("the object has format {found}, this Kip reads up to {FORMAT}: upgrade Kip")]
+    Newer {
+        /// Its format.
+        found: u16,
+    },
+    /// Another kind of object.
+    #[error("the object is a {found}, not a {expected}")]
+    Kind {
+        /// What it is.
+        found: Kind,
+        /// What it should be.
+        expected: Kind,
+    },
+    /// Another tenant's.
+    #[error("the object belongs to realm {found}, not to {expected}")]
+    Realm {
+        /// Whose it says that it is.
+        found: Realm,
+        /// Whose it should be.
+        expected: Realm,
+    },
+    /// Another proc's.
+    #[error("the object belongs to proc {found}, not to {expected}")]
+    Proc {
+        /// Whose it is.
+        found: ProcId,
+        /// Whose it should be.
+        expected: ProcId,
+    },
+    /// Another generation's.
+    #[error("the object belongs to generation {found}, not to {expected}")]
+    Generation {
+        /// Whose it is.
+        found: Generation,
+        /// Whose it should be.
+        expected: Generation,
+    },
+    /// Another pack under this one's name.
+    #[error("the object is another pack than its name says")]
+    OtherPack,
+    /// Its key is missing or gone.
+    #[error(transparent)]
+    Key(#[from] NoKey),
+    /// Bytes were changed, moved or exchanged.
+    #[error("the object is damaged: its {what} at byte {at} is not what was sealed")]
+    Damaged {
+        /// Which part.
+        what: &'static str,
+        /// Where it begins in the object.
+        at: u64,
+    },
+    /// The end is missing.
+    #[error("the object is cut short: it ends at byte {at}, before its last part")]
+    Truncated {
+        /// Bytes that there are.
+        at: u64,
+    },
+    /// Something was appended.
+    #[error("the object goes on behind its last part, at byte {at}")]
+    Trailing {
+        /// Bytes up to there.
+        at: u64,
+    },
+    /// Sealed by a key of the realm, and yet not understood.
+    #[error("the {what} is authentic but cannot be understood: it was made by a faulty Kip")]
+    Malformed {
+        /// Which part.
+        what: &'static str,
+    },
+}
+
+/// An object's own keys.
+pub(crate) struct ObjectKey {
+    aead: LessSafeKey,
+    tag: Secret,
+}
+
+impl fmt::Debug for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ObjectKey")
+    }
+}
+
+/// The header's tag, additional data of all that follows.
+pub(crate) type HeaderTag = [u8; 32];
+
+fn nonce(number: u64) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+struct Length(usize);
+
+impl hkdf::KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+impl ObjectKey {
+    /// That of an object with this salt.
+    pub(crate) fn derive(secret: &Secret, salt: &[u8; 32]) -> ObjectKey {
+        let extracted = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(&secret[..]);
+        let expand = |info: &[u8]| -> Secret {
+            let mut key = Zeroizing::new([0; 32]);
+            let info = [info];
+            let expanded = extracted.expand(&info, Length(32));
+            expanded.and_then(|okm| okm.fill(&mut key[..])).expect("32 bytes are what HKDF can give");
+            key
+        };
+        let sealing = expand(b"kip archive 2026-11-22 seal");
+        let aead = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &sealing[..]).expect("32 bytes"));
+        ObjectKey { aead, tag: expand(b"kip archive 2026-11-22 header") }
+    }
+
+    /// Seals in place, and appends [`TAG`] bytes. No number may be used twice.
+    pub(crate) fn seal(&self, number: u64, aad: &[u8], bytes: &mut Vec<u8>, from: usize) {
+        let sealed = self.aead.seal_in_place_separate_tag(nonce(number), Aad::from(aad), &mut bytes[from..]);
+        let tag = sealed.expect("parts are far below AES-GCM's limit");
+        bytes.extend_from_slice(tag.as_ref());
+    }
+
+    /// Opens in place what [`ObjectKey::seal`] made.
+    pub(crate) fn open<'a>(&self, number: u64, aad: &[u8], sealed: &'a mut [u8]) -> Option<&'a mut [u8]> {
+        self.aead.open_in_place(nonce(number), Aad::from(aad), sealed).ok()
+    }
+
+    fn header_tag(&self, header: &[u8]) -> HeaderTag {
+        *blake3::keyed_hash(&self.tag, &header[..TAGGED]).as_bytes()
+    }
+}
+
+/// What an object is sealed with, once its header is written or checked.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) header: Header,
+    pub(crate) key: ObjectKey,
+    pub(crate) tag: HeaderTag,
+}
+
+/// Begins an object with the realm's current key: its header's bytes, and what the rest is sealed with.
+pub(crate) fn begin(
+    keys: &Keyring,
+    kind: Kind,
+    proc: ProcId,
+    generation: Generation,
+) -> Result<(Vec<u8>, Opened), NoKey> {
+    let id = keys.current()?;
+    let header = Header { kind, key: id, salt: random(), proc, generation, realm: keys.realm().clone() };
+    let key = ObjectKey::derive(keys.secret(id)?, &header.salt);
+    let mut bytes = header.encode();
+    let tag = key.header_tag(&bytes);
+    bytes.extend_from_slice(&tag);
+    Ok((bytes, Opened { header, key, tag }))
+}
+
+/// Checks a header against what is expected.
+pub(crate) fn open(bytes: &[u8; HEADER], keys: &Keyring, expect: &Expect) -> Result<Opened, OpenError> {
+    let header = Header::decode(bytes)?;
+    if header.kind != expect.kind {
+        return Err(OpenError::Kind { found: header.kind, expected: expect.kind });
+    }
+    if header.realm != *keys.realm() {
+        return Err(OpenError::Realm { found: header.realm, expected: keys.realm().clone() });
+    }
+    let key = ObjectKey::derive(keys.secret(header.key)?, &header.salt);
+    let tag = key.header_tag(bytes);
+    // blake3::Hash compares in constant time.
+    let stored = blake3::Hash::from_bytes(bytes[TAGGED..].try_into().expect("32 bytes"));
+    if stored != blake3::Hash::from_bytes(tag) {
+        return Err(OpenError::Damaged { what: "header", at: 0 });
+    }
+    match (expect.proc, expect.generation) {
+        (Some(expected), _) if header.proc != expected => Err(OpenError::Proc { found: header.proc, expected }),
+        (_, Some(expected)) if header.generation != expected => {
+            Err(OpenError::Generation { found: header.generation, expected })
+        }
+        _ => Ok(Opened { header, key, tag }),
+    }
+}
+
+impl Header {
+    /// Reads a header without believing it: for whoever wants to know which key an object needs.
+    ///
+    /// # Errors
+    /// `NotOurs`, `Newer`, `Truncated`, `Damaged`.
+    pub fn peek(bytes: &[u8]) -> Result<Header, OpenError> {
+        let head = bytes.first_chunk().ok_or(OpenError::Truncated { at: bytes.len() as u64 })?;
+        Header::decode(head)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER);
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&FORMAT.to_le_bytes());
+        out.extend_from_slice(&[self.kind as u8, CIPHER, 0, 0, 0, 0]);
+        out.extend_from_slice(&self.key.0);
+        out.extend_from_slice(&self.salt);
+        out.extend_from_slice(&self.proc.0);
+        out.extend_from_slice(&self.generation.0.to_le_bytes());
+        out.extend_from_slice(self.realm.as_str().as_bytes());
+        out.resize(TAGGED, 0);
+        out
+    }
+
+    fn decode(bytes: &[u8; HEADER]) -> Result<Header, OpenError> {
+        if bytes[..8] != MAGIC {
+            return Err(OpenError::NotOurs);
+        }
+        let found = u16::from_le_bytes([bytes[8], bytes[9]]);
+        if found > FORMAT {
+            return Err(OpenError::Newer { found });
+        }
+        let damaged = || OpenError::Damaged { what: "header", at: 0 };
+        let kind = Kind::of(bytes[10]).ok_or_else(damaged)?;
+        let part = |at: usize| -> [u8; 16] { bytes[at..at + 16].try_into().expect("16 bytes") };
+        let name = bytes[88..152].split(|byte| *byte == 0).next().expect("there is always a first part");
+        let realm = std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).ok_or_else(damaged)?;
+        let header = Header {
+            kind,
+            key: KeyId(part(16)),
+            salt: bytes[32..64].try_into().expect("32 bytes"),
+            proc: ProcId(part(64)),
+            generation: Generation(u64::from_le_bytes(bytes[80..88].try_into().expect("8 bytes"))),
+            realm,
+        };
+        // Only one way to write it.
+        if header.encode() != bytes[..TAGGED] { Err(damaged()) } else { Ok(header) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(realm: &str) -> Keyring {
+        Keyring::generate(realm.parse().unwrap(), 1)
+    }
+
+    fn made(keys: &Keyring) -> ([u8; HEADER], ProcId) {
+        let proc = ProcId::random();
+        let (bytes, _) = begin(keys, Kind::Front, proc, Generation(4)).unwrap();
+        (bytes.try_into().unwrap(), proc)
+    }
+
+    fn expect(proc: ProcId, generation: u64) -> Expect {
+        Expect { kind: Kind::Front, proc: Some(proc), generation: Some(Generation(generation)) }
+    }
+
+    #[test]
+    fn each_thing_that_is_not_as_expected_has_its_own_word() {
+        let keys = ring("blue");
+        let (bytes, proc) = made(&keys);
+        assert_eq!(open(&bytes, &keys, &expect(proc, 4)).unwrap().header.generation, Generation(4));
+        let refused = |keys: &Keyring, expect| open(&bytes, keys, &expect).unwrap_err();
+        assert!(matches!(refused(&ring("red"), expect(proc, 4)), OpenError::Realm { .. }));
+        assert!(matches!(refused(&ring("blue"), expect(proc, 4)), OpenError::Key(NoKey::Unknown { .. })));
+        assert!(matches!(refused(&keys, expect(ProcId::random(), 4)), OpenError::Proc { .. }));
+        assert!(matches!(refused(&keys, expect(proc, 5)), OpenError::Generation { .. }));
+        let head = Expect { kind: Kind::Head, ..expect(proc, 4) };
+        assert_eq!(refused(&keys, head).to_string(), "the object is a front, not a head");
+        let mut newer = bytes;
+        newer[8] = 2;
+        let told = open(&newer, &keys, &expect(proc, 4)).unwrap_err().to_string();
+        assert_eq!(told, "the object has format 2, this Kip reads up to 1: upgrade Kip");
+        assert_eq!(Header::peek(b"KIPARCHV"), Err(OpenError::Truncated { at: 8 }));
+        assert_eq!(Header::peek(&[0; HEADER]), Err(OpenError::NotOurs));
+    }
+
+    #[test]
+    fn a_destroyed_key_is_not_called_damage() {
+        let mut keys = ring("blue");
+        let (bytes, proc) = made(&keys);
+        keys.rotate(2);
+        open(&bytes, &keys, &expect(proc, 4)).unwrap();
+        keys.destroy(keys.facts()[0].id, 3).unwrap();
+        let e = open(&bytes, &keys, &expect(proc, 4)).unwrap_err();
+        assert!(matches!(e, OpenError::Key(NoKey::Destroyed { at_ms: 3, .. })), "{e}");
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_header_is_found() {
+        let keys = ring("blue");
+        let (bytes, proc) = made(&keys);
+        for bit in 0..HEADER * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(open(&bad, &keys, &expect(proc, 4)).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_is_sealed_under_one_number_opens_under_no_other() {
+        let keys = ring("blue");
+        let (_, opened) = begin(&keys, Kind::Pack, ProcId([0; 16]), Generation(0)).unwrap();
+        let mut bytes = b"..secret".to_vec();
+        opened.key.seal(7, b"of this", &mut bytes, 2);
+        assert_eq!(bytes.len(), 8 + TAG);
+        assert_eq!(opened.key.open(7, b"of this", &mut bytes[2..].to_vec()).unwrap(), b"secret");
+        assert!(opened.key.open(8, b"of this", &mut bytes[2..].to_vec()).is_none());
+        assert!(opened.key.open(7, b"of that", &mut bytes[2..].to_vec()).is_none());
+        assert!(opened.key.open(7, b"of this", &mut bytes[3..].to_vec()).is_none());
+    }
+}

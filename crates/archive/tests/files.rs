@@ -1,0 +1,332 @@
+//! A directory comes back exactly, reads nothing twice, and no list of files leads out of its directory.
+//!
+//! Makes device nodes and trusted attributes, so it needs root, as the kernel tests do.
+
+use kip_archive::files::compare::differences;
+use kip_archive::files::restore::{IdShift, RestoreError, restore};
+use kip_archive::files::tree::{Node, Tree};
+use kip_archive::files::walk::{self, Archived, Seen};
+use kip_archive::ids::PackId;
+use kip_archive::index::Index;
+use kip_archive::keys::Keyring;
+use kip_archive::pack::{Finished, PackReader};
+use kip_archive::packing::Packing;
+use proptest::prelude::*;
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt, chown, lchown, symlink};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+struct World {
+    keys: Keyring,
+    packs: HashMap<PackId, Vec<u8>>,
+    index: Index,
+    seen: Seen,
+}
+
+impl World {
+    fn new() -> World {
+        let keys = Keyring::generate("blue".parse().unwrap(), 1);
+        World { keys, packs: HashMap::new(), index: Index::default(), seen: Seen::default() }
+    }
+
+    fn archive(&mut self, root: &Path, first: &[&Path]) -> (Archived, u64) {
+        let packs = &mut self.packs;
+        let mut sink = |pack: Finished| {
+            packs.insert(pack.pack.id, pack.bytes);
+            Ok(())
+        };
+        let mut packing = Packing::new(&self.keys, &self.index, &|_| true, &mut sink).unwrap();
+        let archived = walk::archive(root, first, &self.seen, &mut packing).unwrap();
+        let packed = packing.finish().unwrap();
+        self.index.merge(&packed.added);
+        self.seen = archived.seen.clone();
+        (archived, packed.bytes)
+    }
+
+    fn restore(&self, tree: &Tree, dir: &Path, shift: IdShift) -> Result<Vec<u32>, RestoreError> {
+        let mut reader = PackReader::new(&self.keys);
+        let mut fetched = Vec::new();
+        restore(tree, dir, shift, |block| {
+            fetched.push(block.offset);
+            let range = block.range();
+            let bytes = &self.packs[&block.pack.id][range.start as usize..range.end as usize];
+            reader.open_block(block, bytes).map_err(io::Error::other)
+        })?;
+        Ok(fetched)
+    }
+}
+
+fn attribute(path: &Path, name: &str, value: &[u8]) {
+    rustix::fs::lsetxattr(path, name, value, XattrFlags::empty()).unwrap();
+}
+
+fn node(path: &Path, kind: FileType, major: u32, minor: u32) {
+    rustix::fs::mknodat(CWD, path, kind, Mode::from_raw_mode(0o640), rustix::fs::makedev(major, minor)).unwrap();
+}
+
+/// Sets the modification time of anything, links themselves included.
+fn touch(path: &Path, seconds: i64, nanos: i64) {
+    let time = Timespec { tv_sec: seconds, tv_nsec: nanos };
+    let times = Timestamps { last_access: time, last_modification: time };
+    rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
+}
+
+/// Something of everything.
+fn furnish(root: &Path) {
+    let at = |name: &str| root.join(name);
+    for dir in ["etc", "etc/deep", "var", "empty", "opaque"] {
+        fs::create_dir(at(dir)).unwrap();
+    }
+    fs::write(at("etc/passwd"), b"root:x:0:0").unwrap();
+    fs::write(at("etc/again"), b"root:x:0:0").unwrap();
+    fs::write(at("etc/deep/nothing"), b"").unwrap();
+    fs::write(
+        at("var/large"),
+        (0..3_000_000u32).flat_map(|n| n.wrapping_mul(n).wrapping_mul(0x9e37_79b9).to_le_bytes()).collect::<Vec<u8>>(),
+    )
+    .unwrap();
+    fs::write(at("tool"), b"\x7fELF").unwrap();
+    chown(at("tool"), Some(1000), Some(1001)).unwrap();
+    fs::set_permissions(at("tool"), fs::Permissions::from_mode(0o6755)).unwrap();
+    attribute(
+        &at("tool"),
+        "security.capability",
+        &[1, 0, 0, 3, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 232, 3, 0, 0],
+    );
+    attribute(&at("etc/passwd"), "user.note", b"");
+    attribute(&at("opaque"), "trusted.overlay.opaque", b"y");
+    attribute(&at("etc/deep"), "trusted.overlay.redirect", b"/elsewhere");
+    fs::set_permissions(at("var"), fs::Permissions::from_mode(0o1777)).unwrap();
+    fs::set_permissions(at("empty"), fs::Permissions::from_mode(0o000)).unwrap();
+    fs::hard_link(at("tool"), at("var/tool")).unwrap();
+    symlink("/etc/shadow", at("link")).unwrap();
+    symlink("../..", at("etc/up")).unwrap();
+    lchown(at("link"), Some(7), Some(8)).unwrap();
+    attribute(&at("link"), "trusted.of-link", b"1");
+    fs::hard_link(at("link"), at("etc/link")).unwrap();
+    node(&at("gone"), FileType::CharacterDevice, 0, 0);
+    node(&at("null"), FileType::CharacterDevice, 1, 3);
+    node(&at("disk"), FileType::BlockDevice, 259, 70_000);
+    node(&at("pipe"), FileType::Fifo, 0, 0);
+    node(&at("socket"), FileType::Socket, 0, 0);
+    let sparse = File::create(at("sparse")).unwrap();
+    sparse.set_len(50 << 20).unwrap();
+    sparse.write_all_at(b"in the middle", 20 << 20).unwrap();
+    sparse.write_all_at(&[1; 5000], 40 << 20).unwrap();
+    File::create(at("hollow")).unwrap().set_len(64 << 20).unwrap();
+    fs::write(root.join(std::ffi::OsStr::from_bytes(b"no \xff utf-8\n")), b"x").unwrap();
+    touch(&at("link"), 1_000_000, 5);
+    touch(&at("null"), -3, 999_999_999);
+    touch(&at("etc"), 2_000_000_000, 123_456_789);
+    touch(root, 1_500_000_000, 1);
+}
+
+/// Until all below is old enough to be known by its times.
+fn settle(root: &Path) {
+    let newest = |root: &Path| {
+        let mut left = vec![root.to_owned()];
+        let mut newest = 0i128;
+        while let Some(path) = left.pop() {
+            let meta = fs::symlink_metadata(&path).unwrap();
+            newest = newest.max(i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()));
+            if meta.is_dir() {
+                left.extend(fs::read_dir(path).unwrap().map(|e| e.unwrap().path()));
+            }
+        }
+        newest
+    };
+    let ripe = newest(root) + 25_000_000;
+    let now = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as i128;
+    while now() < ripe {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn two() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    fs::create_dir(&to).unwrap();
+    (dir, from, to)
+}
+
+#[test]
+fn everything_comes_back_exactly() {
+    let (_dir, from, to) = two();
+    furnish(&from);
+    let mut world = World::new();
+    let (archived, _) = world.archive(&from, &[]);
+    world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+    assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
+    let blocks = |name: &str| fs::metadata(to.join(name)).unwrap().blocks() * 512;
+    assert!(blocks("sparse") < 100_000 && blocks("hollow") < 100_000, "holes take no room");
+    assert!(matches!(world.restore(&archived.tree, &to, IdShift::NONE), Err(RestoreError::NotEmpty(_))));
+    fs::write(from.join("etc/passwd"), b"root:x:0:1").unwrap();
+    assert_eq!(differences(&from, &to).unwrap().len(), 1, "a difference would be seen");
+}
+
+#[test]
+fn what_is_known_is_neither_read_nor_stored_again() {
+    let (_dir, from, to) = two();
+    furnish(&from);
+    settle(&from);
+    let mut world = World::new();
+    let (first, bytes) = world.archive(&from, &[]);
+    assert!(first.read > 5 && bytes > 1_000_000, "{} files, {bytes} bytes", first.read);
+    let (again, bytes) = world.archive(&from, &[]);
+    assert_eq!((again.read, bytes), (0, 0));
+    assert_eq!(again.tree, first.tree);
+    // Only what changed, and of that only what is new.
+    File::options().append(true).open(from.join("var/large")).unwrap().write_all_at(b"more", 12_000_000).unwrap();
+    settle(&from);
+    let (third, bytes) = world.archive(&from, &[]);
+    assert_eq!(third.read, 1);
+    assert!((1..1_200_000).contains(&bytes), "the last piece: {bytes}");
+    let (saved, realm) = (world.seen.save(world.keys.realm()), world.keys.realm().clone());
+    assert_eq!(Seen::load(&saved, &realm), Some(world.seen.clone()));
+    world.seen = Seen::default();
+    let (anew, bytes) = world.archive(&from, &[]);
+    assert!(anew.read > 5 && bytes == 0, "a lost cache costs reading only");
+    world.restore(&anew.tree, &to, IdShift::NONE).unwrap();
+    assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_file_that_was_just_written_is_not_known_by_its_times() {
+    let (_dir, from, _) = two();
+    fs::write(from.join("young"), b"1").unwrap();
+    let mut world = World::new();
+    world.archive(&from, &[]);
+    let (again, _) = world.archive(&from, &[]);
+    assert_eq!(again.read, 1);
+}
+
+#[test]
+fn what_is_needed_first_comes_first() {
+    let (_dir, from, to) = two();
+    for n in 0..6u8 {
+        let bytes: Vec<u8> = (0..200_000u32).map(|i| (i.wrapping_mul(i) >> 7) as u8 ^ n.wrapping_mul(91)).collect();
+        fs::write(from.join(format!("f{n}")), bytes).unwrap();
+    }
+    let mut world = World::new();
+    let (archived, _) =
+        world.archive(&from, &[Path::new("f4"), Path::new("no/such"), Path::new("f2"), Path::new("f4")]);
+    let name = |index: &u32| String::from_utf8(archived.tree.entries[*index as usize].name.clone()).unwrap();
+    assert_eq!(archived.tree.order.iter().map(name).collect::<Vec<_>>(), ["f4", "f2"]);
+    let fetched = world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+    assert!(fetched.len() == 6 && fetched.is_sorted(), "in the order of the pack: {fetched:?}");
+}
+
+#[test]
+fn owners_move_to_another_block_of_ids() {
+    let (_dir, from, to) = two();
+    fs::write(from.join("own"), b"1").unwrap();
+    chown(from.join("own"), Some(100_005), Some(100_000)).unwrap();
+    let capability = |root: u32| {
+        let mut value = vec![1, 0, 0, 3, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        value.extend(root.to_le_bytes());
+        value
+    };
+    attribute(&from.join("own"), "security.capability", &capability(100_000));
+    fs::write(from.join("other"), b"2").unwrap();
+    chown(from.join("other"), Some(0), Some(165_536)).unwrap();
+    let mut world = World::new();
+    let (archived, _) = world.archive(&from, &[]);
+    world.restore(&archived.tree, &to, IdShift { from: 100_000, to: 300_000, count: 65_536 }).unwrap();
+    let owner = |name: &str| fs::metadata(to.join(name)).map(|m| (m.uid(), m.gid())).unwrap();
+    assert_eq!((owner("own"), owner("other")), ((300_005, 300_000), (0, 165_536)));
+    let mut value = [0; 24];
+    rustix::fs::lgetxattr(to.join("own"), "security.capability", &mut value).unwrap();
+    assert_eq!(value.to_vec(), capability(300_000));
+}
+
+#[test]
+fn a_long_way_down_is_no_trouble() {
+    let (_dir, from, to) = two();
+    let name = "d".repeat(200);
+    // Longer than a path may be: made and compared from within.
+    let mut at = from.clone();
+    for _ in 0..15 {
+        at.push(&name);
+    }
+    fs::create_dir_all(&at).unwrap();
+    let mut dir = File::open(&at).unwrap();
+    for _ in 0..30 {
+        rustix::fs::mkdirat(&dir, name.as_str(), Mode::from_raw_mode(0o755)).unwrap();
+        let flags = rustix::fs::OFlags::DIRECTORY;
+        dir = rustix::fs::openat(&dir, name.as_str(), flags, Mode::empty()).unwrap().into();
+    }
+    let mut world = World::new();
+    let (archived, _) = world.archive(&from, &[]);
+    assert_eq!(archived.tree.entries.len(), 46);
+    world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+    let (back, _) = world.archive(&to, &[]);
+    assert_eq!(back.tree, archived.tree);
+}
+
+#[test]
+fn a_hostile_list_of_files_makes_nothing_outside() {
+    let (_dir, from, to) = two();
+    fs::create_dir(from.join("a")).unwrap();
+    fs::write(from.join("a/b"), b"x").unwrap();
+    let mut world = World::new();
+    let (archived, _) = world.archive(&from, &[]);
+    let hostile = |change: &dyn Fn(&mut Tree)| {
+        let mut tree = archived.tree.clone();
+        change(&mut tree);
+        assert!(matches!(world.restore(&tree, &to, IdShift::NONE), Err(RestoreError::Fault(_))));
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+    };
+    hostile(&|tree| tree.entries[2].name = b"../../escaped".to_vec());
+    hostile(&|tree| tree.entries[2].name = b"..".to_vec());
+    hostile(&|tree| tree.entries[1].name = b"/tmp/escaped".to_vec());
+    hostile(&|tree| tree.entries[1].node = Node::Symlink(b"/tmp".to_vec()));
+    hostile(&|tree| tree.entries[2].parent = 2);
+    let mut short = archived.tree.clone();
+    short.blocks[0].sealed -= 1;
+    assert!(matches!(world.restore(&short, &to, IdShift::NONE), Err(RestoreError::Fetch { .. })));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn random_directories_come_back(
+        entries in prop::collection::vec((0usize..8, 0u8..6, prop::collection::vec(any::<u8>(), 0..40), 0usize..120_000, 0u32..0o10000), 0..40),
+    ) {
+        let (_dir, from, to) = two();
+        let mut dirs = vec![from.clone()];
+        let mut files: Vec<PathBuf> = Vec::new();
+        for (number, (parent, kind, seed, size, mode)) in entries.into_iter().enumerate() {
+            let path = dirs[parent % dirs.len()].join(format!("e{number}"));
+            match kind {
+                0 => {
+                    fs::create_dir(&path).unwrap();
+                    dirs.push(path.clone());
+                }
+                1 if !files.is_empty() => fs::hard_link(&files[size % files.len()], &path).unwrap(),
+                2 => symlink(format!("{seed:?}"), &path).unwrap(),
+                3 => {
+                    let file = File::create(&path).unwrap();
+                    file.write_all_at(&seed, (size * 10) as u64).unwrap();
+                    file.set_len((size * 20) as u64).unwrap();
+                }
+                _ => {
+                    fs::write(&path, seed.iter().copied().cycle().take(if seed.is_empty() { 0 } else { size }).collect::<Vec<_>>()).unwrap();
+                    files.push(path.clone());
+                }
+            }
+            if kind != 2 && kind != 0 {
+                fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            }
+        }
+        let mut world = World::new();
+        let (archived, _) = world.archive(&from, &[]);
+        world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+        prop_assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,195 @@
+//! A front is read back whole however it arrives, and never with anything changed, cut, moved or foreign.
+
+use kip_archive::files::tree::{Attributes, Entry, Node, Tree};
+use kip_archive::front::read::{Event, FrontReader, summary};
+use kip_archive::front::write::FrontWriter;
+use kip_archive::front::{Manifest, MetadataFile, Sets, Sizes};
+use kip_archive::ids::{KeyId, PackId, ProcId};
+use kip_archive::keys::{Keyring, NoKey};
+use kip_archive::pack::{BlockRef, PackRef};
+use kip_archive::seal::OpenError;
+use kip_archive::table::{Home, PageTable, TableRun};
+use kip_snapshot::pages::{Expected, PAGE, WorkingSet};
+use kip_types::Generation;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+struct Made {
+    keys: Arc<Keyring>,
+    proc: ProcId,
+    manifest: Manifest,
+    metadata: Vec<Vec<u8>>,
+    sets: Sets,
+    pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>,
+    table: PageTable,
+    tree: Tree,
+    bytes: Vec<u8>,
+}
+
+fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> Made {
+    let keys = Arc::new(Keyring::generate("blue".parse().unwrap(), 1));
+    let proc = ProcId::random();
+    let pack = PackRef { id: PackId([3; 32]), key: KeyId([4; 16]) };
+    let named =
+        |(n, bytes): (usize, &Vec<u8>)| MetadataFile { name: format!("core-{n}.img"), size: bytes.len() as u64 };
+    let manifest = Manifest {
+        generation: Generation(4),
+        parent: Some(Generation(3)),
+        frozen_at_ms: 7,
+        engine: "criu 4.2.1".into(),
+        kernel: "6.17.0".into(),
+        cpu_features: vec!["avx2".into()],
+        spec: serde_json::json!({"command": ["redis-server"]}),
+        body: serde_json::json!({"sockets": [1, 2]}),
+        metadata: metadata.iter().enumerate().map(named).collect(),
+        packs: vec![pack],
+        sizes: Sizes::default(),
+    };
+    let expected =
+        |(address, _): &(u64, Vec<u8>)| Expected { address: *address, confirmed: 3, held_back: address % 8192 == 0 };
+    let set = |pages: &Vec<_>| {
+        vec![WorkingSet { kind: "tcp 80".into(), turn: 2, pages: pages.iter().map(expected).collect() }]
+    };
+    let sets: Sets = pages.iter().map(|(process, pages)| (*process, set(pages))).collect();
+    let blocks = vec![BlockRef { pack, offset: 192, sealed: 100, plain: 2 * PAGE as u32 }];
+    let run = |start: u64, pages, home| TableRun { start, pages, home };
+    let mut processes: BTreeMap<u32, Vec<TableRun>> = BTreeMap::new();
+    for (process, pages) in &pages {
+        let addresses: std::collections::BTreeSet<u64> = pages.iter().map(|(address, _)| *address).collect();
+        processes.insert(*process, addresses.into_iter().map(|address| run(address, 1, Home::Front)).collect());
+    }
+    let behind = 0x1_0000_0000;
+    processes.entry(1).or_default().push(run(behind, 2, Home::Block { block: 0, first: 0 }));
+    let table = PageTable { blocks, processes };
+    let root = Entry { parent: 0, name: vec![], attributes: Attributes::default(), node: Node::Directory };
+    let tree = Tree { entries: vec![root], ..Tree::default() };
+    let mut writer = FrontWriter::begin(&keys, proc, &manifest).unwrap();
+    let mut bytes = writer.take();
+    writer.sets(&sets);
+    for file in &metadata {
+        writer.metadata(file);
+        bytes.extend(writer.take());
+    }
+    for (process, pages) in &pages {
+        let (addresses, contents): (Vec<u64>, Vec<&[u8]>) = pages.iter().map(|(a, bytes)| (*a, &bytes[..])).unzip();
+        writer.set_pages(*process, &addresses, &contents.concat());
+    }
+    writer.page_table(&table);
+    writer.files(&tree);
+    bytes.extend(writer.end());
+    Made { keys, proc, manifest, metadata, sets, pages, table, tree, bytes }
+}
+
+fn small() -> Made {
+    front(
+        vec![b"core".to_vec(), vec![], vec![9; 700], vec![]],
+        [(1, vec![(0x2000, vec![7; PAGE]), (0x1000, vec![8; PAGE])])].into(),
+    )
+}
+
+fn read(made: &Made, bytes: &[u8], sizes: &[usize]) -> Result<Vec<Event>, OpenError> {
+    let mut reader = FrontReader::new(made.keys.clone(), made.proc, Generation(4));
+    let (mut events, mut left, mut turn) = (Vec::new(), bytes, 0);
+    while !left.is_empty() {
+        let (now, rest) = left.split_at(sizes[turn % sizes.len()].min(left.len()));
+        events.extend(reader.push(now)?);
+        (left, turn) = (rest, turn + 1);
+    }
+    reader.finish().map(|()| events)
+}
+
+fn check(made: &Made, events: Vec<Event>) {
+    let mut events = events.into_iter();
+    assert_eq!(events.next(), Some(Event::Manifest(Box::new(made.manifest.clone()))));
+    assert_eq!(events.next(), Some(Event::Sets(made.sets.clone())));
+    let mut metadata: Vec<(String, Vec<u8>, bool)> = Vec::new();
+    let mut seen: BTreeMap<u32, Vec<(u64, Vec<u8>)>> = BTreeMap::new();
+    let mut rest = Vec::new();
+    for event in events {
+        match event {
+            Event::Metadata { name, bytes, is_complete } => match metadata.last_mut().filter(|last| last.0 == name) {
+                Some(last) => {
+                    assert!(!last.2);
+                    last.1.extend(bytes);
+                    last.2 = is_complete;
+                }
+                None => metadata.push((name, bytes, is_complete)),
+            },
+            Event::SetPages { process, pages } => seen.entry(process).or_default().extend(pages),
+            other => rest.push(other),
+        }
+    }
+    let wanted: Vec<_> =
+        made.manifest.metadata.iter().zip(&made.metadata).map(|(f, b)| (f.name.clone(), b.clone(), true)).collect();
+    assert_eq!(metadata, wanted);
+    let filled: BTreeMap<_, _> = made.pages.clone().into_iter().filter(|(_, pages)| !pages.is_empty()).collect();
+    assert_eq!(seen, filled);
+    assert_eq!(rest, [Event::PageTable(made.table.clone()), Event::Files(made.tree.clone()), Event::End]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+    #[test]
+    fn any_front_is_read_back_in_any_pieces(
+        files in prop::collection::vec((any::<u8>(), 0usize..400_000), 0..5),
+        pages in prop::collection::btree_map(1u32..4, prop::collection::vec((0u64..1000, any::<u8>()), 0..80), 0..3),
+        sizes in prop::collection::vec(1usize..100_000, 1..6),
+    ) {
+        let metadata = files.into_iter().map(|(byte, size)| (0..size).map(|n| byte.wrapping_add((n / 7) as u8)).collect()).collect();
+        let page = |(number, byte): (u64, u8)| (number * PAGE as u64, vec![byte; PAGE]);
+        let made = front(metadata, pages.into_iter().map(|(process, pages)| (process, pages.into_iter().map(page).collect())).collect());
+        check(&made, read(&made, &made.bytes, &sizes).unwrap());
+    }
+}
+
+#[test]
+fn every_piece_size_gives_the_same_and_a_summary_needs_the_beginning_only() {
+    let made = small();
+    for size in 1..300 {
+        check(&made, read(&made, &made.bytes, &[size]).unwrap());
+    }
+    let mut found = None;
+    for end in 0..made.bytes.len() {
+        match summary(&made.keys, Some(made.proc), None, &made.bytes[..end]).unwrap() {
+            Some(manifest) => {
+                assert_eq!(manifest, made.manifest);
+                found = found.or(Some(end));
+            }
+            None => assert_eq!(found, None),
+        }
+    }
+    assert!(found.is_some_and(|end| end < 1000), "{found:?}");
+    assert!(matches!(summary(&made.keys, Some(ProcId::random()), None, &made.bytes), Err(OpenError::Proc { .. })));
+}
+
+#[test]
+fn every_flipped_bit_every_cut_and_every_addition_is_found() {
+    let made = small();
+    for bit in 0..made.bytes.len() * 8 {
+        let mut bad = made.bytes.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(read(&made, &bad, &[1 << 20]).is_err(), "bit {bit}");
+    }
+    for end in 0..made.bytes.len() {
+        let refused = read(&made, &made.bytes[..end], &[1 << 20]).unwrap_err();
+        assert_eq!(refused, OpenError::Truncated { at: end as u64 });
+    }
+    let longer = [&made.bytes[..], &made.bytes].concat();
+    assert!(matches!(read(&made, &longer, &[1 << 20]), Err(OpenError::Trailing { .. })));
+}
+
+#[test]
+fn a_front_opens_for_its_own_proc_and_generation_only() {
+    let made = small();
+    let refused = |keys: Arc<Keyring>, proc, generation| {
+        FrontReader::new(keys, proc, Generation(generation)).push(&made.bytes).unwrap_err()
+    };
+    let other = |realm: &str| Arc::new(Keyring::generate(realm.parse().unwrap(), 1));
+    assert!(matches!(refused(made.keys.clone(), ProcId::random(), 4), OpenError::Proc { .. }));
+    assert!(matches!(refused(made.keys.clone(), made.proc, 5), OpenError::Generation { .. }));
+    assert!(matches!(refused(other("red"), made.proc, 4), OpenError::Realm { .. }));
+    assert!(matches!(refused(other("blue"), made.proc, 4), OpenError::Key(NoKey::Unknown { .. })));
+    let told = refused(other("red"), made.proc, 4).to_string();
+    assert_eq!(told, "the object belongs to realm blue, not to red");
+}
