@@ -247,12 +247,11 @@ impl Collected {
 }
 
 /// How a set is kept, of which at most so many bytes may be in memory: what is saved by sleeping is not to be lost to it, so
-/// that only a small one stays in memory that nobody else can have.
+/// that only a small one stays where nobody else can have it.
 fn share<'a>(most: usize, runs: &Runs, path: &'a Path) -> Keep<'a> {
     const LEAST_PLAIN: usize = 256 << 10;
-    const LEAST_CACHED: usize = 1 << 20;
     let out = runs.iter().map(|(range, _)| range.end - range.start).sum::<u64>() as usize;
-    Keep::Within { plain: most.min(LEAST_PLAIN.max(out / 64)), cached: most.min(LEAST_CACHED.max(out / 4)), path }
+    Keep::Within { plain: most.min(LEAST_PLAIN.max(out / 64)), cached: most, path }
 }
 
 /// Puts what was written into the swap file and says so in the slot map; records and predicts the working set.

@@ -21,9 +21,9 @@ use std::sync::Arc;
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// In memory as they are, if they are at most `plain` bytes. Else compressed in a file, of which at most `cached` bytes stay
-    /// in the page cache, which gives them up when the machine needs room: those first that are needed first. The file has no
-    /// name any more when this returns; the path is where it is made.
+    /// In memory as they are, if they are at most `plain` bytes. Else in a file, of which at most `cached` bytes stay in the page
+    /// cache, which gives them up when the machine needs room: those first that are needed first. Compressed, unless that is a
+    /// small part of `cached`. The file has no name any more when this returns; the path is where it is made.
     Within {
         /// Bytes.
         plain: usize,
@@ -59,6 +59,10 @@ const READ: u64 = 256 << 10;
 /// The most bytes that are taken from the page cache in one go: so much as all processors are to end at about the same time.
 const CACHED: u64 = 64 << 10;
 
+/// A set that takes no more than this part of the room that is left in the page cache is not compressed: to unpack it would
+/// take half as long again as to install it.
+const PLENTY: usize = 32;
+
 /// Where the bytes of a set are put while they are on their way.
 #[derive(Debug, Default)]
 pub struct Buffers {
@@ -78,9 +82,12 @@ fn room(buffer: &mut Aligned, bytes: usize) -> &mut [u8] {
 fn packed(bytes: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
     let blocks: Vec<&[u8]> = bytes.chunks(BLOCK * PAGE).collect();
     let parts = std::thread::available_parallelism().map_or(1, usize::from).min(blocks.len());
-    let pack = |blocks: &[&[u8]]| -> io::Result<Vec<Box<[u8]>>> {
-        blocks.iter().map(|block| Ok(lz4::block::compress(block, None, false)?.into_boxed_slice())).collect()
+    let one = |block: &&[u8]| -> io::Result<Box<[u8]>> {
+        let packed = lz4::block::compress(block, None, false)?;
+        // One that is as long as its pages is not compressed.
+        Ok(if packed.len() < block.len() { packed.into() } else { (*block).into() })
     };
+    let pack = |blocks: &[&[u8]]| blocks.iter().map(one).collect::<io::Result<Vec<_>>>();
     let mut parts = blocks.chunks(blocks.len().div_ceil(parts));
     let Some(first) = parts.next() else { return Ok(Vec::new()) };
     std::thread::scope(|scope| {
@@ -93,7 +100,11 @@ fn packed(bytes: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
     })
 }
 
-fn unpack<'a>(packed: &[u8], bytes: &'a mut [u8]) -> io::Result<&'a [u8]> {
+fn unpack<'a>(packed: &'a [u8], buffer: &'a mut Aligned, length: usize) -> io::Result<&'a [u8]> {
+    if packed.len() == length {
+        return Ok(packed);
+    }
+    let bytes = room(buffer, length);
     let length = i32::try_from(bytes.len()).expect("a block is small");
     match lz4::block::decompress_to_buffer(packed, Some(length), bytes)? {
         all if all == bytes.len() => Ok(bytes),
@@ -111,10 +122,10 @@ struct BlockFile {
 }
 
 impl BlockFile {
-    fn write(path: &Path, blocks: &[Box<[u8]>], cached: bool) -> io::Result<Self> {
+    fn write(path: &Path, blocks: &[impl AsRef<[u8]>], cached: bool) -> io::Result<Self> {
         let mut at = vec![0];
         at.extend(blocks.iter().scan(0, |end, block| {
-            *end += block.len() as u64;
+            *end += block.as_ref().len() as u64;
             Some(*end)
         }));
         let file = if cached { open_cached(path)? } else { open_direct(path, true)? };
@@ -122,6 +133,7 @@ impl BlockFile {
         let all = at[blocks.len()];
         let mut bytes = Aligned::new(all.next_multiple_of(PAGE as u64) as usize);
         for (start, block) in at.iter().zip(blocks) {
+            let block = block.as_ref();
             bytes[*start as usize..][..block.len()].copy_from_slice(block);
         }
         file.write_all_at(&bytes, 0)?;
@@ -207,6 +219,10 @@ impl Stored {
             Keep::Nowhere => return Ok(None),
             Keep::Memory => whole(Data::Plain(bytes)),
             Keep::Within { plain, .. } if bytes.len() <= plain => whole(Data::Plain(bytes)),
+            Keep::Within { cached, path, .. } if bytes.len() <= cached / PLENTY => {
+                let blocks: Vec<&[u8]> = bytes.chunks(BLOCK * PAGE).collect();
+                whole(Data::File(BlockFile::write(path, &blocks, true)?))
+            }
             Keep::Within { cached, path, .. } => {
                 let mut blocks = packed(&bytes)?;
                 let sums = blocks.iter().scan(0, |sum, block| {
@@ -346,7 +362,7 @@ impl Stored {
             let bytes = match data {
                 Data::Plain(bytes) => &bytes[block * BLOCK * PAGE..][..length],
                 Data::Source(..) => &packed[at..at + length],
-                Data::File(file) => unpack(&packed[at..at + file.length(block)], room(plain, length))?,
+                Data::File(file) => unpack(&packed[at..at + file.length(block)], plain, length)?,
             };
             if !take(pages, bytes)? {
                 break;
