@@ -22,6 +22,7 @@
 //! watched do not join new ones beside them, so that mremap(2) over both fails where it would not have.
 #![forbid(unsafe_code)]
 
+mod ahead;
 pub mod client;
 pub mod convert;
 pub mod deflate;

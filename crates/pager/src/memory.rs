@@ -9,6 +9,7 @@
 //! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
 //! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
 
+use crate::ahead::Streams;
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
 use crate::stored::Stored;
@@ -31,7 +32,7 @@ const READ_AHEAD: usize = 8;
 const PARKED_AHEAD: usize = 32;
 
 /// Pages of zeros that a fault in memory that was never used brings.
-const ZERO_AHEAD: u64 = 32;
+const ZERO_AHEAD: usize = 32;
 
 /// After this, pages that were held back are no longer at hand.
 const AT_HAND: Duration = Duration::from_secs(2);
@@ -103,6 +104,8 @@ pub struct State {
     pub at_hand: HashMap<u64, AtHand>,
     /// Whether faults bring their neighbours.
     pub read_ahead: bool,
+    /// How faults follow each other.
+    streams: Streams,
     /// Faults that could not be served yet.
     again: Vec<(u64, bool)>,
     /// The address space is gone.
@@ -114,6 +117,14 @@ pub struct State {
 thread_local! {
     /// Where pages of a fault are read to. Of the threads that serve faults, for these are few and address spaces are many.
     static BUFFER: RefCell<Aligned> = RefCell::new(Aligned::new(PARKED_AHEAD * PAGE));
+}
+
+/// Calls `f` with room for so many pages.
+fn with_buffer<T>(pages: usize, f: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
+    if pages > PARKED_AHEAD {
+        return f(&mut Aligned::new(pages * PAGE));
+    }
+    BUFFER.with_borrow_mut(|buffer| f(&mut buffer[..pages * PAGE]))
 }
 
 /// Reads whole pages of either source into an aligned buffer.
@@ -222,6 +233,7 @@ impl Memory {
             since: Since::default(),
             at_hand: HashMap::new(),
             read_ahead: false,
+            streams: Streams::default(),
             again: Vec::new(),
             gone: false,
             damaged: false,
@@ -332,15 +344,18 @@ impl Memory {
         Ok(())
     }
 
-    /// Fills the page at `address`, and those behind it that lie behind it in the source too.
+    /// Fills the page at `address`, and those beside it that lie beside it in the source too: the more, the longer faults have
+    /// followed each other there.
     fn bring(&self, state: &mut State, address: u64, write: bool) -> io::Result<Filled> {
         let uffd = self.uffd.as_fd();
         let Some((slot, end)) = state.map.runs().get(address) else {
             if state.read_ahead {
                 // Memory that is used for the first time: the kernel gives the pages behind it by itself then.
-                let most = address + ZERO_AHEAD * PAGE64;
+                let (window, _) = state.streams.window(address, ZERO_AHEAD);
+                let most = address + window as u64 * PAGE64;
                 let end = state.map.runs().next_from(address).map_or(most, |next| next.min(most));
                 if uffd::zero(uffd, address..end, true).is_ok() {
+                    state.streams.went(address..end);
                     return Ok(Filled::All);
                 }
             }
@@ -352,18 +367,22 @@ impl Memory {
             state.since.probed += 1;
             return fill(uffd, address, &bytes, true);
         }
-        let most = match (state.read_ahead, slot >= PARKED) {
-            (false, _) => 1,
-            (true, false) => READ_AHEAD,
-            (true, true) => PARKED_AHEAD,
+        let (window, down) = match (state.read_ahead, slot >= PARKED) {
+            (false, _) => (1, false),
+            (true, false) => state.streams.window(address, READ_AHEAD),
+            (true, true) => state.streams.window(address, PARKED_AHEAD),
         };
-        let pages = most.min(((end - address) / PAGE64) as usize);
-        let filled = BUFFER.with_borrow_mut(|buffer| {
-            let buffer = &mut buffer[..pages * PAGE];
+        let behind = (address, slot, window.min(((end - address) / PAGE64) as usize));
+        let (start, slot, pages) = state.map.runs().before(address, window).filter(|_| down).unwrap_or(behind);
+        let filled = with_buffer(pages, |buffer| {
             read(&state.map, state.parked.as_deref(), slot, buffer)?;
-            fill(uffd, address, buffer, true)
+            fill(uffd, start, buffer, true)
         })?;
-        state.since.ahead.extend((1..pages as u64).map(|page| address + page * PAGE64));
+        let brought = start..start + pages as u64 * PAGE64;
+        state.since.ahead.extend(brought.clone().step_by(PAGE).filter(|page| *page != address));
+        if state.read_ahead {
+            state.streams.went(brought);
+        }
         Ok(filled)
     }
 

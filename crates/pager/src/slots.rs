@@ -45,6 +45,15 @@ impl Runs {
         (address < *end).then(|| (slot + ((address - start) / PAGE64) as u32, *end))
     }
 
+    /// At most so many pages up to the one at `address`, whose slots follow each other: address and slot of the first, and how
+    /// many. None if that page has no slot.
+    pub fn before(&self, address: u64, most: usize) -> Option<(u64, u32, usize)> {
+        let (start, (end, slot)) = self.0.range(..=address).next_back()?;
+        let there = (address < *end).then(|| (address - start) / PAGE64)?;
+        let before = there.min(most as u64 - 1);
+        Some((address - before * PAGE64, slot + (there - before) as u32, before as usize + 1))
+    }
+
     /// All ranges with the slots of their first pages, by address.
     pub fn iter(&self) -> impl Iterator<Item = (Range<u64>, u32)> + '_ {
         self.0.iter().map(|(start, (end, slot))| (*start..*end, *slot))

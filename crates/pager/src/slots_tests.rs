@@ -95,3 +95,14 @@ fn a_compacted_log_says_the_same() {
     assert!(path.metadata().unwrap().len() < HEADER + 10 * RECORD as u64);
     assert_eq!((map.runs(), swap.used()), (&before, 1));
 }
+
+#[test]
+fn pages_before_one_are_those_whose_slots_follow_each_other() {
+    let mut runs = Runs::default();
+    runs.alter(&Change::Set(4 * PAGE64..8 * PAGE64, 10));
+    runs.alter(&Change::Set(8 * PAGE64..10 * PAGE64, 30));
+    assert_eq!(runs.before(7 * PAGE64, 3), Some((5 * PAGE64, 11, 3)));
+    assert_eq!(runs.before(7 * PAGE64, 99), Some((4 * PAGE64, 10, 4)), "to the beginning of the run");
+    assert_eq!(runs.before(9 * PAGE64, 99), Some((8 * PAGE64, 30, 2)), "not into one whose slots lie elsewhere");
+    assert_eq!((runs.before(10 * PAGE64, 2), runs.before(0, 2)), (None, None));
+}

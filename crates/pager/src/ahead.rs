@@ -1,0 +1,89 @@
+//! Reading ahead: faults that follow each other bring more and more pages, as the kernel's own read-ahead does, so that a
+//! program that goes through much memory waits for few faults. Pure.
+
+use crate::swap::PAGE;
+use std::ops::Range;
+
+/// The most pages that one fault brings: beyond that the disk is busy anyway, and others wait for their faults.
+pub(crate) const MOST: usize = 256;
+
+/// A program may read one thing and write another at the same time.
+const STREAMS: usize = 4;
+
+/// A fault so near to a stream, in pages, belongs to it: a program may need every second page only.
+const NEAR: u64 = 8;
+
+const PAGE64: u64 = PAGE as u64;
+
+/// Pages that faults which follow each other have brought, and how many the last one was to bring.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Stream {
+    brought: Range<u64>,
+    window: usize,
+}
+
+/// The last streams of faults of one address space, the newest first.
+#[derive(Debug, Default)]
+pub(crate) struct Streams([Stream; STREAMS]);
+
+impl Streams {
+    /// How many pages a fault is to bring, its own included, and whether they lie before it and not behind it: `least`, or
+    /// twice as many as the one before that it follows, in that one's direction.
+    pub(crate) fn window(&mut self, address: u64, least: usize) -> (usize, bool) {
+        let ahead = |stream: &Stream| (stream.brought.end..stream.brought.end + NEAR * PAGE64).contains(&address);
+        let below = |stream: &Stream| {
+            (stream.brought.start.saturating_sub(NEAR * PAGE64)..stream.brought.start).contains(&address)
+        };
+        let known = self.0.iter().position(|stream| stream.window > 0 && (ahead(stream) || below(stream)));
+        let (window, down) = known.map_or((least, false), |known| {
+            let stream = &self.0[known];
+            ((2 * stream.window).clamp(least, MOST.max(least)), below(stream))
+        });
+        self.0[..=known.unwrap_or(STREAMS - 1)].rotate_right(1);
+        if known.is_none() {
+            self.0[0].brought = address..address + PAGE64;
+        }
+        self.0[0].window = window;
+        (window, down)
+    }
+
+    /// The fault that was asked for last has brought these pages.
+    pub(crate) fn went(&mut self, pages: Range<u64>) {
+        let stream = &mut self.0[0];
+        stream.brought = pages.start.min(stream.brought.start)..pages.end.max(stream.brought.end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_that_follow_each_other_bring_more_and_others_do_not() {
+        let mut streams = Streams::default();
+        // Up by every page, down by every second one, at the same time.
+        let (mut up, mut down) = (PAGE64, 1 << 30);
+        for (turn, expected) in [8, 16, 32, 64, 128, 256, 256].into_iter().enumerate() {
+            let pages = expected as u64 * PAGE64;
+            assert_eq!(streams.window(up, 8), (expected, false));
+            streams.went(up..up + pages);
+            up += pages;
+            assert_eq!(streams.window(down, 8), (expected, turn > 0));
+            let range = if turn > 0 { down + PAGE64 - pages..down + PAGE64 } else { down..down + pages };
+            down = range.start - 2 * PAGE64;
+            streams.went(range);
+            assert_eq!(streams.window((turn as u64 + 1) << 40, 8), (8, false), "from anywhere");
+        }
+    }
+
+    #[test]
+    fn a_run_that_ends_early_does_not_end_the_stream() {
+        let mut streams = Streams::default();
+        assert_eq!(streams.window(PAGE64, 8), (8, false));
+        streams.went(PAGE64..3 * PAGE64);
+        assert_eq!(streams.window(3 * PAGE64, 8), (16, false));
+        streams.went(3 * PAGE64..4 * PAGE64);
+        assert_eq!(streams.window(4 * PAGE64, 32), (32, false));
+        assert_eq!(streams.window(99 * PAGE64, 32), (32, false), "another one");
+    }
+}
