@@ -330,7 +330,7 @@ def test_put_to_sleep_as_soon_as_the_pager_is_replaced(fresh_kip: Callable[..., 
     """The new one may not know all procs yet: a sleep is refused or waits, and loses nothing that is out."""
     kip = fresh_kip()
     kip.expected += REPLACED
-    some = [Keys(kip, "--prefetch", "off", name=f"redis-{i}", keys=3000) for i in range(6)]
+    some = [Keys(kip, "--prefetch", "off", name=f"redis-{i}", keys=5000) for i in range(6)]
     for redis in some:
         redis.proc.sleep()
         redis.ask_one(7)

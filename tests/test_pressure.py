@@ -301,7 +301,7 @@ def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int],
 
 def test_working_sets_count(fresh_kip: Callable[..., Kip], tar: Path) -> None:
     """What the pager keeps in memory for a hibernated proc is used, also for a daemon that comes later; parked it is not.
-    It is a small share of what is out, and no more than --set-memory."""
+    It is little: what is more than that lies in the page cache, which is nobody's."""
     kip = fresh_kip("--memory", "200M", "--set-memory", "100M")
     proc = hold(kip, tar, "proc", 8, "--hibernate", "blocked")
 
@@ -315,14 +315,14 @@ def test_working_sets_count(fresh_kip: Callable[..., Kip], tar: Path) -> None:
     ask(proc, "hello")
     proc.hibernate()
     kept = sets()
-    assert MIB / 8 < kept < MIB
+    assert 0 < kept < MIB / 8
     kip.kill()
     kip.up()
     wait_for("the pager has told", lambda: sets() == kept)
     ask(proc, "hello")
     wait_for("it is heard of", lambda: sets() == 0)
     proc.hibernate()
-    assert sets() > MIB / 8
+    assert 0 < sets() < MIB / 8
     proc.sleep()
     assert sets() == 0
     proc.remove()

@@ -51,7 +51,6 @@ def look(kip: Kip, instances: Sequence[Instance], state: str) -> dict[str, Any]:
     pids = [pid for view in seen for pid in view["pids"]]
     measured = {
         "state": state, "processes": len(pids), "pss_bytes": pss_bytes(pids), "own": own_by_name(kip),
-        "set_bytes": kip.info()["room"]["set_bytes"],
         **{key: sum(v["memory"][key] for v in seen) for key in ("kernel_bytes", "swap_bytes", "working_set_pages")},
     }  # fmt: skip
     views()

@@ -134,14 +134,14 @@ def footprint_table(data: Row) -> str:
             rows.append([
                 f"{row['program']}, set {'in' if row['set'] == 'memory' else 'on'} {row['set']}: {name}",
                 f"{state['pss_bytes'] / 1e6:.2f}", f"{own:.2f}", f"{whole / row['count'] / 1e6:.3f}", f"{part:.2%}", *said, says,
-                f"{state['kernel_bytes'] / row['count'] / 1024:.0f}", f"{state['set_bytes'] / 1e6:.2f}",
+                f"{state['kernel_bytes'] / row['count'] / 1024:.0f}",
                 f"{state['woken']}" if "woken" in state else "",
             ])  # fmt: skip
-        rows.append([""] * 11)
+        rows.append([""] * 10)
     count = data["footprint"][0]["count"]
-    head = [f"{count} instances", "PSS, MB", "Kip's own, MB", "each, both, MB", "of hot", "target", "", "paper H", "kernel each, KiB", "sets, MB", "woke"]
+    head = [f"{count} instances", "PSS, MB", "Kip's own, MB", "each, both, MB", "of hot", "target", "", "paper H", "kernel each, KiB", "woke"]
     note = "'each, both': PSS of the instances and what Kip's own processes have more than before the first, divided by their number.\n"
-    note += "'sets': working sets in memory; those above 256 KiB or 1/64 of what is out lie in the page cache, in nobody's PSS.\n"
+    note += "Working sets above 256 KiB or 1/64 of what is out lie in the page cache, at most 256 MiB: that is in nobody's PSS.\n"
     note += "'woke': how often one of them woke by itself meanwhile, and was put back."
     return f"{table(head, rows[:-1])}\n{note}"
 

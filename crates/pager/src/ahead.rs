@@ -11,7 +11,7 @@ pub(crate) const MOST: usize = 256;
 const STREAMS: usize = 4;
 
 /// A fault so near to a stream, in pages, belongs to it: a program may need every second page only.
-const NEAR: u64 = 8;
+const NEAR: u64 = 2;
 
 const PAGE64: u64 = PAGE as u64;
 
@@ -20,6 +20,8 @@ const PAGE64: u64 = PAGE as u64;
 struct Stream {
     brought: Range<u64>,
     window: usize,
+    /// One fault has followed it: it may be chance.
+    followed: bool,
 }
 
 /// The last streams of faults of one address space, the newest first.
@@ -28,7 +30,7 @@ pub(crate) struct Streams([Stream; STREAMS]);
 
 impl Streams {
     /// How many pages a fault is to bring, its own included, and whether they lie before it and not behind it: `least`, or
-    /// twice as many as the one before that it follows, in that one's direction.
+    /// from the third that follow each other on twice as many as the one before.
     pub(crate) fn window(&mut self, address: u64, least: usize) -> (usize, bool) {
         let ahead = |stream: &Stream| (stream.brought.end..stream.brought.end + NEAR * PAGE64).contains(&address);
         let below = |stream: &Stream| {
@@ -37,13 +39,14 @@ impl Streams {
         let known = self.0.iter().position(|stream| stream.window > 0 && (ahead(stream) || below(stream)));
         let (window, down) = known.map_or((least, false), |known| {
             let stream = &self.0[known];
-            ((2 * stream.window).clamp(least, MOST.max(least)), below(stream))
+            let more = if stream.followed { 2 * stream.window } else { stream.window };
+            (more.clamp(least, MOST.max(least)), stream.followed && below(stream))
         });
         self.0[..=known.unwrap_or(STREAMS - 1)].rotate_right(1);
         if known.is_none() {
             self.0[0].brought = address..address + PAGE64;
         }
-        self.0[0].window = window;
+        (self.0[0].window, self.0[0].followed) = (window, known.is_some());
         (window, down)
     }
 
@@ -63,13 +66,13 @@ mod tests {
         let mut streams = Streams::default();
         // Up by every page, down by every second one, at the same time.
         let (mut up, mut down) = (PAGE64, 1 << 30);
-        for (turn, expected) in [8, 16, 32, 64, 128, 256, 256].into_iter().enumerate() {
+        for (turn, expected) in [8, 8, 16, 32, 64, 128, 256, 256].into_iter().enumerate() {
             let pages = expected as u64 * PAGE64;
             assert_eq!(streams.window(up, 8), (expected, false));
             streams.went(up..up + pages);
             up += pages;
-            assert_eq!(streams.window(down, 8), (expected, turn > 0));
-            let range = if turn > 0 { down + PAGE64 - pages..down + PAGE64 } else { down..down + pages };
+            assert_eq!(streams.window(down, 8), (expected, turn > 1));
+            let range = if turn > 1 { down + PAGE64 - pages..down + PAGE64 } else { down..down + pages };
             down = range.start - 2 * PAGE64;
             streams.went(range);
             assert_eq!(streams.window((turn as u64 + 1) << 40, 8), (8, false), "from anywhere");
@@ -81,9 +84,11 @@ mod tests {
         let mut streams = Streams::default();
         assert_eq!(streams.window(PAGE64, 8), (8, false));
         streams.went(PAGE64..3 * PAGE64);
-        assert_eq!(streams.window(3 * PAGE64, 8), (16, false));
+        assert_eq!(streams.window(3 * PAGE64, 8), (8, false));
         streams.went(3 * PAGE64..4 * PAGE64);
-        assert_eq!(streams.window(4 * PAGE64, 32), (32, false));
+        assert_eq!(streams.window(4 * PAGE64, 8), (16, false));
+        streams.went(4 * PAGE64..5 * PAGE64);
+        assert_eq!(streams.window(5 * PAGE64, 32), (32, false));
         assert_eq!(streams.window(99 * PAGE64, 32), (32, false), "another one");
     }
 }

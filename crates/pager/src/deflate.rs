@@ -10,6 +10,7 @@
 //! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5 the thread is not let go
 //! between drop and registration, and the kernel kills the process if we die there.
 
+use crate::ahead::Streams;
 use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
@@ -50,8 +51,10 @@ pub struct Deflated {
     pub converted: usize,
     /// Pages of the working set, and the memory that they take.
     pub set_pages: usize,
-    /// Bytes of memory that the set takes.
+    /// Bytes of memory that the set takes from others.
     pub set_bytes: usize,
+    /// Bytes that it may have in memory, the page cache included.
+    pub kept_bytes: usize,
     /// Bytes that are there and were left, by reason.
     pub left: BTreeMap<Reason, u64>,
     /// Its timers that are armed, if they were asked for.
@@ -307,13 +310,20 @@ fn save(
     let stored = set.keep(match keep {
         Keep::Within { cached, path, .. } => share(cached, state.map.runs(), path),
         other => other,
-    })?;
+    });
+    // Without it the next wake takes longer, that is all.
+    let stored = stored.unwrap_or_else(|error| {
+        tracing::warn!(space = memory.id, %error, "a working set cannot be kept");
+        None
+    });
     report.set_pages = stored.as_ref().map_or(0, Stored::len);
     report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
+    report.kept_bytes = stored.as_ref().map_or(0, Stored::kept);
     state.armed = None;
     state.read_ahead = false;
     state.at_hand = HashMap::new();
     state.since = Since::default();
+    state.streams = Streams::default();
     Ok(stored)
 }
 
@@ -402,7 +412,8 @@ fn place(
             continue;
         }
         let sole = slots[index].filter(|slot| map.swap().sole(*slot));
-        writes += usize::from(sole.is_none() || sole != last);
+        // New ones get slots that follow each other, wherever they are.
+        writes += usize::from(sole.is_some() && sole != last);
         last = sole.map(|slot| slot + 1);
         moved.push((index, sole.is_none()));
     }

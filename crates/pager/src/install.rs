@@ -9,6 +9,7 @@ use crate::slots::Runs;
 use crate::stored::{BLOCK, Buffers, Page};
 use crate::swap::PAGE;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -23,7 +24,7 @@ const LEAST: usize = 320 / BLOCK;
 
 const STACK: usize = 256 << 10;
 
-/// What became of a block.
+/// What one thread has done.
 #[derive(Default)]
 struct Installed {
     pages: Vec<u64>,
@@ -66,19 +67,50 @@ fn install_pages(
     Ok(Filled::All)
 }
 
-/// How many threads help: none with little work, else one for each further processor.
-fn helpers(blocks: usize) -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(blocks / LEAST).max(1) - 1
-}
+/// Threads of the pool that nobody has reserved. An install that waits for a job which waits for another install's would
+/// stand still with it.
+static FREE: OnceLock<AtomicUsize> = OnceLock::new();
 
-/// Threads that stand ready: to start one takes as long as to install forty pages, and it begins on its maker's processor.
-fn pool() -> &'static ThreadPool {
+/// Threads that stand ready: to start one takes as long as to install forty pages.
+pub(crate) fn pool() -> &'static ThreadPool {
     static POOL: OnceLock<ThreadPool> = OnceLock::new();
     POOL.get_or_init(|| {
+        // Asked of a thread that is bound to one processor the answer would be one.
+        let mut every = CpuSet::new();
+        (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        FREE.get_or_init(|| threads.into());
         let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|number| format!("install-{number}"));
-        pool.stack_size(STACK).build().expect("threads can be started")
+        let unbound = move |_| {
+            let _ = sched_setaffinity(None, &every);
+        };
+        pool.stack_size(STACK).start_handler(unbound).build().expect("threads can be started")
     })
+}
+
+/// Helpers for some blocks, reserved: none with little work, else one for each further processor, as far as they are free.
+struct Helpers(usize);
+
+impl Helpers {
+    fn reserve(blocks: usize) -> Self {
+        let wanted = pool().current_num_threads().min(blocks / LEAST).saturating_sub(1);
+        let Some(free) = FREE.get().filter(|_| wanted > 0) else { return Self(0) };
+        let mut got = 0;
+        let take = |free: usize| {
+            got = wanted.min(free);
+            Some(free - got)
+        };
+        let _ = free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        Self(got)
+    }
+}
+
+impl Drop for Helpers {
+    fn drop(&mut self) {
+        if let Some(free) = FREE.get() {
+            free.fetch_add(self.0, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Memory {
@@ -117,8 +149,8 @@ impl Memory {
         };
         let results = Mutex::new(Vec::new());
         let add = |installed| results.lock().expect("adding does not panic").push(installed);
-        let helpers = helpers(count);
-        if helpers == 0 {
+        let helpers = Helpers::reserve(count);
+        if helpers.0 == 0 {
             add(some());
         } else {
             pool().in_place_scope(|scope| {
@@ -128,11 +160,11 @@ impl Memory {
                     set.begin(&portions[on_disk..]);
                     add(some());
                 });
-                (1..helpers).for_each(|_| scope.spawn(|_| add(some())));
+                (1..helpers.0).for_each(|_| scope.spawn(|_| add(some())));
                 add(some());
             });
         }
-        if helpers > 0 {
+        if helpers.0 > 0 {
             // To give up what was read takes time as well.
             pool().spawn(move || drop(set));
         }

@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 const PAGE64: u64 = PAGE as u64;
-/// Pages that one fault of an awake program brings, as far as their slots follow each other.
+/// Pages that one fault of an awake program brings at least, as far as their slots follow each other; see [`crate::ahead`].
 const READ_AHEAD: usize = 8;
 
 /// The same of one that was parked: what it needs is less known (paper P, section 6.4, B).
@@ -105,7 +105,7 @@ pub struct State {
     /// Whether faults bring their neighbours.
     pub read_ahead: bool,
     /// How faults follow each other.
-    streams: Streams,
+    pub(crate) streams: Streams,
     /// Faults that could not be served yet.
     again: Vec<(u64, bool)>,
     /// The address space is gone.
@@ -377,7 +377,19 @@ impl Memory {
         let filled = with_buffer(pages, |buffer| {
             read(&state.map, state.parked.as_deref(), slot, buffer)?;
             fill(uffd, start, buffer, true)
-        })?;
+        });
+        let filled = match filled {
+            // One of the neighbours cannot be read: nobody has asked for that.
+            Err(_) if pages > 1 => {
+                state.streams = Streams::default();
+                let (_, slot, _) = behind;
+                return with_buffer(1, |buffer| {
+                    read(&state.map, state.parked.as_deref(), slot, buffer)?;
+                    fill(uffd, address, buffer, true)
+                });
+            }
+            other => other?,
+        };
         let brought = start..start + pages as u64 * PAGE64;
         state.since.ahead.extend(brought.clone().step_by(PAGE).filter(|page| *page != address));
         if state.read_ahead {

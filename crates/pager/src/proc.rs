@@ -52,8 +52,8 @@ pub trait Custodian: Send + Sync {
 pub enum Sets {
     /// In memory.
     Memory,
-    /// In memory if they are small, else in files that stay in the page cache, while all sets of the proc together take at most so many bytes, and each a small
-    /// share of what is out; beyond that on disk.
+    /// In memory if they are small, else in files that stay in the page cache, while all sets of the proc together take at
+    /// most so many bytes; beyond that on disk.
     Cached(usize),
     /// On disk.
     Disk,
@@ -281,7 +281,7 @@ impl Proc {
             let done = self.deflate_one(process, way);
             let done = done.map_err(|source| DeflateError::Deflate { pid, source })?;
             if let Sets::Cached(left) = &mut way.sets {
-                *left = left.saturating_sub(done.set_bytes);
+                *left = left.saturating_sub(done.kept_bytes);
             }
             reports.insert(pid, done);
         }
@@ -301,7 +301,7 @@ impl Proc {
             let path = self.family.path(memory.id, "set");
             let keep = match way.sets {
                 Sets::Memory => Keep::Memory,
-                Sets::Cached(most) => Keep::Within { plain: most, cached: most, path: &path },
+                Sets::Cached(most) => Keep::Within { plain: 0, cached: most, path: &path },
                 Sets::Disk => Keep::File(&path),
                 Sets::None => Keep::Nowhere,
             };

@@ -158,8 +158,11 @@ pub struct Hibernated {
     pub dropped_pages: u64,
     /// Bytes written to the swap file.
     pub written_bytes: u64,
-    /// Bytes of memory that the set takes.
+    /// Bytes of memory that the sets take from others.
     pub set_bytes: u64,
+    /// Bytes that they may have in memory, the page cache included.
+    #[serde(default)]
+    pub kept_bytes: u64,
     /// Bytes that were left in memory, by the reason's word.
     pub left: BTreeMap<String, u64>,
     /// Armed timers, if it is held.
@@ -174,6 +177,7 @@ impl Hibernated {
         self.dropped_pages += one.dropped_pages;
         self.written_bytes += one.written_pages * crate::swap::PAGE as u64;
         self.set_bytes += one.set_bytes as u64;
+        self.kept_bytes += one.kept_bytes as u64;
         for (reason, bytes) in one.left.iter().filter(|(_, bytes)| **bytes > 0) {
             *self.left.entry(reason.word().to_owned()).or_default() += bytes;
         }
@@ -198,7 +202,7 @@ pub struct Look {
     pub installed: u64,
     /// Pages of the working set: of the next wake while it sleeps, else of the last.
     pub set_pages: u64,
-    /// Bytes of memory that the sets take.
+    /// Bytes of memory that the sets take from others.
     pub set_bytes: u64,
 }
 

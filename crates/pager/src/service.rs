@@ -88,7 +88,9 @@ struct Entry {
     holder: Option<Holder>,
     /// Sleeps, and nobody has touched what is out.
     asleep: Arc<AtomicBool>,
+    /// What its sets take from others, and what of the budget.
     set_bytes: usize,
+    kept_bytes: usize,
 }
 
 impl Entry {
@@ -277,6 +279,7 @@ impl Service {
             holder: None,
             asleep: Arc::default(),
             set_bytes: 0,
+            kept_bytes: 0,
         })
     }
 
@@ -310,8 +313,8 @@ impl Service {
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
         (done.frozen_us, done.held) = (micros(began), hold);
-        entry.set_bytes = done.set_bytes as usize;
-        self.in_memory.fetch_add(entry.set_bytes, Ordering::Relaxed);
+        (entry.set_bytes, entry.kept_bytes) = (done.set_bytes as usize, done.kept_bytes as usize);
+        self.in_memory.fetch_add(entry.kept_bytes, Ordering::Relaxed);
         entry.pids = stopped.processes.keys().copied().collect();
         let asleep = Arc::new(AtomicBool::new(true));
         entry.asleep = Arc::clone(&asleep);
@@ -415,7 +418,8 @@ impl Service {
 
     /// The sets of a proc take no memory any more.
     fn sets_are_used(&self, entry: &mut Entry) {
-        self.in_memory.fetch_sub(std::mem::take(&mut entry.set_bytes), Ordering::Relaxed);
+        entry.set_bytes = 0;
+        self.in_memory.fetch_sub(std::mem::take(&mut entry.kept_bytes), Ordering::Relaxed);
     }
 
     fn rouse(&self, name: &str, kind: String) {

@@ -305,7 +305,11 @@ impl SlotMap {
     }
 
     fn log(&mut self, records: &[u8]) -> io::Result<()> {
-        self.log.write_all_at(records, self.end)?;
+        if let Err(error) = self.log.write_all_at(records, self.end) {
+            // What came of it must not be taken for records behind a shorter write.
+            self.log.set_len(self.end)?;
+            return Err(error);
+        }
         self.end += records.len() as u64;
         Ok(())
     }

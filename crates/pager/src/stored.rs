@@ -3,10 +3,12 @@
 //! [`Stored`] owns them, each page with the slot that it had: whoever installs it leaves out what the slot map says
 //! otherwise by then. A set is a hint: losing it loses time only.
 
+use crate::install::pool;
 use crate::set::Expectation;
 use crate::source::PageSource;
 use crate::swap::{Aligned, PAGE, open_cached, open_direct};
 use kip_snapshot::pages::WorkingSet;
+use rayon::prelude::*;
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io;
@@ -21,9 +23,9 @@ use std::sync::Arc;
 pub enum Keep<'a> {
     /// In memory as they are.
     Memory,
-    /// In memory as they are, if they are at most `plain` bytes. Else in a file, of which at most `cached` bytes stay in the page
-    /// cache, which gives them up when the machine needs room: those first that are needed first. Compressed, unless that is a
-    /// small part of `cached`. The file has no name any more when this returns; the path is where it is made.
+    /// In memory as they are, if they are at most `plain` bytes. Else in a file, of which at most `cached` bytes, of what is needed
+    /// first, stay in the page cache, which gives them up when the machine needs room. Compressed, unless that is a small part
+    /// of `cached`. The file has no name any more when this returns; the path is where it is made.
     Within {
         /// Bytes.
         plain: usize,
@@ -80,24 +82,12 @@ fn room(buffer: &mut Aligned, bytes: usize) -> &mut [u8] {
 
 /// Compresses all blocks, by all processors.
 fn packed(bytes: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
-    let blocks: Vec<&[u8]> = bytes.chunks(BLOCK * PAGE).collect();
-    let parts = std::thread::available_parallelism().map_or(1, usize::from).min(blocks.len());
-    let one = |block: &&[u8]| -> io::Result<Box<[u8]>> {
+    let one = |block: &[u8]| -> io::Result<Box<[u8]>> {
         let packed = lz4::block::compress(block, None, false)?;
         // One that is as long as its pages is not compressed.
-        Ok(if packed.len() < block.len() { packed.into() } else { (*block).into() })
+        Ok(if packed.len() < block.len() { packed.into() } else { block.into() })
     };
-    let pack = |blocks: &[&[u8]]| blocks.iter().map(one).collect::<io::Result<Vec<_>>>();
-    let mut parts = blocks.chunks(blocks.len().div_ceil(parts));
-    let Some(first) = parts.next() else { return Ok(Vec::new()) };
-    std::thread::scope(|scope| {
-        let others: Vec<_> = parts.map(|blocks| scope.spawn(move || pack(blocks))).collect();
-        let mut all = pack(first)?;
-        for other in others {
-            all.extend(other.join().expect("compressing does not panic")?);
-        }
-        Ok(all)
-    })
+    pool().install(|| bytes.par_chunks(BLOCK * PAGE).map(one).collect())
 }
 
 fn unpack<'a>(packed: &'a [u8], buffer: &'a mut Aligned, length: usize) -> io::Result<&'a [u8]> {
@@ -112,12 +102,15 @@ fn unpack<'a>(packed: &'a [u8], buffer: &'a mut Aligned, length: usize) -> io::R
     }
 }
 
-/// Compressed blocks one behind the other in a file without a name: gone with this, and never written to the disk if that is soon.
+/// Blocks one behind the other in a file without a name: gone with this, and if they are in the page cache never written to
+/// the disk if that is soon.
 #[derive(Debug)]
 struct BlockFile {
     file: File,
     /// Where each block begins, and the last one ends.
     at: Vec<u64>,
+    /// CRC-32 of each block as it lies there: a page cache that could not be written out may forget.
+    sums: Vec<u32>,
     cached: bool,
 }
 
@@ -137,7 +130,8 @@ impl BlockFile {
             bytes[*start as usize..][..block.len()].copy_from_slice(block);
         }
         file.write_all_at(&bytes, 0)?;
-        Ok(Self { file, at, cached })
+        let sums = blocks.iter().map(|block| crc32fast::hash(block.as_ref())).collect();
+        Ok(Self { file, at, sums, cached })
     }
 
     /// Bytes that it may have in the page cache.
@@ -170,6 +164,13 @@ impl BlockFile {
         let bytes = room(buffer, (self.at[blocks.end] - from).next_multiple_of(PAGE as u64) as usize);
         self.file.read_exact_at(bytes, from)?;
         Ok((self.at[blocks.start] - from) as usize)
+    }
+
+    fn checked<'a>(&self, block: usize, bytes: &'a [u8]) -> io::Result<&'a [u8]> {
+        if crc32fast::hash(bytes) == self.sums[block] {
+            return Ok(bytes);
+        }
+        Err(io::Error::new(io::ErrorKind::InvalidData, "a working set is damaged"))
     }
 
     fn length(&self, block: usize) -> usize {
@@ -270,10 +271,15 @@ impl Stored {
     pub fn memory(&self) -> usize {
         let part = |part: &Part| match &part.data {
             Data::Plain(bytes) => bytes.len(),
-            Data::File(file) => file.memory(),
-            Data::Source(..) => 0,
+            Data::File(_) | Data::Source(..) => 0,
         };
         self.parts.iter().map(part).sum::<usize>() + self.pages.len() * size_of::<Page>()
+    }
+
+    /// The same with what it may have in the page cache.
+    pub fn kept(&self) -> usize {
+        let cached = |part: &Part| if let Data::File(file) = &part.data { file.memory() } else { 0 };
+        self.memory() + self.parts.iter().map(cached).sum::<usize>()
     }
 
     /// How many pages it has.
@@ -362,7 +368,7 @@ impl Stored {
             let bytes = match data {
                 Data::Plain(bytes) => &bytes[block * BLOCK * PAGE..][..length],
                 Data::Source(..) => &packed[at..at + length],
-                Data::File(file) => unpack(&packed[at..at + file.length(block)], plain, length)?,
+                Data::File(file) => unpack(file.checked(block, &packed[at..at + file.length(block)])?, plain, length)?,
             };
             if !take(pages, bytes)? {
                 break;

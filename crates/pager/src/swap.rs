@@ -68,6 +68,8 @@ pub(crate) fn open_cached(path: &Path) -> io::Result<File> {
 struct Counts {
     /// References to each slot.
     of: Vec<u32>,
+    /// Where the search for free ones begins.
+    next: usize,
     used: usize,
 }
 
@@ -101,22 +103,36 @@ impl Swap {
 
     /// So many free slots one behind the other, each referred to once from now on; the first of them.
     pub fn allocate(&self, count: usize) -> u32 {
+        /// Slots that are looked at before the file grows.
+        const LOOK: usize = 1 << 16;
         let mut counts = self.counts();
         let length = counts.of.len();
-        let mut run = 0;
         let mut found = None;
-        if length - counts.used >= count {
-            found = counts.of.iter().position(|references| {
-                run = if *references == 0 { run + 1 } else { 0 };
-                run == count
-            });
+        if count > 0 && length - counts.used >= count {
+            let mut run = 0;
+            let from = if counts.next < length { counts.next } else { 0 };
+            for slot in (from..length).chain(0..from).take(LOOK) {
+                // What lies behind the last slot does not follow it.
+                run = if counts.of[slot] > 0 {
+                    0
+                } else if slot == 0 {
+                    1
+                } else {
+                    run + 1
+                };
+                if run == count {
+                    found = Some(slot + 1 - count);
+                    break;
+                }
+            }
         }
-        let start = found.map_or(length, |last| last + 1 - count);
+        let start = found.unwrap_or(length);
         if found.is_none() {
             counts.of.resize(length + count, 0);
         }
         counts.of[start..start + count].fill(1);
         counts.used += count;
+        counts.next = start + count;
         start as u32
     }
 

@@ -70,6 +70,7 @@ impl Service {
             holder: None,
             asleep: Arc::default(),
             set_bytes: 0,
+            kept_bytes: 0,
         });
         Ok(())
     }

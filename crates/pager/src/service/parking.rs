@@ -33,7 +33,8 @@ impl Service {
                 Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch, &kind)
             });
         let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
-        let entry = Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0 };
+        let entry =
+            Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0, kept_bytes: 0 };
         let woken = Woken { install_us: install_us(&entry), total_us: micros(began), pages: installed_pages(&entry) };
         *guard = Some(entry);
         Ok(woken)
