@@ -18,7 +18,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("kip-sandbox", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
     // Blobs and references in object storage; what they mean is for those above.
-    ("kip-store", &[TYPES]),
+    ("kip-store", &[]),
     // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
     ("kip-archive", &[TYPES, "kip-snapshot"]),
     // Both speak of where the pages of a generation lie: its page map.

@@ -27,6 +27,12 @@ pub enum PackError {
         #[source]
         source: io::Error,
     },
+    /// One before it did not, and nothing more can be stored here.
+    #[error("pack {pack} was not stored before: begin again")]
+    Lost {
+        /// Which.
+        pack: PackId,
+    },
 }
 
 /// Takes packs when they are full.
@@ -44,6 +50,8 @@ pub struct Packing<'a> {
     open: Option<PackWriter>,
     made: BTreeSet<PackRef>,
     bytes: u64,
+    /// One that was not stored: what refers to it cannot be told from the rest.
+    lost: Option<PackId>,
 }
 
 /// What one left.
@@ -69,7 +77,18 @@ impl<'a> Packing<'a> {
         sink: &'a mut Sink<'a>,
     ) -> Result<Packing<'a>, NoKey> {
         let (added, made) = (Index::default(), BTreeSet::new());
-        Ok(Packing { keys, hasher: Hasher::new(keys)?, index, usable, sink, added, open: None, made, bytes: 0 })
+        Ok(Packing {
+            keys,
+            hasher: Hasher::new(keys)?,
+            index,
+            usable,
+            sink,
+            added,
+            open: None,
+            made,
+            bytes: 0,
+            lost: None,
+        })
     }
 
     /// Where content lies that may be referred to.
@@ -77,8 +96,10 @@ impl<'a> Packing<'a> {
         self.added.get(hash).or_else(|| self.index.get(hash).filter(|place| self.may_use(place)))
     }
 
+    /// Not in a pack that may go, nor in one that no key opens any more.
     pub(crate) fn may_use(&self, place: &Place) -> bool {
-        (self.usable)(&place.block.pack.id)
+        let pack = &place.block.pack;
+        (self.usable)(&pack.id) && self.keys.secret(pack.key).is_ok()
     }
 
     /// Says where content lies that was just put into a block.
@@ -86,7 +107,13 @@ impl<'a> Packing<'a> {
         self.added.insert(hash, place);
     }
 
+    /// What was said of a pack that was not stored is in `added`.
+    fn is_whole(&self) -> Result<(), PackError> {
+        self.lost.map_or(Ok(()), |pack| Err(PackError::Lost { pack }))
+    }
+
     pub(crate) fn push(&mut self, block: &[u8]) -> Result<BlockRef, PackError> {
+        self.is_whole()?;
         if self.open.as_ref().is_some_and(PackWriter::is_full) {
             self.close()?;
         }
@@ -98,11 +125,15 @@ impl<'a> Packing<'a> {
     }
 
     fn close(&mut self) -> Result<(), PackError> {
+        self.is_whole()?;
         let Some(writer) = self.open.take() else { return Ok(()) };
         let finished = writer.finish();
         let pack = finished.pack;
         self.bytes += finished.bytes.len() as u64;
-        (self.sink)(finished).map_err(|source| PackError::Store { pack: pack.id, source })?;
+        if let Err(source) = (self.sink)(finished) {
+            self.lost = Some(pack.id);
+            return Err(PackError::Store { pack: pack.id, source });
+        }
         self.made.insert(pack);
         Ok(())
     }

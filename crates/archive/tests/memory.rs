@@ -388,6 +388,51 @@ fn packs_that_may_not_be_used_are_not_used() {
 }
 
 #[test]
+fn packs_of_a_destroyed_key_are_not_used() {
+    let files = [noise(3, 40)];
+    let run = Run { start: 0, pages: 40, file: 0, first: 0 };
+    let map = map_of(&files, [(1, Process { runs: vec![run], sets: vec![] })].into());
+    let mut world = World::new();
+    world.archive(&map, &files, &[key(1)]);
+    let old = world.keys.current().unwrap();
+    Arc::get_mut(&mut world.keys).unwrap().rotate(2);
+    let kept = world.archive(&map, &files, &[key(1)]);
+    assert_eq!(kept.archived.stored, 0, "the old key still opens them");
+    Arc::get_mut(&mut world.keys).unwrap().destroy(old, 3).unwrap();
+    let again = world.archive(&map, &files, &[key(1)]);
+    assert_eq!(again.archived.stored, 40);
+    assert!(world.restore(&again) == contents(&map, &files));
+}
+
+#[test]
+fn nothing_is_stored_after_a_pack_was_lost() {
+    let files = [noise(3, 40)];
+    let run = Run { start: 0, pages: 40, file: 0, first: 0 };
+    let map = map_of(&files, [(1, Process { runs: vec![run], sets: vec![] })].into());
+    let (world, index) = (World::new(), Index::default());
+    let mut turns = 0;
+    let mut sink = |_: Finished| {
+        turns += 1;
+        if turns == 1 { Err(std::io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    };
+    let mut read = |_: u32, page: u32, buffer: &mut [u8]| {
+        // Enough for more than one pack, and not the same twice.
+        let fresh = noise(u64::from(page) + 77, buffer.len() / PAGE);
+        buffer.copy_from_slice(&fresh);
+        Ok(())
+    };
+    let mut packing = Packing::new(&world.keys, &index, &|_| true, &mut sink).unwrap();
+    let mut map = map;
+    map.files[0].sums = Vec::new();
+    map.processes.get_mut(&1).unwrap().runs = vec![Run { pages: 10_000, ..run }];
+    let mut pages = Pages { map: &map, keys: &[], remote: None, read: &mut read };
+    assert!(memory::archive(&mut pages, &Known::default(), &mut packing).is_err());
+    assert!(memory::archive(&mut pages, &Known::default(), &mut packing).is_err(), "there is no going on");
+    assert!(packing.finish().is_err());
+    assert_eq!(turns, 1);
+}
+
+#[test]
 fn a_damaged_page_is_not_archived() {
     let files = [noise(3, 4)];
     let run = Run { start: 0, pages: 4, file: 0, first: 0 };

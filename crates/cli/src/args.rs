@@ -77,8 +77,8 @@ pub struct UpArgs {
     /// That long after, it is parked, unless its owner said otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Most memory that all working sets of hibernated procs may take; beyond that they are on disk. Without it, an eighth
-    /// of --memory, at most 256 MiB
+    /// Most memory that all working sets of hibernated procs may take, the page cache included; beyond that they are on
+    /// disk. Without it, an eighth of --memory, at most 256 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
     /// Most memory that procs may use together; without it, the machine's less a reserve

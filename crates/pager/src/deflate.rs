@@ -14,6 +14,7 @@ use crate::ahead::Streams;
 use crate::convert::within;
 use crate::memory::{Memory, Since};
 use crate::plant::{Scratch, call};
+use crate::proc::Sets;
 use crate::set::{Expectation, Histories, Record};
 use crate::slots::{Change, Runs};
 use crate::space::{Kind, Mapping, Reason, mappings};
@@ -67,7 +68,9 @@ pub struct How<'a> {
     /// Drops clean pages of files too; they come back from the page cache.
     pub drop_files: bool,
     /// Where its working set is kept.
-    pub keep: Keep<'a>,
+    pub sets: Sets,
+    /// The file that it is made in.
+    pub path: &'a Path,
     /// Pages that are ours. The kernel may have joined them to a mapping of the program's.
     pub leave: Range<u64>,
 }
@@ -102,7 +105,7 @@ pub(crate) fn save_all(
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
     let maps = without(maps, &how.leave);
     let (segments, pages) = register(memory, &maps, &regions, &mut report)?;
-    let stored = save(pid, memory, &pages, histories, how.keep, &mut report)?;
+    let stored = save(pid, memory, &pages, histories, (how.sets, how.path), &mut report)?;
     let mut parts: Vec<(Range<u64>, bool)> = segments.into_iter().map(|range| (range, true)).collect();
     if how.drop_files {
         parts.extend(clean_files(&maps, &regions, &mut report).map(|range| (range, false)));
@@ -263,14 +266,14 @@ fn save(
     memory: &Memory,
     pages: &[Page],
     histories: &mut Histories,
-    keep: Keep<'_>,
+    (sets, path): (Sets, &Path),
     report: &mut Deflated,
 ) -> io::Result<Option<Stored>> {
     let mut state = memory.state();
     if let Some(record) = record(&state.since, pages) {
         histories.push(&state.since.kind, record);
     }
-    let mut set = Collected::new(if keep == Keep::Nowhere { Expectation::default() } else { histories.expect() });
+    let mut set = Collected::new(if sets == Sets::None { Expectation::default() } else { histories.expect() });
     let needed: Vec<&Page> = pages.iter().filter(|p| p.written || set.index.contains_key(&p.address)).collect();
     let mut buffer = Aligned::new(CHUNK * PAGE);
     let mut changes = Vec::new();
@@ -307,9 +310,11 @@ fn save(
             set.take(*page, Some(*slot), bytes);
         }
     }
-    let stored = set.keep(match keep {
-        Keep::Within { cached, path, .. } => share(cached, state.map.runs(), path),
-        other => other,
+    let stored = set.keep(match sets {
+        Sets::Memory => Keep::Memory,
+        Sets::Cached(most) => share(most, state.map.runs(), path),
+        Sets::Disk => Keep::File(path),
+        Sets::None => Keep::Nowhere,
     });
     // Without it the next wake takes longer, that is all.
     let stored = stored.unwrap_or_else(|error| {

@@ -4,25 +4,22 @@
 //!
 //! What cannot be installed comes by faults.
 
+use crate::crew::crew;
 use crate::memory::{AtHand, Filled, Memory, State, fill};
 use crate::slots::Runs;
 use crate::stored::{BLOCK, Buffers, Page};
 use crate::swap::PAGE;
-use rayon::{ThreadPool, ThreadPoolBuilder};
-use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 const PAGE64: u64 = PAGE as u64;
 
 /// Fewer blocks are not worth another thread.
 const LEAST: usize = 320 / BLOCK;
-
-const STACK: usize = 256 << 10;
 
 /// What one thread has done.
 #[derive(Default)]
@@ -67,52 +64,6 @@ fn install_pages(
     Ok(Filled::All)
 }
 
-/// Threads of the pool that nobody has reserved. An install that waits for a job which waits for another install's would
-/// stand still with it.
-static FREE: OnceLock<AtomicUsize> = OnceLock::new();
-
-/// Threads that stand ready: to start one takes as long as to install forty pages.
-pub(crate) fn pool() -> &'static ThreadPool {
-    static POOL: OnceLock<ThreadPool> = OnceLock::new();
-    POOL.get_or_init(|| {
-        // Asked of a thread that is bound to one processor the answer would be one.
-        let mut every = CpuSet::new();
-        (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
-        FREE.get_or_init(|| threads.into());
-        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|number| format!("install-{number}"));
-        let unbound = move |_| {
-            let _ = sched_setaffinity(None, &every);
-        };
-        pool.stack_size(STACK).start_handler(unbound).build().expect("threads can be started")
-    })
-}
-
-/// Helpers for some blocks, reserved: none with little work, else one for each further processor, as far as they are free.
-struct Helpers(usize);
-
-impl Helpers {
-    fn reserve(blocks: usize) -> Self {
-        let wanted = pool().current_num_threads().min(blocks / LEAST).saturating_sub(1);
-        let Some(free) = FREE.get().filter(|_| wanted > 0) else { return Self(0) };
-        let mut got = 0;
-        let take = |free: usize| {
-            got = wanted.min(free);
-            Some(free - got)
-        };
-        let _ = free.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        Self(got)
-    }
-}
-
-impl Drop for Helpers {
-    fn drop(&mut self) {
-        if let Some(free) = FREE.get() {
-            free.fetch_add(self.0, Ordering::Relaxed);
-        }
-    }
-}
-
 impl Memory {
     /// Installs the armed set. From here on the program counts as awake.
     pub fn install(&self, state: &mut State) {
@@ -130,7 +81,13 @@ impl Memory {
             portions.push(blocks);
         }
         let next = AtomicUsize::new(0);
-        let some = || {
+        let results = Mutex::new(Vec::new());
+        let some = |number| {
+            if number == 1 {
+                // What is kept in memory, or else the first portion, is somebody else's meanwhile.
+                let on_disk = portions.partition_point(|blocks| !set.on_disk(blocks.start)).max(1);
+                set.begin(&portions[on_disk..]);
+            }
             let (mut all, mut buffers) = (Installed::default(), Buffers::default());
             while let Some(blocks) = portions.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let mut filled = Filled::All;
@@ -145,28 +102,11 @@ impl Memory {
                     break;
                 }
             }
-            all
+            results.lock().expect("adding does not panic").push(all);
         };
-        let results = Mutex::new(Vec::new());
-        let add = |installed| results.lock().expect("adding does not panic").push(installed);
-        let helpers = Helpers::reserve(count);
-        if helpers.0 == 0 {
-            add(some());
-        } else {
-            pool().in_place_scope(|scope| {
-                scope.spawn(|_| {
-                    // What is kept in memory, or else the first portion, is somebody else's meanwhile.
-                    let on_disk = portions.partition_point(|blocks| !set.on_disk(blocks.start)).max(1);
-                    set.begin(&portions[on_disk..]);
-                    add(some());
-                });
-                (1..helpers.0).for_each(|_| scope.spawn(|_| add(some())));
-                add(some());
-            });
-        }
-        if helpers.0 > 0 {
+        if crew().share(count / LEAST, some) > 1 {
             // To give up what was read takes time as well.
-            pool().spawn(move || drop(set));
+            crew().drop_later(set);
         }
         let results = results.into_inner().expect("adding does not panic");
         for Installed { pages, at_hand } in results {

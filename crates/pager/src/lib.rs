@@ -25,6 +25,7 @@
 mod ahead;
 pub mod client;
 pub mod convert;
+mod crew;
 pub mod deflate;
 pub mod install;
 pub mod memory;

@@ -28,10 +28,10 @@ const PAGE64: u64 = PAGE as u64;
 /// Pages that one fault of an awake program brings at least, as far as their slots follow each other; see [`crate::ahead`].
 const READ_AHEAD: usize = 8;
 
-/// The same of one that was parked: what it needs is less known (paper P, section 6.4, B).
+/// The least of one that was parked: what it needs is less known (paper P, section 6.4, B).
 const PARKED_AHEAD: usize = 32;
 
-/// Pages of zeros that a fault in memory that was never used brings.
+/// Pages of zeros that a fault in memory that was never used brings at least.
 const ZERO_AHEAD: usize = 32;
 
 /// After this, pages that were held back are no longer at hand.

@@ -1,6 +1,6 @@
 //! One proc: its processes' address spaces, its swap file, and the steps down and up for all of them together.
 //!
-//! On disk, in a directory of its own: `swap`, `space-N.map` for each address space, `space-N.set` for sets kept there, and in
+//! On disk, in a directory of its own: `swap`, `space-N.map` for each address space (and, for a moment, `space-N.set`), and in
 //! `parked` the pages of the generation that it was woken from, if a part of its memory may still lie there only.
 //! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
 //! takes both up with [`Proc::adopt`].
@@ -20,7 +20,7 @@ use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
 use crate::stop::{Stopped, StoppedProcess};
-use crate::stored::{Keep, Stored};
+use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
 use crate::timers;
 use kip_sys::inject::Hand;
@@ -299,14 +299,9 @@ impl Proc {
         let saved = prepared.and_then(|(memory, converted)| {
             self.server.move_to(memory.id, processor(pid))?;
             let path = self.family.path(memory.id, "set");
-            let keep = match way.sets {
-                Sets::Memory => Keep::Memory,
-                Sets::Cached(most) => Keep::Within { plain: 0, cached: most, path: &path },
-                Sets::Disk => Keep::File(&path),
-                Sets::None => Keep::Nowhere,
-            };
             let known = self.known.get_mut(&pid).expect("it has a space");
-            let how = How { drop_files: way.drop_files, keep, leave: scratch.at..scratch.at + scratch.length() };
+            let leave = scratch.at..scratch.at + scratch.length();
+            let how = How { drop_files: way.drop_files, sets: way.sets, path: &path, leave };
             let (mut saved, set) = deflate::save_all(pid, &memory, &mut known.histories, how)?;
             known.set = set;
             saved.report.converted = converted;
@@ -448,8 +443,8 @@ impl Proc {
             self.family.custodian.release(id);
             spaces.remove(&id);
             self.known.retain(|_, known| known.id != id);
-            for kind in ["map", "pid"] {
-                // Gone already.
+            for kind in ["map", "set", "pid"] {
+                // A set has a name for a moment only.
                 let _ = std::fs::remove_file(self.family.path(id, kind));
             }
         }

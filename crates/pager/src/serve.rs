@@ -64,7 +64,7 @@ impl Server {
     pub fn start() -> io::Result<Self> {
         let count = std::thread::available_parallelism()?.get();
         // Before any thread is bound to a processor.
-        crate::install::pool();
+        crate::crew::crew();
         let end = eventfd(0, EventfdFlags::CLOEXEC)?;
         let mut sets = Vec::new();
         for _ in 0..count {

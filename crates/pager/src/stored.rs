@@ -3,20 +3,21 @@
 //! [`Stored`] owns them, each page with the slot that it had: whoever installs it leaves out what the slot map says
 //! otherwise by then. A set is a hint: losing it loses time only.
 
-use crate::install::pool;
+use crate::crew::crew;
 use crate::set::Expectation;
 use crate::source::PageSource;
 use crate::swap::{Aligned, PAGE, open_cached, open_direct};
 use kip_snapshot::pages::WorkingSet;
-use rayon::prelude::*;
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::num::NonZero;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Where the bytes of a set are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,14 +81,24 @@ fn room(buffer: &mut Aligned, bytes: usize) -> &mut [u8] {
     &mut buffer[..bytes]
 }
 
-/// Compresses all blocks, by all processors.
+/// Compresses all blocks, by all processors that are free.
 fn packed(bytes: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
+    let blocks: Vec<&[u8]> = bytes.chunks(BLOCK * PAGE).collect();
     let one = |block: &[u8]| -> io::Result<Box<[u8]>> {
         let packed = lz4::block::compress(block, None, false)?;
         // One that is as long as its pages is not compressed.
         Ok(if packed.len() < block.len() { packed.into() } else { block.into() })
     };
-    pool().install(|| bytes.par_chunks(BLOCK * PAGE).map(one).collect())
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    crew().share(blocks.len(), |_| {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(block) = blocks.get(number) else { break };
+            let packed = one(block);
+            done.lock().expect("adding does not panic").insert(number, packed);
+        }
+    });
+    done.into_inner().expect("adding does not panic").into_values().collect()
 }
 
 fn unpack<'a>(packed: &'a [u8], buffer: &'a mut Aligned, length: usize) -> io::Result<&'a [u8]> {
@@ -419,6 +430,52 @@ mod tests {
             got.sort_by_key(|page| page.slot);
             assert_eq!(got, list);
         }
+    }
+
+    /// A set of numbered pages on the disk.
+    fn on_disk(path: &Path, count: usize) -> Stored {
+        let mut bytes = Aligned::new(count * PAGE);
+        bytes.chunks_exact_mut(PAGE).enumerate().for_each(|(page, bytes)| bytes.fill(page as u8));
+        let page = |n| Page { address: u64::from(n) * PAGE as u64, slot: n, kinds: 1 };
+        let pages = (0..count as u32).map(page).collect();
+        Stored::keep(pages, Vec::new(), bytes, Keep::File(path)).unwrap().unwrap()
+    }
+
+    #[test]
+    fn what_the_disk_was_told_to_begin_comes_back_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = 20 * BLOCK;
+        let stored = on_disk(&dir.path().join("set"), count);
+        assert!(stored.on_disk(0) && stored.memory() < PAGE * count && std::fs::read_dir(&dir).unwrap().count() == 0);
+        let mut portions = vec![0..stored.at_once(0)];
+        while portions[portions.len() - 1].end < stored.blocks() {
+            let start = portions[portions.len() - 1].end;
+            portions.push(start..stored.blocks().min(start + stored.at_once(start)));
+        }
+        stored.begin(&portions[1.min(portions.len() - 1)..]);
+        let (mut buffers, mut next) = (Buffers::default(), 0);
+        for blocks in portions {
+            let take = |pages: &[Page], bytes: &[u8]| {
+                assert!(bytes.chunks_exact(PAGE).zip(pages).all(|(b, page)| b.iter().all(|b| *b == page.slot as u8)));
+                next += pages.len();
+                Ok(true)
+            };
+            stored.each(blocks, &mut buffers, take).unwrap();
+        }
+        assert_eq!(next, count);
+    }
+
+    #[test]
+    fn a_damaged_block_is_not_handed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let stored = on_disk(&dir.path().join("set"), 2 * BLOCK);
+        let Data::File(file) = &stored.parts[0].data else { panic!("it is in a file") };
+        let mut page = Aligned::new(PAGE);
+        file.file.read_exact_at(&mut page, 0).unwrap();
+        page[file.length(0) / 2] ^= 1;
+        file.file.write_all_at(&page, 0).unwrap();
+        let refused = stored.each(0..1, &mut Buffers::default(), |_, _| panic!("it is damaged")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The private swap file of one proc: numbered slots of one page each, counted references, no page cache.
+//! The private swap file of one proc: numbered slots of one page each, counted references, past the page cache.
 //!
 //! Owns the file and which slots are in use. Never knows which page lies in which slot (that is [`crate::slots`]). The
 //! counts live in memory only: whoever opens the file again counts what its slot maps refer to. A crash leaves slots
