@@ -12,7 +12,7 @@ use crate::proc::{Custodian as _, Proc, Sets, Way};
 use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Watch, Woken};
 use crate::serve::Server;
 use crate::set::Predictor;
-use crate::stop::{Stopped, stop};
+use crate::stop::{Stopped, stop, stop_at_rest};
 use crate::swap::PAGE;
 use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
@@ -297,8 +297,10 @@ impl Service {
         // Before anything is out: without it nobody could be held.
         let bell =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
-        let began = Instant::now();
-        let stopped = stop(|| listed(&order.processes), began + STOP_WITHIN).map_err(line)?;
+        let (stopped, hold) = match order.hold {
+            true => stop_at_rest(|| listed(&order.processes), STOP_WITHIN).map_err(line)?,
+            false => (stop(|| listed(&order.processes), Instant::now() + STOP_WITHIN).map_err(line)?, false),
+        };
         // What others have, and this one's own, which is about to be given up.
         self.sets_are_used(entry);
         let left = self.budget.load(Ordering::Relaxed).saturating_sub(self.in_memory.load(Ordering::Relaxed));
@@ -307,12 +309,11 @@ impl Service {
             (true, 0) => Sets::Disk,
             (true, left) => Sets::Cached(left),
         };
-        let hold = order.hold && stopped.was_at_rest();
         let way = Way { drop_files: order.drop_files, sets, timers: hold };
         let deflated = entry.proc.deflate(&stopped, way).map_err(line)?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
-        (done.frozen_us, done.held) = (micros(began), hold);
+        (done.frozen_us, done.held) = (micros(stopped.began), hold);
         (entry.set_bytes, entry.kept_bytes) = (done.set_bytes as usize, done.kept_bytes as usize);
         self.in_memory.fetch_add(entry.kept_bytes, Ordering::Relaxed);
         entry.pids = stopped.processes.keys().copied().collect();

@@ -11,7 +11,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::marker::PhantomData;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long to wait before each further try to find processes at rest.
+const REST_AFTER: [Duration; 4] =
+    [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(5), Duration::from_millis(10)];
 
 /// Why processes do not stop.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +56,8 @@ pub struct StoppedProcess {
 pub struct Stopped {
     /// By id.
     pub processes: BTreeMap<u32, StoppedProcess>,
+    /// When the first of them may have been stopped.
+    pub began: Instant,
     /// Threads that waited in a call with a time-out of its own: which call, and since when.
     since: HashMap<u32, (u64, i64)>,
     /// How often each thread that slept before had left a processor by then.
@@ -79,9 +85,11 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 /// # Errors
 /// See [`StopError`]; all run on then.
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
+    let began = Instant::now();
     let before = list().map_err(StopError::List)?;
     let (slept, since) = (sleepers(&before), timeouts::since(&before));
-    let mut stopped = Stopped { processes: BTreeMap::new(), since, slept, at: Instant::now(), _here: PhantomData };
+    let mut stopped =
+        Stopped { processes: BTreeMap::new(), began, since, slept, at: Instant::now(), _here: PhantomData };
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
@@ -110,6 +118,27 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
             stopped.wait(pid, tid, until).map_err(|source| StopError::Thread { pid, tid, source })?;
         }
     }
+}
+
+/// As [`stop`], but tries again for a moment while not all of them were at rest. Tells whether they are at rest now.
+///
+/// # Errors
+/// As [`stop`].
+pub fn stop_at_rest(
+    mut list: impl FnMut() -> io::Result<Vec<u32>>,
+    within: Duration,
+) -> Result<(Stopped, bool), StopError> {
+    for pause in REST_AFTER {
+        let stopped = stop(&mut list, Instant::now() + within)?;
+        if stopped.was_at_rest() {
+            return Ok((stopped, true));
+        }
+        stopped.go();
+        std::thread::sleep(pause);
+    }
+    let stopped = stop(&mut list, Instant::now() + within)?;
+    let rest = stopped.was_at_rest();
+    Ok((stopped, rest))
 }
 
 /// Threads that sleep, and how often each has left a processor.

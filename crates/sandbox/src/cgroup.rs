@@ -14,8 +14,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Where the machine has its controllers. On a hybrid machine they are where v1 has them and an empty v2 hierarchy lies
@@ -404,9 +406,26 @@ impl Cgroup {
     /// Memory that it and the groups below it hold, bytes: anonymous memory, shared memory and mapped files. Page cache that
     /// nobody maps does not count, for the kernel takes it back by itself; neither do kernel memory that it can take
     /// back and, on v1, which does not tell them apart, any kernel memory. 0 for a group that does not exist.
+    ///
+    /// The kernel's statistics of a group lag behind those of the groups below it, by two seconds at most, if one was read
+    /// while the other changed. The counters of what was charged do not: where they tell of more, the groups below are asked.
     pub fn held_bytes(&self) -> u64 {
         let text = fs::read_to_string(self.file("memory", "memory.stat")).unwrap_or_default();
-        held(&text, self.v2)
+        let told = held(&text, self.v2);
+        let number = |name: &str| -> u64 {
+            let text = fs::read_to_string(self.file("memory", name)).unwrap_or_default();
+            text.trim().parse().unwrap_or(0)
+        };
+        let charged = match self.v2 {
+            true => number("memory.current"),
+            false => number("memory.usage_in_bytes").saturating_sub(number("memory.kmem.usage_in_bytes")),
+        };
+        if charged <= accounted(&text, self.v2) + lag_bytes() {
+            return told;
+        }
+        let below = fs::read_dir(self.file("memory", "")).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
+        let stat = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("memory.stat")).unwrap_or_default();
+        told.max(below.map(|entry| held(&stat(entry), self.v2)).sum())
     }
 
     /// How many processes the kernel has killed because its memory was at the limit.
@@ -485,12 +504,31 @@ impl Cgroup {
     }
 }
 
+/// By how much statistics and counters of the same group may differ in peace, bytes: each processor keeps up to 64 pages to
+/// itself for each of the two, and statistics are summed once 64 for each processor have changed.
+fn lag_bytes() -> u64 {
+    static LAG: LazyLock<u64> = LazyLock::new(|| {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get) as u64;
+        3 * 64 * processors * 4096
+    });
+    *LAG
+}
+
+/// A figure of memory.stat; 0 if it is not there.
+fn field(stat: &str, key: &str) -> u64 {
+    let value = stat.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok());
+    value.unwrap_or(0)
+}
+
+/// What of the counter of charges memory.stat accounts for; of v1 without kernel memory.
+fn accounted(stat: &str, v2: bool) -> u64 {
+    let keys: &[&str] = if v2 { &["anon", "file", "kernel", "sock"] } else { &["total_rss", "total_cache"] };
+    keys.iter().map(|key| field(stat, key)).sum()
+}
+
 /// From memory.stat; of v1 the sums over a group and those below it.
 fn held(stat: &str, v2: bool) -> u64 {
-    let field = |key: &str| -> u64 {
-        let value = stat.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok());
-        value.unwrap_or(0)
-    };
+    let field = |key: &str| field(stat, key);
     let (anonymous, shared, mapped) = match v2 {
         true => (field("anon"), field("shmem"), field("file_mapped")),
         false => (field("total_rss"), field("total_shmem"), field("total_mapped_file")),
@@ -512,6 +550,7 @@ mod tests {
         let v2 = "anon 100\nfile 9000\nkernel 70\nkernel_stack 16\nshmem 20\nfile_mapped 10\nslab_reclaimable 30\n";
         assert_eq!(held(v2, true), 160);
         assert_eq!(held("", true), 0);
+        assert_eq!((accounted(v1, false), accounted(v2, true)), (9100, 9170));
     }
 
     const HYBRID: &str = "\
