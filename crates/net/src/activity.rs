@@ -7,7 +7,6 @@
 //! of time stamps; 8 more in a SYN). Peers without time stamps make the second estimate low: from such a one a request
 //! below about 50 bytes that gets no answer at all goes unnoticed.
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::PathBuf;
@@ -73,9 +72,9 @@ pub enum ActivityError {
 impl Activity {
     /// Reads the counters of the network namespace of a process, given by its pid as we see it.
     pub fn read(pid: u32) -> Result<Activity, ActivityError> {
-        let snmp = Table::pairs(pid, "snmp")?;
-        let netstat = Table::pairs(pid, "netstat")?;
-        let snmp6 = Table::lines(pid, "snmp6")?;
+        let snmp = Table::read(pid, "snmp")?;
+        let netstat = Table::read(pid, "netstat")?;
+        let snmp6 = Table::read(pid, "snmp6")?;
         let s4 = |names: &[&'static str]| names.iter().map(|n| snmp.get(n)).sum::<Result<u64, _>>();
         let s6 = |names: &[&str]| names.iter().map(|n| snmp6.get_or_zero(n)).sum::<u64>();
         Ok(Activity {
@@ -136,57 +135,40 @@ pub fn activity_between(a: &Activity, b: &Activity) -> bool {
     })
 }
 
+/// A file of counters as it was read: with hundreds of them, of which few are wanted, it is searched and not taken apart.
 struct Table {
     path: PathBuf,
-    values: HashMap<String, u64>,
+    text: String,
 }
 
 impl Table {
-    fn text(pid: u32, file: &str) -> Result<(PathBuf, String), ActivityError> {
+    fn read(pid: u32, file: &str) -> Result<Table, ActivityError> {
         let path = PathBuf::from(format!("/proc/{pid}/net/{file}"));
         match fs::read_to_string(&path) {
-            Ok(text) => Ok((path, text)),
-            Err(e) if file == "snmp6" && e.kind() == io::ErrorKind::NotFound => Ok((path, String::new())),
+            Ok(text) => Ok(Table { path, text }),
+            Err(e) if file == "snmp6" && e.kind() == io::ErrorKind::NotFound => Ok(Table { path, text: String::new() }),
             Err(source) => Err(ActivityError::Unreadable { path, source }),
         }
     }
 
-    /// Pairs of lines, names and then values, both after a prefix.
-    fn pairs(pid: u32, file: &str) -> Result<Table, ActivityError> {
-        let (path, text) = Table::text(pid, file)?;
-        let mut values = HashMap::new();
-        let mut lines = text.lines();
-        while let (Some(names), Some(numbers)) = (lines.next(), lines.next()) {
-            let (Some((prefix, names)), Some((_, numbers))) = (names.split_once(':'), numbers.split_once(':')) else {
-                continue;
-            };
-            for (name, number) in names.split_whitespace().zip(numbers.split_whitespace()) {
-                if let Ok(number) = number.parse() {
-                    values.insert(format!("{prefix}.{name}"), number);
-                }
-            }
-        }
-        Ok(Table { path, values })
-    }
-
-    /// Lines of a name and a value.
-    fn lines(pid: u32, file: &str) -> Result<Table, ActivityError> {
-        let (path, text) = Table::text(pid, file)?;
-        let values = text
-            .lines()
-            .filter_map(|line| {
-                let (name, number) = line.split_once(char::is_whitespace)?;
-                Some((name.to_owned(), number.trim().parse().ok()?))
-            })
-            .collect();
-        Ok(Table { path, values })
-    }
-
+    /// A counter of a file of pairs of lines, names and then values, both after the same prefix: `prefix.name`.
     fn get(&self, name: &'static str) -> Result<u64, ActivityError> {
-        self.values.get(name).copied().ok_or_else(|| ActivityError::Missing { path: self.path.clone(), name })
+        let found = || {
+            let (prefix, name) = name.split_once('.')?;
+            let mut lines = self.text.lines().filter_map(|line| line.strip_prefix(prefix)?.strip_prefix(':'));
+            let (names, numbers) = (lines.next()?, lines.next()?);
+            let at = names.split_ascii_whitespace().position(|n| n == name)?;
+            numbers.split_ascii_whitespace().nth(at)?.parse().ok()
+        };
+        found().ok_or_else(|| ActivityError::Missing { path: self.path.clone(), name })
     }
 
+    /// A counter of a file of lines of a name and a value; 0 if it is not there.
     fn get_or_zero(&self, name: &str) -> u64 {
-        self.values.get(name).copied().unwrap_or(0)
+        let value = self.text.lines().find_map(|line| {
+            let (found, number) = line.split_once(char::is_whitespace)?;
+            (found == name).then(|| number.trim().parse().ok())?
+        });
+        value.unwrap_or(0)
     }
 }

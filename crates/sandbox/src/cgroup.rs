@@ -14,10 +14,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Where the machine has its controllers. On a hybrid machine they are where v1 has them and an empty v2 hierarchy lies
@@ -379,53 +377,61 @@ impl Cgroup {
     /// # Errors
     /// The group does not exist.
     pub fn usage(&self) -> Result<Usage, CgroupError> {
-        let number = |controller: &str, name: &str| -> Result<u64, CgroupError> {
-            let path = self.file(controller, name);
-            let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
-            Ok(text.trim().parse().unwrap_or(0))
+        let (memory, kernel) = match self.v2 {
+            true => ("memory.current", field(&self.memory_stat(), "kernel")),
+            false => ("memory.usage_in_bytes", self.number("memory", "memory.kmem.usage_in_bytes").unwrap_or(0)),
         };
-        let field = |controller: &str, name: &str, key: &str| -> u64 {
-            let text = fs::read_to_string(self.file(controller, name)).unwrap_or_default();
-            let value = text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(' ')?.parse().ok());
-            value.unwrap_or(0)
-        };
+        Ok(Usage { cpu_ns: self.cpu_ns()?, memory_bytes: self.number("memory", memory)?, kernel_bytes: kernel })
+    }
+
+    /// Processor time that it has used, nanoseconds; 0 if this kernel does not tell.
+    ///
+    /// # Errors
+    /// The group does not exist.
+    pub fn cpu_ns(&self) -> Result<u64, CgroupError> {
         if self.v2 {
-            return Ok(Usage {
-                cpu_ns: field("cpu", "cpu.stat", "usage_usec") * 1000,
-                memory_bytes: number("memory", "memory.current")?,
-                kernel_bytes: field("memory", "memory.stat", "kernel"),
-            });
+            return Ok(field(&self.read("cpu", "cpu.stat")?, "usage_usec") * 1000);
         }
-        Ok(Usage {
-            cpu_ns: if self.dir("cpuacct").is_some() { number("cpuacct", "cpuacct.usage")? } else { 0 },
-            memory_bytes: number("memory", "memory.usage_in_bytes")?,
-            kernel_bytes: number("memory", "memory.kmem.usage_in_bytes").unwrap_or(0),
-        })
+        if self.dir("cpuacct").is_some() { self.number("cpuacct", "cpuacct.usage") } else { Ok(0) }
+    }
+
+    fn read(&self, controller: &str, name: &str) -> Result<String, CgroupError> {
+        let path = self.file(controller, name);
+        fs::read_to_string(&path).map_err(failed("read", &path))
+    }
+
+    fn number(&self, controller: &str, name: &str) -> Result<u64, CgroupError> {
+        Ok(self.read(controller, name)?.trim().parse().unwrap_or(0))
     }
 
     /// Memory that it and the groups below it hold, bytes: anonymous memory, shared memory and mapped files. Page cache that
     /// nobody maps does not count, for the kernel takes it back by itself; neither do kernel memory that it can take
     /// back and, on v1, which does not tell them apart, any kernel memory. 0 for a group that does not exist.
-    ///
-    /// The kernel's statistics of a group lag behind those of the groups below it, by two seconds at most, if one was read
-    /// while the other changed. The counters of what was charged do not: where they tell of more, the groups below are asked.
     pub fn held_bytes(&self) -> u64 {
-        let text = fs::read_to_string(self.file("memory", "memory.stat")).unwrap_or_default();
-        let told = held(&text, self.v2);
-        let number = |name: &str| -> u64 {
-            let text = fs::read_to_string(self.file("memory", name)).unwrap_or_default();
-            text.trim().parse().unwrap_or(0)
-        };
+        held(&self.memory_stat(), self.v2)
+    }
+
+    /// How much more was charged to it than [`Cgroup::held_bytes`] has heard of, bytes. The kernel's statistics of a group
+    /// may lag behind those of the groups below it, by two seconds at most, if one was read while the other changed.
+    pub fn unaccounted_bytes(&self) -> u64 {
+        let number = |name| self.number("memory", name).unwrap_or(0);
+        let accounted = accounted(&self.memory_stat(), self.v2);
         let charged = match self.v2 {
             true => number("memory.current"),
             false => number("memory.usage_in_bytes").saturating_sub(number("memory.kmem.usage_in_bytes")),
         };
-        if charged <= accounted(&text, self.v2) + lag_bytes() {
-            return told;
-        }
+        charged.saturating_sub(accounted)
+    }
+
+    /// As [`Cgroup::held_bytes`], summed over the groups right below it: never behind, but as much work as there are groups.
+    pub fn held_below_bytes(&self) -> u64 {
         let below = fs::read_dir(self.file("memory", "")).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
         let stat = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("memory.stat")).unwrap_or_default();
-        told.max(below.map(|entry| held(&stat(entry), self.v2)).sum())
+        below.map(|entry| held(&stat(entry), self.v2)).sum()
+    }
+
+    fn memory_stat(&self) -> String {
+        self.read("memory", "memory.stat").unwrap_or_default()
     }
 
     /// How many processes the kernel has killed because its memory was at the limit.
@@ -502,16 +508,6 @@ impl Cgroup {
         }
         Ok(())
     }
-}
-
-/// By how much statistics and counters of the same group may differ in peace, bytes: each processor keeps up to 64 pages to
-/// itself for each of the two, and statistics are summed once 64 for each processor have changed.
-fn lag_bytes() -> u64 {
-    static LAG: LazyLock<u64> = LazyLock::new(|| {
-        let processors = std::thread::available_parallelism().map_or(1, NonZero::get) as u64;
-        3 * 64 * processors * 4096
-    });
-    *LAG
 }
 
 /// A figure of memory.stat; 0 if it is not there.

@@ -157,6 +157,15 @@ impl Pressure {
         books.ledger.expected()
     }
 
+    /// As [`Pressure::measure`], but so near to the high mark that it matters it is not deceived by figures that lag.
+    fn measure_for_new(&self) -> u64 {
+        let (used, high) = (self.measure(), self.marks.high_bytes());
+        if used > high || used.saturating_add(self.procs.unaccounted_bytes()) <= high {
+            return used;
+        }
+        used.max(self.marks.used(self.procs.held_below_bytes() + self.sets.load(Ordering::SeqCst)))
+    }
+
     /// For people.
     pub(crate) fn view(&self) -> RoomView {
         let marks = &self.marks;

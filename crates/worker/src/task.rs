@@ -39,6 +39,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// Between looks at a running proc.
 const LOOK_EVERY: Duration = Duration::from_millis(1000);
+/// Nor more often than that.
+const SOONEST_LOOK: Duration = Duration::from_millis(20);
 /// A proc that was woken for ticks only is parked again after this much quiet.
 const AFTER_TICKS: Duration = Duration::from_millis(500);
 /// Timers are met by waking this much longer before they are due than the last wake took.
@@ -455,7 +457,7 @@ impl Task {
         let State::Hot { init, .. } = self.record.state else { return };
         let Some(running) = &mut self.running else { return };
         let now = Instant::now();
-        let cpu = self.proc.cgroup.usage().map_or(Duration::ZERO, |u| Duration::from_nanos(u.cpu_ns));
+        let cpu = Duration::from_nanos(self.proc.cgroup.cpu_ns().unwrap_or(0));
         let traffic = Traffic::read(init).ok();
         running.idle.look(Sample { at: now, cpu, traffic }, kip_net::activity::activity_between);
         if self.tickets.load(Ordering::SeqCst) > 0 {
@@ -463,7 +465,8 @@ impl Task {
         }
         let (_, allowed) = sleep::sinks(&self.proc, running);
         let left = allowed.saturating_sub(running.idle.quiet(now));
-        running.next_look = now + left.clamp(Duration::from_millis(20), LOOK_EVERY);
+        // One that may sleep and is still here cannot or must not.
+        running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
     }
 
     async fn on_deadline(&mut self) {

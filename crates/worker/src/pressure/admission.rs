@@ -207,7 +207,7 @@ impl Pressure {
         let begun = passes.borrow_and_update().number;
         let until = Instant::now() + ROOM_WITHIN;
         loop {
-            let used = self.measure();
+            let used = self.measure_for_new();
             if used <= self.marks.high_bytes() {
                 return Ok(());
             }
