@@ -9,7 +9,7 @@
 mod calls;
 mod timers;
 
-pub use calls::{Since, Waiting, live_due, patch_bytes};
+pub use calls::{Since, Waiting, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
 use crate::image::{Image, ImageError, numbered};

@@ -108,6 +108,8 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
         }
         if fresh.is_empty() {
             stopped.processes.retain(|_, process| !process.threads.is_empty());
+            let Stopped { since, slept, .. } = &mut stopped;
+            since.retain(|tid, (call, _)| *call != timeouts::POLL || slept_through(slept, *tid));
             stopped.at = Instant::now();
             return Ok(stopped);
         }
@@ -155,6 +157,12 @@ fn sleepers(pids: &[u32]) -> HashMap<u32, u64> {
 fn left_processor(status: &str) -> Option<u64> {
     let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
     Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?)
+}
+
+/// Whether a stopped thread that slept before has run for nothing but to stop.
+fn slept_through(slept: &HashMap<u32, u64>, tid: u32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    slept.get(&tid).is_some_and(|before| left_processor(&status).is_some_and(|now| now <= before + 1))
 }
 
 /// Pid 1 of a pid namespace: NSpid in proc_pid_status(5).
@@ -211,9 +219,7 @@ impl Stopped {
     /// was about to do: a thread may have made what another waits for, between the stops of the two.
     pub fn was_at_rest(&self) -> bool {
         self.processes.values().flat_map(|process| &process.threads).all(|tid| {
-            let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-            let stopped_only = |before: &u64| left_processor(&status).is_some_and(|now| now <= before + 1);
-            self.slept.get(tid).is_some_and(stopped_only)
+            slept_through(&self.slept, *tid)
                 && trace::get_general(*tid).is_ok_and(|registers| inject::in_call(&registers))
         })
     }
@@ -241,11 +247,18 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         for process in std::mem::take(&mut self.processes).into_values() {
             for tid in process.threads {
+                let polls = self.since.get(&tid).filter(|(call, _)| *call == timeouts::POLL);
                 // What fails here fails because it has died.
                 match process.mended.iter().find(|(mended, _)| *mended == tid) {
                     Some(_) if signal_waits(process.pid, tid) => drop(inject::unmend(tid)),
                     Some((_, Some(since))) => drop(timeouts::shorten(process.pid, tid, *since)),
                     Some((_, None)) => {}
+                    None if polls.is_some() => {
+                        let since = polls.map_or(0, |(_, since)| *since);
+                        if !signal_waits(process.pid, tid) {
+                            drop(timeouts::end_poll(tid, since));
+                        }
+                    }
                     None => drop(timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64)),
                 }
                 if trace::detach(tid).is_err() {

@@ -447,7 +447,7 @@ mod tests {
         let count = 20 * BLOCK;
         let stored = on_disk(&dir.path().join("set"), count);
         assert!(stored.on_disk(0) && stored.memory() < PAGE * count && std::fs::read_dir(&dir).unwrap().count() == 0);
-        let mut portions = vec![0..stored.at_once(0)];
+        let mut portions = Vec::from([0..stored.at_once(0)]);
         while portions[portions.len() - 1].end < stored.blocks() {
             let start = portions[portions.len() - 1].end;
             portions.push(start..stored.blocks().min(start + stored.at_once(start)));

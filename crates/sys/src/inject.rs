@@ -104,9 +104,14 @@ pub fn until_stopped(tid: u32, until: Instant) -> io::Result<Stop> {
     }
 }
 
+/// Whether registers are those of a 64-bit thread.
+pub fn is_64_bit(registers: &[u64; GENERAL]) -> bool {
+    registers[CS] == 0x33
+}
+
 /// Whether registers are those of a 64-bit thread that stands in a call which was broken off.
 pub fn in_call(registers: &[u64; GENERAL]) -> bool {
-    registers[CS] == 0x33 && registers[ORIG_RAX] as i64 >= 0
+    is_64_bit(registers) && registers[ORIG_RAX] as i64 >= 0
 }
 
 /// Puts a stopped thread back onto a call that ended with EINTR because of the stop; tells which call that was.

@@ -14,6 +14,7 @@ pub mod perf;
 pub mod process;
 pub mod ran;
 pub mod sock;
+pub mod timed;
 pub mod timer;
 pub mod trace;
 pub mod uffd;

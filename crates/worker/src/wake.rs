@@ -196,7 +196,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             }
             Stage::Resuming => {
                 steps.done("registers");
-                shortened = release(proc, body, &body.clocks, &missed);
+                shortened = release(proc, body, &body.clocks, &missed, false);
                 steps.done("release");
                 fault::reach("wake-released");
                 true
@@ -263,9 +263,10 @@ fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result
     Ok((scratch.to_owned(), missed))
 }
 
-/// The last step, every task stopped and about to run. `clocks` is what of the body's has to be set.
-fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed]) -> Vec<timers::Shortened> {
-    let shortened = timers::set(proc, clocks, missed);
+/// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run. `clocks` is what of the body's has to be
+/// set.
+fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<timers::Shortened> {
+    let shortened = timers::set(proc, clocks, missed, traced);
     let held: Vec<_> = body
         .sockets
         .iter()

@@ -306,6 +306,11 @@ fn settle_socket(
     push_due(&mut clocks.dues, Source::Call, now, left_ns, whole_ns);
 }
 
+/// Whether a time-out has passed at `now`.
+pub fn is_over(patch: &Patch, clocks: &Clocks, now: Now) -> bool {
+    patch.left_ns <= now.monotonic_ns - clocks.frozen_ns
+}
+
 /// A struct timespec of what is left of a patch at `now`, never less than a nanosecond (0 would mean "do not wait").
 pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> [u8; 16] {
     let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(1);

@@ -146,7 +146,7 @@ pub(super) fn rebuild(
         stopped.outlive().map_err(RebuildError::Trace)?;
         // Timerfds were held: nothing was missed.
         let clocks = Clocks { timerfds: Vec::new(), ..body.clocks.clone() };
-        let shortened = release(proc, body, &clocks, &[]);
+        let shortened = release(proc, body, &clocks, &[], true);
         steps.done("release");
         fault::reach("wake-released");
         // What was held is given up: the tree has been woken even if one of it died meanwhile.

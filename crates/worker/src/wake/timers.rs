@@ -4,7 +4,7 @@ use crate::proc::Proc;
 use crate::tree::{Tree, switches_of};
 use kip_checkpoint::clocks::{self, Missed, Now, SocketPatch};
 use kip_sys::process::{Signal, pidfd_getfd, pidfd_open, pidfd_send_signal, start_time, write_memory};
-use kip_sys::timer;
+use kip_sys::{timed, timer};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use std::collections::BTreeMap;
 use std::fs;
@@ -73,8 +73,9 @@ impl Plan {
     }
 }
 
-/// Sets everything about time in the restored processes, which must be stopped. What cannot be set is logged.
-pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed]) -> Vec<Shortened> {
+/// Sets everything about time in the restored processes, which must be stopped; if they are `traced` by this thread, waits for
+/// events whose time-out has passed end by it. What cannot be set is logged.
+pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
     let nothing = clocks.patches.is_empty() && clocks.timerfds.is_empty() && clocks.sockets.is_empty();
     if nothing && missed.is_empty() {
         return Vec::new();
@@ -106,7 +107,11 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed]) -> Ve
     let now = Now::read();
     for patch in &clocks.patches {
         let bytes = clocks::patch_bytes(patch, clocks, now);
+        let over = clocks::is_over(patch, clocks, now);
         let fill = |tid| {
+            if over && traced && timed::end_wait(tid)? {
+                return Ok(());
+            }
             write_memory(tid, patch.address, &bytes)?;
             remember(tid, clocks.frozen_ns + patch.left_ns)
         };
