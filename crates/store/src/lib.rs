@@ -256,8 +256,8 @@ impl Store {
         either!(self, backend => backend.get_ranges(key, ranges).await)
     }
 
-    /// An object's length, bytes. Of a bucket that does not exist it says that the object is missing: S3's answer to this
-    /// question has no room for more.
+    /// An object's length, bytes. In a bucket one request, and a second one when there is no such object or another reason why
+    /// not, which S3's answer to the first has no room for.
     pub async fn size(&self, key: &Key) -> Result<u64, GetError> {
         either!(self, backend => backend.size(key).await)
     }

@@ -67,12 +67,24 @@ impl Probe<'_> {
         CheckSwapsError::Unfit { store: self.store.name().into(), what: what.to_owned() }
     }
 
+    fn not_put(&self, error: PutError) -> CheckSwapsError {
+        match error {
+            PutError::Store(failure) => failure.into(),
+            PutError::Unknown { source, .. } => (*source).into(),
+            PutError::Incomplete { .. } => self.unfit("does not take a few bytes"),
+        }
+    }
+
     async fn swap(&self, expected: Option<&Version>, value: &'static str) -> Result<Tried, CheckSwapsError> {
         match self.store.swap_reference(&self.key, expected, Bytes::from_static(value.as_bytes())).await {
             Ok(version) => Ok(Tried::Taken(version)),
             Err(SwapError::Conflict { .. } | SwapError::Superseded { .. }) => Ok(Tried::Refused),
             Err(SwapError::Store(Failure::Refused { status, code, .. })) => {
-                Err(self.unfit(&format!("refuses to write on a condition ({status} {code})")))
+                // Unless it refuses to write at all.
+                match self.store.put(&self.key, Bytes::from_static(b"x")).await {
+                    Ok(()) => Err(self.unfit(&format!("refuses to write on a condition ({status} {code})"))),
+                    Err(error) => Err(self.not_put(error)),
+                }
             }
             Err(SwapError::Store(failure)) => Err(failure.into()),
             Err(source @ (SwapError::Unknown { .. } | SwapError::NotAReference { .. })) => {
@@ -101,9 +113,7 @@ impl Probe<'_> {
         match self.store.put_if_absent(&self.key, Bytes::from_static(b"x")).await {
             Ok(Placed::AlreadyThere) => {}
             Ok(Placed::New) => return Err(self.unfit("writes over what is there though it was told not to")),
-            Err(PutError::Store(failure)) => return Err(failure.into()),
-            Err(PutError::Unknown { source, .. }) => return Err((*source).into()),
-            Err(PutError::Incomplete { .. }) => unreachable!("written at once"),
+            Err(error) => return Err(self.not_put(error)),
         }
         let never = Version {
             nonce: Nonce::random(),

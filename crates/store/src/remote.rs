@@ -105,8 +105,8 @@ impl Remote {
         }
     }
 
-    /// One request, counted. The wire sees to it that bytes move; this is for what surrounds it (credentials, the rest of an
-    /// answer), and as wide as the wire's own limits together.
+    /// One request, counted. The wire sees to it that bytes move up, and the answer's head comes; the limit here is for the
+    /// rest of an answer.
     async fn once<T>(
         &self,
         kind: Count,
@@ -119,7 +119,11 @@ impl Remote {
         if carried > 0 {
             return request.await.map_err(|error| self.names().trouble(error));
         }
-        let limit = self.settings().answer_timeout;
+        let limit = match kind {
+            // The wire waits for these as long as their answers move.
+            Count::List | Count::Upload => self.settings().operation_timeout,
+            _ => self.settings().answer_timeout,
+        };
         match tokio::time::timeout(limit, request).await {
             Ok(result) => result.map_err(|error| self.names().trouble(error)),
             Err(_) => Err(self.names().timed_out(limit)),

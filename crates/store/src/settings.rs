@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How a store behaves. A directory store uses `chunk_bytes`, `operation_timeout` and `answer_timeout` (for its locks) only.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Longest wait for a connection, TLS included. Default 3 s.
+    /// Longest wait for a connection; agreeing on TLS counts as waiting for an answer. Default 3 s.
     pub connect_timeout: Duration,
     /// Longest wait for the first byte of an answer, and then for each further one; and of a request that carries bytes, for
     /// each further one to be taken. So a slow way is no trouble, one on which nothing moves is. Default 15 s.

@@ -10,7 +10,7 @@ mod sending;
 pub(crate) use sending::Patience;
 
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::uri::Authority;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -172,6 +172,20 @@ impl Exchanger {
         let with_the_store = self.store.is_none() || self.store.as_ref() == uri.authority();
         HttpError::new(HttpErrorKind::Unknown, Misfortune { with_the_store, what })
     }
+
+    /// All of an answer, as long as it moves. S3 sends blanks while it puts an object together.
+    async fn whole(&self, body: hyper::body::Incoming) -> Result<Bytes, Mishap> {
+        let mut body = Limited::new(body, LONGEST_LOOKED_AT);
+        let mut text = BytesMut::new();
+        loop {
+            let next = tokio::time::timeout(self.patience.idle, body.frame()).await;
+            match next.map_err(|_| Mishap::Stalled(self.patience.idle))? {
+                None => return Ok(text.freeze()),
+                Some(Err(error)) => return Err(Mishap::Broken(Cause::boxed(error))),
+                Some(Ok(frame)) => text.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new())),
+            }
+        }
+    }
 }
 
 #[async_trait]
@@ -204,8 +218,7 @@ impl HttpService for Exchanger {
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body.map_err(broken))));
         }
         if parts.status.is_success() {
-            let whole = Limited::new(body, LONGEST_LOOKED_AT).collect().await;
-            let text = whole.map_err(|error| self.error(&uri, Mishap::Broken(Cause::boxed(error))))?.to_bytes();
+            let text = self.whole(body).await.map_err(|what| self.error(&uri, what))?;
             return match claim.fits(&text) {
                 Ok(()) => Ok(HttpResponse::from_parts(parts, text.into())),
                 Err(None) => Err(self.error(&uri, Mishap::Senseless)),

@@ -17,6 +17,8 @@ enum Ignores {
     IfMatch,
     /// It knows that there are conditions, and wants none.
     RefusesThem,
+    /// It takes no writes at all.
+    RefusesAll,
 }
 
 type Objects = Mutex<HashMap<String, Vec<u8>>>;
@@ -63,6 +65,9 @@ async fn serve(mut client: TcpStream, ignores: Ignores, objects: &Objects) -> st
             match method {
                 "PUT" if conditional && ignores == Ignores::RefusesThem => {
                     ("501 Not Implemented", "<Error><Code>NotImplemented</Code></Error>".into())
+                }
+                "PUT" if ignores == Ignores::RefusesAll => {
+                    ("400 Bad Request", "<Error><Code>InvalidRequest</Code></Error>".into())
                 }
                 "PUT" if exists || differs => ("412 Precondition Failed", Vec::new()),
                 "PUT" => {
@@ -129,8 +134,11 @@ async fn stores_that_ignore_a_condition_are_named() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_cannot_be_asked_is_not_called_unfit() {
+    let (address, _) = server(Ignores::RefusesAll).await;
+    let error = Store::open(&url_at(address, ""), settings()).unwrap().check_swaps().await.expect_err("no writes");
+    assert!(matches!(error, CheckSwapsError::Store(Failure::Refused { status: 400, .. })), "{error:?}");
     let store = Store::open(&url_at(free_address(), ""), Settings { attempts: 2, ..settings() }).unwrap();
     let error = store.check_swaps().await.expect_err("nobody listens");
     assert!(matches!(error, CheckSwapsError::Store(Failure::Unreachable { .. })), "{error:?}");

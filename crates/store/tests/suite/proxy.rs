@@ -37,6 +37,8 @@ pub enum Fault {
     Cut(usize),
     /// The body stops after so many bytes, and the connection does not end.
     Stall(usize),
+    /// The body comes in pieces of this many bytes, with a pause after each.
+    Drip(usize, Duration),
     /// The first bit of this byte of the body turns.
     Flip(usize),
 }
@@ -224,6 +226,15 @@ async fn serve(mut client: TcpStream, server: SocketAddr, inside: &Mutex<Inside>
                 answer.body.truncate(bytes);
                 send(&mut client, &answer).await?;
                 return hold(&mut client, inside).await;
+            }
+            Some(Fault::Drip(piece, pause)) => {
+                let mut answer = ask(server, &request, has_body).await?;
+                let body = std::mem::take(&mut answer.body);
+                send(&mut client, &answer).await?;
+                for piece in body.chunks(piece) {
+                    client.write_all(piece).await?;
+                    tokio::time::sleep(pause).await;
+                }
             }
             Some(Fault::Flip(at)) => {
                 let mut answer = ask(server, &request, has_body).await?;

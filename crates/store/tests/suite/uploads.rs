@@ -2,7 +2,7 @@
 
 use crate::gateway::{Gateway, url_at};
 use crate::proxy::{Fault, Proxy, Seen};
-use crate::{key, pattern, read, settings, until};
+use crate::{key, keys, pattern, read, settings, until};
 use kip_store::{Failure, PutError, Settings, Store};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,23 @@ async fn a_way_up_on_which_nothing_moves_is_given_up() {
     assert!(stuck && error.is_temporary(), "{error:?}");
     assert!(since.elapsed() < Duration::from_secs(60), "not as long as so many bytes may take");
     assert_eq!((store.counters().puts, store.counters().retries), (2, 1));
+}
+
+/// Of a long listing on a slow way, or of an object that is being put together.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_may_take_long_as_long_as_it_moves() {
+    let Some(gateway) = Gateway::start().await else { return };
+    let proxy = Proxy::before(gateway.address).await;
+    let hasty = Settings { attempts: 1, answer_timeout: Duration::from_secs(1), ..settings() };
+    let store = Store::open(&url_at(proxy.address, ""), hasty).unwrap();
+    store.put(&key("object"), "x".into()).await.unwrap();
+    proxy.fail(1, Fault::Drip(100, Duration::from_millis(300)), |seen| seen.is("GET"));
+    let since = Instant::now();
+    assert_eq!(keys(&store, None).await, ["object"]);
+    assert!(since.elapsed() > Duration::from_millis(1500), "longer than nothing may move: {:?}", since.elapsed());
+    proxy.fail(1, Fault::Stall(100), |seen| seen.is("GET"));
+    let error = futures_util::TryStreamExt::try_next(&mut store.list(None)).await.expect_err("it stops");
+    assert!(matches!(error, Failure::TimedOut { waited_ms: 1000, .. }), "{error:?}");
 }
 
 async fn write_in_pieces(store: &Store, bytes: &bytes::Bytes) -> Result<(), PutError> {
