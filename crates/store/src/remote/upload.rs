@@ -20,12 +20,15 @@ use object_store::path::Path;
 use object_store::{Attribute, Attributes, GetOptions, MultipartId, PutMultipartOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 use tokio::task::JoinSet;
 
 /// The most that S3 takes.
 const MOST_PARTS: usize = 10_000;
 /// So many parts of a stream have the same length, the next ones twice as much.
 const DOUBLES_AFTER: usize = 1000;
+/// When an upload is aborted once more, after it was and then after that.
+const ABORTED_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(15)];
 /// What an object says about the upload that it came from.
 const NUMBER: Attribute = Attribute::Metadata(std::borrow::Cow::Borrowed("kip-upload"));
 
@@ -201,6 +204,7 @@ impl Upload {
         };
         if completed.is_err() {
             self.abort().await;
+            self.abort_again();
         }
         self.done.store(true, Ordering::Relaxed);
         completed
@@ -251,14 +255,29 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if *self.done.get_mut() {
-            return;
+        if !*self.done.get_mut() {
+            self.abort_in(&[Duration::ZERO, ABORTED_AGAIN[0], ABORTED_AGAIN[1]]);
         }
+    }
+}
+
+impl Upload {
+    /// A part that was cut off with all its bytes on the way may come to the store after the upload was aborted, and stay.
+    fn abort_again(&self) {
+        self.abort_in(&ABORTED_AGAIN);
+    }
+
+    /// In the background, after each of these waits.
+    fn abort_in(&self, waits: &[Duration]) {
+        let waits = waits.to_vec();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (remote, path, id) = (self.remote.clone(), self.path.clone(), self.id.clone());
         runtime.spawn(async move {
             let upload = Upload { remote, path, id, number: None, done: AtomicBool::new(true) };
-            upload.abort().await;
+            for wait in waits {
+                tokio::time::sleep(wait).await;
+                upload.abort().await;
+            }
         });
     }
 }
