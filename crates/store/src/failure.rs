@@ -187,6 +187,40 @@ pub enum Failure {
         /// How long was waited.
         waited_ms: u64,
     },
+    /// A file system without locks.
+    #[error("the file system of {path} has no locks: mount it with them, or keep the store elsewhere")]
+    NoLocks {
+        /// The directory of the store.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file system that does not come back.
+    #[error("the file system of {path} did not answer within {waited_ms} ms: is its server up?")]
+    Hangs {
+        /// The directory of the store.
+        path: PathBuf,
+        /// How long was waited.
+        waited_ms: u64,
+    },
+    /// An operation as a whole took too long; what kept it, if anything did, stands in the log.
+    #[error("store {store} did not bring this to an end within {waited_ms} ms: is it overloaded, is the network slow?")]
+    TookTooLong {
+        /// As in the URL.
+        store: Arc<str>,
+        /// How long was waited, attempts and waits together.
+        waited_ms: u64,
+    },
+    /// A task of the store's own came to no end. Nothing to be done about it but to start Kip again.
+    #[error("work on store {store} was cut off: Kip is shutting down, or this is a bug")]
+    Ended {
+        /// As in the URL.
+        store: Arc<str>,
+        /// Why.
+        #[source]
+        source: Cause,
+    },
     /// The file system's word.
     #[error("file {path} of the store")]
     Io {
@@ -208,6 +242,8 @@ impl Failure {
                 | Failure::Broken { .. }
                 | Failure::Busy { .. }
                 | Failure::Locked { .. }
+                | Failure::Hangs { .. }
+                | Failure::TookTooLong { .. }
         )
     }
 
@@ -215,7 +251,9 @@ impl Failure {
     pub(crate) fn may_have_acted(&self) -> bool {
         match self {
             Failure::TimedOut { .. } | Failure::Broken { .. } | Failure::Unintelligible { .. } => true,
-            Failure::Busy { status, .. } => !matches!(status, 429 | 503),
+            // Without a word of the store's own, 503 is from one who stands before it and may have passed the request on.
+            Failure::Busy { status: 503, code, .. } => code.is_empty(),
+            Failure::Busy { status, .. } => *status != 429,
             _ => false,
         }
     }
@@ -281,6 +319,27 @@ pub enum GetError {
 /// An object was not written, or it is not known whether it was: after a temporary failure it may be there, whole.
 #[derive(Debug, thiserror::Error)]
 pub enum PutError {
+    /// It is in its place, or may be, but whether it stays or whether it is this one could not be learned.
+    #[error(
+        "whether object {key} of store {store} was written is not known: write it again, under another key if it must not be replaced"
+    )]
+    Unknown {
+        /// As in the URL.
+        store: Arc<str>,
+        /// Which.
+        key: Key,
+        /// What hid it.
+        #[source]
+        source: Box<Failure>,
+    },
+    /// A [`crate::Writer`] whose earlier bytes were not taken. Nothing was written.
+    #[error("object {key} of store {store} lacks bytes that could not be written: begin it again")]
+    Incomplete {
+        /// As in the URL.
+        store: Arc<str>,
+        /// Which.
+        key: Key,
+    },
     /// The store.
     #[error(transparent)]
     Store(#[from] Failure),
@@ -409,6 +468,7 @@ impl Names {
             Mishap::Connect(source) => Trouble::Store(Failure::Unreachable { store, endpoint, source }),
             Mishap::Certificate(source) => Trouble::Store(Failure::Certificate { store, endpoint, source }),
             Mishap::Broken(source) => self.broken(source),
+            Mishap::Stalled(waited) => self.timed_out(waited),
             what @ Mishap::Senseless => {
                 Trouble::Store(Failure::Unintelligible { store, endpoint, source: Cause::new(what) })
             }

@@ -7,7 +7,7 @@
 //!
 //! Invariants: an object is there whole or not at all; a read gives bytes of one object or an error; a swap has one winner
 //! per version, and says truthfully what it knows when an answer is lost. A crash leaves at worst parts of an upload
-//! that no key names: files `name#new.<number>` in a directory, an incomplete multipart upload in a bucket (give the bucket
+//! that no key names: files `name#new.<number>` in a directory ([`Store::remove_leftovers`]), an incomplete multipart upload in a bucket (give the bucket
 //! a life-cycle rule for those).
 //!
 //! ```text
@@ -25,18 +25,23 @@ mod counters;
 mod directory;
 mod failure;
 mod key;
+mod probe;
 mod reference;
 mod remote;
 mod settings;
+mod turns;
 mod wire;
+mod writer;
 
 pub use address::OpenError;
 pub use counters::{Counters, FirstByte};
 pub use failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
 pub use key::{Key, KeyError, LONGEST_COMPONENT, LONGEST_KEY};
+pub use probe::CheckSwapsError;
 pub use reference::Version;
 pub use settings::{Credentials, Hedge, Settings};
 pub use wire::Cause;
+pub use writer::Writer;
 
 use crate::address::Address;
 use crate::directory::Directory;
@@ -46,8 +51,11 @@ use futures_util::stream::{BoxStream, Stream, StreamExt};
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+use writer::Destination;
 
-/// A store, opened. Clones are handles on the same one and count together.
+/// A store, opened. A handle that is owned: clones are handles on the same one, cheap to make and to give to tasks, and count
+/// together.
 ///
 /// Every operation may be dropped at any point; a write that is dropped may still take place.
 #[derive(Debug, Clone)]
@@ -75,6 +83,8 @@ pub struct Listed {
     pub key: Key,
     /// Bytes.
     pub size: u64,
+    /// When it was written, by the clock of the store; in full seconds in a bucket.
+    pub modified: SystemTime,
 }
 
 /// An object on its way: a stream of its bytes in order, in pieces as they come. After an error it gives no more.
@@ -149,6 +159,15 @@ impl Store {
         })
     }
 
+    /// A handle on the same store whose requests wait for those of all others: for what nobody waits for. Counts together with
+    /// this one. A directory has no such order.
+    pub fn in_background(&self) -> Store {
+        Store(match &self.0 {
+            Backend::Directory(directory) => Backend::Directory(directory.clone()),
+            Backend::Remote(remote) => Backend::Remote(remote.in_background()),
+        })
+    }
+
     /// What was done through this handle, its clones and those counting apart from it.
     pub fn counters(&self) -> Counters {
         either!(self, backend => backend.tally().read())
@@ -157,6 +176,33 @@ impl Store {
     /// Whether the store is there and lets itself be read, with one request. Says nothing about writing.
     pub async fn check(&self) -> Result<(), Failure> {
         either!(self, backend => backend.check().await)
+    }
+
+    /// Whether references can be kept here: whether a bucket honours If-Match and If-None-Match, whether locks in a directory
+    /// exclude. Writes, swaps and deletes a small reference `kip-probe-<number>`, which stays if this is cut off; five to ten
+    /// requests. Worth asking once, before a store is first used.
+    pub async fn check_swaps(&self) -> Result<(), CheckSwapsError> {
+        probe::check_swaps(self).await
+    }
+
+    /// Removes what processes that died left in a directory at least this long ago: files half written (`name#new.<number>`),
+    /// locks of references that are gone. How many. What is being written must be younger. Of a bucket nothing: its
+    /// life-cycle rule removes unfinished uploads.
+    pub async fn remove_leftovers(&self, older_than: Duration) -> Result<u64, Failure> {
+        match &self.0 {
+            Backend::Directory(directory) => directory.remove_leftovers(older_than).await,
+            Backend::Remote(_) => Ok(0),
+        }
+    }
+
+    /// Writes an object as its bytes are made, over one that is there. Up to two parts ([`Settings::part_bytes`]) it is one
+    /// request, beyond that parts go up while more is made; they grow with the object, so that 10,000 are enough for any.
+    pub fn writer(&self, key: &Key) -> Writer {
+        let to = match &self.0 {
+            Backend::Directory(directory) => Destination::File(directory.writer(key)),
+            Backend::Remote(remote) => Destination::Parts(remote.writer(key)),
+        };
+        Writer { store: self.name().into(), key: key.clone(), to, whole: true }
     }
 
     /// Writes an object, over one that is there. Durable when it returns.
@@ -210,8 +256,8 @@ impl Store {
         either!(self, backend => backend.get_ranges(key, ranges).await)
     }
 
-    /// An object's length, bytes. Of a bucket that does not exist it says that the object is missing: S3's answer to this
-    /// question has no room for more.
+    /// An object's length, bytes. In a bucket one request, and a second one when there is no such object or another reason why
+    /// not, which S3's answer to the first has no room for.
     pub async fn size(&self, key: &Key) -> Result<u64, GetError> {
         either!(self, backend => backend.size(key).await)
     }
@@ -255,7 +301,14 @@ mod tests {
         let dir = std::env::temp_dir();
         let store = Store::open(dir.to_str().expect("a plain name"), Settings::default()).expect("it exists");
         let key = Key::new("key").expect("a key");
+        fn owned<T: Clone + Send + Sync + 'static>(_: &T) {}
+        owned(&store);
         spawnable(store.check());
+        spawnable(store.check_swaps());
+        spawnable(store.remove_leftovers(Duration::ZERO));
+        spawnable(store.writer(&key));
+        spawnable(store.writer(&key).write(Bytes::new()));
+        spawnable(store.writer(&key).finish());
         spawnable(store.put(&key, Bytes::new()));
         spawnable(store.put_if_absent(&key, Bytes::new()));
         spawnable(store.get(&key));

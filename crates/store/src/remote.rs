@@ -7,13 +7,14 @@
 pub(crate) mod open;
 mod reading;
 mod swap;
-mod upload;
+pub(crate) mod upload;
 
 use crate::counters::{Count, Tally};
 use crate::failure::{Failure, GetError, Names, PutError, Trouble};
 use crate::key::{Key, KeyError};
 use crate::reference::random;
 use crate::settings::Settings;
+use crate::turns::{Turn, Turns, Urgency};
 use crate::{Listed, Placed};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
@@ -24,8 +25,7 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions}
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use std::time::{Duration, SystemTime};
 
 /// What a provider's client must be able to do.
 pub(crate) trait Cloud: ObjectStore + MultipartStore + PaginatedListStore {}
@@ -36,6 +36,7 @@ impl<T: ObjectStore + MultipartStore + PaginatedListStore> Cloud for T {}
 pub(crate) struct Remote {
     bucket: Arc<Bucket>,
     tally: Arc<Tally>,
+    urgency: Urgency,
 }
 
 #[derive(Debug)]
@@ -45,8 +46,14 @@ struct Bucket {
     /// Before every key; empty, or ends with a slash.
     prefix: String,
     settings: Settings,
-    permits: Semaphore,
+    /// Of requests that bring bytes, or are small.
+    small: Turns,
+    /// Of those that carry many up.
+    uploads: Turns,
 }
+
+/// Requests that carry more bytes are uploads.
+const SMALL: usize = 64 << 10;
 
 /// A response to one attempt.
 type Attempt<T> = Result<T, Trouble>;
@@ -54,13 +61,19 @@ type Attempt<T> = Result<T, Trouble>;
 impl Remote {
     fn new(cloud: Arc<dyn Cloud>, names: Names, prefix: &str, settings: Settings) -> Remote {
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        let permits = Semaphore::new(settings.most_requests.max(1));
-        Remote { bucket: Arc::new(Bucket { cloud, names, prefix, settings, permits }), tally: Arc::default() }
+        let (small, uploads) = (Turns::new(settings.most_requests), Turns::new(settings.most_uploads));
+        let bucket = Arc::new(Bucket { cloud, names, prefix, settings, small, uploads });
+        Remote { bucket, tally: Arc::default(), urgency: Urgency::Foreground }
     }
 
     /// The same bucket, counting apart.
     pub(crate) fn counting_apart(&self) -> Remote {
-        Remote { bucket: self.bucket.clone(), tally: Tally::below(&self.tally) }
+        Remote { tally: Tally::below(&self.tally), ..self.clone() }
+    }
+
+    /// The same bucket, giving way to others.
+    pub(crate) fn in_background(&self) -> Remote {
+        Remote { urgency: Urgency::Background, ..self.clone() }
     }
 
     pub(crate) fn tally(&self) -> &Arc<Tally> {
@@ -83,29 +96,47 @@ impl Remote {
         Path::parse(format!("{}{key}", self.bucket.prefix)).expect("a key's characters need no encoding")
     }
 
-    async fn permit(&self) -> SemaphorePermit<'_> {
-        self.bucket.permits.acquire().await.expect("the semaphore is never closed")
+    /// A place for a request that carries so many bytes.
+    async fn turn(&self, carried: usize) -> Turn {
+        if carried > SMALL {
+            self.bucket.uploads.take(self.urgency).await
+        } else {
+            self.bucket.small.take(self.urgency).await
+        }
     }
 
-    /// One request: counted, with its time limit, which grows with the bytes it carries.
+    /// One request, counted. The wire sees to it that bytes move up, and the answer's head comes; the limit here is for the
+    /// rest of an answer.
     async fn once<T>(
         &self,
         kind: Count,
         carried: usize,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Attempt<T> {
-        let _permit = self.permit().await;
+        let _turn = self.turn(carried).await;
         self.tally.one(kind);
         self.tally.add(Count::BytesWritten, carried as u64);
-        let limit = self.settings().answer_timeout + self.time_to_carry(carried);
+        if carried > 0 {
+            return request.await.map_err(|error| self.names().trouble(error));
+        }
+        let limit = match kind {
+            // The wire waits for these as long as their answers move.
+            Count::List | Count::Upload => self.settings().operation_timeout,
+            _ => self.settings().answer_timeout,
+        };
         match tokio::time::timeout(limit, request).await {
             Ok(result) => result.map_err(|error| self.names().trouble(error)),
             Err(_) => Err(self.names().timed_out(limit)),
         }
     }
 
-    fn time_to_carry(&self, bytes: usize) -> Duration {
-        Duration::from_secs(bytes as u64 / self.settings().least_upload_rate.max(1))
+    /// An operation that is less than an object, with all its attempts and waits.
+    async fn in_time<T>(&self, operation: impl Future<Output = Attempt<T>>) -> Attempt<T> {
+        let limit = self.settings().operation_timeout;
+        tokio::time::timeout(limit, operation).await.unwrap_or_else(|_| {
+            let waited_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+            Err(Trouble::Store(Failure::TookTooLong { store: self.names().store.clone(), waited_ms }))
+        })
     }
 
     /// Attempts until one succeeds, fails in a way that stays, or enough have failed.
@@ -162,7 +193,8 @@ impl Remote {
             let options = PutOptions::from(PutMode::Create);
             let request = self.cloud().put_opts(&path, bytes.clone().into(), options);
             let result = self.once(Count::Put, bytes.len(), request).await;
-            if matches!(&result, Err(Trouble::Store(failure)) if failure.may_have_acted()) {
+            // Even of one that says it is busy: a condition that fails next may be the own object's doing.
+            if matches!(&result, Err(Trouble::Store(failure)) if !matches!(failure, Failure::Unreachable { .. })) {
                 in_doubt.store(true, Ordering::Relaxed);
             }
             result
@@ -193,12 +225,25 @@ impl Remote {
             let answer = self.once(Count::Head, 0, self.cloud().get_opts(&path, options)).await?;
             self.e_tag(&answer.meta).map(|_| answer.meta.size)
         };
-        self.retried(head).await.map_err(|trouble| self.not_got(key, None, trouble))
+        let found = self.in_time(self.retried(head)).await;
+        // S3's answer to this question has no room for a reason: a missing bucket, a wrong clock. A read has.
+        let without_reason = match &found {
+            Err(Trouble::Missing) => true,
+            Err(Trouble::Store(failure)) => {
+                !failure.is_temporary()
+                    && !matches!(failure, Failure::Unintelligible { .. } | Failure::NoCredentials { .. })
+            }
+            _ => false,
+        };
+        if !without_reason {
+            return found.map_err(|trouble| self.not_got(key, None, trouble));
+        }
+        self.in_time(self.first_bytes(key)).await.map_err(|trouble| self.not_got(key, None, trouble))
     }
 
     pub(crate) async fn delete(&self, key: &Key) -> Result<(), Failure> {
         let path = self.path(key);
-        match self.retried(|| self.once(Count::Delete, 0, self.cloud().delete(&path))).await {
+        match self.in_time(self.retried(|| self.once(Count::Delete, 0, self.cloud().delete(&path)))).await {
             Ok(()) | Err(Trouble::Missing) => Ok(()),
             Err(trouble) => Err(self.failure(trouble)),
         }
@@ -232,11 +277,13 @@ impl Remote {
             let options = PaginatedListOptions { page_token: page_token.clone(), max_keys, ..Default::default() };
             self.once(Count::List, 0, self.cloud().list_paginated(prefix, options)).await
         };
-        let answer = self.retried(list).await.map_err(|trouble| self.failure(trouble))?;
+        let answer = self.in_time(self.retried(list)).await.map_err(|trouble| self.failure(trouble))?;
         let objects = answer.result.objects.into_iter();
         // What another program put there under a name that is no key is none of ours.
-        let named =
-            objects.filter_map(|object| Some(Listed { key: self.key(&object.location).ok()?, size: object.size }));
+        let named = objects.filter_map(|object| {
+            let modified = SystemTime::from(object.last_modified);
+            Some(Listed { key: self.key(&object.location).ok()?, size: object.size, modified })
+        });
         Ok((named.collect(), answer.page_token))
     }
 

@@ -3,15 +3,18 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How a store behaves. A directory store uses `chunk_bytes` and `answer_timeout` (for its locks) only.
+/// How a store behaves. A directory store uses `chunk_bytes`, `operation_timeout` and `answer_timeout` (for its locks) only.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Longest wait for a connection, TLS included. Default 3 s.
+    /// Longest wait for a connection; agreeing on TLS counts as waiting for an answer. Default 3 s.
     pub connect_timeout: Duration,
-    /// Longest wait for the first byte of an answer, and then for each further one. A request that carries bytes has in
-    /// addition the time they take at [`Settings::least_upload_rate`]. Default 15 s.
+    /// Longest wait for the first byte of an answer, and then for each further one; and of a request that carries bytes, for
+    /// each further one to be taken. So a slow way is no trouble, one on which nothing moves is. Default 15 s.
     pub answer_timeout: Duration,
-    /// Bytes per second below which an upload counts as stuck. Default 256 KiB/s.
+    /// Longest that an operation on less than an object takes in all, with all its attempts and waits: the size of an object,
+    /// a page of a listing, a deletion, a check. Default 2 min.
+    pub operation_timeout: Duration,
+    /// Bytes per second in all below which a request that carries bytes is given up though they move. Default 4 KiB/s.
     pub least_upload_rate: u64,
     /// How often a request is sent in all before its trouble is reported; of a stream that breaks, how often in a row without
     /// a byte gained. Default 6.
@@ -23,9 +26,13 @@ pub struct Settings {
     pub longest_backoff: Duration,
     /// When a slow first byte is asked for a second time. Default [`Hedge::Auto`].
     pub hedge: Hedge,
-    /// Most requests under way at once. A second request for a slow first byte is only sent while there is room. A stream
-    /// counts until its first bytes came. Default 32.
+    /// Most requests under way at once that bring bytes or carry no more than 64 KiB. Those of [`crate::Store::in_background`]
+    /// wait for all others. A second request for a slow first byte is only sent while there is room. A stream counts until
+    /// its first bytes came. Default 32.
     pub most_requests: usize,
+    /// Most requests under way at once that carry more than 64 KiB up. They have room of their own, so that no upload, however
+    /// slow, keeps a read waiting. Default 8.
+    pub most_uploads: usize,
     /// An object longer than two parts goes up in parts of this many bytes, several at once. S3 wants at least 5 MiB.
     /// Default 8 MiB; grows for objects of more than 10,000 parts.
     pub part_bytes: usize,
@@ -40,12 +47,14 @@ impl Default for Settings {
         Settings {
             connect_timeout: Duration::from_secs(3),
             answer_timeout: Duration::from_secs(15),
-            least_upload_rate: 256 << 10,
+            operation_timeout: Duration::from_secs(120),
+            least_upload_rate: 4 << 10,
             attempts: 6,
             first_backoff: Duration::from_millis(50),
             longest_backoff: Duration::from_secs(3),
             hedge: Hedge::Auto,
             most_requests: 32,
+            most_uploads: 8,
             part_bytes: 8 << 20,
             chunk_bytes: 1 << 20,
             credentials: None,

@@ -5,8 +5,12 @@
 //! own error code, which `object_store` only has as text. HTTP/1.1 only: it is what S3 speaks, and connections are
 //! independent, so a lost packet delays one stream and not all. Proxies are not used.
 
+mod sending;
+
+pub(crate) use sending::Patience;
+
 use async_trait::async_trait;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::uri::Authority;
 use http::{HeaderMap, Method, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
@@ -14,10 +18,10 @@ use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::{Client, connect::HttpConnector as TcpConnector};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
-    HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 use object_store::{ClientConfigKey, ClientOptions};
+use sending::Watched;
 use std::error::Error;
 use std::io;
 use std::sync::Arc;
@@ -50,6 +54,9 @@ pub(crate) enum Mishap {
     /// The connection ended in the middle; the request may have been acted on.
     #[error("the connection broke")]
     Broken(#[source] Cause),
+    /// Nothing moved for too long; the request may have been acted on.
+    #[error("nothing moved for too long, after {} ms", .0.as_millis())]
+    Stalled(Duration),
     /// A success, but not the words of an object store.
     #[error("that is no answer to a listing")]
     Senseless,
@@ -105,6 +112,7 @@ pub(crate) struct Connector {
     /// Host and port of the store; every other host is asked for credentials.
     pub(crate) store: Option<Authority>,
     pub(crate) connect_timeout: Duration,
+    pub(crate) patience: Patience,
 }
 
 impl HttpConnector for Connector {
@@ -115,6 +123,8 @@ impl HttpConnector for Connector {
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(self.connect_timeout));
         tcp.set_keepalive(Some(Duration::from_secs(30)));
+        // Bytes that nobody acknowledges: the other side is gone, or takes nothing more.
+        tcp.set_tcp_user_timeout(Some(self.patience.idle));
         tcp.enforce_http(false);
         let tls = tls(plain_allowed)
             .map_err(|source| object_store::Error::Generic { store: "TLS", source: Box::new(source) })?;
@@ -124,7 +134,12 @@ impl HttpConnector for Connector {
             .pool_idle_timeout(IDLE)
             .pool_timer(TokioTimer::new())
             .build(builder.enable_http1().wrap_connector(tcp));
-        Ok(HttpClient::new(Exchanger { client, store: self.store.clone(), connect_timeout: self.connect_timeout }))
+        Ok(HttpClient::new(Exchanger {
+            client,
+            store: self.store.clone(),
+            connect_timeout: self.connect_timeout,
+            patience: self.patience,
+        }))
     }
 }
 
@@ -146,15 +161,30 @@ fn tls(plain_allowed: bool) -> io::Result<rustls::ClientConfig> {
 
 #[derive(Debug)]
 struct Exchanger {
-    client: Client<HttpsConnector<TcpConnector>, HttpRequestBody>,
+    client: Client<HttpsConnector<TcpConnector>, Watched>,
     store: Option<Authority>,
     connect_timeout: Duration,
+    patience: Patience,
 }
 
 impl Exchanger {
     fn error(&self, uri: &Uri, what: Mishap) -> HttpError {
         let with_the_store = self.store.is_none() || self.store.as_ref() == uri.authority();
         HttpError::new(HttpErrorKind::Unknown, Misfortune { with_the_store, what })
+    }
+
+    /// All of an answer, as long as it moves. S3 sends blanks while it puts an object together.
+    async fn whole(&self, body: hyper::body::Incoming) -> Result<Bytes, Mishap> {
+        let mut body = Limited::new(body, LONGEST_LOOKED_AT);
+        let mut text = BytesMut::new();
+        loop {
+            let next = tokio::time::timeout(self.patience.idle, body.frame()).await;
+            match next.map_err(|_| Mishap::Stalled(self.patience.idle))? {
+                None => return Ok(text.freeze()),
+                Some(Err(error)) => return Err(Mishap::Broken(Cause::boxed(error))),
+                Some(Ok(frame)) => text.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new())),
+            }
+        }
     }
 }
 
@@ -164,7 +194,13 @@ impl HttpService for Exchanger {
         let uri = request.uri().clone();
         let claim = Claim::of(request.method(), &uri);
         let to_head = request.method() == Method::HEAD;
-        let response = self.client.request(request).await.map_err(|error| {
+        let (parts, body) = request.into_parts();
+        let (body, progress) = Watched::new(body);
+        let response = tokio::select! {
+            response = self.client.request(http::Request::from_parts(parts, body)) => response,
+            waited = progress.stalls(self.patience) => return Err(self.error(&uri, Mishap::Stalled(waited))),
+        };
+        let response = response.map_err(|error| {
             let mishap = match (error.is_connect(), distrusted(&error)) {
                 (true, true) => Mishap::Certificate(Cause::new(error)),
                 (true, false) => Mishap::Connect(Cause::new(error)),
@@ -182,8 +218,7 @@ impl HttpService for Exchanger {
             return Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body.map_err(broken))));
         }
         if parts.status.is_success() {
-            let whole = Limited::new(body, LONGEST_LOOKED_AT).collect().await;
-            let text = whole.map_err(|error| self.error(&uri, Mishap::Broken(Cause::boxed(error))))?.to_bytes();
+            let text = self.whole(body).await.map_err(|what| self.error(&uri, what))?;
             return match claim.fits(&text) {
                 Ok(()) => Ok(HttpResponse::from_parts(parts, text.into())),
                 Err(None) => Err(self.error(&uri, Mishap::Senseless)),

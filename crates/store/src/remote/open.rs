@@ -6,7 +6,7 @@ use super::{Cloud, Remote};
 use crate::address::{Bucket, Kind, OpenError, endpoint};
 use crate::failure::Names;
 use crate::settings::Settings;
-use crate::wire::Connector;
+use crate::wire::{Connector, Patience};
 use http::Uri;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::{ClientOptions, RetryConfig};
@@ -47,7 +47,8 @@ fn from_environment(name: &str) -> Option<String> {
 
 fn connector(endpoint: &str, settings: &Settings) -> Connector {
     let store = endpoint.parse::<Uri>().ok().and_then(|uri| uri.authority().cloned());
-    Connector { store, connect_timeout: settings.connect_timeout }
+    let patience = Patience { idle: settings.answer_timeout, least_rate: settings.least_upload_rate };
+    Connector { store, connect_timeout: settings.connect_timeout, patience }
 }
 
 fn options(endpoint: &str) -> ClientOptions {

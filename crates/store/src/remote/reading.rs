@@ -125,6 +125,17 @@ impl Remote {
         Ok(Whole { bytes: bytes.freeze(), e_tag, version })
     }
 
+    /// A read for the sake of how it ends: the object's length, or why there is none.
+    pub(super) async fn first_bytes(&self, key: &Key) -> Attempt<u64> {
+        let wish = Wish { path: self.path(key), range: Some(0..1), e_tag: None };
+        match self.retried(|| self.hedged(&wish)).await {
+            Ok(begun) => Ok(begun.size),
+            // It came meanwhile, and is empty.
+            Err(Trouble::BeyondEnd(_)) => Ok(0),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
     async fn begin(&self, key: &Key, range: Option<Range<u64>>) -> Result<Begun, GetError> {
         let wish = Wish { path: self.path(key), range, e_tag: None };
         let result = self.retried(|| self.hedged(&wish)).await;
@@ -148,7 +159,7 @@ impl Remote {
 
     /// One attempt, and a second one beside it when the first byte is slow.
     async fn hedged(&self, wish: &Wish) -> Attempt<Begun> {
-        let permit = self.permit().await;
+        let turn = self.bucket.small.take(self.urgency).await;
         let mut first = pin!(self.attempt(wish));
         let delay = self.settings().hedge.delay(self.tally.usual_first_byte());
         let Some(delay) = delay else { return first.await };
@@ -156,14 +167,14 @@ impl Remote {
             return done;
         }
         // No room: a second request would only make what is slow slower.
-        let Ok(_second_permit) = self.bucket.permits.try_acquire() else { return first.await };
+        let Some(_second_turn) = self.bucket.small.try_take() else { return first.await };
         self.tally.one(Count::Hedge);
         let mut second = pin!(self.attempt(wish));
         let (done, other_is_second) = tokio::select! {
             done = &mut first => (done, true),
             done = &mut second => (done, false),
         };
-        drop(permit);
+        drop(turn);
         // One that failed in a way that may pass leaves the answer to the other.
         let undecided = matches!(&done, Err(Trouble::Store(failure)) if failure.is_temporary());
         let (done, second_won) = match (undecided, other_is_second) {

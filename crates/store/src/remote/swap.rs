@@ -2,7 +2,8 @@
 //!
 //! A request whose answer is lost may have been acted on, or may be yet. So the reference is read again: if it holds the
 //! number of this write, the change stands; if it still holds what was expected, the same request is sent again, which
-//! is safe, since only one of the two can find what it expects.
+//! is safe, since only one of the two can find what it expects. A condition that fails after a request that was refused for
+//! now is looked into the same way: the refusal may have come from somebody between, after the store had acted.
 
 use super::{Remote, Tries};
 use crate::counters::Count;
@@ -38,20 +39,27 @@ impl Remote {
         let nonce = Nonce::random();
         let sealed = seal(nonce, value);
         let mut tries = Tries::new(self);
+        // An answer was lost: the change may stand, or come to stand yet.
         let mut in_doubt = false;
+        // A request came as far as to somebody who refused it for now, but not surely as a whole.
+        let mut heard = false;
         loop {
             let failure = match self.swap_once(key, expected, nonce, &sealed).await {
                 Ok(version) => return Ok(version),
-                Err(Trouble::Condition | Trouble::Missing) if !in_doubt => {
+                Err(Trouble::Condition | Trouble::Missing) if !in_doubt && !heard => {
                     return Err(SwapError::Conflict { store: store(), key: key.clone() });
                 }
                 // The own value, most likely; if what was expected still stands, another's attempt was in the way.
-                Err(trouble @ (Trouble::Condition | Trouble::Missing)) => self.failure(trouble),
+                Err(trouble @ (Trouble::Condition | Trouble::Missing)) => {
+                    in_doubt = true;
+                    self.failure(trouble)
+                }
                 Err(Trouble::Store(failure)) if failure.is_temporary() || failure.may_have_acted() => failure,
                 Err(trouble) if in_doubt => return Err(self.unknown(key, self.failure(trouble))),
                 Err(trouble) => return Err(self.failure(trouble).into()),
             };
             in_doubt |= failure.may_have_acted();
+            heard |= !matches!(failure, Failure::Unreachable { .. });
             if in_doubt && let Some(version) = self.stands(key, expected, nonce).await? {
                 return Ok(version);
             }

@@ -19,12 +19,14 @@ enum Network {
 async fn holds_for(store: &Store, network: Network) {
     nothing_is_there_yet(store).await;
     objects_come_back_as_they_went(store).await;
+    what_is_written_in_pieces_comes_back_whole(store).await;
     ranges_are_exact(store).await;
     what_is_there_is_not_replaced_by_accident(store).await;
     listings_know_components(store).await;
     what_is_deleted_is_gone(store).await;
     references_change_from_what_is_expected(store, network).await;
     what_is_no_reference_is_not_taken_for_one(store).await;
+    store.check_swaps().await.unwrap();
     counters_tell_who_did_what(store).await;
     let left: Vec<_> = store.list(None).try_collect().await.unwrap();
     for listed in left {
@@ -66,6 +68,19 @@ async fn objects_come_back_as_they_went(store: &Store) {
         let bytes = pattern(length, 99);
         store.put(&key, bytes.clone()).await.unwrap();
         assert!(read(store, &key).await.unwrap() == bytes, "replaced by {length} bytes");
+    }
+}
+
+async fn what_is_written_in_pieces_comes_back_whole(store: &Store) {
+    // Nothing, one request, two parts exactly, one byte more, parts and a rest.
+    for (length, piece) in [(0, 1), (1000, 7), (10 << 20, 1 << 20), ((10 << 20) + 1, 3 << 20), (23 << 20, 12_345_678)] {
+        let (key, bytes) = (key("pieces/object"), pattern(length, 5));
+        let mut writer = store.writer(&key);
+        for start in (0..length).step_by(piece) {
+            writer.write(bytes.slice(start..length.min(start + piece))).await.unwrap();
+        }
+        writer.finish().await.unwrap();
+        assert!(read(store, &key).await.unwrap() == bytes, "{length} bytes");
     }
 }
 
@@ -120,6 +135,11 @@ async fn listings_know_components(store: &Store) {
     assert_eq!(keys(store, Some("list/ab")).await, Vec::<String>::new());
     let sizes: Vec<_> = store.list(Some(&key("list/a"))).map_ok(|listed| listed.size).try_collect().await.unwrap();
     assert_eq!(sizes, [8, 13]);
+    let listed: Vec<_> = store.list(Some(&key("list"))).try_collect().await.unwrap();
+    for listed in listed {
+        let age = listed.modified.elapsed().unwrap_or_default();
+        assert!(age < std::time::Duration::from_secs(600), "{listed:?}");
+    }
 }
 
 async fn what_is_deleted_is_gone(store: &Store) {
@@ -227,10 +247,11 @@ async fn a_bucket_behind_a_bad_network_holds_the_contract() {
     holds_for(&store, Network::Bad).await;
     let counters = store.counters();
     assert!(counters.retries > 20 && counters.resumes > 0, "{counters:?}");
-    assert_eq!(
-        counters.requests() as usize,
-        proxy.seen().len(),
-        "every request that came by was counted: {counters:?}"
+    // Of several ranges of which the first fails, the second may be dropped before it is sent.
+    let (counted, came_by) = (counters.requests() as usize, proxy.seen().len());
+    assert!(
+        (came_by..=came_by + 2).contains(&counted),
+        "every request that came by was counted: {came_by}, {counters:?}"
     );
 }
 

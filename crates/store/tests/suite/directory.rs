@@ -168,8 +168,43 @@ async fn a_lock_that_nobody_lets_go_of_is_named() {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let error = store.swap_reference(&key("head"), None, "x".into()).await.expect_err("locked");
     assert!(matches!(&error, SwapError::Store(Failure::Locked { .. })) && error.is_temporary(), "{error:?}");
+    fs::write(dir.path().join("head"), "whatever").unwrap();
+    let error = store.delete(&key("head")).await.expect_err("locked");
+    assert!(matches!(&error, Failure::Locked { .. }) && error.is_temporary(), "{error:?}");
+    fs::remove_file(dir.path().join("head")).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap();
     store.swap_reference(&key("head"), None, "x".into()).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_dead_processes_left_is_removed_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    store.put(&key("a/b"), "x".into()).await.unwrap();
+    store.swap_reference(&key("a/head"), None, "x".into()).await.unwrap();
+    for name in ["a/b#new.0123456789abcdef", "c#new.1", "a/gone#lock", "#probe.1", "a/not ours"] {
+        fs::write(dir.path().join(name), "left").unwrap();
+    }
+    assert_eq!(store.remove_leftovers(Duration::from_secs(3600)).await.unwrap(), 0);
+    assert_eq!(store.remove_leftovers(Duration::ZERO).await.unwrap(), 4);
+    let mut left: Vec<_> = [dir.path().to_owned(), dir.path().join("a")]
+        .iter()
+        .flat_map(|dir| fs::read_dir(dir).unwrap())
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    left.sort();
+    assert_eq!(left, ["a", "b", "head", "head#lock", "not ours"]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_being_written_is_gone_with_its_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path());
+    let mut writer = store.writer(&key("object"));
+    writer.write("half".into()).await.unwrap();
+    assert_eq!(being_written(dir.path()).len(), 1);
+    drop(writer);
+    assert!(being_written(dir.path()).is_empty() && keys(&store, None).await.is_empty());
 }
 
 /// In mount and user namespaces of its own, a second run finds a small disk and one that is read-only.
@@ -209,6 +244,12 @@ async fn on_the_mounted(dir: &Path) {
     assert!(matches!(&error, PutError::Store(Failure::DiskFull { .. })) && !error.is_temporary(), "{error:?}");
     assert!(read(&small, &key("fits")).await.unwrap().iter().all(|byte| *byte == 1));
     assert!(being_written(&dir.join("small")).is_empty(), "what did not fit is removed");
+    let mut writer = small.writer(&key("fits"));
+    let error = writer.write(vec![2; 1 << 20].into()).await.expect_err("a full disk");
+    assert!(matches!(&error, PutError::Store(Failure::DiskFull { .. })), "{error:?}");
+    for error in [writer.write("x".into()).await.expect_err("a gap"), writer.finish().await.expect_err("a gap")] {
+        assert!(matches!(error, PutError::Incomplete { .. }), "{error:?}");
+    }
     let head = key("head");
     let version = small.swap_reference(&head, None, "x".into()).await.unwrap();
     let error = small.swap_reference(&head, Some(&version), vec![3; 1 << 20].into()).await.expect_err("a full disk");

@@ -72,11 +72,32 @@ async fn a_conflict_without_doubt_is_one() {
         return;
     };
     direct.swap_reference(&head, Some(&version), "theirs".into()).await.unwrap();
-    // 503 says that nothing was done.
-    proxy.fail(2, Fault::Answer(503, "SlowDown"), put);
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("theirs stands");
     assert!(matches!(error, SwapError::Conflict { .. }), "{error:?}");
+    assert_eq!(store.counters().requests(), 1);
+    // Who says 503 may not be the store itself: it cannot be told whether the own value stood before theirs.
+    proxy.fail(2, Fault::Answer(503, "SlowDown"), put);
+    let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("theirs stands");
+    assert!(matches!(error, SwapError::Superseded { .. }), "{error:?}");
     assert_eq!(value(&direct, &head).await, "theirs");
+}
+
+/// As a balancer does that gives up waiting for the store.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_503_after_which_the_condition_fails_may_have_been_a_success() {
+    let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(settings()).await else {
+        return;
+    };
+    let mut version = version;
+    for code in ["", "SlowDown"] {
+        proxy.fail(1, Fault::Instead(503, code), put);
+        version = store.swap_reference(&head, Some(&version), "mine".into()).await.unwrap();
+        assert_eq!(value(&direct, &head).await, "mine");
+        let once = key(&format!("once{code}"));
+        proxy.fail(1, Fault::Instead(503, code), put);
+        assert_eq!(store.put_if_absent(&once, "mine".into()).await.unwrap(), Placed::New);
+        assert_eq!(read(&direct, &once).await.unwrap(), "mine");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,8 +8,11 @@ mod faults;
 mod gateway;
 mod lost_answers;
 mod opening;
+mod probes;
 mod proxy;
 mod races;
+mod turns;
+mod uploads;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -23,6 +23,12 @@ pub enum Fault {
     HoldAnswer,
     /// Nothing more is heard, and the server never hears of it.
     Hold,
+    /// The server acts on it, and somebody between answers something else.
+    Instead(u16, &'static str),
+    /// Its body is taken in pieces of this many bytes, with a pause after each.
+    Trickle(usize, Duration),
+    /// So many bytes of its body are taken, and no more.
+    Choke(usize),
     /// The answer comes this much later.
     Delay(Duration),
     /// The answer comes once the test says so.
@@ -31,6 +37,8 @@ pub enum Fault {
     Cut(usize),
     /// The body stops after so many bytes, and the connection does not end.
     Stall(usize),
+    /// The body comes in pieces of this many bytes, with a pause after each.
+    Drip(usize, Duration),
     /// The first bit of this byte of the body turns.
     Flip(usize),
 }
@@ -80,7 +88,18 @@ pub struct Proxy {
 
 impl Proxy {
     pub async fn before(server: SocketAddr) -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Proxy::listening(TcpListener::bind("127.0.0.1:0").await.expect("a free port"), server)
+    }
+
+    /// One whose side of a connection holds next to nothing, so that the sender sees how slowly bytes are taken.
+    pub async fn narrow(server: SocketAddr) -> Proxy {
+        let socket = TcpSocket::new_v4().expect("a socket");
+        socket.set_recv_buffer_size(16 << 10).expect("a small one");
+        socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        Proxy::listening(socket.listen(64).expect("bound"), server)
+    }
+
+    fn listening(listener: TcpListener, server: SocketAddr) -> Proxy {
         let address = listener.local_addr().expect("bound");
         let inside = Arc::<Mutex<Inside>>::default();
         let shared = inside.clone();
@@ -147,12 +166,31 @@ async fn serve(mut client: TcpStream, server: SocketAddr, inside: &Mutex<Inside>
         let seen = Seen { line, head: head.clone() };
         let length = seen.header("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
         let mut body = vec![0; length];
-        client.read_exact(&mut body).await?;
-        let request = Message { head, body };
         let fault = inside.lock().unwrap().meet(&seen);
+        match fault {
+            Some(Fault::Trickle(piece, pause)) => {
+                for piece in body.chunks_mut(piece) {
+                    client.read_exact(piece).await?;
+                    tokio::time::sleep(pause).await;
+                }
+            }
+            Some(Fault::Choke(bytes)) => {
+                client.read_exact(&mut body[..bytes]).await?;
+                // Whether the client has gone cannot be seen without reading on.
+                std::future::pending::<()>().await;
+            }
+            _ => drop(client.read_exact(&mut body).await?),
+        }
+        let request = Message { head, body };
         let has_body = !seen.is("HEAD");
         match fault {
-            None => send(&mut client, &ask(server, &request, has_body).await?).await?,
+            None | Some(Fault::Trickle(..) | Fault::Choke(_)) => {
+                send(&mut client, &ask(server, &request, has_body).await?).await?;
+            }
+            Some(Fault::Instead(status, code)) => {
+                ask(server, &request, has_body).await?;
+                send(&mut client, &made_up(status, code, has_body)).await?;
+            }
             Some(Fault::Answer(status, code)) => send(&mut client, &made_up(status, code, has_body)).await?,
             Some(Fault::Nonsense) => {
                 let body = b"<html>Welcome!</html>".to_vec();
@@ -189,6 +227,15 @@ async fn serve(mut client: TcpStream, server: SocketAddr, inside: &Mutex<Inside>
                 send(&mut client, &answer).await?;
                 return hold(&mut client, inside).await;
             }
+            Some(Fault::Drip(piece, pause)) => {
+                let mut answer = ask(server, &request, has_body).await?;
+                let body = std::mem::take(&mut answer.body);
+                send(&mut client, &answer).await?;
+                for piece in body.chunks(piece) {
+                    client.write_all(piece).await?;
+                    tokio::time::sleep(pause).await;
+                }
+            }
             Some(Fault::Flip(at)) => {
                 let mut answer = ask(server, &request, has_body).await?;
                 answer.body[at] ^= 1;
@@ -212,9 +259,12 @@ async fn send(client: &mut TcpStream, answer: &Message) -> io::Result<()> {
     client.flush().await
 }
 
+/// Without a code it is no object store that answers.
 fn made_up(status: u16, code: &str, has_body: bool) -> Message {
+    let has_body = has_body && !code.is_empty();
     let body = format!("<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>").into_bytes();
-    let head = format!("HTTP/1.1 {status} Made Up\r\nContent-Length: {}\r\n\r\n", body.len());
+    let length = if code.is_empty() { 0 } else { body.len() };
+    let head = format!("HTTP/1.1 {status} Made Up\r\nContent-Length: {length}\r\n\r\n");
     Message { head, body: if has_body { body } else { Vec::new() } }
 }
 
