@@ -447,11 +447,9 @@ mod tests {
         let count = 20 * BLOCK;
         let stored = on_disk(&dir.path().join("set"), count);
         assert!(stored.on_disk(0) && stored.memory() < PAGE * count && std::fs::read_dir(&dir).unwrap().count() == 0);
-        let mut portions = Vec::from([0..stored.at_once(0)]);
-        while portions[portions.len() - 1].end < stored.blocks() {
-            let start = portions[portions.len() - 1].end;
-            portions.push(start..stored.blocks().min(start + stored.at_once(start)));
-        }
+        let next = |from: &usize| Some(from + stored.at_once(*from));
+        let starts = std::iter::successors(Some(0), next).take_while(|start| *start < stored.blocks());
+        let portions: Vec<_> = starts.map(|start| start..stored.blocks().min(start + stored.at_once(start))).collect();
         stored.begin(&portions[1.min(portions.len() - 1)..]);
         let (mut buffers, mut next) = (Buffers::default(), 0);
         for blocks in portions {
