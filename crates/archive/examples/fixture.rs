@@ -8,10 +8,11 @@ use kip_archive::files::walk::{self, Seen};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
 use kip_archive::head::Head;
-use kip_archive::ids::{OwnerId, ProcId};
+use kip_archive::ids::{FrontId, OwnerId, ProcId};
 use kip_archive::index::{Index, Known};
 use kip_archive::keys::Keyring;
 use kip_archive::memory::{self, Pages};
+use kip_archive::names::FrontRef;
 use kip_archive::packing::Packing;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_types::Generation;
@@ -70,9 +71,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     writer.pages_of(&memory, &mut pages)?;
     writer.page_table(&memory.table);
     writer.files(&files_archived.tree);
+    let front = writer.front();
     fs::write(dir.join("front"), writer.end())?;
+    let older = FrontRef { generation: Generation(3), id: FrontId([5; 32]) };
     let head = Head::first(proc, "web".parse()?, "blue".parse()?, OwnerId([8; 16]));
-    let head = head.advance(head.owner, Generation(3), 2)?.advance(head.owner, generation, 2)?;
+    let head = head.advance(head.owner, older, 2)?.advance(head.owner, front, 2)?;
     fs::write(dir.join("head"), head.seal(&keys)?)?;
     fs::remove_dir_all(files)?;
     Ok(())

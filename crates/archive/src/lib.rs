@@ -25,6 +25,7 @@ pub mod ids;
 pub mod index;
 pub mod keys;
 pub mod memory;
+pub mod names;
 pub mod pack;
 pub mod packing;
 pub mod policy;

@@ -39,6 +39,11 @@ impl ChunkWriter {
         Ok(ChunkWriter { out, sealing, number: 0, packer: Packer::new() })
     }
 
+    /// What its header says.
+    pub(crate) fn header(&self) -> &Header {
+        &self.sealing.header
+    }
+
     /// Appends a chunk of at most [`CHUNK_MAX`] bytes.
     pub(crate) fn chunk(&mut self, section: u8, extra: u32, codec: Codec, bytes: &[u8], last: bool) {
         assert!(bytes.len() <= CHUNK_MAX, "chunks are cut before they are written");
@@ -181,7 +186,7 @@ mod tests {
     }
 
     fn expect() -> Expect {
-        Expect { kind: Kind::Front, proc: None, generation: None }
+        Expect { kind: Kind::Front, proc: None, generation: None, salt: None }
     }
 
     fn read(keys: &Keyring, bytes: &[u8], split: usize) -> Result<Vec<Chunk>, OpenError> {

@@ -4,8 +4,9 @@
 use kip_archive::files::tree::Node;
 use kip_archive::front::read::{Event, FrontReader, summary};
 use kip_archive::head::{Head, HeadState};
-use kip_archive::ids::ProcId;
+use kip_archive::ids::{FrontId, ProcId};
 use kip_archive::keys::Keyring;
+use kip_archive::names::FrontRef;
 use kip_archive::pack::PackReader;
 use kip_archive::table::Found;
 use kip_snapshot::pages::PAGE;
@@ -19,11 +20,12 @@ fn check(dir: &Path) {
     let read = |name: &str| fs::read(dir.join(name)).unwrap();
     let (front, pack, proc) = (read("front"), read("pack"), ProcId([7; 16]));
 
-    let head = Head::open(&keys, proc, Some((1, Generation(4))), &read("head")).unwrap();
-    assert_eq!((head.name.as_str(), head.current, head.kept.len()), ("web", Generation(4), 1));
+    let head = Head::open(&keys, proc, Some(3), &read("head")).unwrap();
+    assert_eq!((head.name.as_str(), head.generation(), head.kept.len()), ("web", Generation(4), 1));
+    assert_eq!(head.kept[0], FrontRef { generation: Generation(3), id: FrontId([5; 32]) });
     assert_eq!((head.owner.epoch, head.state), (1, HeadState::Owned));
 
-    let manifest = summary(&keys, Some(proc), Some(head.current), &front).unwrap().unwrap();
+    let manifest = summary(&keys, Some(proc), head.current, &front).unwrap().unwrap();
     assert_eq!((manifest.engine.as_str(), manifest.frozen_at_ms), ("criu 4.2.1", 1_795_354_137_000));
     let mut blocks = PackReader::new(&keys);
     let mut whole = 0;
@@ -35,7 +37,7 @@ fn check(dir: &Path) {
             .to_vec()
     };
 
-    let mut reader = FrontReader::new(keys.clone(), proc, head.current);
+    let mut reader = FrontReader::new(keys.clone(), proc, head.current.unwrap());
     let events = reader.push(&front).unwrap();
     reader.finish().unwrap();
     let [

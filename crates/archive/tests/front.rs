@@ -4,8 +4,9 @@ use kip_archive::files::tree::{Attributes, Entry, Node, Tree};
 use kip_archive::front::read::{Event, FrontReader, summary};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{Manifest, MetadataFile, Sets, Sizes};
-use kip_archive::ids::{KeyId, PackId, ProcId};
+use kip_archive::ids::{FrontId, KeyId, PackId, ProcId};
 use kip_archive::keys::{Keyring, NoKey};
+use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackRef};
 use kip_archive::seal::OpenError;
 use kip_archive::table::{Home, PageTable, TableRun};
@@ -18,6 +19,7 @@ use std::sync::Arc;
 struct Made {
     keys: Arc<Keyring>,
     proc: ProcId,
+    front: FrontRef,
     manifest: Manifest,
     metadata: Vec<Vec<u8>>,
     sets: Sets,
@@ -65,7 +67,7 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     let root = Entry { parent: 0, name: vec![], attributes: Attributes::default(), node: Node::Directory };
     let tree = Tree { entries: vec![root], ..Tree::default() };
     let mut writer = FrontWriter::begin(&keys, proc, &manifest).unwrap();
-    let mut bytes = writer.take();
+    let (front, mut bytes) = (writer.front(), writer.take());
     writer.sets(&sets);
     for file in &metadata {
         writer.metadata(file);
@@ -78,7 +80,7 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     writer.page_table(&table);
     writer.files(&tree);
     bytes.extend(writer.end());
-    Made { keys, proc, manifest, metadata, sets, pages, table, tree, bytes }
+    Made { keys, proc, front, manifest, metadata, sets, pages, table, tree, bytes }
 }
 
 fn small() -> Made {
@@ -89,7 +91,7 @@ fn small() -> Made {
 }
 
 fn read(made: &Made, bytes: &[u8], sizes: &[usize]) -> Result<Vec<Event>, OpenError> {
-    let mut reader = FrontReader::new(made.keys.clone(), made.proc, Generation(4));
+    let mut reader = FrontReader::new(made.keys.clone(), made.proc, made.front);
     let (mut events, mut left, mut turn) = (Vec::new(), bytes, 0);
     while !left.is_empty() {
         let (now, rest) = left.split_at(sizes[turn % sizes.len()].min(left.len()));
@@ -183,7 +185,8 @@ fn every_flipped_bit_every_cut_and_every_addition_is_found() {
 fn a_front_opens_for_its_own_proc_and_generation_only() {
     let made = small();
     let refused = |keys: Arc<Keyring>, proc, generation| {
-        FrontReader::new(keys, proc, Generation(generation)).push(&made.bytes).unwrap_err()
+        let front = FrontRef { generation: Generation(generation), ..made.front };
+        FrontReader::new(keys, proc, front).push(&made.bytes).unwrap_err()
     };
     let other = |realm: &str| Arc::new(Keyring::generate(realm.parse().unwrap(), 1));
     assert!(matches!(refused(made.keys.clone(), ProcId::random(), 4), OpenError::Proc { .. }));
@@ -192,4 +195,9 @@ fn a_front_opens_for_its_own_proc_and_generation_only() {
     assert!(matches!(refused(other("blue"), made.proc, 4), OpenError::Key(NoKey::Unknown { .. })));
     let told = refused(other("red"), made.proc, 4).to_string();
     assert_eq!(told, "the object belongs to realm blue, not to red");
+    // Another writing of the same generation, under this one's name.
+    let other = FrontRef { id: FrontId::random(), ..made.front };
+    let refused = FrontReader::new(made.keys.clone(), made.proc, other).push(&made.bytes).unwrap_err();
+    assert_eq!(refused.to_string(), "the object is another front than its name says");
+    assert_eq!(summary(&made.keys, None, Some(other), &made.bytes), Err(refused));
 }

@@ -7,6 +7,7 @@ use kip_archive::ids::{PackId, ProcId};
 use kip_archive::index::{FileKey, Index, Known};
 use kip_archive::keys::Keyring;
 use kip_archive::memory::{self, Archived, Pages};
+use kip_archive::names::FrontRef;
 use kip_archive::pack::{Finished, PackReader};
 use kip_archive::packing::Packing;
 use kip_archive::table::{Found, PageTable, Remote};
@@ -29,6 +30,7 @@ struct World {
 struct Outcome {
     archived: Archived,
     front: Vec<u8>,
+    named: FrontRef,
     proc: ProcId,
     pack_bytes: u64,
     /// Pages that were read for it, front included.
@@ -87,15 +89,16 @@ impl World {
         writer.pages_of(&archived, &mut pages).unwrap();
         writer.page_table(&archived.table);
         writer.files(&Default::default());
+        let named = writer.front();
         let front = writer.end();
         self.index.merge(&packed.added);
         self.known = archived.known.clone();
-        Outcome { archived, front, proc, pack_bytes: packed.bytes, read }
+        Outcome { archived, front, named, proc, pack_bytes: packed.bytes, read }
     }
 
     /// Every page that the objects hold.
     fn restore(&self, outcome: &Outcome) -> BTreeMap<(u32, u64), Vec<u8>> {
-        let mut reader = FrontReader::new(self.keys.clone(), outcome.proc, Generation(1));
+        let mut reader = FrontReader::new(self.keys.clone(), outcome.proc, outcome.named);
         let events = reader.push(&outcome.front).unwrap();
         reader.finish().unwrap();
         let (mut fronts, mut table) = (HashMap::new(), PageTable::default());

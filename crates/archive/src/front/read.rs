@@ -11,10 +11,10 @@ use super::{Manifest, Sets, decode_set_pages, decode_sets, section};
 use crate::files::tree::Tree;
 use crate::ids::ProcId;
 use crate::keys::Keyring;
+use crate::names::FrontRef;
 use crate::seal::{Expect, Header, Kind, OpenError};
 use crate::stream::{Chunk, ChunkReader};
 use crate::table::PageTable;
-use kip_types::Generation;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
@@ -69,9 +69,9 @@ pub struct FrontReader {
 }
 
 impl FrontReader {
-    /// One for the front of this proc and generation.
-    pub fn new(keys: Arc<Keyring>, proc: ProcId, generation: Generation) -> FrontReader {
-        let expect = Expect { kind: Kind::Front, proc: Some(proc), generation: Some(generation) };
+    /// One for a front of this proc.
+    pub fn new(keys: Arc<Keyring>, proc: ProcId, front: FrontRef) -> FrontReader {
+        let expect = expect(Some(proc), Some(front));
         FrontReader {
             keys,
             chunks: ChunkReader::new(expect),
@@ -224,6 +224,11 @@ impl FrontReader {
     }
 }
 
+fn expect(proc: Option<ProcId>, front: Option<FrontRef>) -> Expect {
+    let (generation, salt) = (front.map(|front| front.generation), front.map(|front| front.id.0));
+    Expect { kind: Kind::Front, proc, generation, salt }
+}
+
 /// A manifest that says what its header says.
 fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<Manifest, OpenError> {
     let malformed = OpenError::Malformed { what: "manifest" };
@@ -233,17 +238,17 @@ fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<Manifest, OpenEr
 }
 
 /// The manifest from an object's first bytes, [`super::SUMMARY`] of them as a rule. `None`: more are needed. `proc` and
-/// `generation` are checked if they are given.
+/// `front` are checked if they are given.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub fn summary(
     keys: &Keyring,
     proc: Option<ProcId>,
-    generation: Option<Generation>,
+    front: Option<FrontRef>,
     mut bytes: &[u8],
 ) -> Result<Option<Manifest>, OpenError> {
-    let mut chunks = ChunkReader::new(Expect { kind: Kind::Front, proc, generation });
+    let mut chunks = ChunkReader::new(expect(proc, front));
     let mut held = Vec::new();
     while let Some(chunk) = chunks.next(keys, &mut bytes)? {
         // JSON says itself where it ends, but only the chunk behind it says that nothing is missing.
@@ -266,8 +271,10 @@ mod tests {
     use super::*;
     use crate::codec::Codec;
     use crate::front::{MetadataFile, Sizes};
+    use crate::ids::FrontId;
     use crate::stream::ChunkWriter;
     use crate::table::Home;
+    use kip_types::Generation;
 
     fn manifest(metadata: &[(&str, u64)]) -> Manifest {
         Manifest {
@@ -293,7 +300,8 @@ mod tests {
         for (section, bytes) in chunks {
             writer.chunk(*section, 1, Codec::Zstd, bytes, *section == section::END);
         }
-        let mut reader = FrontReader::new(keys, proc, Generation(1));
+        let front = FrontRef { generation: Generation(1), id: FrontId(writer.header().salt) };
+        let mut reader = FrontReader::new(keys, proc, front);
         let events = reader.push(&writer.take())?;
         reader.finish().map(|()| events.len())
     }

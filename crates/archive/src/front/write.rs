@@ -6,9 +6,10 @@
 use super::{CHUNK, Manifest, SET_PAGES, Sets, encode_set_pages, encode_sets, section};
 use crate::codec::Codec;
 use crate::files::tree::Tree;
-use crate::ids::ProcId;
+use crate::ids::{FrontId, ProcId};
 use crate::keys::{Keyring, NoKey};
 use crate::memory::{Archived, MemoryError, Pages};
+use crate::names::FrontRef;
 use crate::seal::Kind;
 use crate::stream::{CHUNK_MAX, ChunkWriter};
 use crate::table::PageTable;
@@ -40,6 +41,12 @@ impl FrontWriter {
         let text = serde_json::to_vec(&writer.manifest).expect("a manifest is plain data");
         writer.whole(section::MANIFEST, &text);
         Ok(writer)
+    }
+
+    /// Which it is: its name in the store, and what the head leads to it by.
+    pub fn front(&self) -> FrontRef {
+        let header = self.chunks.header();
+        FrontRef { generation: header.generation, id: FrontId(header.salt) }
     }
 
     /// The working sets.
