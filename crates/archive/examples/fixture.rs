@@ -4,6 +4,7 @@
 //! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
 //! versions are never written again.
 
+use kip_archive::files::tree::Files;
 use kip_archive::files::walk::{self, Seen};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
@@ -11,11 +12,13 @@ use kip_archive::head::Head;
 use kip_archive::ids::{FrontId, OwnerId, ProcId};
 use kip_archive::index::{Index, Known};
 use kip_archive::keys::Keyring;
-use kip_archive::memory::{self, Pages};
+use kip_archive::memory::{self, Areas, Pages};
 use kip_archive::names::FrontRef;
 use kip_archive::packing::Packing;
+use kip_archive::table::Space;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_types::Generation;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
 use std::path::PathBuf;
@@ -46,7 +49,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     };
-    let mut pages = Pages { map: &map, keys: &[None], remote: None, read: &mut read };
+    let shared = BTreeMap::from([(9, vec![Run { start: 0x2000, pages: 1, file: 0, first: 0 }])]);
+    let mut areas = Areas::default();
+    areas.eager.add(Space::Shared(9), 0..0x4000);
+    let mut pages = Pages { map: &map, shared: &shared, areas: &areas, keys: &[None], remote: None, read: &mut read };
     let memory = memory::archive(&mut pages, &Known::default(), &mut packing)?;
     let files_archived = walk::archive(&files, &[], &Seen::default(), &mut packing)?;
     let packed = packing.finish()?;
@@ -62,17 +68,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         spec: serde_json::json!({"command": ["server"]}),
         body: serde_json::json!({"sockets": []}),
         metadata: vec![MetadataFile { name: "core-1.img".into(), size: 4 }],
-        packs: packed.packs.iter().copied().collect(),
+        packs: packed.refers.keys().copied().collect(),
         sizes: Sizes { memory_bytes: 3 * PAGE as u64, set_bytes: PAGE as u64, file_bytes: 6 },
     };
     let mut writer = FrontWriter::begin(&keys, proc, &manifest)?;
-    writer.sets(&sets_of(&map.processes));
-    writer.metadata(b"core");
+    writer.sets(&sets_of(&map.processes))?;
+    writer.page_table(&memory.table)?;
+    writer.files(&Files { roots: [("upper".to_owned(), files_archived.tree)].into() })?;
+    writer.metadata(b"core")?;
     writer.pages_of(&memory, &mut pages)?;
-    writer.page_table(&memory.table);
-    writer.files(&files_archived.tree);
     let front = writer.front();
-    fs::write(dir.join("front"), writer.end())?;
+    fs::write(dir.join("front"), writer.end()?)?;
     let older = FrontRef { generation: Generation(3), id: FrontId([5; 32]) };
     let head = Head::first(proc, "web".parse()?, "blue".parse()?, OwnerId([8; 16]));
     let head = head.advance(head.owner, older, 2)?.advance(head.owner, front, 2)?;

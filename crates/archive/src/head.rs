@@ -24,7 +24,7 @@ use crate::ids::{OwnerId, ProcId};
 use crate::keys::{Keyring, NoKey};
 use crate::names::FrontRef;
 use crate::seal::{Expect, Kind, OpenError};
-use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter};
+use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter, Ends};
 use kip_types::{Generation, ProcName, Realm};
 use serde::{Deserialize, Serialize};
 
@@ -224,7 +224,7 @@ impl Head {
         if text.len() > CHUNK_MAX {
             return Err(HeadSealError::TooLong { proc: self.proc, bytes: text.len() as u64 });
         }
-        writer.chunk(SECTION, 0, Codec::Plain, &text, true);
+        writer.chunk(SECTION, Codec::Plain, &text, Ends::Object);
         Ok(writer.take())
     }
 

@@ -57,6 +57,13 @@ impl BlockRef {
         u64::from(self.offset)..u64::from(self.offset) + u64::from(self.sealed)
     }
 
+    /// Within what a reader takes.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.plain as usize <= BLOCK_MAX
+            && self.sealed as usize <= BLOCK_MAX + 1 + TAG
+            && self.offset.checked_add(self.sealed).is_some()
+    }
+
     /// Additional data of it, wherever it is read from.
     fn aad(&self, keys: &Keyring) -> Vec<u8> {
         let mut aad = b"kip block".to_vec();
@@ -256,11 +263,12 @@ pub(crate) fn take_blocks(reader: &mut Reader<'_>, packs: &[PackRef]) -> Option<
         let pack = *packs.get(reader.small()? as usize)?;
         let offset = u32::try_from(end.checked_add(reader.signed()?)?).ok()?;
         let (sealed, plain) = (reader.small()?, reader.small()?);
-        if plain as usize > BLOCK_MAX || sealed as usize > BLOCK_MAX + 1 + TAG {
+        let block = BlockRef { pack, offset, sealed, plain };
+        if !block.is_sound() {
             return None;
         }
         end = i64::from(offset) + i64::from(sealed);
-        blocks.push(BlockRef { pack, offset, sealed, plain });
+        blocks.push(block);
     }
     Some(blocks)
 }

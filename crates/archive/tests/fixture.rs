@@ -8,12 +8,15 @@ use kip_archive::ids::{FrontId, ProcId};
 use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
 use kip_archive::pack::PackReader;
-use kip_archive::table::Found;
+use kip_archive::table::{Found, Space};
 use kip_snapshot::pages::PAGE;
 use kip_types::Generation;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+const PROCESS: Space = Space::Process(1);
+const SHARED: Space = Space::Shared(9);
 
 fn check(dir: &Path) {
     let keys = Arc::new(Keyring::load(dir, &"blue".parse().unwrap()).unwrap());
@@ -43,10 +46,12 @@ fn check(dir: &Path) {
     let [
         Event::Manifest(_),
         Event::Sets(sets),
-        Event::Metadata { name, bytes, is_complete: true },
-        Event::SetPages { process: 1, pages },
         Event::PageTable(table),
-        Event::Files(tree),
+        Event::Files(files),
+        Event::Metadata { name, bytes, is_complete: true },
+        Event::EagerPages { space: SHARED, pages: eager },
+        Event::Eager,
+        Event::SetPages { space: PROCESS, pages },
         Event::End,
     ] = &events[..]
     else {
@@ -55,11 +60,14 @@ fn check(dir: &Path) {
     assert_eq!((sets[&1][0].kind.as_str(), sets[&1][0].turn, sets[&1][0].pages[0].address), ("tcp 80", 3, 0x4000));
     assert_eq!((name.as_str(), &bytes[..]), ("core-1.img", &b"core"[..]));
     assert_eq!(*pages, [(0x4000, vec![2; PAGE])]);
-    assert_eq!((table.find(1, 0x4000), table.find(1, 0x6000)), (Found::Front, Found::Zeros));
+    assert_eq!(*eager, [(0x2000, vec![1; PAGE])]);
+    assert_eq!((table.find(PROCESS, 0x4000), table.find(PROCESS, 0x6000)), (Found::Front, Found::Zeros));
+    assert_eq!((table.find(PROCESS, 0x7000), table.find(SHARED, 0x2000)), (Found::Absent, Found::Front));
     for (address, byte) in [(0x3000, 1), (0x5000, 3)] {
-        let Found::Block(place) = table.find(1, address) else { panic!("{address:#x} is in a block") };
+        let Found::Block(place) = table.find(PROCESS, address) else { panic!("{address:#x} is in a block") };
         assert_eq!(block(place)[..PAGE], [byte; PAGE]);
     }
+    let tree = &files.roots["upper"];
     let names: Vec<String> =
         (1..tree.entries.len() as u32).map(|index| String::from_utf8(tree.path(index).join(&b'/')).unwrap()).collect();
     assert_eq!(names, ["etc", "motd", "etc/motd"]);

@@ -183,6 +183,7 @@ pub fn archive(root: &Path, first: &[&Path], seen: &Seen, packing: &mut Packing<
     contents.flush(packing)?;
     tree.order = order;
     let seen = contents.settle(&mut tree, &ids, now);
+    tree.blocks.iter().for_each(|block| packing.refer(block));
     debug_assert_eq!(tree.fault(), None);
     Ok(Archived { tree, seen, read })
 }
