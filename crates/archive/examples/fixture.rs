@@ -1,4 +1,4 @@
-//! Writes a small archive, keys, pack, front and head, into a directory: what `tests/fixture.rs` reads of every format
+//! Writes a small archive, keys, pack, front and head, into an empty directory: what `tests/fixture.rs` reads of every format
 //! version.
 //!
 //! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
@@ -25,8 +25,7 @@ use std::path::PathBuf;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = PathBuf::from(std::env::args().nth(1).ok_or("say in which directory")?);
-    let keys = Keyring::generate("blue".parse()?, 1_795_354_137_000);
-    keys.save(&dir)?;
+    let keys = Keyring::create(&dir, "blue".parse()?, 1_795_354_137_000)?;
     let files = dir.join("files.tmp");
     fs::create_dir_all(files.join("etc"))?;
     fs::write(files.join("etc/motd"), "hello\n")?;
