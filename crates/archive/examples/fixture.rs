@@ -4,8 +4,9 @@
 //! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
 //! versions are never written again.
 
+use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::Files;
-use kip_archive::files::walk::{self, Seen};
+use kip_archive::files::walk::{self, Seen, Walk};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
 use kip_archive::head::Head;
@@ -21,7 +22,9 @@ use kip_types::Generation;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = PathBuf::from(std::env::args().nth(1).ok_or("say in which directory")?);
@@ -53,7 +56,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     areas.eager.add(Space::Shared(9), 0..0x4000);
     let mut pages = Pages { map: &map, shared: &shared, areas: &areas, keys: &[None], remote: None, read: &mut read };
     let memory = memory::archive(&mut pages, &Known::default(), &mut packing)?;
-    let files_archived = walk::archive(&files, &[], &Seen::default(), &mut packing)?;
+    let meta = fs::metadata(&files)?;
+    let ids = Ids { first: meta.uid().min(meta.gid()), count: 1 + meta.uid().abs_diff(meta.gid()) };
+    let walk = Walk { first: &[], ids, strays: Strays::Refuse, cancel: &AtomicBool::new(false) };
+    let files_archived = walk::archive(&files, &walk, &Seen::default(), &mut packing)?;
     let packed = packing.finish()?;
 
     let (proc, generation) = (ProcId([7; 16]), Generation(4));

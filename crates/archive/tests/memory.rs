@@ -428,9 +428,9 @@ fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     let mut world = World::new();
     let done = world.archive_all(&map, &parts, &areas, &files, &[key(7)], None);
     let page = |number: usize| files[0][number * PAGE..][..PAGE].to_vec();
-    let is_kept = |number: &usize| number % 3 != 0 || *number < 10;
+    let is_kept = |number: &usize| !number.is_multiple_of(3) || *number < 10;
     let own = (0..20).filter(is_kept).map(|number| ((space, at(number as u64 + 10)), page(number)));
-    let others = (20..30).filter(|number| number % 3 != 0);
+    let others = (20..30).filter(|number: &usize| !number.is_multiple_of(3));
     let others = others.map(|number| ((shared, at(number as u64 - if number < 24 { 20 } else { 18 })), page(number)));
     let wanted: BTreeMap<_, _> = own.chain(others).collect();
     assert_eq!(world.restore_all(&done), wanted, "zeros of the file's mapping too, and none else");

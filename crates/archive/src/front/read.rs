@@ -10,7 +10,7 @@
 //! Each event comes as soon as its bytes have. From `Files` on it is known where everything is, from `Eager` on all is
 //! there that cannot wait for a fault, at `End` every page has come that the page table says is in the front.
 
-use super::{Manifest, SECTION_MAX, Sets, decode_pages, decode_sets, section};
+use super::{Manifest, PageList, SECTION_MAX, Sets, decode_pages, decode_sets, section};
 use crate::files::tree::Files;
 use crate::ids::ProcId;
 use crate::keys::Keyring;
@@ -169,7 +169,7 @@ impl FrontReader {
     }
 
     /// Pages of which the table says that they are somewhere, each once.
-    fn pages(&mut self, bytes: &[u8]) -> Option<(Space, Vec<(u64, Vec<u8>)>)> {
+    fn pages(&mut self, bytes: &[u8]) -> Option<(Space, PageList)> {
         let (space, pages) = decode_pages(bytes)?;
         for (address, _) in &pages {
             let is_somewhere = matches!(self.table.find(space, *address), Found::Front | Found::Block(_));
