@@ -9,8 +9,8 @@
 //! decision. One that dies leaves its candidates, or none; the next goes on from there.
 //!
 //! ```text
-//! live --no head leads to it--> found --stored as candidate, at S--> candidate since S --still, begun at S + grace or later--> deleted
-//!   ^------------a head leads to it again------------------------------------'
+//! live --no head leads to it--> found --stored, at S--> candidate since S --begun at S + grace, still--> deleted
+//!   ^------------------a head leads to it again----------------------'
 //! ```
 //!
 //! Why it is right: what a writer refers to was live or young when it began. Suppose that it is deleted. Then it was a

@@ -20,7 +20,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -353,12 +353,32 @@ fn no_more_is_written_than_is_allowed() {
 #[test]
 fn who_calls_it_off_does_not_wait_for_the_end() {
     let (_dir, from, _) = two();
-    fs::write(from.join("a"), vec![7; 3 << 20]).unwrap();
+    fs::write(from.join("a"), b"x").unwrap();
     let (world, cancel) = (World::new(), AtomicBool::new(false));
     let walk = Walk { cancel: &cancel, ..WALK };
     assert!(world.try_archive(&from, &walk).is_ok());
-    cancel.store(true, std::sync::atomic::Ordering::Relaxed);
-    assert!(matches!(world.try_archive(&from, &walk), Err(WalkError::Cancelled)));
+    cancel.store(true, Ordering::Relaxed);
+    assert!(matches!(world.try_archive(&from, &walk), Err(WalkError::Cancelled)), "before it reads anything");
+    // In the middle of a file: when its first pack is full.
+    cancel.store(false, Ordering::Relaxed);
+    let mut state = 1u64;
+    let word = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    fs::write(from.join("a"), (0..20 << 17).flat_map(word).collect::<Vec<u8>>()).unwrap();
+    let mut packs = 0;
+    let mut sink = |_: Finished| {
+        packs += 1;
+        cancel.store(true, Ordering::Relaxed);
+        Ok(())
+    };
+    let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
+    assert!(matches!(walk::archive(&from, &walk, &world.seen, &mut packing), Err(WalkError::Cancelled)));
+    drop(packing);
+    assert_eq!(packs, 1);
 }
 
 #[test]
