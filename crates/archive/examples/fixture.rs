@@ -1,28 +1,34 @@
-//! Writes a small archive, keys, pack, front and head, into a directory: what `tests/fixture.rs` reads of every format
+//! Writes a small archive, keys, pack, front and head, into an empty directory: what `tests/fixture.rs` reads of every format
 //! version.
 //!
 //! `cargo run -p kip-archive --example fixture -- crates/archive/tests/data/vN`, once for each version; those of older
 //! versions are never written again.
 
-use kip_archive::files::walk::{self, Seen};
+use kip_archive::files::rules::{Ids, Strays};
+use kip_archive::files::tree::Files;
+use kip_archive::files::walk::{self, Seen, Walk};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
 use kip_archive::head::Head;
-use kip_archive::ids::{OwnerId, ProcId};
+use kip_archive::ids::{FrontId, OwnerId, ProcId};
 use kip_archive::index::{Index, Known};
 use kip_archive::keys::Keyring;
-use kip_archive::memory::{self, Pages};
+use kip_archive::memory::{self, Areas, Pages};
+use kip_archive::names::FrontRef;
 use kip_archive::packing::Packing;
+use kip_archive::table::Space;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_types::Generation;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let dir = PathBuf::from(std::env::args().nth(1).ok_or("say in which directory")?);
-    let keys = Keyring::generate("blue".parse()?, 1_795_354_137_000);
-    keys.save(&dir)?;
+    let keys = Keyring::create(&dir, "blue".parse()?, 1_795_354_137_000)?;
     let files = dir.join("files.tmp");
     fs::create_dir_all(files.join("etc"))?;
     fs::write(files.join("etc/motd"), "hello\n")?;
@@ -45,9 +51,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         Ok(())
     };
-    let mut pages = Pages { map: &map, keys: &[None], remote: None, read: &mut read };
+    let shared = BTreeMap::from([(9, vec![Run { start: 0x2000, pages: 1, file: 0, first: 0 }])]);
+    let mut areas = Areas::default();
+    areas.eager.add(Space::Shared(9), 0..0x4000);
+    let mut pages = Pages { map: &map, shared: &shared, areas: &areas, keys: &[None], remote: None, read: &mut read };
     let memory = memory::archive(&mut pages, &Known::default(), &mut packing)?;
-    let files_archived = walk::archive(&files, &[], &Seen::default(), &mut packing)?;
+    let meta = fs::metadata(&files)?;
+    let ids = Ids { first: meta.uid().min(meta.gid()), count: 1 + meta.uid().abs_diff(meta.gid()) };
+    let walk = Walk { first: &[], ids, strays: Strays::Refuse, cancel: &AtomicBool::new(false) };
+    let files_archived = walk::archive(&files, &walk, &Seen::default(), &mut packing)?;
     let packed = packing.finish()?;
 
     let (proc, generation) = (ProcId([7; 16]), Generation(4));
@@ -61,18 +73,20 @@ fn main() -> Result<(), Box<dyn Error>> {
         spec: serde_json::json!({"command": ["server"]}),
         body: serde_json::json!({"sockets": []}),
         metadata: vec![MetadataFile { name: "core-1.img".into(), size: 4 }],
-        packs: packed.packs.iter().copied().collect(),
+        packs: packed.refers.keys().copied().collect(),
         sizes: Sizes { memory_bytes: 3 * PAGE as u64, set_bytes: PAGE as u64, file_bytes: 6 },
     };
     let mut writer = FrontWriter::begin(&keys, proc, &manifest)?;
-    writer.sets(&sets_of(&map.processes));
-    writer.metadata(b"core");
+    writer.sets(&sets_of(&map.processes))?;
+    writer.page_table(&memory.table)?;
+    writer.files(&Files { roots: [("upper".to_owned(), files_archived.tree)].into() })?;
+    writer.metadata(b"core")?;
     writer.pages_of(&memory, &mut pages)?;
-    writer.page_table(&memory.table);
-    writer.files(&files_archived.tree);
-    fs::write(dir.join("front"), writer.end())?;
+    let front = writer.front();
+    fs::write(dir.join("front"), writer.end()?)?;
+    let older = FrontRef { generation: Generation(3), id: FrontId([5; 32]) };
     let head = Head::first(proc, "web".parse()?, "blue".parse()?, OwnerId([8; 16]));
-    let head = head.advance(head.owner, Generation(3), 2)?.advance(head.owner, generation, 2)?;
+    let head = head.advance(head.owner, older, 2)?.advance(head.owner, front, 2)?;
     fs::write(dir.join("head"), head.seal(&keys)?)?;
     fs::remove_dir_all(files)?;
     Ok(())

@@ -5,13 +5,18 @@
 //! opaque here. A front refers to packs and is complete only together with them; it is written when they are stored.
 //!
 //! ```text
-//! manifest -> sets -> metadata files -> set pages -> page table -> files -> end
+//! manifest -> sets -> page table -> files -> metadata -> eager pages -> set pages -> end
 //! ```
+//!
+//! So whoever reads it knows where all memory and all files are before the first page comes. Eager pages are those that
+//! cannot wait for a fault; once they have come the processes may be made, while the sets follow.
 
 pub mod read;
 pub mod write;
 
+use crate::files::tree::is_name;
 use crate::pack::PackRef;
+use crate::table::Space;
 use crate::wire::{self, Reader};
 use kip_snapshot::pages::{Expected, PAGE, Process, WorkingSet};
 use kip_types::Generation;
@@ -23,18 +28,21 @@ pub const SUMMARY: u64 = 64 << 10;
 /// Bytes of a chunk of metadata or of set pages, unpacked: small enough to be installed early, large enough to
 /// compress.
 pub const CHUNK: usize = 256 << 10;
-/// Pages of a chunk of set pages.
+/// Pages of a chunk of eager or set pages.
 pub const SET_PAGES: usize = 32;
+/// Most bytes of a section that is understood whole: manifest, sets, page table, files.
+pub const SECTION_MAX: usize = 256 << 20;
 
-/// The sections, in their order.
+/// The sections, in their order. All are there; each ends with a chunk that says so.
 pub(crate) mod section {
     pub(crate) const MANIFEST: u8 = 1;
     pub(crate) const SETS: u8 = 2;
-    pub(crate) const METADATA: u8 = 3;
-    pub(crate) const SET_PAGES: u8 = 4;
-    pub(crate) const TABLE: u8 = 5;
-    pub(crate) const FILES: u8 = 6;
-    pub(crate) const END: u8 = 7;
+    pub(crate) const TABLE: u8 = 3;
+    pub(crate) const FILES: u8 = 4;
+    pub(crate) const METADATA: u8 = 5;
+    pub(crate) const EAGER: u8 = 6;
+    pub(crate) const SET_PAGES: u8 = 7;
+    pub(crate) const END: u8 = 8;
 }
 
 /// A file beside the memory, such as one of CRIU's images.
@@ -85,10 +93,15 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The names of metadata files are names and nothing else.
-    fn is_sound(&self) -> bool {
-        let sound = |name: &str| !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0']);
-        self.metadata.iter().all(|file| sound(&file.name))
+    /// What of it nobody would read again, if anything: metadata files that have no names, or two the same; sizes that
+    /// nothing has.
+    pub fn fault(&self) -> Option<&'static str> {
+        let mut names = std::collections::HashSet::new();
+        if !self.metadata.iter().all(|file| is_name(file.name.as_bytes()) && names.insert(&file.name)) {
+            return Some("name of a metadata file");
+        }
+        let total = self.metadata.iter().try_fold(0u64, |sum, file| sum.checked_add(file.size));
+        total.is_none().then_some("size of the metadata")
     }
 }
 
@@ -146,9 +159,10 @@ fn decode_sets(bytes: &[u8]) -> Option<Sets> {
     Some(all)
 }
 
-/// A chunk of set pages: count, differences of page numbers, bytes.
-fn encode_set_pages(addresses: &[u64], bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(bytes.len() + addresses.len() * 4 + 4);
+/// A chunk of pages: whose, count, differences of page numbers, bytes.
+fn encode_pages(space: Space, addresses: &[u64], bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes.len() + addresses.len() * 4 + 16);
+    space.put(&mut out);
     wire::put(&mut out, addresses.len() as u64);
     let mut before = 0i64;
     for address in addresses {
@@ -160,8 +174,12 @@ fn encode_set_pages(addresses: &[u64], bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-fn decode_set_pages(bytes: &[u8]) -> Option<Vec<(u64, Vec<u8>)>> {
+/// Addresses and bytes.
+type PageList = Vec<(u64, Vec<u8>)>;
+
+fn decode_pages(bytes: &[u8]) -> Option<(Space, PageList)> {
     let mut reader = Reader(bytes);
+    let space = Space::take(&mut reader)?;
     let count = reader.count()?;
     let mut addresses = Vec::new();
     let mut number = 0i64;
@@ -171,5 +189,5 @@ fn decode_set_pages(bytes: &[u8]) -> Option<Vec<(u64, Vec<u8>)>> {
     }
     let pages = reader.take(count.checked_mul(PAGE)?)?;
     reader.end()?;
-    Some(addresses.into_iter().zip(pages.chunks(PAGE).map(<[u8]>::to_vec)).collect())
+    Some((space, addresses.into_iter().zip(pages.chunks(PAGE).map(<[u8]>::to_vec)).collect()))
 }

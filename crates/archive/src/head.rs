@@ -1,22 +1,30 @@
-//! The head of a proc: the one object that changes. Which generation is the newest, who owns the proc, which older ones
-//! are kept.
+//! The head of a proc: the one object that changes. Which front is the newest, who owns the proc, which older ones are
+//! kept.
 //!
 //! Owns the rules by which a head may follow another, as pure functions; the store compares and swaps, and loses the
 //! race for one of two. A proc has one owner at a time, of an epoch that only grows; an owner of an older epoch can
-//! change nothing. A head that is replaced is gone; what it alone led to is found by collection.
+//! change nothing. A head names fronts by generation and salt, so what a stale owner writes under the same number is
+//! another object, which no head leads to. A head that is replaced is gone; what it alone led to is found by collection.
 //!
 //! ```text
-//! first --> Owned --advance--> Owned
+//! first --> Owned --advance--> Owned --remove--> Removed, for ever
 //!             |  ^
 //!     release v  | adopt (epoch + 1; from Owned too, when its owner lost its lease)
 //!          Archived
 //! ```
+//!
+//! Whoever swaps does it by [`Swap`], which knows what to do when the outcome of one is not known.
+
+mod swap;
+
+pub use swap::{Outcome, Swap};
 
 use crate::codec::Codec;
 use crate::ids::{OwnerId, ProcId};
 use crate::keys::{Keyring, NoKey};
+use crate::names::FrontRef;
 use crate::seal::{Expect, Kind, OpenError};
-use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter};
+use crate::stream::{CHUNK_MAX, ChunkReader, ChunkWriter, Ends};
 use kip_types::{Generation, ProcName, Realm};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +32,8 @@ use serde::{Deserialize, Serialize};
 pub const FORMAT: u32 = 1;
 /// Older generations that are kept, at least.
 pub const KEPT: usize = 2;
+/// Older generations that are kept, at most.
+pub const KEPT_MOST: usize = 64;
 const SECTION: u8 = 1;
 
 /// Who owns a proc, and since when.
@@ -43,6 +53,9 @@ pub enum HeadState {
     Owned,
     /// It runs nowhere: whoever adopts it may wake it.
     Archived,
+    /// It is no more. Such a head stays where it is, for while it does nobody can make the proc anew who has not heard
+    /// of its end; it leads to nothing, so collection takes all that was the proc's.
+    Removed,
 }
 
 /// The newest that is known of a proc.
@@ -56,12 +69,14 @@ pub struct Head {
     pub name: ProcName,
     /// Its realm.
     pub realm: Realm,
+    /// Grows with every change that is tried: no two heads that follow one another have the same.
+    pub change: u64,
     /// Who owns it, or did last.
     pub owner: Owner,
-    /// The newest complete generation; 0 is none.
-    pub current: Generation,
+    /// The front of the newest complete generation, if there is one.
+    pub current: Option<FrontRef>,
     /// Older ones, newest first.
-    pub kept: Vec<Generation>,
+    pub kept: Vec<FrontRef>,
     /// See [`HeadState`].
     pub state: HeadState,
 }
@@ -88,6 +103,12 @@ pub enum HeadRefused {
         /// Which.
         proc: ProcId,
     },
+    /// It is no more.
+    #[error("proc {proc} was removed")]
+    Removed {
+        /// Which.
+        proc: ProcId,
+    },
     /// Generations only grow.
     #[error("generation {new} of proc {proc} does not follow {current}")]
     NotNewer {
@@ -107,23 +128,29 @@ pub enum HeadRefused {
 }
 
 impl Head {
-    /// That of a proc that was never archived.
+    /// That of a proc that was never archived; to be swapped for nothing.
     pub fn first(proc: ProcId, name: ProcName, realm: Realm, owner: OwnerId) -> Head {
         let owner = Owner { id: owner, epoch: 1 };
-        let (current, kept, state) = (Generation(0), Vec::new(), HeadState::Owned);
-        Head { format: FORMAT, proc, name, realm, owner, current, kept, state }
+        let (current, kept, state) = (None, Vec::new(), HeadState::Owned);
+        Head { format: FORMAT, proc, name, realm, change: 1, owner, current, kept, state }
     }
 
     /// What follows when somebody takes the proc over. Whether he may is decided elsewhere (lease, owner's wish).
-    pub fn adopt(&self, owner: OwnerId) -> Head {
+    ///
+    /// # Errors
+    /// `Removed`.
+    pub fn adopt(&self, owner: OwnerId) -> Result<Head, HeadRefused> {
+        if self.state == HeadState::Removed {
+            return Err(HeadRefused::Removed { proc: self.proc });
+        }
         let owner = Owner { id: owner, epoch: self.owner.epoch + 1 };
-        Head { owner, state: HeadState::Owned, ..self.clone() }
+        Ok(Head { owner, state: HeadState::Owned, ..self.again() })
     }
 
     /// Whether somebody still owns the proc.
     ///
     /// # Errors
-    /// `Fenced`, `Archived`.
+    /// `Fenced`, `Archived`, `Removed`.
     pub fn fence(&self, claimed: Owner) -> Result<(), HeadRefused> {
         if self.owner != claimed {
             return Err(HeadRefused::Fenced { proc: self.proc, now: self.owner, claimed });
@@ -131,70 +158,88 @@ impl Head {
         match self.state {
             HeadState::Owned => Ok(()),
             HeadState::Archived => Err(HeadRefused::Archived { proc: self.proc }),
+            HeadState::Removed => Err(HeadRefused::Removed { proc: self.proc }),
         }
     }
 
-    /// What follows when its owner has stored a newer generation. `keep`: how many older ones stay, [`KEPT`] at least.
+    /// What follows when its owner has stored a newer generation. `keep`: how many older ones stay, [`KEPT`] at least
+    /// and [`KEPT_MOST`] at most.
     ///
     /// # Errors
-    /// `Fenced`, `Archived`, `NotNewer`.
-    pub fn advance(&self, claimed: Owner, new: Generation, keep: usize) -> Result<Head, HeadRefused> {
+    /// `Fenced`, `Archived`, `Removed`, `NotNewer`.
+    pub fn advance(&self, claimed: Owner, new: FrontRef, keep: usize) -> Result<Head, HeadRefused> {
         self.fence(claimed)?;
-        if new <= self.current {
-            return Err(HeadRefused::NotNewer { proc: self.proc, current: self.current, new });
+        if new.generation <= self.generation() {
+            let (current, new) = (self.generation(), new.generation);
+            return Err(HeadRefused::NotNewer { proc: self.proc, current, new });
         }
-        let older = std::iter::once(self.current).filter(|generation| *generation != Generation(0));
-        let kept = older.chain(self.kept.iter().copied()).take(keep.max(KEPT)).collect();
-        Ok(Head { current: new, kept, ..self.clone() })
+        let kept = self.fronts().take(keep.clamp(KEPT, KEPT_MOST)).collect();
+        Ok(Head { current: Some(new), kept, ..self.again() })
     }
 
     /// What follows when its owner lets go of it: it is in the store, and runs nowhere.
     ///
     /// # Errors
-    /// `Fenced`, `Archived`, `Empty`.
+    /// `Fenced`, `Archived`, `Removed`, `Empty`.
     pub fn release(&self, claimed: Owner) -> Result<Head, HeadRefused> {
         self.fence(claimed)?;
-        if self.current == Generation(0) {
+        if self.current.is_none() {
             return Err(HeadRefused::Empty { proc: self.proc });
         }
-        Ok(Head { state: HeadState::Archived, ..self.clone() })
+        Ok(Head { state: HeadState::Archived, ..self.again() })
     }
 
-    /// All generations that it keeps, newest first.
-    pub fn generations(&self) -> impl Iterator<Item = Generation> + '_ {
-        let current = std::iter::once(self.current).filter(|generation| *generation != Generation(0));
-        current.chain(self.kept.iter().copied())
+    /// What follows when its owner removes the proc for good. Who removes one that is archived adopts it first.
+    ///
+    /// # Errors
+    /// `Fenced`, `Archived`, `Removed`.
+    pub fn remove(&self, claimed: Owner) -> Result<Head, HeadRefused> {
+        self.fence(claimed)?;
+        Ok(Head { state: HeadState::Removed, current: None, kept: Vec::new(), ..self.again() })
+    }
+
+    /// The same as another change: what is swapped in when the outcome of the first try is not known ([`Swap`]).
+    pub fn again(&self) -> Head {
+        Head { change: self.change + 1, ..self.clone() }
+    }
+
+    /// The newest complete generation; 0 is none.
+    pub fn generation(&self) -> Generation {
+        self.current.map_or(Generation(0), |front| front.generation)
+    }
+
+    /// All fronts that it keeps, newest first. What of a proc is none of these is garbage.
+    pub fn fronts(&self) -> impl Iterator<Item = FrontRef> + '_ {
+        self.current.into_iter().chain(self.kept.iter().copied())
     }
 
     /// Its object's bytes.
     ///
     /// # Errors
-    /// The realm has no key to seal with.
-    pub fn seal(&self, keys: &Keyring) -> Result<Vec<u8>, NoKey> {
+    /// See [`HeadSealError`].
+    pub fn seal(&self, keys: &Keyring) -> Result<Vec<u8>, HeadSealError> {
         assert_eq!(self.realm, *keys.realm(), "a head is sealed by its own realm");
-        let mut writer = ChunkWriter::begin(keys, Kind::Head, self.proc, self.current)?;
+        let mut writer = ChunkWriter::begin(keys, Kind::Head, self.proc, self.generation())?;
         let text = serde_json::to_vec(self).expect("a head is plain data");
-        assert!(text.len() <= CHUNK_MAX, "a head is small");
-        writer.chunk(SECTION, 0, Codec::Plain, &text, true);
+        if text.len() > CHUNK_MAX {
+            return Err(HeadSealError::TooLong { proc: self.proc, bytes: text.len() as u64 });
+        }
+        writer.chunk(SECTION, Codec::Plain, &text, Ends::Object);
         Ok(writer.take())
     }
 
-    /// Reads it. `at_least`: an epoch and a generation that are known from elsewhere; what is older was put back by
-    /// somebody.
+    /// Reads it. `at_least`: the number of a change that is known from elsewhere to have stood; a head of a smaller one
+    /// was put back by somebody.
     ///
     /// # Errors
     /// See [`HeadError`].
-    pub fn open(
-        keys: &Keyring,
-        proc: ProcId,
-        at_least: Option<(u64, Generation)>,
-        mut bytes: &[u8],
-    ) -> Result<Head, HeadError> {
+    pub fn open(keys: &Keyring, proc: ProcId, at_least: Option<u64>, mut bytes: &[u8]) -> Result<Head, HeadError> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
-        let mut reader = ChunkReader::new(Expect { kind: Kind::Head, proc: Some(proc), generation: None });
+        let expect = Expect { kind: Kind::Head, proc: Some(proc), generation: None, salt: None };
+        let mut reader = ChunkReader::new(expect);
         let length = bytes.len() as u64;
         let chunk = reader.next(keys, &mut bytes)?.ok_or(OpenError::Truncated { at: length })?;
         reader.next(keys, &mut bytes)?;
@@ -206,16 +251,30 @@ impl Head {
         }
         let head: Head = serde_json::from_slice(&chunk.bytes).map_err(|_| malformed())?;
         let header = reader.header().expect("it was read before the chunk");
-        if head.proc != proc || head.realm != *keys.realm() || head.current != header.generation {
+        if head.proc != proc || head.realm != *keys.realm() || head.generation() != header.generation {
             return Err(malformed());
         }
         match at_least {
-            Some((epoch, generation)) if (head.owner.epoch, head.current) < (epoch, generation) => {
-                Err(HeadError::PutBack { found: (head.owner.epoch, head.current), known: (epoch, generation) })
-            }
+            Some(known) if head.change < known => Err(HeadError::PutBack { found: head.change, known }),
             _ => Ok(head),
         }
     }
+}
+
+/// A head cannot be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum HeadSealError {
+    /// The realm has no key to seal with.
+    #[error(transparent)]
+    Key(#[from] NoKey),
+    /// It keeps more than anybody would read again.
+    #[error("the head of proc {proc} would have {bytes} bytes, {CHUNK_MAX} are the most: keep fewer generations")]
+    TooLong {
+        /// Whose.
+        proc: ProcId,
+        /// Its bytes.
+        bytes: u64,
+    },
 }
 
 /// A head is not believed.
@@ -231,21 +290,19 @@ pub enum HeadError {
         found: u32,
     },
     /// An older one was put in its place.
-    #[error(
-        "the head is of epoch {} and generation {}, but epoch {} and generation {} are known: the store gave back an older one",
-        found.0, found.1, known.0, known.1
-    )]
+    #[error("the head is of change {found}, but change {known} is known: the store gave back an older one")]
     PutBack {
         /// What it says.
-        found: (u64, Generation),
+        found: u64,
         /// What is known.
-        known: (u64, Generation),
+        known: u64,
     },
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::FrontId;
     use proptest::prelude::*;
 
     fn owner(n: u8) -> OwnerId {
@@ -256,6 +313,10 @@ mod tests {
         Head::first(ProcId([9; 16]), "web".parse().unwrap(), "blue".parse().unwrap(), owner(0))
     }
 
+    fn front(generation: u64) -> FrontRef {
+        FrontRef { generation: Generation(generation), id: FrontId::random() }
+    }
+
     /// Three workers with copies of the head that may be old; the store swaps if the head is the one that was read.
     #[derive(Debug, Clone, Copy)]
     enum Act {
@@ -263,15 +324,17 @@ mod tests {
         Adopt(usize),
         Advance(usize, u64),
         Release(usize),
+        Remove(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
         let who = 0usize..3;
         prop_oneof![
-            who.clone().prop_map(Act::Read),
-            who.clone().prop_map(Act::Adopt),
-            (who.clone(), 1u64..4).prop_map(|(who, by)| Act::Advance(who, by)),
-            who.prop_map(Act::Release),
+            4 => who.clone().prop_map(Act::Read),
+            4 => who.clone().prop_map(Act::Adopt),
+            8 => (who.clone(), 1u64..4).prop_map(|(who, by)| Act::Advance(who, by)),
+            4 => who.clone().prop_map(Act::Release),
+            1 => who.prop_map(Act::Remove),
         ]
     }
 
@@ -283,7 +346,7 @@ mod tests {
             // What each believes to own.
             let mut claims = [Some(stored.owner), None, None];
             for act in acts {
-                let who = match act { Act::Read(w) | Act::Adopt(w) | Act::Advance(w, _) | Act::Release(w) => w };
+                let (Act::Read(who) | Act::Adopt(who) | Act::Advance(who, _) | Act::Release(who) | Act::Remove(who)) = act;
                 let copy = copies[who].clone();
                 let claim = claims[who];
                 let next = match (act, claim) {
@@ -291,8 +354,9 @@ mod tests {
                         copies[who] = stored.clone();
                         continue;
                     }
-                    (Act::Adopt(_), _) => Ok(copy.adopt(owner(who as u8))),
-                    (Act::Advance(_, by), Some(claim)) => copy.advance(claim, Generation(copy.current.0 + by), 2),
+                    (Act::Adopt(_), _) => copy.adopt(owner(who as u8)),
+                    (Act::Remove(_), Some(claim)) => copy.remove(claim),
+                    (Act::Advance(_, by), Some(claim)) => copy.advance(claim, front(copy.generation().0 + by), 2),
                     (Act::Release(_), Some(claim)) => copy.release(claim),
                     _ => continue,
                 };
@@ -304,18 +368,21 @@ mod tests {
                 if matches!(act, Act::Advance(..)) {
                     prop_assert_eq!(Some(stored.owner), claim, "only who owns it advances it");
                     prop_assert_eq!(stored.owner.id, owner(who as u8));
-                    prop_assert!(next.current > stored.current && next.owner == stored.owner);
-                    let left: Vec<_> = stored.generations().take(3).collect();
+                    prop_assert!(next.generation() > stored.generation() && next.owner == stored.owner);
+                    let left: Vec<_> = stored.fronts().take(3).collect();
                     prop_assert_eq!(next.kept.clone(), left[..left.len().min(2)].to_vec(), "the last two stay");
                 }
-                prop_assert!(next.owner.epoch >= stored.owner.epoch && next.current >= stored.current);
+                prop_assert!(stored.state != HeadState::Removed, "the end is the end");
+                prop_assert!(next.owner.epoch >= stored.owner.epoch && next.change > stored.change);
+                prop_assert!(next.generation() >= stored.generation() || next.state == HeadState::Removed);
+                prop_assert!(next.state != HeadState::Removed || next.fronts().next().is_none(), "nothing is kept");
                 claims[who] = Some(next.owner);
                 copies[who] = next.clone();
                 stored = next;
             }
             // Whoever does not own it now is refused, whatever he has read.
             for claim in claims.into_iter().flatten().filter(|claim| *claim != stored.owner) {
-                let refused = stored.advance(claim, Generation(u64::MAX), 2);
+                let refused = stored.advance(claim, front(u64::MAX), 2);
                 let is_fenced = matches!(refused, Err(HeadRefused::Fenced { .. }));
                 prop_assert!(is_fenced);
             }
@@ -327,24 +394,60 @@ mod tests {
         let head = first();
         let own = head.owner;
         assert_eq!(head.release(own), Err(HeadRefused::Empty { proc: head.proc }));
-        let head = head.advance(own, Generation(3), 0).unwrap();
-        assert!(matches!(head.advance(own, Generation(3), 2), Err(HeadRefused::NotNewer { .. })));
-        assert_eq!(head.kept, [], "generation 0 is none");
+        let head = head.advance(own, front(3), 0).unwrap();
+        assert!(
+            matches!(head.advance(own, front(3), 2), Err(HeadRefused::NotNewer { .. })),
+            "another, of the same number"
+        );
+        assert_eq!(head.kept, [], "there was none before");
         let left = head.release(own).unwrap();
-        assert!(matches!(left.advance(own, Generation(4), 2), Err(HeadRefused::Archived { .. })));
-        let taken = left.adopt(owner(1));
+        assert!(matches!(left.advance(own, front(4), 2), Err(HeadRefused::Archived { .. })));
+        assert!(matches!(left.remove(own), Err(HeadRefused::Archived { .. })));
+        let taken = left.adopt(owner(1)).unwrap();
         let told = taken.fence(own).unwrap_err().to_string();
         assert!(told.contains("since epoch 2") && told.ends_with("it was adopted meanwhile"), "{told}");
     }
 
     #[test]
+    fn what_was_removed_leads_to_nothing_and_nobody_revives_it() {
+        let head = first();
+        let head = head.advance(head.owner, front(1), 2).unwrap().advance(head.owner, front(2), 2).unwrap();
+        let gone = head.remove(head.owner).unwrap();
+        assert_eq!((gone.fronts().count(), gone.generation()), (0, Generation(0)));
+        let removed = HeadRefused::Removed { proc: head.proc };
+        assert_eq!(gone.adopt(owner(1)), Err(removed.clone()));
+        assert_eq!(gone.advance(head.owner, front(3), 2), Err(removed.clone()));
+        assert_eq!(gone.release(head.owner), Err(removed.clone()));
+        assert_eq!(gone.remove(head.owner), Err(removed));
+        let keys = Keyring::generate("blue".parse().unwrap(), 1);
+        let bytes = gone.seal(&keys).unwrap();
+        assert_eq!(Head::open(&keys, gone.proc, None, &bytes), Ok(gone.clone()));
+        let old = head.seal(&keys).unwrap();
+        let told = Head::open(&keys, gone.proc, Some(gone.change), &old).unwrap_err().to_string();
+        assert!(told.ends_with("the store gave back an older one"), "{told}");
+    }
+
+    #[test]
+    fn a_head_keeps_no_more_than_can_be_read() {
+        let keys = Keyring::generate("blue".parse().unwrap(), 1);
+        let mut head = first();
+        for number in 1..200 {
+            head = head.advance(head.owner, front(number), usize::MAX).unwrap();
+        }
+        assert_eq!(head.kept.len(), KEPT_MOST);
+        assert!(Head::open(&keys, head.proc, None, &head.seal(&keys).unwrap()).is_ok());
+        head.kept = vec![front(1); 20_000];
+        assert!(matches!(head.seal(&keys), Err(HeadSealError::TooLong { .. })));
+    }
+
+    #[test]
     fn a_head_is_read_back_for_its_proc_only() {
         let keys = Keyring::generate("blue".parse().unwrap(), 1);
-        let head = first().advance(first().owner, Generation(7), 2).unwrap();
+        let head = first().advance(first().owner, front(7), 2).unwrap();
         let bytes = head.seal(&keys).unwrap();
         assert_eq!(Head::open(&keys, head.proc, None, &bytes), Ok(head.clone()));
-        assert_eq!(Head::open(&keys, head.proc, Some((1, Generation(7))), &bytes), Ok(head.clone()));
-        let known = Some((1, Generation(8)));
+        assert_eq!(Head::open(&keys, head.proc, Some(head.change), &bytes), Ok(head.clone()));
+        let known = Some(head.change + 1);
         assert!(matches!(Head::open(&keys, head.proc, known, &bytes), Err(HeadError::PutBack { .. })));
         let other = Head::open(&keys, ProcId([1; 16]), None, &bytes);
         assert!(matches!(other, Err(HeadError::Open(OpenError::Proc { .. }))));

@@ -86,6 +86,12 @@ macro_rules! id_type {
 id_type!(KeyId, 16, "key", "One of a realm's keys.");
 id_type!(ProcId, 16, "proc", "A proc, for as long as it exists; its name may change.");
 id_type!(PackId, 32, "pack", "A pack. It is the salt of the pack's key as well.");
+id_type!(
+    FrontId,
+    32,
+    "front",
+    "A front. It is the salt of the front's key as well, so no two writings of one have the same."
+);
 id_type!(OwnerId, 16, "data directory", "A worker's data directory: who may own a proc.");
 
 #[cfg(test)]

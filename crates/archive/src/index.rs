@@ -10,7 +10,10 @@ use crate::keys::{Keyring, NoKey, Secret};
 use crate::pack::{BlockRef, PackRef};
 use crate::wire::{self, Reader};
 use kip_types::Realm;
+use rustix::fs::{AtFlags, StatxFlags};
 use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::AsFd;
 use zeroize::Zeroizing;
 
 const INDEX: [u8; 8] = *b"KIPINDX1";
@@ -159,6 +162,23 @@ pub struct FileKey {
     pub born_ns: u64,
 }
 
+impl FileKey {
+    /// That of an open file. `None`: its file system does not tell when it was born, and nothing is known of it.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn of(file: impl AsFd) -> io::Result<Option<FileKey>> {
+        let wanted = StatxFlags::BTIME | StatxFlags::INO;
+        let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted)?;
+        let has_all = stat.stx_mask & wanted.bits() == wanted.bits();
+        let born_ns = u64::try_from(stat.stx_btime.tv_sec)
+            .ok()
+            .and_then(|seconds| seconds.checked_mul(1_000_000_000)?.checked_add(stat.stx_btime.tv_nsec.into()));
+        let dev = rustix::fs::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+        Ok(born_ns.filter(|_| has_all).map(|born_ns| FileKey { dev, ino: stat.stx_ino, born_ns }))
+    }
+}
+
 /// Which pages of which page files are stored: (checksum, place) by file and page. A page whose checksum is another one
 /// was written anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -290,6 +310,24 @@ mod tests {
             bad[at] ^= 1;
             assert_eq!(Known::load(&bad, &realm), None, "byte {at}");
         }
+    }
+
+    #[test]
+    fn a_file_has_one_key_under_all_its_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let key = |name: &str| FileKey::of(std::fs::File::open(at(name)).unwrap()).unwrap();
+        std::fs::write(at("a"), "1").unwrap();
+        let first = key("a");
+        if first.is_none() {
+            println!("skipped: the file system keeps no times of birth");
+            return;
+        }
+        std::fs::hard_link(at("a"), at("b")).unwrap();
+        std::fs::write(at("a"), "other").unwrap();
+        std::fs::write(at("c"), "1").unwrap();
+        assert_eq!(key("b"), first);
+        assert_ne!(key("c"), first);
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub enum NoKey {
     },
 }
 
+#[derive(Clone)]
 enum State {
     Live { created_ms: u64, secret: Secret },
     Destroyed { at_ms: u64 },
@@ -96,7 +97,8 @@ impl fmt::Debug for Keyring {
 }
 
 impl Keyring {
-    /// A ring with one new key. `now_ms`: Unix time in milliseconds.
+    /// A ring with one new key, in memory only: what it seals is lost with it. [`Keyring::create`] makes one that lasts.
+    /// `now_ms`: Unix time in milliseconds.
     pub fn generate(realm: Realm, now_ms: u64) -> Keyring {
         let mut ring = Keyring { realm, dedup: None, entries: Vec::new(), current: None };
         ring.rotate(now_ms);
@@ -179,6 +181,60 @@ impl Keyring {
     pub(crate) fn hash_key(&self) -> Result<Secret, NoKey> {
         let secret = self.dedup.as_ref().ok_or_else(|| NoKey::NoCurrent { realm: self.realm.clone() })?;
         Ok(Zeroizing::new(blake3::derive_key("kip archive 2026-11-22 hashes of pages and contents", &secret[..])))
+    }
+
+    /// Takes over what another copy of the same ring knows: keys that this one does not have, and the ends of those that
+    /// were destroyed there. False, and nothing is changed, if it is the ring of somebody else: live keys would belong to
+    /// another secret of hashes.
+    #[must_use]
+    fn merge(&mut self, other: &Keyring) -> bool {
+        let is_live = |entry: &&Entry| matches!(entry.state, State::Live { .. });
+        let ours = |id: KeyId| self.entries.iter().find(|entry| entry.id == id).map(|entry| &entry.state);
+        let stays = |entry: &&Entry| is_live(entry) && !matches!(ours(entry.id), Some(State::Destroyed { .. }));
+        let some_stay = other.entries.iter().any(|entry| stays(&entry));
+        if self.realm != other.realm {
+            return false;
+        }
+        match (&self.dedup, &other.dedup) {
+            (Some(ours), Some(theirs)) if some_stay && ours != theirs => return false,
+            (None, Some(theirs)) if some_stay => self.dedup = Some(theirs.clone()),
+            _ => {}
+        }
+        let seals = |ring: &Keyring| ring.current.map(|index| ring.entries[index].id);
+        let (mine, their) = (seals(self), seals(other));
+        let is_news = their.is_some_and(|their| self.entries.iter().all(|entry| entry.id != their));
+        let is_known = mine.is_some_and(|mine| other.entries.iter().any(|entry| entry.id == mine));
+        let mut added = Vec::new();
+        for entry in &other.entries {
+            match self.entries.iter_mut().find(|own| own.id == entry.id) {
+                None => added.push(Entry { id: entry.id, state: entry.state.clone() }),
+                Some(own) => {
+                    if let (State::Live { .. }, State::Destroyed { at_ms }) = (&own.state, &entry.state) {
+                        own.state = State::Destroyed { at_ms: *at_ms };
+                    }
+                }
+            }
+        }
+        self.entries.extend(added);
+        // Oldest first; what was destroyed before all of them. Stable, so that the order of both rings is kept.
+        self.entries.sort_by_key(|entry| match entry.state {
+            State::Live { created_ms, .. } => created_ms,
+            State::Destroyed { .. } => 0,
+        });
+        // Whoever rotated after he saw the other's key decides which seals; of two who did not see each other the later.
+        let place = |id: Option<KeyId>| {
+            let index = self.entries.iter().position(|entry| Some(entry.id) == id)?;
+            matches!(self.entries[index].state, State::Live { .. }).then_some(index)
+        };
+        let (mine, their) = (place(mine), place(their));
+        self.current = match (mine, their) {
+            (Some(mine), Some(their)) if is_news => Some(if is_known { their } else { mine.max(their) }),
+            (mine, their) => mine.or(their),
+        };
+        if !self.entries.iter().any(|entry| is_live(&entry)) {
+            self.dedup = None;
+        }
+        true
     }
 
     /// Everything, in a buffer that is zeroed and was never moved.

@@ -3,8 +3,8 @@
 //! Owns the format (docs/design/2026-11-22-archive.md), the keys and the sealing, which are not optional, and the pure
 //! decisions about objects: who may replace a head, what may be deleted, what may be restored. Turns local things into
 //! objects' bytes and objects' bytes, as they arrive, back. Never moves an object (the store does), never looks at a
-//! process, has no thread, and no clock but to see how young a file is: times are given in Unix milliseconds. Reads and
-//! writes local files for keys and the filesystem difference only.
+//! process, has no thread, and no clock but to see how young a file is: times are given, in Unix milliseconds or those of
+//! the boot clock. Reads and writes local files for keys and the filesystem difference only.
 //!
 //! ```text
 //! page files --memory--> page table, packs --+
@@ -12,8 +12,9 @@
 //! ```
 //!
 //! Invariants: bytes are believed only after they were authenticated; an object opens only as what it was sealed as
-//! (kind, realm, proc, generation); what is refused says why, and damage is never mistaken for a key that was
-//! destroyed. A crash anywhere leaves packs and fronts that no head leads to, which collection finds.
+//! (kind, realm, proc, generation, and which writing of it); what is refused says why, and damage is never mistaken for a
+//! key that was destroyed; what would be refused when it is read is not written. A crash anywhere leaves packs and fronts
+//! that no head leads to, which collection finds.
 #![forbid(unsafe_code)]
 
 pub mod codec;
@@ -25,6 +26,7 @@ pub mod ids;
 pub mod index;
 pub mod keys;
 pub mod memory;
+pub mod names;
 pub mod pack;
 pub mod packing;
 pub mod policy;

@@ -1,15 +1,20 @@
 //! The memory of a generation into blocks and a page table: what is known is not read, what is the same is stored once,
-//! zeros not at all, and the pages of working sets go to the front.
+//! and the pages of working sets, and those that cannot wait for a fault, go to the front.
+//!
+//! Zeros are not stored. In anonymous memory they are not even written down, for a page in no run is zeros there; in a
+//! private mapping of a file it would be the file's, so each page of zeros that is present gets its place in the table.
+//! What is anonymous the caller says; of what he does not speak is taken for a file's.
 //!
 //! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the
 //! way, and never touches a process. Nothing is kept here but one block.
 
 use crate::index::{Blocks, ContentHash, FileKey, Known, Place};
 use crate::packing::{PackError, Packing};
-use crate::table::{Found, Home, PageTable, Remote};
+use crate::table::{Found, Home, PageTable, Remote, Space};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 
 /// Pages of a block (B of the paper's section 4.2), at most: one range read brings as many.
 pub const BLOCK_PAGES: usize = 32;
@@ -19,10 +24,60 @@ const WINDOW: u64 = 256;
 /// Reads whole pages of a page file: file, first page, where to.
 pub type ReadPages<'a> = dyn FnMut(u32, u32, &mut [u8]) -> io::Result<()> + 'a;
 
+/// Ranges of addresses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ranges(BTreeMap<Space, BTreeMap<u64, u64>>);
+
+impl Ranges {
+    /// Adds one, in any order and over others.
+    pub fn add(&mut self, space: Space, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let ranges = self.0.entry(space).or_default();
+        let (mut start, mut end) = (range.start, range.end);
+        while let Some((from, to)) = ranges.range(..=end).next_back().map(|(from, to)| (*from, *to)) {
+            if to < start {
+                break;
+            }
+            ranges.remove(&from);
+            (start, end) = (start.min(from), end.max(to));
+        }
+        ranges.insert(start, end);
+    }
+
+    /// Whether an address is in one.
+    pub fn has(&self, space: Space, address: u64) -> bool {
+        let below = self.0.get(&space).and_then(|ranges| ranges.range(..=address).next_back());
+        below.is_some_and(|(_, end)| address < *end)
+    }
+}
+
+/// What the memory of processes is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Areas {
+    /// Where a page that is not there is zeros: anonymous private mappings, heaps and stacks. All else of a process is
+    /// taken for a mapping of a file, where such a page is the file's. Shared memory is always as if it were listed.
+    pub anonymous: Ranges,
+    /// Whose pages cannot wait for a fault: private mappings of files that were written, areas of rseq(2), locked memory.
+    pub eager: Ranges,
+}
+
+impl Areas {
+    fn is_zero_when_absent(&self, space: Space, address: u64) -> bool {
+        matches!(space, Space::Shared(_)) || self.anonymous.has(space, address)
+    }
+}
+
 /// The local pages of a generation.
 pub struct Pages<'a> {
-    /// Where they lie.
+    /// Where those of processes lie.
     pub map: &'a PageMap,
+    /// Where those of shared memory lie, by its number: runs as in the map, in files of the map, with offsets for
+    /// addresses.
+    pub shared: &'a BTreeMap<u64, Vec<Run>>,
+    /// What the mappings of processes are.
+    pub areas: &'a Areas,
     /// Of each page file what it is on disk; none if that is not known, and all of it is read.
     pub keys: &'a [Option<FileKey>],
     /// What was never fetched from the store: one of the files, which is not read but taken over as it is.
@@ -43,8 +98,9 @@ pub enum MemoryError {
         #[source]
         source: io::Error,
     },
-    /// It was never fetched, and cannot stay where it is.
-    #[error("page {page} of {file} was never fetched, and its pack may not be referred to any more: fetch it first")]
+    /// It was never fetched, and cannot stay where it is: its pack may not be referred to any more, or it has to be in the
+    /// front.
+    #[error("page {page} of {file} was never fetched, and cannot be left in its pack: fetch it first")]
     NotHere {
         /// The file that stands for the store.
         file: String,
@@ -61,8 +117,10 @@ pub enum MemoryError {
 pub struct Archived {
     /// Where every page is.
     pub table: PageTable,
-    /// The pages that go to the front, of each process in order of need.
-    pub front: BTreeMap<u32, Vec<u64>>,
+    /// The pages that go to the front and cannot wait, by address.
+    pub eager: BTreeMap<Space, Vec<u64>>,
+    /// The pages of working sets that go to the front, in order of need; none that is eager.
+    pub front: BTreeMap<Space, Vec<u64>>,
     /// For the next generation of the proc, once all packs are stored.
     pub known: Known,
     /// Pages that were read and hashed.
@@ -87,20 +145,23 @@ impl Pages<'_> {
         }
     }
 
-    fn run_of(&self, process: u32, address: u64) -> Option<&Run> {
-        let runs = &self.map.processes.get(&process)?.runs;
+    fn run_of(&self, space: Space, address: u64) -> Option<&Run> {
+        let runs = match space {
+            Space::Process(number) => &self.map.processes.get(&number)?.runs,
+            Space::Shared(number) => self.shared.get(&number)?,
+        };
         runs.get(runs.partition_point(|run| run.end() <= address)).filter(|run| run.start <= address)
     }
 
     /// Its bytes are not here, so it cannot go to the front: it stays in its block.
-    fn is_remote(&self, process: u32, address: u64) -> bool {
-        let file = self.run_of(process, address).map(|run| run.file);
+    fn is_remote(&self, space: Space, address: u64) -> bool {
+        let file = self.run_of(space, address).map(|run| run.file);
         self.remote.is_some_and(|remote| file == Some(remote.file()))
     }
 
     /// The bytes of one page; `None` if it lies nowhere.
-    pub(crate) fn page(&mut self, process: u32, address: u64) -> Result<Option<[u8; PAGE]>, MemoryError> {
-        let Some(run) = self.run_of(process, address).copied() else { return Ok(None) };
+    pub(crate) fn page(&mut self, space: Space, address: u64) -> Result<Option<[u8; PAGE]>, MemoryError> {
+        let Some(run) = self.run_of(space, address).copied() else { return Ok(None) };
         let mut bytes = [0; PAGE];
         let page = run.first + ((address - run.start) / PAGE as u64) as u32;
         self.read(run.file, page, &mut bytes)?;
@@ -116,33 +177,19 @@ fn order_of_need(process: &Process) -> Vec<u64> {
     all(false).chain(all(true)).map(|page| page.address).filter(|address| seen.insert(*address)).collect()
 }
 
-/// Puts the memory of all processes into packs.
+/// Puts the memory of all processes, and what they share, into packs.
 ///
 /// # Errors
 /// A page cannot be read or stored; what was stored until then is in no table.
 pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) -> Result<Archived, MemoryError> {
     let mut work = Work { blocks: Blocks::default(), open: Open::default(), out: Archived::default() };
-    let map = pages.map;
+    let (map, shared) = (pages.map, pages.shared);
     for (number, process) in &map.processes {
         let order = order_of_need(process);
-        let set: HashSet<u64> = order.iter().copied().collect();
-        let mut homes: Vec<(u64, Spot)> = Vec::new();
-        for run in &process.runs {
-            work.run(pages, run, known, &set, packing, &mut homes)?;
-        }
-        work.flush(packing)?;
-        let mut filled: HashSet<u64> = HashSet::new();
-        for (address, spot) in homes {
-            let home = work.home(spot);
-            work.out.table.push(*number, address, home);
-            if set.contains(&address) && !pages.is_remote(*number, address) {
-                filled.insert(address);
-            }
-        }
-        let order: Vec<u64> = order.into_iter().filter(|address| filled.contains(address)).collect();
-        if !order.is_empty() {
-            work.out.front.insert(*number, order);
-        }
+        work.space(pages, Space::Process(*number), &process.runs, order, known, packing)?;
+    }
+    for (number, runs) in shared {
+        work.space(pages, Space::Shared(*number), runs, Vec::new(), known, packing)?;
     }
     work.out.table.blocks = work.blocks.list;
     Ok(work.out)
@@ -151,6 +198,7 @@ pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) 
 /// Where a page will be.
 #[derive(Debug, Clone, Copy)]
 enum Spot {
+    Zeros,
     Front,
     Placed(Place),
     /// In a block that was not yet written when this was noted: its number among them, page.
@@ -175,13 +223,71 @@ struct Work {
     out: Archived,
 }
 
+/// What is to be done with the pages of a space.
+struct Wishes<'a> {
+    space: Space,
+    areas: &'a Areas,
+    /// Pages of working sets.
+    set: HashSet<u64>,
+}
+
+impl Wishes<'_> {
+    fn is_eager(&self, address: u64) -> bool {
+        self.areas.eager.has(self.space, address)
+    }
+
+    /// Where a page of zeros goes: nowhere, if one that is not there is the same.
+    fn zeros(&self, address: u64) -> Option<Spot> {
+        (!self.areas.is_zero_when_absent(self.space, address)).then_some(Spot::Zeros)
+    }
+}
+
 impl Work {
-    fn home(&mut self, spot: Spot) -> Home {
+    fn space(
+        &mut self,
+        pages: &mut Pages<'_>,
+        space: Space,
+        runs: &[Run],
+        order: Vec<u64>,
+        known: &Known,
+        packing: &mut Packing<'_>,
+    ) -> Result<(), MemoryError> {
+        let wishes = Wishes { space, areas: pages.areas, set: order.iter().copied().collect() };
+        let mut homes: Vec<(u64, Spot)> = Vec::new();
+        for run in runs {
+            self.run(pages, run, known, &wishes, packing, &mut homes)?;
+        }
+        self.flush(packing)?;
+        let (mut filled, mut eager): (HashSet<u64>, Vec<u64>) = (HashSet::new(), Vec::new());
+        for (address, spot) in homes {
+            let home = self.home(spot, packing);
+            self.out.table.push(space, address, home);
+            if home == Home::Zeros || pages.is_remote(space, address) {
+                continue;
+            }
+            if wishes.is_eager(address) {
+                eager.push(address);
+            } else if wishes.set.contains(&address) {
+                filled.insert(address);
+            }
+        }
+        let order: Vec<u64> = order.into_iter().filter(|address| filled.contains(address)).collect();
+        for (to, list) in [(&mut self.out.front, order), (&mut self.out.eager, eager)] {
+            if !list.is_empty() {
+                to.insert(space, list);
+            }
+        }
+        Ok(())
+    }
+
+    fn home(&mut self, spot: Spot, packing: &mut Packing<'_>) -> Home {
         let place = match spot {
+            Spot::Zeros => return Home::Zeros,
             Spot::Front => return Home::Front,
             Spot::Placed(place) => place,
             Spot::Coming(block, page) => Place { at: page * PAGE as u32, ..self.open.written[block] },
         };
+        packing.refer(&place.block);
         Home::Block { block: self.blocks.number(place.block), first: place.at / PAGE as u32 }
     }
 
@@ -191,12 +297,12 @@ impl Work {
         pages: &mut Pages<'_>,
         run: &Run,
         known: &Known,
-        set: &HashSet<u64>,
+        wishes: &Wishes<'_>,
         packing: &mut Packing<'_>,
         homes: &mut Vec<(u64, Spot)>,
     ) -> Result<(), MemoryError> {
         if let Some(remote) = pages.remote.filter(|remote| remote.file() == run.file) {
-            return taken_over(pages.map, run, remote, packing, homes);
+            return taken_over(pages.map, run, remote, wishes, packing, homes);
         }
         let key = pages.keys.get(run.file as usize).copied().flatten();
         let mut buffer = vec![0; BLOCK_PAGES * PAGE];
@@ -204,6 +310,9 @@ impl Work {
             let count = (run.pages - from).min(BLOCK_PAGES as u32);
             let at = |index: u32| (run.first + from + index, run.start + u64::from(from + index) * PAGE as u64);
             let stored = |index: u32| {
+                if wishes.is_eager(at(index).1) {
+                    return None;
+                }
                 let place = known.get(key?, at(index).0, pages.sum(run.file, at(index).0)?)?;
                 packing.may_use(&place).then_some(place)
             };
@@ -220,7 +329,7 @@ impl Work {
                     Some(place) => Some(Spot::Placed(place)),
                     None => {
                         let bytes = &buffer[index as usize * PAGE..][..PAGE];
-                        self.page(bytes, address, origin, set.contains(&address), packing)?
+                        self.page(bytes, address, origin, wishes, packing)?
                     }
                 };
                 if let (Some(Spot::Placed(place)), Some((key, page, sum))) = (spot, origin) {
@@ -232,24 +341,27 @@ impl Work {
         Ok(())
     }
 
-    /// Where a page goes that was read; nowhere if it is zeros.
+    /// Where a page goes that was read; nowhere if it is zeros, and would be without us.
     fn page(
         &mut self,
         bytes: &[u8],
         address: u64,
         origin: Option<(FileKey, u32, u32)>,
-        in_set: bool,
+        wishes: &Wishes<'_>,
         packing: &mut Packing<'_>,
     ) -> Result<Option<Spot>, MemoryError> {
         if bytes.iter().all(|byte| *byte == 0) {
-            return Ok(None);
+            return Ok(wishes.zeros(address));
+        }
+        if wishes.is_eager(address) {
+            return Ok(Some(Spot::Front));
         }
         self.out.hashed += 1;
         let hash = packing.hasher.page(bytes);
         if let Some(place) = packing.find(&hash) {
             return Ok(Some(Spot::Placed(place)));
         }
-        if in_set {
+        if wishes.set.contains(&address) {
             return Ok(Some(Spot::Front));
         }
         let held = self.open.bytes.len() / PAGE;
@@ -297,19 +409,44 @@ fn taken_over(
     map: &PageMap,
     run: &Run,
     remote: &Remote<'_>,
+    wishes: &Wishes<'_>,
     packing: &Packing<'_>,
     homes: &mut Vec<(u64, Spot)>,
 ) -> Result<(), MemoryError> {
     for index in 0..run.pages {
         let (page, address) = (run.first + index, run.start + u64::from(index) * PAGE as u64);
         match remote.find(page) {
-            Found::Zeros => {}
-            Found::Block(place) if packing.may_use(&place) => homes.push((address, Spot::Placed(place))),
+            Found::Zeros => homes.extend(wishes.zeros(address).map(|spot| (address, spot))),
+            Found::Block(place) if packing.may_use(&place) && !wishes.is_eager(address) => {
+                homes.push((address, Spot::Placed(place)));
+            }
             // The front was fetched whole: its pages are in another file of the map.
-            Found::Block(_) | Found::Front => {
+            Found::Block(_) | Found::Front | Found::Absent => {
                 return Err(MemoryError::NotHere { file: map.files[run.file as usize].name.clone(), page });
             }
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranges_have_what_was_added(ranges in prop::collection::vec((0u64..60, 0u64..12), 0..20)) {
+            let (space, other) = (Space::Process(1), Space::Shared(1));
+            let mut all = Ranges::default();
+            for (start, length) in &ranges {
+                all.add(space, *start..start + length);
+            }
+            for address in 0..80 {
+                let has = ranges.iter().any(|(start, length)| (*start..start + length).contains(&address));
+                prop_assert_eq!(all.has(space, address), has, "{}", address);
+                prop_assert!(!all.has(other, address));
+            }
+        }
+    }
 }

@@ -15,12 +15,19 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// Bytes at which a pack is full: large enough that requests do not count, small enough that several go up side by
-/// side.
-pub const TARGET: usize = 16 << 20;
+/// side, each in one request ([`PACK_MAX`]).
+pub const TARGET: usize = 15 << 20;
+/// Most bytes of a pack, with its directory: what the store sends in one piece.
+pub const PACK_MAX: usize = TARGET + BLOCK_MAX;
 /// Most bytes of a block.
 pub const BLOCK_MAX: usize = 1 << 20;
 /// Length of the directory, number of blocks.
 const FOOTER: usize = 16;
+/// Most bytes that a block takes in the directory: two lengths of at most 21 bits.
+const LISTED: usize = 6;
+/// Most bytes that a pack has besides what its blocks pack and list: the last block's codec, tag and place in the
+/// directory, the directory's tag, the footer.
+const FRINGE: usize = 1 + TAG + LISTED + TAG + FOOTER;
 
 /// A pack, and the realm's key that opens it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -48,6 +55,13 @@ impl BlockRef {
     /// The range to read.
     pub fn range(&self) -> std::ops::Range<u64> {
         u64::from(self.offset)..u64::from(self.offset) + u64::from(self.sealed)
+    }
+
+    /// Within what a reader takes.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.plain as usize <= BLOCK_MAX
+            && self.sealed as usize <= BLOCK_MAX + 1 + TAG
+            && self.offset.checked_add(self.sealed).is_some()
     }
 
     /// Additional data of it, wherever it is read from.
@@ -93,8 +107,12 @@ impl PackWriter {
     }
 
     /// Appends a block of at most [`BLOCK_MAX`] bytes.
+    ///
+    /// # Panics
+    /// It is longer, or the pack was full before.
     pub fn push(&mut self, keys: &Keyring, bytes: &[u8]) -> BlockRef {
         assert!(bytes.len() <= BLOCK_MAX, "blocks are cut before they are packed");
+        assert!(!self.is_full(), "who packs asks first whether it is time for another pack");
         let at = self.out.len();
         let (codec, packed) = self.packer.pack(Codec::Zstd, bytes);
         self.out.push(codec as u8);
@@ -106,9 +124,9 @@ impl PackWriter {
         block
     }
 
-    /// It is time for another one.
+    /// It is time for another one: with one more block it could be longer than [`PACK_MAX`].
     pub fn is_full(&self) -> bool {
-        self.out.len() >= TARGET
+        self.out.len() + self.blocks.len() * LISTED + FRINGE > TARGET
     }
 
     /// Its bytes.
@@ -184,10 +202,11 @@ impl<'k> PackReader<'k> {
     pub fn check(&mut self, id: PackId, bytes: &[u8], mut each: impl FnMut(BlockRef, &[u8])) -> Result<(), OpenError> {
         let truncated = OpenError::Truncated { at: bytes.len() as u64 };
         let header = bytes.first_chunk::<HEADER>().ok_or(truncated.clone())?;
-        let opened = seal::open(header, self.keys, &Expect { kind: Kind::Pack, proc: None, generation: None })?;
-        if opened.header.salt != id.0 {
-            return Err(OpenError::OtherPack);
-        }
+        let opened = seal::open(
+            header,
+            self.keys,
+            &Expect { kind: Kind::Pack, proc: None, generation: None, salt: Some(id.0) },
+        )?;
         let (body, footer) = bytes[HEADER..].split_last_chunk::<FOOTER>().ok_or(truncated.clone())?;
         let number = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().expect("8 bytes"));
         let length = usize::try_from(number(0)).ok().filter(|length| *length <= body.len()).ok_or(truncated)?;
@@ -244,11 +263,12 @@ pub(crate) fn take_blocks(reader: &mut Reader<'_>, packs: &[PackRef]) -> Option<
         let pack = *packs.get(reader.small()? as usize)?;
         let offset = u32::try_from(end.checked_add(reader.signed()?)?).ok()?;
         let (sealed, plain) = (reader.small()?, reader.small()?);
-        if plain as usize > BLOCK_MAX || sealed as usize > BLOCK_MAX + 1 + TAG {
+        let block = BlockRef { pack, offset, sealed, plain };
+        if !block.is_sound() {
             return None;
         }
         end = i64::from(offset) + i64::from(sealed);
-        blocks.push(BlockRef { pack, offset, sealed, plain });
+        blocks.push(block);
     }
     Some(blocks)
 }
@@ -293,6 +313,28 @@ mod tests {
     }
 
     #[test]
+    fn a_pack_never_outgrows_one_request() {
+        let keys = ring();
+        let noise: Vec<u8> = std::iter::repeat_with(crate::ids::random::<4096>).take(256).flatten().collect();
+        // Large blocks alone, and small ones up to the brim, whose directory is long, with a large one behind.
+        for small in [0, 190_000] {
+            let mut writer = PackWriter::begin(&keys).unwrap();
+            for block in 0..small {
+                let is_near = writer.out.len() + (writer.blocks.len() + 1) * LISTED + FRINGE + 60 > TARGET;
+                if is_near {
+                    break;
+                }
+                writer.push(&keys, &noise[block % 1000..][..40]);
+            }
+            while !writer.is_full() {
+                writer.push(&keys, &noise);
+            }
+            let length = writer.finish().bytes.len();
+            assert!((TARGET - BLOCK_MAX..=PACK_MAX).contains(&length), "{length}");
+        }
+    }
+
+    #[test]
     fn every_flipped_bit_and_every_cut_is_found() {
         let keys = ring();
         let (pack, _) = made(&keys, &[vec![1; 300], b"short".to_vec(), vec![]]);
@@ -321,7 +363,7 @@ mod tests {
         assert_eq!(reader.open_block(&blocks[0], part(&other, &others[0])), Err(damaged(blocks[0].offset)));
         let longer = BlockRef { plain: 41, ..blocks[0] };
         assert_eq!(reader.open_block(&longer, part(&pack, &blocks[0])), Err(damaged(blocks[0].offset)));
-        assert_eq!(reader.check(other.pack.id, &pack.bytes, |_, _| {}), Err(OpenError::OtherPack));
+        assert_eq!(reader.check(other.pack.id, &pack.bytes, |_, _| {}), Err(OpenError::Other { kind: Kind::Pack }));
         let short = &part(&pack, &blocks[0])[..10];
         assert!(matches!(reader.open_block(&blocks[0], short), Err(OpenError::Truncated { .. })));
         let foreign = Keyring::generate("red".parse().unwrap(), 1);

@@ -9,7 +9,7 @@ use crate::ids::PackId;
 use crate::index::{ContentHash, Hasher, Index, Place};
 use crate::keys::{Keyring, NoKey};
 use crate::pack::{BlockRef, Finished, PackRef, PackWriter};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 
 /// Content cannot be stored.
@@ -48,8 +48,11 @@ pub struct Packing<'a> {
     sink: &'a mut Sink<'a>,
     added: Index,
     open: Option<PackWriter>,
-    made: BTreeSet<PackRef>,
+    /// The packs that were made, and their bytes.
+    made: BTreeMap<PackRef, u64>,
     bytes: u64,
+    /// Of each pack that is referred to the blocks: offset, bytes there.
+    referred: BTreeMap<PackRef, BTreeMap<u32, u32>>,
     /// One that was not stored: what refers to it cannot be told from the rest.
     lost: Option<PackId>,
 }
@@ -59,9 +62,20 @@ pub struct Packing<'a> {
 pub struct Packed {
     /// For the realm's index, once all packs are stored.
     pub added: Index,
-    /// The packs that were made.
-    pub packs: BTreeSet<PackRef>,
-    /// Their bytes.
+    /// The packs that were made, and the bytes of each.
+    pub made: BTreeMap<PackRef, u64>,
+    /// The bytes of those that were made.
+    pub bytes: u64,
+    /// The packs that the generation refers to, old and new: what its manifest names.
+    pub refers: BTreeMap<PackRef, Referred>,
+}
+
+/// What a generation has in a pack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Referred {
+    /// Blocks of it that are referred to.
+    pub blocks: u64,
+    /// Their bytes in the store.
     pub bytes: u64,
 }
 
@@ -76,7 +90,7 @@ impl<'a> Packing<'a> {
         usable: &'a dyn Fn(&PackId) -> bool,
         sink: &'a mut Sink<'a>,
     ) -> Result<Packing<'a>, NoKey> {
-        let (added, made) = (Index::default(), BTreeSet::new());
+        let (added, made) = (Index::default(), BTreeMap::new());
         Ok(Packing {
             keys,
             hasher: Hasher::new(keys)?,
@@ -87,6 +101,7 @@ impl<'a> Packing<'a> {
             open: None,
             made,
             bytes: 0,
+            referred: BTreeMap::new(),
             lost: None,
         })
     }
@@ -105,6 +120,11 @@ impl<'a> Packing<'a> {
     /// Says where content lies that was just put into a block.
     pub(crate) fn add(&mut self, hash: ContentHash, place: Place) {
         self.added.insert(hash, place);
+    }
+
+    /// Says that a table or tree leads to a block.
+    pub(crate) fn refer(&mut self, block: &BlockRef) {
+        self.referred.entry(block.pack).or_default().insert(block.offset, block.sealed);
     }
 
     /// What was said of a pack that was not stored is in `added`.
@@ -129,12 +149,13 @@ impl<'a> Packing<'a> {
         let Some(writer) = self.open.take() else { return Ok(()) };
         let finished = writer.finish();
         let pack = finished.pack;
-        self.bytes += finished.bytes.len() as u64;
+        let bytes = finished.bytes.len() as u64;
         if let Err(source) = (self.sink)(finished) {
             self.lost = Some(pack.id);
             return Err(PackError::Store { pack: pack.id, source });
         }
-        self.made.insert(pack);
+        self.made.insert(pack, bytes);
+        self.bytes += bytes;
         Ok(())
     }
 
@@ -144,6 +165,11 @@ impl<'a> Packing<'a> {
     /// It was not stored.
     pub fn finish(mut self) -> Result<Packed, PackError> {
         self.close()?;
-        Ok(Packed { added: self.added, packs: self.made, bytes: self.bytes })
+        let referred = |blocks: BTreeMap<u32, u32>| Referred {
+            blocks: blocks.len() as u64,
+            bytes: blocks.values().map(|sealed| u64::from(*sealed)).sum(),
+        };
+        let refers = self.referred.into_iter().map(|(pack, blocks)| (pack, referred(blocks))).collect();
+        Ok(Packed { added: self.added, made: self.made, bytes: self.bytes, refers })
     }
 }

@@ -60,7 +60,7 @@ pub struct Header {
     pub kind: Kind,
     /// The realm's key that sealed it.
     pub key: KeyId,
-    /// What its own key was derived with; of a pack its name.
+    /// What its own key was derived with; of a pack its name, of a front a part of it.
     pub salt: [u8; 32],
     /// Whose it is; nobody's, if it is a pack.
     pub proc: ProcId,
@@ -79,6 +79,8 @@ pub struct Expect {
     pub proc: Option<ProcId>,
     /// Of which generation, if that is known.
     pub generation: Option<Generation>,
+    /// Which one of all that are called so: what its name says of its salt.
+    pub salt: Option<[u8; 32]>,
 }
 
 /// An object is refused.
@@ -125,9 +127,12 @@ pub enum OpenError {
         /// Whose it should be.
         expected: Generation,
     },
-    /// Another pack under this one's name.
-    #[error("the object is another pack than its name says")]
-    OtherPack,
+    /// Another one under this one's name.
+    #[error("the object is another {kind} than its name says")]
+    Other {
+        /// What both are.
+        kind: Kind,
+    },
     /// Its key is missing or gone.
     #[error(transparent)]
     Key(#[from] NoKey),
@@ -261,11 +266,12 @@ pub(crate) fn open(bytes: &[u8; HEADER], keys: &Keyring, expect: &Expect) -> Res
     if stored != blake3::Hash::from_bytes(tag) {
         return Err(OpenError::Damaged { what: "header", at: 0 });
     }
-    match (expect.proc, expect.generation) {
-        (Some(expected), _) if header.proc != expected => Err(OpenError::Proc { found: header.proc, expected }),
-        (_, Some(expected)) if header.generation != expected => {
+    match (expect.proc, expect.generation, expect.salt) {
+        (Some(expected), _, _) if header.proc != expected => Err(OpenError::Proc { found: header.proc, expected }),
+        (_, Some(expected), _) if header.generation != expected => {
             Err(OpenError::Generation { found: header.generation, expected })
         }
+        (_, _, Some(expected)) if header.salt != expected => Err(OpenError::Other { kind: header.kind }),
         _ => Ok(Opened { header, key, tag }),
     }
 }
@@ -335,7 +341,7 @@ mod tests {
     }
 
     fn expect(proc: ProcId, generation: u64) -> Expect {
-        Expect { kind: Kind::Front, proc: Some(proc), generation: Some(Generation(generation)) }
+        Expect { kind: Kind::Front, proc: Some(proc), generation: Some(Generation(generation)), salt: None }
     }
 
     #[test]
@@ -348,6 +354,10 @@ mod tests {
         assert!(matches!(refused(&ring("blue"), expect(proc, 4)), OpenError::Key(NoKey::Unknown { .. })));
         assert!(matches!(refused(&keys, expect(ProcId::random(), 4)), OpenError::Proc { .. }));
         assert!(matches!(refused(&keys, expect(proc, 5)), OpenError::Generation { .. }));
+        let salt = Header::peek(&bytes).unwrap().salt;
+        open(&bytes, &keys, &Expect { salt: Some(salt), ..expect(proc, 4) }).unwrap();
+        let other = Expect { salt: Some([1; 32]), ..expect(proc, 4) };
+        assert_eq!(refused(&keys, other).to_string(), "the object is another front than its name says");
         let head = Expect { kind: Kind::Head, ..expect(proc, 4) };
         assert_eq!(refused(&keys, head).to_string(), "the object is a front, not a head");
         let mut newer = bytes;

@@ -4,7 +4,7 @@
 //! and holds at most one chunk; a length is looked at only after it was authenticated.
 //!
 //! ```text
-//! Header --192 bytes--> Frame --32 bytes--> Payload --+--> Frame ..
+//! Header --192 bytes--> Frame --28 bytes--> Payload --+--> Frame ..
 //!                                                     +--last--> Done
 //! ```
 
@@ -16,8 +16,24 @@ use kip_types::Generation;
 
 /// Most bytes that a chunk unpacks to.
 pub const CHUNK_MAX: usize = 1 << 20;
-/// Bytes of a frame in clear: section, codec, last, 0, payload, length, extra.
-const FRAME: usize = 16;
+/// Bytes of a frame in clear: section, codec, what ends, 0, payload, length.
+const FRAME: usize = 12;
+
+/// What is over with a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ends {
+    Nothing = 0,
+    /// Its section.
+    Section = 1,
+    /// All of it.
+    Object = 2,
+}
+
+impl Ends {
+    fn of(byte: u8) -> Option<Ends> {
+        [Ends::Nothing, Ends::Section, Ends::Object].into_iter().find(|ends| *ends as u8 == byte)
+    }
+}
 
 /// Writes an object.
 #[derive(Debug)]
@@ -39,13 +55,18 @@ impl ChunkWriter {
         Ok(ChunkWriter { out, sealing, number: 0, packer: Packer::new() })
     }
 
+    /// What its header says.
+    pub(crate) fn header(&self) -> &Header {
+        &self.sealing.header
+    }
+
     /// Appends a chunk of at most [`CHUNK_MAX`] bytes.
-    pub(crate) fn chunk(&mut self, section: u8, extra: u32, codec: Codec, bytes: &[u8], last: bool) {
+    pub(crate) fn chunk(&mut self, section: u8, codec: Codec, bytes: &[u8], ends: Ends) {
         assert!(bytes.len() <= CHUNK_MAX, "chunks are cut before they are written");
         let (codec, payload) = self.packer.pack(codec, bytes);
         let at = self.out.len();
-        self.out.extend_from_slice(&[section, codec as u8, u8::from(last), 0]);
-        for number in [payload.len() as u32, bytes.len() as u32, extra] {
+        self.out.extend_from_slice(&[section, codec as u8, ends as u8, 0]);
+        for number in [payload.len() as u32, bytes.len() as u32] {
             self.out.extend_from_slice(&number.to_le_bytes());
         }
         let (key, tag) = (&self.sealing.key, &self.sealing.tag);
@@ -66,8 +87,7 @@ impl ChunkWriter {
 #[derive(Debug)]
 pub(crate) struct Chunk {
     pub(crate) section: u8,
-    pub(crate) extra: u32,
-    pub(crate) last: bool,
+    pub(crate) ends: Ends,
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -75,7 +95,7 @@ pub(crate) struct Chunk {
 enum Await {
     Header,
     Frame,
-    Payload { section: u8, codec: u8, last: bool, length: usize, extra: u32 },
+    Payload { section: u8, codec: u8, ends: Ends, length: usize },
     Done,
 }
 
@@ -144,17 +164,16 @@ impl ChunkReader {
                 if payload > CHUNK_MAX || length > CHUNK_MAX {
                     return Err(OpenError::Malformed { what: "chunk's frame" });
                 }
-                let [section, codec, last] = [frame[0], frame[1], frame[2]];
-                let payload_next = Await::Payload { section, codec, last: last == 1, length, extra: number(12) };
-                (payload_next, payload + TAG)
+                let ends = Ends::of(frame[2]).ok_or(OpenError::Malformed { what: "chunk's frame" })?;
+                (Await::Payload { section: frame[0], codec: frame[1], ends, length }, payload + TAG)
             }
-            (Await::Payload { section, codec, last, length, extra }, Some(Opened { key, tag, .. })) => {
+            (Await::Payload { section, codec, ends, length }, Some(Opened { key, tag, .. })) => {
                 let packed = key.open(self.number * 2 + 1, tag, &mut held).ok_or_else(|| damaged("chunk"))?;
                 let bytes = self.unpacker.unpack(codec, packed, length);
                 let bytes = bytes.ok_or(OpenError::Malformed { what: "chunk" })?;
-                chunk = Some(Chunk { section, extra, last, bytes });
+                chunk = Some(Chunk { section, ends, bytes });
                 self.number += 1;
-                if last { (Await::Done, 0) } else { (Await::Frame, FRAME + TAG) }
+                if ends == Ends::Object { (Await::Done, 0) } else { (Await::Frame, FRAME + TAG) }
             }
             (Await::Frame | Await::Payload { .. } | Await::Done, _) => unreachable!("the header comes first"),
         };
@@ -181,7 +200,7 @@ mod tests {
     }
 
     fn expect() -> Expect {
-        Expect { kind: Kind::Front, proc: None, generation: None }
+        Expect { kind: Kind::Front, proc: None, generation: None, salt: None }
     }
 
     fn read(keys: &Keyring, bytes: &[u8], split: usize) -> Result<Vec<Chunk>, OpenError> {
@@ -199,7 +218,8 @@ mod tests {
         let mut writer = ChunkWriter::begin(keys, Kind::Front, ProcId::random(), Generation(1)).unwrap();
         let mut ends = vec![writer.out.len()];
         for (index, length) in [5usize, 0, 300, 5].into_iter().enumerate() {
-            writer.chunk(index as u8, 9, Codec::Zstd, &vec![index as u8; length], index == 3);
+            let over = [Ends::Nothing, Ends::Section, Ends::Nothing, Ends::Object][index];
+            writer.chunk(index as u8, Codec::Zstd, &vec![index as u8; length], over);
             ends.push(writer.out.len());
         }
         (writer.take(), ends)
@@ -211,8 +231,11 @@ mod tests {
         let (bytes, _) = made(&keys);
         for split in [1, 2, 7, 31, 192, 10_000] {
             let chunks = read(&keys, &bytes, split).unwrap();
-            let seen: Vec<_> = chunks.iter().map(|c| (c.section, c.extra, c.bytes.len(), c.last)).collect();
-            assert_eq!(seen, [(0, 9, 5, false), (1, 9, 0, false), (2, 9, 300, false), (3, 9, 5, true)]);
+            let seen: Vec<_> = chunks.iter().map(|c| (c.section, c.bytes.len(), c.ends)).collect();
+            assert_eq!(
+                seen,
+                [(0, 5, Ends::Nothing), (1, 0, Ends::Section), (2, 300, Ends::Nothing), (3, 5, Ends::Object)]
+            );
         }
     }
 

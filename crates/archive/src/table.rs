@@ -1,18 +1,72 @@
-//! The page table of an archived generation: for every page that is not zeros its place in a block, or "in the front".
+//! The page table of an archived generation: for every page its place in a block, or "in the front", or "zeros".
 //!
-//! Owns the section's layout (docs/design/2026-11-22-archive.md). Addresses are multiples of 4096; a page in no run is
-//! zeros.
+//! Owns the section's layout (docs/design/2026-11-22-archive.md). Addresses are multiples of 4096. A page in no run is
+//! as its mapping makes it: zeros in anonymous and in shared memory, the file's content in a private mapping of a file.
+//! So a page of zeros that was written into the latter has a run of its own.
 
-use crate::index::Place;
+mod lookup;
+
+pub use lookup::{Belongs, Lookup};
+
+use crate::index::{self, Place};
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};
 use kip_snapshot::pages::{PAGE, Run};
+use kip_types::Realm;
 use std::collections::{BTreeMap, BTreeSet};
+
+const SAVED: [u8; 8] = *b"KIPTABL1";
+/// Where a run's pages are: in the front,
+const FRONT: u64 = 0;
+/// zeros,
+const ZEROS: u64 = 1;
+/// or in blocks, whose differences are counted from here.
+const BLOCKS: u64 = 2;
+
+/// Memory with addresses of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Space {
+    /// That of a process, by its number inside the sandbox.
+    Process(u32),
+    /// Shared memory (anonymous, memfd, System V), by the number that the images have for it (CRIU's
+    /// `pagemap-shmem-ID.img`). Its addresses are offsets from its start.
+    Shared(u64),
+}
+
+impl Space {
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        let (kind, number) = match *self {
+            Space::Process(number) => (0, number.into()),
+            Space::Shared(number) => (1, number),
+        };
+        wire::put(out, kind);
+        wire::put(out, number);
+    }
+
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Option<Space> {
+        match (reader.number()?, reader.number()?) {
+            (0, number) => Some(Space::Process(number.try_into().ok()?)),
+            (1, number) => Some(Space::Shared(number)),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Space {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Space::Process(number) => write!(f, "process {number}"),
+            Space::Shared(number) => write!(f, "shared memory {number}"),
+        }
+    }
+}
 
 /// Where pages are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Home {
-    /// Among the set pages of the same front.
+    /// Nowhere: they are zeros, whatever is mapped there.
+    Zeros,
+    /// Among the eager or the set pages of the same front.
     Front,
     /// In a block.
     Block {
@@ -44,6 +98,8 @@ impl TableRun {
 /// Where one page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
+    /// In no run: as its mapping makes it.
+    Absent,
     /// Nowhere: it is zeros.
     Zeros,
     /// In the front.
@@ -57,23 +113,27 @@ pub enum Found {
 pub struct PageTable {
     /// The blocks.
     pub blocks: Vec<BlockRef>,
-    /// By number inside the sandbox; runs by address, none over another.
-    pub processes: BTreeMap<u32, Vec<TableRun>>,
+    /// Runs by address, none over another.
+    pub spaces: BTreeMap<Space, Vec<TableRun>>,
 }
 
 impl PageTable {
     /// Where a page is.
-    pub fn find(&self, process: u32, address: u64) -> Found {
-        let Some(runs) = self.processes.get(&process) else { return Found::Zeros };
-        let Some(run) = runs.get(runs.partition_point(|run| run.end() <= address)) else { return Found::Zeros };
-        if run.start > address {
-            return Found::Zeros;
+    pub fn find(&self, space: Space, address: u64) -> Found {
+        let Some(runs) = self.spaces.get(&space) else { return Found::Absent };
+        match runs.get(runs.partition_point(|run| run.end() <= address)) {
+            Some(run) if run.start <= address => self.found(run, ((address - run.start) / PAGE as u64) as u32),
+            _ => Found::Absent,
         }
+    }
+
+    fn found(&self, run: &TableRun, page: u32) -> Found {
         match run.home {
+            Home::Zeros => Found::Zeros,
             Home::Front => Found::Front,
             Home::Block { block, first } => {
-                let page = first + ((address - run.start) / PAGE as u64) as u32;
-                Found::Block(Place { block: self.blocks[block as usize], at: page * PAGE as u32 })
+                let at = (first + page) * PAGE as u32;
+                Found::Block(Place { block: self.blocks[block as usize], at })
             }
         }
     }
@@ -83,50 +143,31 @@ impl PageTable {
         self.blocks.iter().map(|block| block.pack).collect()
     }
 
-    /// The block of a page and those right behind it in its pack, `most` sealed bytes at most but the first in any
-    /// case: one range to read. None if the page is in no block.
-    pub fn ahead(&self, process: u32, address: u64, most: u64) -> Vec<BlockRef> {
-        let Found::Block(place) = self.find(process, address) else { return Vec::new() };
-        let first = place.block;
-        let mut near: Vec<BlockRef> =
-            self.blocks.iter().filter(|b| b.pack == first.pack && b.offset > first.offset).copied().collect();
-        near.sort_unstable_by_key(|block| block.offset);
-        let mut ahead = vec![first];
-        for block in near {
-            let end = ahead.last().expect("there is a first").range().end;
-            if block.range().start != end || block.range().end - first.range().start > most {
-                break;
-            }
-            ahead.push(block);
-        }
-        ahead
+    /// The pages that are in the front.
+    pub fn in_front(&self) -> impl Iterator<Item = (Space, u64)> + '_ {
+        let all = self.spaces.iter().flat_map(|(space, runs)| runs.iter().map(move |run| (*space, run)));
+        let front = all.filter(|(_, run)| run.home == Home::Front);
+        front.flat_map(|(space, run)| (run.start..run.end()).step_by(PAGE).map(move |address| (space, address)))
     }
 
-    /// The pages of a process that are in the front.
-    pub fn in_front(&self, process: u32) -> impl Iterator<Item = u64> + '_ {
-        let runs = self.processes.get(&process).map_or(&[][..], |runs| &runs[..]);
-        let front = runs.iter().filter(|run| run.home == Home::Front);
-        front.flat_map(|run| (run.start..run.end()).step_by(PAGE))
-    }
-
-    /// Pages that are not zeros.
+    /// Pages that it has, those of zeros among them.
     pub fn pages(&self) -> u64 {
-        self.processes.values().flatten().map(|run| u64::from(run.pages)).sum()
+        self.spaces.values().flatten().map(|run| u64::from(run.pages)).sum()
     }
 
-    /// Appends a page behind all others of a process.
-    pub(crate) fn push(&mut self, process: u32, address: u64, home: Home) {
-        let runs = self.processes.entry(process).or_default();
+    /// Appends a page behind all others of a space.
+    pub(crate) fn push(&mut self, space: Space, address: u64, home: Home) {
+        let runs = self.spaces.entry(space).or_default();
         if let Some(last) = runs.last_mut() {
             assert!(last.end() <= address, "pages are added by address");
             let goes_on = match (last.home, home) {
-                (Home::Front, Home::Front) => true,
+                (Home::Front, Home::Front) | (Home::Zeros, Home::Zeros) => true,
                 (Home::Block { block, first }, Home::Block { block: next, first: page }) => {
                     block == next && first + last.pages == page
                 }
                 _ => false,
             };
-            if goes_on && last.end() == address {
+            if goes_on && last.end() == address && last.pages < u32::MAX {
                 last.pages += 1;
                 return;
             }
@@ -134,46 +175,95 @@ impl PageTable {
         runs.push(TableRun { start: address, pages: 1, home });
     }
 
+    /// What of it nobody would read again, if anything.
+    pub fn fault(&self) -> Option<&'static str> {
+        if self.blocks.iter().any(|block| !block.is_sound()) {
+            return Some("block");
+        }
+        for runs in self.spaces.values() {
+            let mut end = 0;
+            for run in runs {
+                let length = u64::from(run.pages) * PAGE as u64;
+                let is_placed = run.start >= end && run.start % PAGE as u64 == 0 && run.pages > 0;
+                if !is_placed || run.start.checked_add(length).is_none() {
+                    return Some("run");
+                }
+                end = run.start + length;
+                if let Home::Block { block, first } = run.home {
+                    let has = self.blocks.get(block as usize).map_or(0, |block| u64::from(block.plain) / PAGE as u64);
+                    if u64::from(first) + u64::from(run.pages) > has {
+                        return Some("place in a block");
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// Its bytes, for a local file, so that faults can be served after a restart without the front.
+    pub fn save(&self, realm: &Realm) -> Vec<u8> {
+        let mut out = index::begin(SAVED, realm);
+        index::put_places(&mut out, &self.blocks);
+        self.put_runs(&mut out);
+        index::end(out)
+    }
+
+    /// Reads it back. What is damaged or another realm's is as good as lost: `None`, and the front is read again.
+    pub fn load(bytes: &[u8], realm: &Realm) -> Option<PageTable> {
+        let mut reader = index::open(bytes, SAVED, realm)?;
+        let blocks = index::take_places(&mut reader)?;
+        PageTable::take_spaces(&mut reader, blocks)
+    }
+
+    /// Its section. It has no [`PageTable::fault`], and `packs` lists all of its packs.
     pub(crate) fn encode(&self, packs: &[PackRef]) -> Vec<u8> {
         let mut out = Vec::new();
         pack::put_blocks(&mut out, &self.blocks, packs);
-        wire::put(&mut out, self.processes.len() as u64);
-        for (process, runs) in &self.processes {
-            wire::put(&mut out, (*process).into());
-            wire::put(&mut out, runs.len() as u64);
+        self.put_runs(&mut out);
+        out
+    }
+
+    fn put_runs(&self, out: &mut Vec<u8>) {
+        wire::put(out, self.spaces.len() as u64);
+        for (space, runs) in &self.spaces {
+            space.put(out);
+            wire::put(out, runs.len() as u64);
             let (mut end, mut before) = (0, 0i64);
             for run in runs {
-                wire::put(&mut out, (run.start - end) / PAGE as u64);
-                wire::put(&mut out, run.pages.into());
+                wire::put(out, (run.start - end) / PAGE as u64);
+                wire::put(out, run.pages.into());
                 match run.home {
-                    Home::Front => wire::put(&mut out, 0),
+                    Home::Front => wire::put(out, FRONT),
+                    Home::Zeros => wire::put(out, ZEROS),
                     Home::Block { block, first } => {
                         let number = i64::from(block) - before;
-                        // 0 is the front's: differences go up by one where they would be that.
-                        wire::put(&mut out, zigzag_from_one(number));
-                        wire::put(&mut out, first.into());
+                        wire::put(out, (number << 1 ^ number >> 63) as u64 + BLOCKS);
+                        wire::put(out, first.into());
                         before = i64::from(block);
                     }
                 }
                 end = run.end();
             }
         }
-        out
     }
 
     pub(crate) fn decode(bytes: &[u8], packs: &[PackRef]) -> Option<PageTable> {
         let mut reader = Reader(bytes);
         let blocks = pack::take_blocks(&mut reader, packs)?;
-        let mut processes = BTreeMap::new();
+        PageTable::take_spaces(&mut reader, blocks)
+    }
+
+    fn take_spaces(reader: &mut Reader<'_>, blocks: Vec<BlockRef>) -> Option<PageTable> {
+        let mut table = PageTable { blocks, ..PageTable::default() };
         for _ in 0..reader.count()? {
-            let process = reader.small()?;
-            let runs = take_runs(&mut reader, &blocks)?;
-            if processes.insert(process, runs).is_some() {
+            let space = Space::take(reader)?;
+            let runs = take_runs(reader)?;
+            if table.spaces.insert(space, runs).is_some() {
                 return None;
             }
         }
         reader.end()?;
-        Some(PageTable { blocks, processes })
+        table.fault().is_none().then_some(table)
     }
 }
 
@@ -193,7 +283,7 @@ impl<'a> Remote<'a> {
     pub fn new(table: &'a PageTable, file: u32) -> Remote<'a> {
         let mut next = 0;
         let mut runs = Vec::new();
-        for run in table.processes.values().flatten() {
+        for run in table.spaces.values().flatten() {
             runs.push((next, run));
             next += run.pages;
         }
@@ -205,60 +295,42 @@ impl<'a> Remote<'a> {
         self.file
     }
 
-    /// Where the memory of each process lies when nothing of it was fetched.
-    pub fn map(&self) -> BTreeMap<u32, Vec<Run>> {
+    /// Where all memory lies when nothing of it was fetched.
+    pub fn map(&self) -> BTreeMap<Space, Vec<Run>> {
         let mut starts = self.runs.iter();
         let mut run = |run: &TableRun| {
             let (first, _) = starts.next().expect("as many as there are");
             Run { start: run.start, pages: run.pages, file: self.file, first: *first }
         };
-        self.table.processes.iter().map(|(process, runs)| (*process, runs.iter().map(&mut run).collect())).collect()
+        self.table.spaces.iter().map(|(space, runs)| (*space, runs.iter().map(&mut run).collect())).collect()
     }
 
     /// Where a page of it lies.
     pub fn find(&self, page: u32) -> Found {
         let Some(index) = self.runs.partition_point(|(first, _)| *first <= page).checked_sub(1) else {
-            return Found::Zeros;
+            return Found::Absent;
         };
         let (start, run) = self.runs[index];
-        match run.home {
-            _ if page - start >= run.pages => Found::Zeros,
-            Home::Front => Found::Front,
-            Home::Block { block, first } => {
-                let at = (first + page - start) * PAGE as u32;
-                Found::Block(Place { block: self.table.blocks[block as usize], at })
-            }
-        }
+        if page - start < run.pages { self.table.found(run, page - start) } else { Found::Absent }
     }
 }
 
-fn zigzag_from_one(number: i64) -> u64 {
-    ((number << 1 ^ number >> 63) as u64) + 1
-}
-
-fn take_runs(reader: &mut Reader<'_>, blocks: &[BlockRef]) -> Option<Vec<TableRun>> {
+fn take_runs(reader: &mut Reader<'_>) -> Option<Vec<TableRun>> {
     let mut runs = Vec::new();
     let (mut end, mut before) = (0u64, 0i64);
     for _ in 0..reader.count()? {
         let start = end.checked_add(reader.number()?.checked_mul(PAGE as u64)?)?;
         let pages = reader.small()?;
-        let home = match reader.number()?.checked_sub(1) {
-            None => Home::Front,
-            Some(zigzag) => {
-                let number = before.checked_add((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))?;
-                let (block, first) = (u32::try_from(number).ok()?, reader.small()?);
-                let has = blocks.get(block as usize)?.plain as usize / PAGE;
-                if first as usize + pages as usize > has {
-                    return None;
-                }
-                before = number;
-                Home::Block { block, first }
+        let home = match reader.number()? {
+            FRONT => Home::Front,
+            ZEROS => Home::Zeros,
+            number => {
+                let zigzag = number - BLOCKS;
+                before = before.checked_add((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))?;
+                Home::Block { block: u32::try_from(before).ok()?, first: reader.small()? }
             }
         };
-        end = start.checked_add(u64::from(pages).checked_mul(PAGE as u64)?)?;
-        if pages == 0 {
-            return None;
-        }
+        end = start.checked_add(u64::from(pages) * PAGE as u64)?;
         runs.push(TableRun { start, pages, home });
     }
     Some(runs)
@@ -269,6 +341,8 @@ mod tests {
     use super::*;
     use crate::ids::{KeyId, PackId};
     use proptest::prelude::*;
+
+    const P: Space = Space::Process(7);
 
     fn blocks(count: u32) -> (Vec<BlockRef>, Vec<PackRef>) {
         let packs: Vec<PackRef> = (1..4).map(|n| PackRef { id: PackId([n; 32]), key: KeyId([n; 16]) }).collect();
@@ -287,15 +361,18 @@ mod tests {
             let (blocks, packs) = blocks(9);
             let mut table = PageTable { blocks, ..PageTable::default() };
             for (page, home) in &pages {
-                let home = home.map_or(Home::Front, |(block, first)| Home::Block { block, first });
-                table.push(7, page * PAGE as u64, home);
+                let home = home.map_or(if page % 3 == 0 { Home::Zeros } else { Home::Front }, |(block, first)| Home::Block { block, first });
+                let space = if page % 2 == 0 { P } else { Space::Shared(u64::MAX - 7) };
+                table.push(space, page * PAGE as u64, home);
             }
             let back = PageTable::decode(&table.encode(&packs), &packs).unwrap();
             prop_assert_eq!(&back, &table);
             for page in 0..501u64 {
-                let found = back.find(7, page * PAGE as u64);
+                let space = if page % 2 == 0 { P } else { Space::Shared(u64::MAX - 7) };
+                let found = back.find(space, page * PAGE as u64);
                 match pages.get(&page) {
-                    None => prop_assert_eq!(found, Found::Zeros),
+                    None => prop_assert_eq!(found, Found::Absent),
+                    Some(None) if page % 3 == 0 => prop_assert_eq!(found, Found::Zeros),
                     Some(None) => prop_assert_eq!(found, Found::Front),
                     Some(Some((block, first))) => {
                         let place = Place { block: table.blocks[*block as usize], at: first * PAGE as u32 };
@@ -304,6 +381,11 @@ mod tests {
                 }
             }
             prop_assert_eq!(back.pages(), pages.len() as u64);
+            let (realm, other) = ("blue".parse().unwrap(), "red".parse().unwrap());
+            let saved = table.save(&realm);
+            prop_assert_eq!(PageTable::load(&saved, &realm), Some(table));
+            prop_assert_eq!(PageTable::load(&saved, &other), None);
+            prop_assert_eq!(PageTable::load(&saved[1..], &realm), None);
         }
 
         #[test]
@@ -313,31 +395,24 @@ mod tests {
     }
 
     #[test]
-    fn reading_ahead_is_one_range() {
-        let pack = |n| PackRef { id: PackId([n; 32]), key: KeyId([1; 16]) };
-        let block = |n, offset| BlockRef { pack: pack(n), offset, sealed: 100, plain: PAGE as u32 };
-        // In the table by address, which need not be the order of the pack.
-        let blocks = vec![block(1, 300), block(1, 200), block(2, 400), block(1, 400), block(1, 600)];
-        let mut table = PageTable { blocks: blocks.clone(), ..PageTable::default() };
-        for number in 0..5u32 {
-            table.push(7, u64::from(number) * PAGE as u64, Home::Block { block: number, first: 0 });
-        }
-        table.push(7, 9 * PAGE as u64, Home::Front);
-        assert_eq!(table.ahead(7, PAGE as u64, 1000), [blocks[1], blocks[0], blocks[3]], "up to the gap");
-        assert_eq!(table.ahead(7, PAGE as u64, 200), [blocks[1], blocks[0]]);
-        assert_eq!(table.ahead(7, PAGE as u64, 0), [blocks[1]]);
-        assert_eq!(table.ahead(7, 9 * PAGE as u64, 1000), []);
-        assert_eq!(table.in_front(7).collect::<Vec<_>>(), [9 * PAGE as u64]);
-    }
-
-    #[test]
     fn a_run_beyond_its_block_is_not_understood() {
         let (blocks, packs) = blocks(1);
         let home = Home::Block { block: 0, first: 31 };
         let run = |pages| vec![TableRun { start: 4096, pages, home }];
-        let table = |pages| PageTable { blocks: blocks.clone(), processes: [(1, run(pages))].into() };
+        let table = |pages| PageTable { blocks: blocks.clone(), spaces: [(P, run(pages))].into() };
         assert!(PageTable::decode(&table(1).encode(&packs), &packs).is_some());
         assert!(PageTable::decode(&table(2).encode(&packs), &packs).is_none());
         assert!(PageTable::decode(&table(0).encode(&packs), &packs).is_none());
+        // What nobody would read is known before it is written.
+        assert_eq!(
+            (table(1).fault(), table(2).fault(), table(0).fault()),
+            (None, Some("place in a block"), Some("run"))
+        );
+        let at = |start| TableRun { start, pages: 1, home: Home::Front };
+        let of = |runs| PageTable { spaces: [(P, runs)].into(), ..PageTable::default() }.fault();
+        assert_eq!(of(vec![at(4096), at(8192)]), None);
+        for bad in [vec![at(8192), at(4096)], vec![at(4096), at(4096)], vec![at(7)], vec![at(u64::MAX - 4095)]] {
+            assert_eq!(of(bad), Some("run"));
+        }
     }
 }

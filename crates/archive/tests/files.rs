@@ -3,9 +3,10 @@
 //! Makes device nodes and trusted attributes, so it needs root, as the kernel tests do.
 
 use kip_archive::files::compare::differences;
-use kip_archive::files::restore::{IdShift, RestoreError, restore};
+use kip_archive::files::restore::{IdShift, Limits, RestoreError, Restored, Rules, restore};
+use kip_archive::files::rules::{Ids, Stray, Strays};
 use kip_archive::files::tree::{Node, Tree};
-use kip_archive::files::walk::{self, Archived, Seen};
+use kip_archive::files::walk::{self, Archived, Seen, Walk, WalkError};
 use kip_archive::ids::PackId;
 use kip_archive::index::Index;
 use kip_archive::keys::Keyring;
@@ -19,7 +20,15 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt, chown, lchown, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+/// All ids that a test's files have, which stay as they are.
+const SAME: IdShift = IdShift { from: 0, to: 0, count: 200_000 };
+const WALK: Walk<'static> =
+    Walk { first: &[], ids: Ids { first: 0, count: 200_000 }, strays: Strays::Refuse, cancel: &NEVER };
+const RULES: Rules = Rules { ids: SAME, strays: Strays::Refuse, limits: Limits { bytes: 1 << 30, entries: 10_000 } };
 
 struct World {
     keys: Keyring,
@@ -41,23 +50,35 @@ impl World {
             Ok(())
         };
         let mut packing = Packing::new(&self.keys, &self.index, &|_| true, &mut sink).unwrap();
-        let archived = walk::archive(root, first, &self.seen, &mut packing).unwrap();
+        let walk = Walk { first, ..WALK };
+        let archived = walk::archive(root, &walk, &self.seen, &mut packing).unwrap();
         let packed = packing.finish().unwrap();
         self.index.merge(&packed.added);
         self.seen = archived.seen.clone();
         (archived, packed.bytes)
     }
 
-    fn restore(&self, tree: &Tree, dir: &Path, shift: IdShift) -> Result<Vec<u32>, RestoreError> {
+    /// Archives into nowhere.
+    fn try_archive(&self, root: &Path, walk: &Walk<'_>) -> Result<Archived, WalkError> {
+        let mut sink = |_: Finished| Ok(());
+        let mut packing = Packing::new(&self.keys, &self.index, &|_| true, &mut sink).unwrap();
+        walk::archive(root, walk, &self.seen, &mut packing)
+    }
+
+    fn restore(&self, tree: &Tree, dir: &Path, ids: IdShift) -> Result<Vec<u32>, RestoreError> {
+        self.restore_by(tree, dir, &Rules { ids, ..RULES }).map(|(_, fetched)| fetched)
+    }
+
+    fn restore_by(&self, tree: &Tree, dir: &Path, rules: &Rules) -> Result<(Restored, Vec<u32>), RestoreError> {
         let mut reader = PackReader::new(&self.keys);
         let mut fetched = Vec::new();
-        restore(tree, dir, shift, |block| {
+        let restored = restore(tree, dir, rules, |block| {
             fetched.push(block.offset);
             let range = block.range();
             let bytes = &self.packs[&block.pack.id][range.start as usize..range.end as usize];
             reader.open_block(block, bytes).map_err(io::Error::other)
         })?;
-        Ok(fetched)
+        Ok((restored, fetched))
     }
 }
 
@@ -107,11 +128,10 @@ fn furnish(root: &Path) {
     symlink("/etc/shadow", at("link")).unwrap();
     symlink("../..", at("etc/up")).unwrap();
     lchown(at("link"), Some(7), Some(8)).unwrap();
-    attribute(&at("link"), "trusted.of-link", b"1");
     fs::hard_link(at("link"), at("etc/link")).unwrap();
     node(&at("gone"), FileType::CharacterDevice, 0, 0);
     node(&at("null"), FileType::CharacterDevice, 1, 3);
-    node(&at("disk"), FileType::BlockDevice, 259, 70_000);
+    node(&at("terminals"), FileType::CharacterDevice, 5, 2);
     node(&at("pipe"), FileType::Fifo, 0, 0);
     node(&at("socket"), FileType::Socket, 0, 0);
     let sparse = File::create(at("sparse")).unwrap();
@@ -161,11 +181,11 @@ fn everything_comes_back_exactly() {
     furnish(&from);
     let mut world = World::new();
     let (archived, _) = world.archive(&from, &[]);
-    world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+    world.restore(&archived.tree, &to, SAME).unwrap();
     assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
     let blocks = |name: &str| fs::metadata(to.join(name)).unwrap().blocks() * 512;
     assert!(blocks("sparse") < 100_000 && blocks("hollow") < 100_000, "holes take no room");
-    assert!(matches!(world.restore(&archived.tree, &to, IdShift::NONE), Err(RestoreError::NotEmpty(_))));
+    assert!(matches!(world.restore(&archived.tree, &to, SAME), Err(RestoreError::NotEmpty(_))));
     fs::write(from.join("etc/passwd"), b"root:x:0:1").unwrap();
     assert_eq!(differences(&from, &to).unwrap().len(), 1, "a difference would be seen");
 }
@@ -192,7 +212,7 @@ fn what_is_known_is_neither_read_nor_stored_again() {
     world.seen = Seen::default();
     let (anew, bytes) = world.archive(&from, &[]);
     assert!(anew.read > 5 && bytes == 0, "a lost cache costs reading only");
-    world.restore(&anew.tree, &to, IdShift::NONE).unwrap();
+    world.restore(&anew.tree, &to, SAME).unwrap();
     assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
 }
 
@@ -218,7 +238,7 @@ fn what_is_needed_first_comes_first() {
         world.archive(&from, &[Path::new("f4"), Path::new("no/such"), Path::new("f2"), Path::new("f4")]);
     let name = |index: &u32| String::from_utf8(archived.tree.entries[*index as usize].name.clone()).unwrap();
     assert_eq!(archived.tree.order.iter().map(name).collect::<Vec<_>>(), ["f4", "f2"]);
-    let fetched = world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+    let fetched = world.restore(&archived.tree, &to, SAME).unwrap();
     assert!(fetched.len() == 6 && fetched.is_sorted(), "in the order of the pack: {fetched:?}");
 }
 
@@ -233,16 +253,132 @@ fn owners_move_to_another_block_of_ids() {
         value
     };
     attribute(&from.join("own"), "security.capability", &capability(100_000));
-    fs::write(from.join("other"), b"2").unwrap();
-    chown(from.join("other"), Some(0), Some(165_536)).unwrap();
     let mut world = World::new();
     let (archived, _) = world.archive(&from, &[]);
-    world.restore(&archived.tree, &to, IdShift { from: 100_000, to: 300_000, count: 65_536 }).unwrap();
+    let mut tree = archived.tree.clone();
+    // The directory is the test's own, root's.
+    (tree.entries[0].attributes.uid, tree.entries[0].attributes.gid) = (100_000, 100_001);
+    let shift = IdShift { from: 100_000, to: 300_000, count: 65_536 };
+    world.restore(&tree, &to, shift).unwrap();
     let owner = |name: &str| fs::metadata(to.join(name)).map(|m| (m.uid(), m.gid())).unwrap();
-    assert_eq!((owner("own"), owner("other")), ((300_005, 300_000), (0, 165_536)));
+    assert_eq!((owner("own"), owner(".")), ((300_005, 300_000), (300_000, 300_001)));
     let mut value = [0; 24];
     rustix::fs::lgetxattr(to.join("own"), "security.capability", &mut value).unwrap();
     assert_eq!(value.to_vec(), capability(300_000));
+    // Nobody else's file is made, by its owner, its group, or what its capabilities are for.
+    fs::remove_file(to.join("own")).unwrap();
+    let refused = |tree: &Tree, shift| {
+        let refused = world.restore(tree, &to, shift).unwrap_err();
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+        refused.to_string()
+    };
+    let told = refused(&archived.tree, shift);
+    assert!(told.contains("belongs to the user or group 0, which is not one of the proc's own"), "{told}");
+    let mut other = tree.clone();
+    other.entries[1].attributes.gid = 165_536;
+    assert!(refused(&other, shift).starts_with("file own belongs to the user or group 165536"));
+    let mut other = tree.clone();
+    other.entries[1].attributes.xattrs[0].1 = capability(0);
+    assert!(refused(&other, shift).starts_with("file own belongs to the user or group 0,"));
+    assert!(refused(&tree, IdShift { to: u32::MAX - 5, ..shift }).ends_with("are no block of ids"));
+    let narrow = Walk { ids: Ids { first: 100_000, count: 65_536 }, ..WALK };
+    assert!(matches!(
+        world.try_archive(&from, &narrow),
+        Err(WalkError::Stray { what: Stray::Owner { id: 0, .. }, .. })
+    ));
+}
+
+#[test]
+fn devices_of_the_machine_and_what_is_bound_to_it_are_not_taken_along() {
+    let (_dir, from, to) = two();
+    fs::create_dir(from.join("dev")).unwrap();
+    node(&from.join("dev/disk"), FileType::BlockDevice, 259, 70_000);
+    fs::hard_link(from.join("dev/disk"), from.join("dev/same")).unwrap();
+    node(&from.join("dev/kvm"), FileType::CharacterDevice, 10, 232);
+    node(&from.join("dev/null"), FileType::CharacterDevice, 1, 3);
+    for (name, value) in [("origin", "x"), ("impure", "y"), ("uuid", "u"), ("nlink", "U+1"), ("opaque", "y")] {
+        attribute(&from.join("dev"), &format!("trusted.overlay.{name}"), value.as_bytes());
+    }
+    let mut world = World::new();
+    let told = world.try_archive(&from, &WALK).unwrap_err().to_string();
+    assert_eq!(told, "file dev/disk is the device 259:70000, which no proc has");
+    let skipping = Walk { strays: Strays::Skip, ..WALK };
+    let archived = world.try_archive(&from, &skipping).unwrap();
+    let strays = ["dev/disk", "dev/kvm", "dev/same"].map(PathBuf::from);
+    assert_eq!((&archived.skipped[..], archived.tree.entries.len()), (&strays[..], 3));
+    assert_eq!(archived.tree.entries[1].attributes.xattrs, [(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())]);
+    // A list that somebody else made.
+    let (clean, _) = {
+        for name in strays.iter() {
+            fs::remove_file(from.join(name)).unwrap();
+        }
+        world.archive(&from, &[])
+    };
+    let mut hostile = clean.tree.clone();
+    hostile.entries[2].node = Node::Block { major: 8, minor: 0 };
+    let link =
+        kip_archive::files::tree::Entry { name: b"again".to_vec(), node: Node::Link(2), ..hostile.entries[2].clone() };
+    hostile.entries.push(link);
+    let told = world.restore(&hostile, &to, SAME).unwrap_err().to_string();
+    assert_eq!(told, "file dev/null is the device 8:0, which no proc has");
+    assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+    let (restored, _) = world.restore_by(&hostile, &to, &Rules { strays: Strays::Skip, ..RULES }).unwrap();
+    assert_eq!(restored.skipped, ["dev/null", "dev/again"].map(PathBuf::from));
+    assert_eq!(fs::read_dir(to.join("dev")).unwrap().count(), 0);
+    let (_dir, _, to) = two();
+    let mut marked = clean.tree.clone();
+    marked.entries[1].attributes.xattrs.push((b"trusted.overlay.metacopy".to_vec(), vec![]));
+    let refused = world.restore(&marked, &to, SAME).unwrap_err();
+    assert!(matches!(refused, RestoreError::Stray { what: Stray::Attribute { .. }, .. }), "{refused}");
+}
+
+#[test]
+fn no_more_is_written_than_is_allowed() {
+    let (_dir, from, to) = two();
+    fs::write(from.join("a"), vec![7; 5000]).unwrap();
+    File::create(from.join("hole")).unwrap().set_len(1 << 40).unwrap();
+    let mut world = World::new();
+    let (archived, _) = world.archive(&from, &[]);
+    let limited =
+        |bytes, entries| world.restore_by(&archived.tree, &to, &Rules { limits: Limits { bytes, entries }, ..RULES });
+    for (bytes, entries, told) in [(4999, 3, "5000 bytes, 4999 are"), (5000, 2, "3 names, 2 are")] {
+        let refused = limited(bytes, entries).unwrap_err().to_string();
+        assert!(refused.contains(told) && refused.ends_with("nothing was written"), "{refused}");
+        assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
+    }
+    let (restored, _) = limited(5000, 3).unwrap();
+    assert_eq!(restored, Restored { skipped: vec![], bytes: 5000, entries: 3 });
+}
+
+#[test]
+fn who_calls_it_off_does_not_wait_for_the_end() {
+    let (_dir, from, _) = two();
+    fs::write(from.join("a"), b"x").unwrap();
+    let (world, cancel) = (World::new(), AtomicBool::new(false));
+    let walk = Walk { cancel: &cancel, ..WALK };
+    assert!(world.try_archive(&from, &walk).is_ok());
+    cancel.store(true, Ordering::Relaxed);
+    assert!(matches!(world.try_archive(&from, &walk), Err(WalkError::Cancelled)), "before it reads anything");
+    // In the middle of a file: when its first pack is full.
+    cancel.store(false, Ordering::Relaxed);
+    let mut state = 1u64;
+    let word = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    fs::write(from.join("a"), (0..20 << 17).flat_map(word).collect::<Vec<u8>>()).unwrap();
+    let mut packs = 0;
+    let mut sink = |_: Finished| {
+        packs += 1;
+        cancel.store(true, Ordering::Relaxed);
+        Ok(())
+    };
+    let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
+    assert!(matches!(walk::archive(&from, &walk, &world.seen, &mut packing), Err(WalkError::Cancelled)));
+    drop(packing);
+    assert_eq!(packs, 1);
 }
 
 #[test]
@@ -264,7 +400,7 @@ fn a_long_way_down_is_no_trouble() {
     let mut world = World::new();
     let (archived, _) = world.archive(&from, &[]);
     assert_eq!(archived.tree.entries.len(), 46);
-    world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+    world.restore(&archived.tree, &to, SAME).unwrap();
     let (back, _) = world.archive(&to, &[]);
     assert_eq!(back.tree, archived.tree);
 }
@@ -279,7 +415,7 @@ fn a_hostile_list_of_files_makes_nothing_outside() {
     let hostile = |change: &dyn Fn(&mut Tree)| {
         let mut tree = archived.tree.clone();
         change(&mut tree);
-        assert!(matches!(world.restore(&tree, &to, IdShift::NONE), Err(RestoreError::Fault(_))));
+        assert!(matches!(world.restore(&tree, &to, SAME), Err(RestoreError::Fault(_))));
         assert_eq!(fs::read_dir(&to).unwrap().count(), 0);
     };
     hostile(&|tree| tree.entries[2].name = b"../../escaped".to_vec());
@@ -289,7 +425,7 @@ fn a_hostile_list_of_files_makes_nothing_outside() {
     hostile(&|tree| tree.entries[2].parent = 2);
     let mut short = archived.tree.clone();
     short.blocks[0].sealed -= 1;
-    assert!(matches!(world.restore(&short, &to, IdShift::NONE), Err(RestoreError::Fetch { .. })));
+    assert!(matches!(world.restore(&short, &to, SAME), Err(RestoreError::Fetch { .. })));
 }
 
 proptest! {
@@ -326,7 +462,7 @@ proptest! {
         }
         let mut world = World::new();
         let (archived, _) = world.archive(&from, &[]);
-        world.restore(&archived.tree, &to, IdShift::NONE).unwrap();
+        world.restore(&archived.tree, &to, SAME).unwrap();
         prop_assert_eq!(differences(&from, &to).unwrap(), Vec::<String>::new());
     }
 }

@@ -4,26 +4,31 @@
 use kip_archive::files::tree::Node;
 use kip_archive::front::read::{Event, FrontReader, summary};
 use kip_archive::head::{Head, HeadState};
-use kip_archive::ids::ProcId;
+use kip_archive::ids::{FrontId, ProcId};
 use kip_archive::keys::Keyring;
+use kip_archive::names::FrontRef;
 use kip_archive::pack::PackReader;
-use kip_archive::table::Found;
+use kip_archive::table::{Found, Space};
 use kip_snapshot::pages::PAGE;
 use kip_types::Generation;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+const PROCESS: Space = Space::Process(1);
+const SHARED: Space = Space::Shared(9);
+
 fn check(dir: &Path) {
     let keys = Arc::new(Keyring::load(dir, &"blue".parse().unwrap()).unwrap());
     let read = |name: &str| fs::read(dir.join(name)).unwrap();
     let (front, pack, proc) = (read("front"), read("pack"), ProcId([7; 16]));
 
-    let head = Head::open(&keys, proc, Some((1, Generation(4))), &read("head")).unwrap();
-    assert_eq!((head.name.as_str(), head.current, head.kept.len()), ("web", Generation(4), 1));
+    let head = Head::open(&keys, proc, Some(3), &read("head")).unwrap();
+    assert_eq!((head.name.as_str(), head.generation(), head.kept.len()), ("web", Generation(4), 1));
+    assert_eq!(head.kept[0], FrontRef { generation: Generation(3), id: FrontId([5; 32]) });
     assert_eq!((head.owner.epoch, head.state), (1, HeadState::Owned));
 
-    let manifest = summary(&keys, Some(proc), Some(head.current), &front).unwrap().unwrap();
+    let manifest = summary(&keys, Some(proc), head.current, &front).unwrap().unwrap();
     assert_eq!((manifest.engine.as_str(), manifest.frozen_at_ms), ("criu 4.2.1", 1_795_354_137_000));
     let mut blocks = PackReader::new(&keys);
     let mut whole = 0;
@@ -35,16 +40,18 @@ fn check(dir: &Path) {
             .to_vec()
     };
 
-    let mut reader = FrontReader::new(keys.clone(), proc, head.current);
+    let mut reader = FrontReader::new(keys.clone(), proc, head.current.unwrap());
     let events = reader.push(&front).unwrap();
     reader.finish().unwrap();
     let [
         Event::Manifest(_),
         Event::Sets(sets),
-        Event::Metadata { name, bytes, is_complete: true },
-        Event::SetPages { process: 1, pages },
         Event::PageTable(table),
-        Event::Files(tree),
+        Event::Files(files),
+        Event::Metadata { name, bytes, is_complete: true },
+        Event::EagerPages { space: SHARED, pages: eager },
+        Event::Eager,
+        Event::SetPages { space: PROCESS, pages },
         Event::End,
     ] = &events[..]
     else {
@@ -53,11 +60,14 @@ fn check(dir: &Path) {
     assert_eq!((sets[&1][0].kind.as_str(), sets[&1][0].turn, sets[&1][0].pages[0].address), ("tcp 80", 3, 0x4000));
     assert_eq!((name.as_str(), &bytes[..]), ("core-1.img", &b"core"[..]));
     assert_eq!(*pages, [(0x4000, vec![2; PAGE])]);
-    assert_eq!((table.find(1, 0x4000), table.find(1, 0x6000)), (Found::Front, Found::Zeros));
+    assert_eq!(*eager, [(0x2000, vec![1; PAGE])]);
+    assert_eq!((table.find(PROCESS, 0x4000), table.find(PROCESS, 0x6000)), (Found::Front, Found::Zeros));
+    assert_eq!((table.find(PROCESS, 0x7000), table.find(SHARED, 0x2000)), (Found::Absent, Found::Front));
     for (address, byte) in [(0x3000, 1), (0x5000, 3)] {
-        let Found::Block(place) = table.find(1, address) else { panic!("{address:#x} is in a block") };
+        let Found::Block(place) = table.find(PROCESS, address) else { panic!("{address:#x} is in a block") };
         assert_eq!(block(place)[..PAGE], [byte; PAGE]);
     }
+    let tree = &files.roots["upper"];
     let names: Vec<String> =
         (1..tree.entries.len() as u32).map(|index| String::from_utf8(tree.path(index).join(&b'/')).unwrap()).collect();
     assert_eq!(names, ["etc", "motd", "etc/motd"]);

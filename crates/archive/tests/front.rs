@@ -1,29 +1,33 @@
 //! A front is read back whole however it arrives, and never with anything changed, cut, moved or foreign.
 
-use kip_archive::files::tree::{Attributes, Entry, Node, Tree};
+use kip_archive::files::tree::{Attributes, Entry, Files, Node, Tree};
 use kip_archive::front::read::{Event, FrontReader, summary};
 use kip_archive::front::write::FrontWriter;
 use kip_archive::front::{Manifest, MetadataFile, Sets, Sizes};
-use kip_archive::ids::{KeyId, PackId, ProcId};
+use kip_archive::ids::{FrontId, KeyId, PackId, ProcId};
 use kip_archive::keys::{Keyring, NoKey};
+use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackRef};
 use kip_archive::seal::OpenError;
-use kip_archive::table::{Home, PageTable, TableRun};
+use kip_archive::table::{Home, PageTable, Space, TableRun};
 use kip_snapshot::pages::{Expected, PAGE, WorkingSet};
 use kip_types::Generation;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+const SHARED: Space = Space::Shared(u64::MAX);
+
 struct Made {
     keys: Arc<Keyring>,
     proc: ProcId,
+    front: FrontRef,
     manifest: Manifest,
     metadata: Vec<Vec<u8>>,
     sets: Sets,
     pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>,
     table: PageTable,
-    tree: Tree,
+    files: Files,
     bytes: Vec<u8>,
 }
 
@@ -54,31 +58,36 @@ fn front(metadata: Vec<Vec<u8>>, pages: BTreeMap<u32, Vec<(u64, Vec<u8>)>>) -> M
     let sets: Sets = pages.iter().map(|(process, pages)| (*process, set(pages))).collect();
     let blocks = vec![BlockRef { pack, offset: 192, sealed: 100, plain: 2 * PAGE as u32 }];
     let run = |start: u64, pages, home| TableRun { start, pages, home };
-    let mut processes: BTreeMap<u32, Vec<TableRun>> = BTreeMap::new();
+    let mut spaces: BTreeMap<Space, Vec<TableRun>> = BTreeMap::new();
     for (process, pages) in &pages {
         let addresses: std::collections::BTreeSet<u64> = pages.iter().map(|(address, _)| *address).collect();
-        processes.insert(*process, addresses.into_iter().map(|address| run(address, 1, Home::Front)).collect());
+        let runs = addresses.into_iter().map(|address| run(address, 1, Home::Front));
+        spaces.insert(Space::Process(*process), runs.collect());
     }
     let behind = 0x1_0000_0000;
-    processes.entry(1).or_default().push(run(behind, 2, Home::Block { block: 0, first: 0 }));
-    let table = PageTable { blocks, processes };
+    let first = spaces.entry(Space::Process(1)).or_default();
+    first.extend([run(behind, 2, Home::Block { block: 0, first: 0 }), run(behind * 2, 3, Home::Zeros)]);
+    spaces.insert(SHARED, vec![run(0, 1, Home::Front)]);
+    let table = PageTable { blocks, spaces };
     let root = Entry { parent: 0, name: vec![], attributes: Attributes::default(), node: Node::Directory };
     let tree = Tree { entries: vec![root], ..Tree::default() };
+    let files = Files { roots: [("upper".to_owned(), tree), ("pins".to_owned(), Tree::default())].into() };
     let mut writer = FrontWriter::begin(&keys, proc, &manifest).unwrap();
-    let mut bytes = writer.take();
-    writer.sets(&sets);
+    let (front, mut bytes) = (writer.front(), writer.take());
+    writer.sets(&sets).unwrap();
+    writer.page_table(&table).unwrap();
+    writer.files(&files).unwrap();
     for file in &metadata {
-        writer.metadata(file);
+        writer.metadata(file).unwrap();
         bytes.extend(writer.take());
     }
+    writer.eager_pages(SHARED, &[0], &[5; PAGE]).unwrap();
     for (process, pages) in &pages {
         let (addresses, contents): (Vec<u64>, Vec<&[u8]>) = pages.iter().map(|(a, bytes)| (*a, &bytes[..])).unzip();
-        writer.set_pages(*process, &addresses, &contents.concat());
+        writer.set_pages(Space::Process(*process), &addresses, &contents.concat()).unwrap();
     }
-    writer.page_table(&table);
-    writer.files(&tree);
-    bytes.extend(writer.end());
-    Made { keys, proc, manifest, metadata, sets, pages, table, tree, bytes }
+    bytes.extend(writer.end().unwrap());
+    Made { keys, proc, front, manifest, metadata, sets, pages, table, files, bytes }
 }
 
 fn small() -> Made {
@@ -89,7 +98,7 @@ fn small() -> Made {
 }
 
 fn read(made: &Made, bytes: &[u8], sizes: &[usize]) -> Result<Vec<Event>, OpenError> {
-    let mut reader = FrontReader::new(made.keys.clone(), made.proc, Generation(4));
+    let mut reader = FrontReader::new(made.keys.clone(), made.proc, made.front);
     let (mut events, mut left, mut turn) = (Vec::new(), bytes, 0);
     while !left.is_empty() {
         let (now, rest) = left.split_at(sizes[turn % sizes.len()].min(left.len()));
@@ -103,8 +112,10 @@ fn check(made: &Made, events: Vec<Event>) {
     let mut events = events.into_iter();
     assert_eq!(events.next(), Some(Event::Manifest(Box::new(made.manifest.clone()))));
     assert_eq!(events.next(), Some(Event::Sets(made.sets.clone())));
+    assert_eq!(events.next(), Some(Event::PageTable(made.table.clone())));
+    assert_eq!(events.next(), Some(Event::Files(made.files.clone())));
     let mut metadata: Vec<(String, Vec<u8>, bool)> = Vec::new();
-    let mut seen: BTreeMap<u32, Vec<(u64, Vec<u8>)>> = BTreeMap::new();
+    let mut seen: BTreeMap<Space, Vec<(u64, Vec<u8>)>> = BTreeMap::new();
     let mut rest = Vec::new();
     for event in events {
         match event {
@@ -116,16 +127,18 @@ fn check(made: &Made, events: Vec<Event>) {
                 }
                 None => metadata.push((name, bytes, is_complete)),
             },
-            Event::SetPages { process, pages } => seen.entry(process).or_default().extend(pages),
+            Event::SetPages { space, pages } => seen.entry(space).or_default().extend(pages),
             other => rest.push(other),
         }
     }
     let wanted: Vec<_> =
         made.manifest.metadata.iter().zip(&made.metadata).map(|(f, b)| (f.name.clone(), b.clone(), true)).collect();
     assert_eq!(metadata, wanted);
-    let filled: BTreeMap<_, _> = made.pages.clone().into_iter().filter(|(_, pages)| !pages.is_empty()).collect();
+    let filled = made.pages.iter().filter(|(_, pages)| !pages.is_empty());
+    let filled: BTreeMap<_, _> = filled.map(|(process, pages)| (Space::Process(*process), pages.clone())).collect();
     assert_eq!(seen, filled);
-    assert_eq!(rest, [Event::PageTable(made.table.clone()), Event::Files(made.tree.clone()), Event::End]);
+    let eager = Event::EagerPages { space: SHARED, pages: vec![(0, vec![5; PAGE])] };
+    assert_eq!(rest, [eager, Event::Eager, Event::End]);
 }
 
 proptest! {
@@ -133,7 +146,7 @@ proptest! {
     #[test]
     fn any_front_is_read_back_in_any_pieces(
         files in prop::collection::vec((any::<u8>(), 0usize..400_000), 0..5),
-        pages in prop::collection::btree_map(1u32..4, prop::collection::vec((0u64..1000, any::<u8>()), 0..80), 0..3),
+        pages in prop::collection::btree_map(1u32..4, prop::collection::btree_map(0u64..1000, any::<u8>(), 0..80).prop_map(|pages| pages.into_iter().collect::<Vec<_>>()).prop_shuffle(), 0..3),
         sizes in prop::collection::vec(1usize..100_000, 1..6),
     ) {
         let metadata = files.into_iter().map(|(byte, size)| (0..size).map(|n| byte.wrapping_add((n / 7) as u8)).collect()).collect();
@@ -164,6 +177,40 @@ fn every_piece_size_gives_the_same_and_a_summary_needs_the_beginning_only() {
 }
 
 #[test]
+fn each_part_is_told_of_as_soon_as_it_is_there() {
+    let made = small();
+    // Byte by byte: when the first set page comes, all else has been told.
+    let mut reader = FrontReader::new(made.keys.clone(), made.proc, made.front);
+    let mut told: Vec<&str> = Vec::new();
+    let mut eager_at = None;
+    for (at, byte) in made.bytes.iter().enumerate() {
+        for event in reader.push(std::slice::from_ref(byte)).unwrap() {
+            told.push(match event {
+                Event::Manifest(_) => "manifest",
+                Event::Sets(_) => "sets",
+                Event::PageTable(_) => "table",
+                Event::Files(_) => "files",
+                Event::Metadata { .. } => "metadata",
+                Event::EagerPages { .. } => "eager page",
+                Event::Eager => "eager",
+                Event::SetPages { .. } => "set",
+                Event::End => "end",
+            });
+            if told.last() == Some(&"eager") {
+                eager_at = Some(at);
+            }
+        }
+    }
+    told.dedup();
+    let order = ["manifest", "sets", "table", "files", "metadata", "eager page", "eager", "set", "end"];
+    assert_eq!(told, order);
+    // Behind it a chunk of sets, the sets' end, and the end: nothing more of them is needed for it.
+    let cut = &made.bytes[..=eager_at.unwrap()];
+    let mut reader = FrontReader::new(made.keys.clone(), made.proc, made.front);
+    assert_eq!(reader.push(cut).unwrap().last(), Some(&Event::Eager));
+}
+
+#[test]
 fn every_flipped_bit_every_cut_and_every_addition_is_found() {
     let made = small();
     for bit in 0..made.bytes.len() * 8 {
@@ -183,7 +230,8 @@ fn every_flipped_bit_every_cut_and_every_addition_is_found() {
 fn a_front_opens_for_its_own_proc_and_generation_only() {
     let made = small();
     let refused = |keys: Arc<Keyring>, proc, generation| {
-        FrontReader::new(keys, proc, Generation(generation)).push(&made.bytes).unwrap_err()
+        let front = FrontRef { generation: Generation(generation), ..made.front };
+        FrontReader::new(keys, proc, front).push(&made.bytes).unwrap_err()
     };
     let other = |realm: &str| Arc::new(Keyring::generate(realm.parse().unwrap(), 1));
     assert!(matches!(refused(made.keys.clone(), ProcId::random(), 4), OpenError::Proc { .. }));
@@ -192,4 +240,9 @@ fn a_front_opens_for_its_own_proc_and_generation_only() {
     assert!(matches!(refused(other("blue"), made.proc, 4), OpenError::Key(NoKey::Unknown { .. })));
     let told = refused(other("red"), made.proc, 4).to_string();
     assert_eq!(told, "the object belongs to realm blue, not to red");
+    // Another writing of the same generation, under this one's name.
+    let other = FrontRef { id: FrontId::random(), ..made.front };
+    let refused = FrontReader::new(made.keys.clone(), made.proc, other).push(&made.bytes).unwrap_err();
+    assert_eq!(refused.to_string(), "the object is another front than its name says");
+    assert_eq!(summary(&made.keys, None, Some(other), &made.bytes), Err(refused));
 }

@@ -6,14 +6,15 @@ use kip_archive::front::{Manifest, Sizes, sets_of};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::index::{FileKey, Index, Known};
 use kip_archive::keys::Keyring;
-use kip_archive::memory::{self, Archived, Pages};
+use kip_archive::memory::{self, Archived, Areas, Pages};
+use kip_archive::names::FrontRef;
 use kip_archive::pack::{Finished, PackReader};
 use kip_archive::packing::Packing;
-use kip_archive::table::{Found, PageTable, Remote};
+use kip_archive::table::{Found, PageTable, Remote, Space};
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_types::Generation;
 use proptest::prelude::*;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ struct World {
 struct Outcome {
     archived: Archived,
     front: Vec<u8>,
+    named: FrontRef,
     proc: ProcId,
     pack_bytes: u64,
     /// Pages that were read for it, front included.
@@ -52,6 +54,19 @@ impl World {
         keys: &[Option<FileKey>],
         remote: Option<&Remote<'_>>,
     ) -> Outcome {
+        let areas = anonymous(map);
+        self.archive_all(map, &BTreeMap::new(), &areas, files, keys, remote)
+    }
+
+    fn archive_all(
+        &mut self,
+        map: &PageMap,
+        shared: &BTreeMap<u64, Vec<Run>>,
+        areas: &Areas,
+        files: &[Vec<u8>],
+        keys: &[Option<FileKey>],
+        remote: Option<&Remote<'_>>,
+    ) -> Outcome {
         let mut read = 0;
         let mut read_pages = |file: u32, page: u32, buffer: &mut [u8]| -> io::Result<()> {
             let at = page as usize * PAGE;
@@ -65,9 +80,14 @@ impl World {
             Ok(())
         };
         let mut packing = Packing::new(&self.keys, &self.index, &|_| true, &mut sink).unwrap();
-        let mut pages = Pages { map, keys, remote, read: &mut read_pages };
+        let mut pages = Pages { map, shared, areas, keys, remote, read: &mut read_pages };
         let archived = memory::archive(&mut pages, &self.known, &mut packing).unwrap();
         let packed = packing.finish().unwrap();
+        assert_eq!(packed.refers.keys().copied().collect::<BTreeSet<_>>(), archived.table.packs());
+        let blocks: BTreeSet<_> = archived.table.blocks.iter().collect();
+        let sizes = packed.refers.values().map(|referred| (referred.blocks, referred.bytes));
+        let sizes = sizes.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        assert_eq!(sizes, (blocks.len() as u64, blocks.iter().map(|block| u64::from(block.sealed)).sum()));
         let proc = ProcId::random();
         let manifest = Manifest {
             generation: Generation(1),
@@ -79,40 +99,53 @@ impl World {
             spec: serde_json::Value::Null,
             body: serde_json::Value::Null,
             metadata: vec![],
-            packs: archived.table.packs().into_iter().collect(),
+            packs: packed.refers.keys().copied().collect(),
             sizes: Sizes::default(),
         };
         let mut writer = FrontWriter::begin(&self.keys, proc, &manifest).unwrap();
-        writer.sets(&sets_of(&map.processes));
+        writer.sets(&sets_of(&map.processes)).unwrap();
+        writer.page_table(&archived.table).unwrap();
+        writer.files(&Default::default()).unwrap();
         writer.pages_of(&archived, &mut pages).unwrap();
-        writer.page_table(&archived.table);
-        writer.files(&Default::default());
-        let front = writer.end();
+        let named = writer.front();
+        let front = writer.end().unwrap();
         self.index.merge(&packed.added);
         self.known = archived.known.clone();
-        Outcome { archived, front, proc, pack_bytes: packed.bytes, read }
+        Outcome { archived, front, named, proc, pack_bytes: packed.bytes, read }
+    }
+
+    /// Every page that the objects hold, of processes.
+    fn restore(&self, outcome: &Outcome) -> BTreeMap<(u32, u64), Vec<u8>> {
+        let of_process = |((space, address), page)| match space {
+            Space::Process(process) => Some(((process, address), page)),
+            Space::Shared(_) => None,
+        };
+        self.restore_all(outcome).into_iter().filter_map(of_process).collect()
     }
 
     /// Every page that the objects hold.
-    fn restore(&self, outcome: &Outcome) -> BTreeMap<(u32, u64), Vec<u8>> {
-        let mut reader = FrontReader::new(self.keys.clone(), outcome.proc, Generation(1));
+    fn restore_all(&self, outcome: &Outcome) -> BTreeMap<(Space, u64), Vec<u8>> {
+        let mut reader = FrontReader::new(self.keys.clone(), outcome.proc, outcome.named);
         let events = reader.push(&outcome.front).unwrap();
         reader.finish().unwrap();
         let (mut fronts, mut table) = (HashMap::new(), PageTable::default());
         for event in events {
             match event {
-                Event::SetPages { process, pages } => fronts.extend(pages.into_iter().map(|(a, p)| ((process, a), p))),
+                Event::SetPages { space, pages } | Event::EagerPages { space, pages } => {
+                    fronts.extend(pages.into_iter().map(|(address, page)| ((space, address), page)));
+                }
                 Event::PageTable(read) => table = read,
                 _ => {}
             }
         }
         let mut blocks = PackReader::new(&self.keys);
         let mut memory = BTreeMap::new();
-        for (process, runs) in &table.processes {
+        for (space, runs) in &table.spaces {
             for address in runs.iter().flat_map(|run| (run.start..run.end()).step_by(PAGE)) {
-                let page = match table.find(*process, address) {
-                    Found::Zeros => panic!("a page in a run is somewhere"),
-                    Found::Front => fronts[&(*process, address)].clone(),
+                let page = match table.find(*space, address) {
+                    Found::Absent => panic!("a page in a run is somewhere"),
+                    Found::Zeros => vec![0; PAGE],
+                    Found::Front => fronts[&(*space, address)].clone(),
                     Found::Block(place) => {
                         let range = place.block.range();
                         let bytes = &self.packs[&place.block.pack.id][range.start as usize..range.end as usize];
@@ -120,14 +153,21 @@ impl World {
                         block[place.at as usize..][..PAGE].to_vec()
                     }
                 };
-                if let Some(copy) = fronts.get(&(*process, address)) {
+                if let Some(copy) = fronts.get(&(*space, address)) {
                     assert_eq!(copy, &page, "front and pack agree");
                 }
-                memory.insert((*process, address), page);
+                memory.insert((*space, address), page);
             }
         }
         memory
     }
+}
+
+/// All of the processes' memory.
+fn anonymous(map: &PageMap) -> Areas {
+    let mut areas = Areas::default();
+    map.processes.keys().for_each(|number| areas.anonymous.add(Space::Process(*number), 0..u64::MAX));
+    areas
 }
 
 /// What a page map says that memory is, zeros left out.
@@ -331,7 +371,7 @@ fn what_was_never_fetched_stays_where_it_is() {
     let page = |number: u64| whole[&(1, at(number))].clone();
     let local = [vec![], [page(12), page(14), written.clone()].concat()];
     let near = vec![run(12, 1, 1, 0), run(14, 1, 1, 1), run(95, 1, 1, 2)];
-    let mut runs = kip_snapshot::carry::without(&remote.map()[&1], &near);
+    let mut runs = kip_snapshot::carry::without(&remote.map()[&Space::Process(1)], &near);
     for run in runs.iter_mut().filter(|run| run.start >= at(96)) {
         run.start += at(404);
     }
@@ -342,7 +382,7 @@ fn what_was_never_fetched_stays_where_it_is() {
     let map = map_of(&local, [(1, Process { runs: runs.clone(), sets })].into());
     let second = machine.archive_with(&map, &local, &[None, None], Some(&remote));
     assert_eq!((second.archived.hashed, second.archived.stored), (3, 1));
-    assert_eq!(second.archived.front[&1], [at(12), at(14)]);
+    assert_eq!(second.archived.front[&Space::Process(1)], [at(12), at(14)]);
     let mut wanted: BTreeMap<(u32, u64), Vec<u8>> = whole.clone();
     for number in 96..130 {
         let page = wanted.remove(&(1, at(number))).unwrap();
@@ -352,13 +392,79 @@ fn what_was_never_fetched_stays_where_it_is() {
     assert_eq!(machine.restore(&second), wanted);
 
     // The front's own pages are not taken over unseen.
-    let map = map_of(&local, [(1, Process { runs: remote.map()[&1].clone(), sets: vec![] })].into());
+    let map = map_of(&local, [(1, Process { runs: remote.map()[&Space::Process(1)].clone(), sets: vec![] })].into());
     let mut sink = |_| Ok(());
     let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
     let mut read = |_: u32, _: u32, _: &mut [u8]| panic!("nothing is read");
-    let mut pages = Pages { map: &map, keys: &[], remote: Some(&remote), read: &mut read };
+    let mut pages = Pages {
+        map: &map,
+        shared: &BTreeMap::new(),
+        areas: &anonymous(&map),
+        keys: &[],
+        remote: Some(&remote),
+        read: &mut read,
+    };
     let refused = memory::archive(&mut pages, &Known::default(), &mut packing).unwrap_err();
     assert!(refused.to_string().starts_with("page 2 of pages-0.img was never fetched"), "{refused}");
+}
+
+#[test]
+fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
+    let at = |page: u64| page * PAGE as u64;
+    let (space, shared) = (Space::Process(1), Space::Shared(77));
+    // Pages 10 to 29: of a file's mapping up to 20, then anonymous; every third is zeros. Then shared memory.
+    let mut files = [noise(6, 30)];
+    for page in (0..30).step_by(3) {
+        files[0][page * PAGE..][..PAGE].fill(0);
+    }
+    let run = |start, pages, first| Run { start: at(start), pages, file: 0, first };
+    let sets = vec![set([at(12), at(13), at(14), at(24), at(25)])];
+    let map = map_of(&files, [(1, Process { runs: vec![run(10, 20, 0)], sets })].into());
+    let parts = BTreeMap::from([(77, vec![run(0, 4, 20), run(6, 6, 24)])]);
+    let mut areas = Areas::default();
+    areas.anonymous.add(space, at(20)..at(30));
+    areas.eager.add(space, at(11)..at(14));
+    areas.eager.add(space, at(28)..at(29));
+    let mut world = World::new();
+    let done = world.archive_all(&map, &parts, &areas, &files, &[key(7)], None);
+    let page = |number: usize| files[0][number * PAGE..][..PAGE].to_vec();
+    let is_kept = |number: &usize| !number.is_multiple_of(3) || *number < 10;
+    let own = (0..20).filter(is_kept).map(|number| ((space, at(number as u64 + 10)), page(number)));
+    let others = (20..30).filter(|number: &usize| !number.is_multiple_of(3));
+    let others = others.map(|number| ((shared, at(number as u64 - if number < 24 { 20 } else { 18 })), page(number)));
+    let wanted: BTreeMap<_, _> = own.chain(others).collect();
+    assert_eq!(world.restore_all(&done), wanted, "zeros of the file's mapping too, and none else");
+    // 13 is page 3 of the file and zeros: it needs no bytes.
+    assert_eq!(done.archived.eager, BTreeMap::from([(space, vec![at(11), at(12)])]), "28 is page 18, zeros, anonymous");
+    assert_eq!(done.archived.front, BTreeMap::from([(space, vec![at(14), at(24)])]), "25 is zeros");
+    // The next generation, with nothing fetched but what the front has.
+    let remote = Remote::new(&done.archived.table, 0);
+    let near = [noise(0, 0), [page(1), page(2), page(4), page(14)].concat()];
+    let here = [(11, 0), (12, 1), (14, 2), (24, 3)];
+    let here: Vec<Run> =
+        here.iter().map(|(start, first)| Run { start: at(*start), pages: 1, file: 1, first: *first }).collect();
+    let mut runs = kip_snapshot::carry::without(&remote.map()[&space], &here);
+    runs.extend(&here);
+    runs.sort_by_key(|run| run.start);
+    let map = map_of(&near, [(1, Process { runs, sets: vec![] })].into());
+    let parts = BTreeMap::from([(77, remote.map()[&shared].clone())]);
+    let next = world.archive_all(&map, &parts, &areas, &near, &[None, None], Some(&remote));
+    assert_eq!(world.restore_all(&next), wanted);
+    assert_eq!(next.archived.eager, done.archived.eager, "they are in each front");
+    // One that cannot wait and is not here.
+    areas.eager.add(space, at(15)..at(16));
+    let mut sink = |_| Ok(());
+    let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
+    let mut read = |_: u32, _: u32, buffer: &mut [u8]| {
+        buffer.fill(0);
+        Ok(())
+    };
+    let mut map = map;
+    map.files.iter_mut().for_each(|file| file.sums.clear());
+    let mut pages =
+        Pages { map: &map, shared: &parts, areas: &areas, keys: &[], remote: Some(&remote), read: &mut read };
+    let refused = memory::archive(&mut pages, &Known::default(), &mut packing).unwrap_err();
+    assert!(refused.to_string().ends_with("cannot be left in its pack: fetch it first"), "{refused}");
 }
 
 #[test]
@@ -379,7 +485,14 @@ fn packs_that_may_not_be_used_are_not_used() {
         Ok(())
     };
     let mut packing = Packing::new(&world.keys, &world.index, &|_| false, &mut sink).unwrap();
-    let mut pages = Pages { map: &map, keys: &[key(1)], remote: None, read: &mut read };
+    let mut pages = Pages {
+        map: &map,
+        shared: &BTreeMap::new(),
+        areas: &anonymous(&map),
+        keys: &[key(1)],
+        remote: None,
+        read: &mut read,
+    };
     let again = memory::archive(&mut pages, &world.known, &mut packing).unwrap();
     packing.finish().unwrap();
     assert_eq!(again.stored, 40);
@@ -425,7 +538,14 @@ fn nothing_is_stored_after_a_pack_was_lost() {
     let mut map = map;
     map.files[0].sums = Vec::new();
     map.processes.get_mut(&1).unwrap().runs = vec![Run { pages: 10_000, ..run }];
-    let mut pages = Pages { map: &map, keys: &[], remote: None, read: &mut read };
+    let mut pages = Pages {
+        map: &map,
+        shared: &BTreeMap::new(),
+        areas: &anonymous(&map),
+        keys: &[],
+        remote: None,
+        read: &mut read,
+    };
     assert!(memory::archive(&mut pages, &Known::default(), &mut packing).is_err());
     assert!(memory::archive(&mut pages, &Known::default(), &mut packing).is_err(), "there is no going on");
     assert!(packing.finish().is_err());
@@ -446,7 +566,14 @@ fn a_damaged_page_is_not_archived() {
         buffer.copy_from_slice(&files[0][at..at + buffer.len()]);
         Ok(())
     };
-    let mut pages = Pages { map: &map, keys: &[], remote: None, read: &mut read };
+    let mut pages = Pages {
+        map: &map,
+        shared: &BTreeMap::new(),
+        areas: &anonymous(&map),
+        keys: &[],
+        remote: None,
+        read: &mut read,
+    };
     let refused = memory::archive(&mut pages, &Known::default(), &mut packing).unwrap_err();
     let why = std::error::Error::source(&refused).unwrap().to_string();
     assert!(why.contains("page 2 of pages-0.img is damaged"), "{why}");

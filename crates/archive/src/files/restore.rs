@@ -1,62 +1,86 @@
 //! A [`Tree`] into an empty directory: names first, then contents in order of need, then owners, modes and times.
 //!
-//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`]), and whatever is
-//! opened is opened below the directory and through no link. A crash, or an error, leaves a directory with a part of
-//! it, which the caller removes; the caller syncs.
+//! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`], [`super::rules`],
+//! [`Limits`]), and whatever is opened is opened below the directory and through no link.
+//!
+//! The directory is a staging one, on the file system of the place where the files are to be: nobody else looks into it,
+//! and the caller syncs it (syncfs(2)) and renames it into its place when all of its roots have come. A crash, or an
+//! error, leaves a staging directory with a part of the tree, which the caller removes, and nothing in the place itself.
 
 use super::beneath;
+use super::rules::{self, Ids, Stray, Strays};
 use super::tree::{Attributes, Entry, Extent, Node, Tree};
 use crate::pack::BlockRef;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags};
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
-/// Ids from `from` on become those from `to` on: a proc has another block of user ids on another machine.
+/// Ids from `from` on become those from `to` on: a proc has another block of user ids on another machine. There are no
+/// others in its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdShift {
     /// First of the block that it had.
     pub from: u32,
     /// First of the block that it has.
     pub to: u32,
-    /// How many; others stay.
+    /// How many.
     pub count: u32,
 }
 
 impl IdShift {
-    /// All stay.
-    pub const NONE: IdShift = IdShift { from: 0, to: 0, count: 0 };
+    fn own(&self) -> Ids {
+        Ids { first: self.from, count: self.count }
+    }
 
+    /// Of an id that is one of its own.
     fn id(&self, id: u32) -> u32 {
-        match id.checked_sub(self.from) {
-            Some(index) if index < self.count => self.to.wrapping_add(index),
-            _ => id,
-        }
+        self.to + (id - self.from)
     }
 
-    /// Ids are also in file capabilities (linux/capability.h, vfs_ns_cap_data) and in access control lists
-    /// (linux/posix_acl_xattr.h).
+    /// Ids are also in file capabilities and in access control lists.
     fn xattr(&self, name: &[u8], value: &[u8]) -> Vec<u8> {
-        let mut value = value.to_vec();
-        let shift = |bytes: &mut [u8]| {
-            let id = u32::from_le_bytes((&*bytes).try_into().expect("4 bytes"));
-            bytes.copy_from_slice(&self.id(id).to_le_bytes());
-        };
-        const REVISION_3: u8 = 3;
-        const NAMED: [u16; 2] = [0x02, 0x08];
-        if name == b"security.capability" && value.len() == 24 && value[3] == REVISION_3 {
-            shift(&mut value[20..24]);
-        } else if name.starts_with(b"system.posix_acl_") && value.len() >= 4 {
-            for entry in value[4..].chunks_exact_mut(8) {
-                if NAMED.contains(&u16::from_le_bytes([entry[0], entry[1]])) {
-                    shift(&mut entry[4..8]);
-                }
-            }
+        let mut shifted = value.to_vec();
+        for at in rules::id_places(name, value).unwrap_or_default() {
+            let id = u32::from_le_bytes(value[at..at + 4].try_into().expect("4 bytes"));
+            shifted[at..at + 4].copy_from_slice(&self.id(id).to_le_bytes());
         }
-        value
+        shifted
     }
+}
+
+/// How much of a machine a tree may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of contents, attributes and link targets; holes are none.
+    pub bytes: u64,
+    /// Names.
+    pub entries: u64,
+}
+
+/// What a restore may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// The proc's ids. A file of anybody else's is refused.
+    pub ids: IdShift,
+    /// What happens to devices that no proc has.
+    pub strays: Strays,
+    /// For this tree; who restores several takes off what the ones before took.
+    pub limits: Limits,
+}
+
+/// What was restored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Restored {
+    /// Devices that were left out, with all their names.
+    pub skipped: Vec<PathBuf>,
+    /// As [`Limits::bytes`].
+    pub bytes: u64,
+    /// As [`Limits::entries`].
+    pub entries: u64,
 }
 
 /// A tree cannot be restored.
@@ -65,6 +89,32 @@ pub enum RestoreError {
     /// It is not one that a Kip makes.
     #[error("the list of files is refused: an entry has a wrong {0}")]
     Fault(&'static str),
+    /// What a proc's files may not be.
+    #[error("file {path} {what}")]
+    Stray {
+        /// Which, below the directory.
+        path: PathBuf,
+        /// What it is.
+        what: Stray,
+    },
+    /// More than the caller allows.
+    #[error("the files are {found} {what}, {most} are allowed: nothing was written")]
+    TooMuch {
+        /// `bytes` or `names`.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// How many there may be.
+        most: u64,
+    },
+    /// Not a block of ids.
+    #[error("ids {to} and the {count} from there on are no block of ids")]
+    Ids {
+        /// The first.
+        to: u32,
+        /// How many.
+        count: u32,
+    },
     /// Something is in the way.
     #[error("directory {0} is not empty")]
     NotEmpty(PathBuf),
@@ -88,22 +138,69 @@ pub enum RestoreError {
     },
 }
 
+fn path_of(tree: &Tree, index: u32) -> PathBuf {
+    tree.path(index).into_iter().map(OsStr::from_bytes).collect()
+}
+
+/// Whether all of a tree may be made, before anything is; says what will be.
+fn check(tree: &Tree, rules: &Rules) -> Result<(Restored, HashSet<u32>), RestoreError> {
+    if let Some(fault) = tree.fault() {
+        return Err(RestoreError::Fault(fault));
+    }
+    let IdShift { to, count, .. } = rules.ids;
+    // The last id of all is none: chown(2) takes it for "as it is".
+    if to.checked_add(count).is_none() {
+        return Err(RestoreError::Ids { to, count });
+    }
+    let too_much =
+        |what, found, most| if found > most { Err(RestoreError::TooMuch { what, found, most }) } else { Ok(()) };
+    let mut done = Restored { entries: tree.entries.len() as u64, ..Restored::default() };
+    too_much("names", done.entries, rules.limits.entries)?;
+    let mut skipped = HashSet::new();
+    for (index, entry) in (0..).zip(&tree.entries) {
+        let stray = |what| RestoreError::Stray { path: path_of(tree, index), what };
+        let is_skipped = match &entry.node {
+            Node::Link(to) => skipped.contains(to),
+            node => match (rules::check_device(node), rules.strays) {
+                (Err(what), Strays::Refuse) => return Err(stray(what)),
+                (Err(_), Strays::Skip) => true,
+                (Ok(()), _) => false,
+            },
+        };
+        if is_skipped {
+            skipped.insert(index);
+            done.skipped.push(path_of(tree, index));
+            continue;
+        }
+        if !matches!(entry.node, Node::Link(_)) {
+            rules::check(entry, rules.ids.own()).map_err(stray)?;
+        }
+        let content = match &entry.node {
+            Node::File { extents, .. } => extents.iter().map(|extent| u64::from(extent.length)).sum(),
+            Node::Symlink(target) => target.len() as u64,
+            _ => 0,
+        };
+        let attributes = entry.attributes.xattrs.iter().map(|(name, value)| (name.len() + value.len()) as u64);
+        done.bytes = attributes.fold(done.bytes.saturating_add(content), u64::saturating_add);
+    }
+    too_much("bytes", done.bytes, rules.limits.bytes)?;
+    Ok((done, skipped))
+}
+
 /// Makes what `tree` says in the empty directory `dir`. `fetch` gives the opened bytes of a block; it is asked once for
 /// contents that follow each other in one.
 ///
 /// # Errors
-/// The tree is refused, a block does not come, the file system's.
+/// The tree is refused, before anything is made; a block does not come; the file system's.
 pub fn restore(
     tree: &Tree,
     dir: &Path,
-    shift: IdShift,
+    rules: &Rules,
     mut fetch: impl FnMut(&BlockRef) -> io::Result<Vec<u8>>,
-) -> Result<(), RestoreError> {
-    if let Some(fault) = tree.fault() {
-        return Err(RestoreError::Fault(fault));
-    }
+) -> Result<Restored, RestoreError> {
+    let (done, skipped) = check(tree, rules)?;
     if tree.entries.is_empty() {
-        return Ok(());
+        return Ok(done);
     }
     let at_dir = |source| RestoreError::Io { path: dir.to_owned(), source };
     if std::fs::read_dir(dir).map_err(at_dir)?.next().is_some() {
@@ -112,14 +209,12 @@ pub fn restore(
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let root = rustix::fs::open(dir, flags, Mode::empty()).map_err(|e| at_dir(e.into()))?;
     let root = root.as_fd();
-    let failed = |index: u32| {
-        move |source: io::Error| {
-            let path = tree.path(index).into_iter().map(OsStr::from_bytes).collect();
-            RestoreError::Io { path, source }
-        }
-    };
+    let failed = |index: u32| move |source: io::Error| RestoreError::Io { path: path_of(tree, index), source };
     let mut parent: Option<(u32, OwnedFd)> = None;
     for (index, entry) in (0..).zip(&tree.entries).skip(1) {
+        if skipped.contains(&index) {
+            continue;
+        }
         if parent.as_ref().is_none_or(|(known, _)| *known != entry.parent) {
             let fd = open_directory(root, tree, entry.parent).map_err(failed(entry.parent))?;
             parent = Some((entry.parent, fd));
@@ -128,7 +223,7 @@ pub fn restore(
         make(root, tree, fd, entry).map_err(failed(index))?;
     }
     let mut last: Option<(u32, Vec<u8>)> = None;
-    let first: std::collections::HashSet<u32> = tree.order.iter().copied().collect();
+    let first: HashSet<u32> = tree.order.iter().copied().collect();
     let rest = (0..tree.entries.len() as u32).filter(|index| !first.contains(index));
     for index in tree.order.iter().copied().chain(rest) {
         if let Node::File { extents, .. } = &tree.entries[index as usize].node {
@@ -137,11 +232,11 @@ pub fn restore(
     }
     // Children before parents, whose times they would change.
     for index in (0..tree.entries.len() as u32).rev() {
-        if !matches!(tree.entries[index as usize].node, Node::Link(_)) {
-            attributes(root, tree, index, shift).map_err(failed(index))?;
+        if !matches!(tree.entries[index as usize].node, Node::Link(_)) && !skipped.contains(&index) {
+            attributes(root, tree, index, rules.ids).map_err(failed(index))?;
         }
     }
-    Ok(())
+    Ok(done)
 }
 
 fn open_directory(root: BorrowedFd<'_>, tree: &Tree, index: u32) -> io::Result<OwnedFd> {
@@ -186,7 +281,7 @@ fn fill(
     if extents.is_empty() {
         return Ok(());
     }
-    let path = || tree.path(index).into_iter().map(OsStr::from_bytes).collect();
+    let path = || path_of(tree, index);
     let failed = |source: io::Error| RestoreError::Io { path: path(), source };
     let fd = beneath::open(root, &tree.path(index), OFlags::WRONLY).map_err(failed)?;
     for extent in extents {

@@ -5,7 +5,7 @@
 
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Longest name, in bytes (limits.h, NAME_MAX).
 const NAME_MAX: usize = 255;
@@ -135,6 +135,9 @@ impl Tree {
                 return Some(fault);
             }
         }
+        if self.blocks.iter().any(|block| !block.is_sound()) {
+            return Some("block");
+        }
         let is_file =
             |index: &u32| matches!(self.entries.get(*index as usize).map(|entry| &entry.node), Some(Node::File { .. }));
         (!self.order.iter().all(is_file)).then_some("order")
@@ -147,11 +150,7 @@ impl Tree {
         names: &mut HashSet<(u32, &'a [u8])>,
     ) -> Option<&'static str> {
         let name = &entry.name[..];
-        if name.is_empty()
-            || name.len() > NAME_MAX
-            || [&b"."[..], b".."].contains(&name)
-            || name.iter().any(|b| [0, b'/'].contains(b))
-        {
+        if !is_name(name) {
             return Some("name");
         }
         if entry.parent as usize >= index || self.entries[entry.parent as usize].node != Node::Directory {
@@ -228,6 +227,61 @@ impl Tree {
         reader.end()?;
         tree.fault().is_none().then_some(tree)
     }
+}
+
+/// The trees of a proc, by name: its own files (`upper`), layers, pinned base files. Each is walked and restored by
+/// itself; no link leads from one into another.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Files {
+    /// The roots. A name is one component of a path, as an entry's.
+    pub roots: BTreeMap<String, Tree>,
+}
+
+impl Files {
+    /// What is wrong with them, if anything: the root, and what of it ([`Tree::fault`]).
+    pub fn fault(&self) -> Option<(&str, &'static str)> {
+        let fault = |(name, tree): (&'_ String, &Tree)| {
+            if is_name(name.as_bytes()) { tree.fault() } else { Some("name of a root") }
+        };
+        self.roots.iter().find_map(|(name, tree)| fault((name, tree)).map(|fault| (&name[..], fault)))
+    }
+
+    /// The packs that they lead to.
+    pub fn packs(&self) -> BTreeSet<PackRef> {
+        self.roots.values().flat_map(Tree::packs).collect()
+    }
+
+    /// Their section. They have no fault, and `packs` lists all of their packs.
+    pub(crate) fn encode(&self, packs: &[PackRef]) -> Vec<u8> {
+        let mut out = Vec::new();
+        wire::put(&mut out, self.roots.len() as u64);
+        for (name, tree) in &self.roots {
+            wire::put_bytes(&mut out, name.as_bytes());
+            wire::put_bytes(&mut out, &tree.encode(packs));
+        }
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8], packs: &[PackRef]) -> Option<Files> {
+        let mut reader = Reader(bytes);
+        let mut files = Files::default();
+        for _ in 0..reader.count()? {
+            let name = reader.text()?;
+            if files.roots.insert(name, Tree::decode(reader.bytes()?, packs)?).is_some() {
+                return None;
+            }
+        }
+        reader.end()?;
+        files.fault().is_none().then_some(files)
+    }
+}
+
+/// One component of a path, and nothing that leads elsewhere.
+pub(crate) fn is_name(name: &[u8]) -> bool {
+    !name.is_empty()
+        && name.len() <= NAME_MAX
+        && ![&b"."[..], b".."].contains(&name)
+        && !name.iter().any(|byte| [0, b'/'].contains(byte))
 }
 
 fn put_node(out: &mut Vec<u8>, node: &Node) {
@@ -353,6 +407,30 @@ mod tests {
         let mut odd = entry(0, b"a", Node::Fifo);
         odd.attributes.mode = 0o10000;
         assert_eq!(fault(vec![odd]), Some("attribute"));
+    }
+
+    #[test]
+    fn several_roots_come_back_and_their_names_lead_nowhere() {
+        let file = |name: &[u8]| tree(vec![entry(0, name, Node::Fifo)]);
+        let of = |roots: &[(&str, Tree)]| Files {
+            roots: roots.iter().map(|(name, tree)| ((*name).to_owned(), tree.clone())).collect(),
+        };
+        let files = of(&[("upper", file(b"a")), ("pins", file(b"b")), ("layer", Tree::default())]);
+        assert_eq!(Files::decode(&files.encode(&[]), &[]), Some(files.clone()));
+        assert_eq!((files.fault(), Files::default().fault()), (None, None));
+        for name in ["", "..", "a/b", "/", "a\0"] {
+            let bad = of(&[(name, file(b"a"))]);
+            assert_eq!(bad.fault(), Some((name, "name of a root")));
+            assert_eq!(Files::decode(&bad.encode(&[]), &[]), None);
+        }
+        assert_eq!(of(&[("upper", file(b".."))]).fault(), Some(("upper", "name")));
+        let mut twice = files.encode(&[]);
+        twice.splice(0..1, [4]);
+        let (mut name, inner) = (Vec::new(), file(b"b").encode(&[]));
+        wire::put_bytes(&mut name, b"upper");
+        wire::put_bytes(&mut name, &inner);
+        twice.extend(name);
+        assert_eq!(Files::decode(&twice, &[]), None);
     }
 
     proptest! {

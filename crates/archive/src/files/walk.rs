@@ -6,18 +6,20 @@
 //! young that a later change could have the same ones is not taken for known.
 
 use super::beneath;
+use super::rules::{self, Ids, Stray, Strays};
 use super::tree::{Attributes, Entry, Extent, Node, Tree};
 use crate::index::{self, Blocks, ContentHash, Place};
 use crate::packing::{PackError, Packing};
 use crate::wire;
 use kip_types::Realm;
 use rustix::fs::{Dir, FileType, Mode, OFlags, SeekFrom, Stat};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Largest piece of a file's content, in bytes; also where pieces begin.
@@ -49,6 +51,17 @@ pub enum WalkError {
         /// Which, below the directory.
         path: PathBuf,
     },
+    /// What a proc's files may not be: it could not be restored.
+    #[error("file {path} {what}")]
+    Stray {
+        /// Which, below the directory.
+        path: PathBuf,
+        /// What it is.
+        what: Stray,
+    },
+    /// The caller wants no more of it.
+    #[error("the archiving of files was called off")]
+    Cancelled,
     /// It cannot be stored.
     #[error(transparent)]
     Pack(#[from] PackError),
@@ -141,25 +154,46 @@ pub struct Archived {
     pub seen: Seen,
     /// Files whose contents were read.
     pub read: u64,
+    /// Devices that were left out, with all their names.
+    pub skipped: Vec<PathBuf>,
 }
 
-/// Archives what is below `root`. `first`: paths below it of the files that are needed first, in that order; what is
-/// not there does not matter.
+/// How a directory is archived.
+#[derive(Debug, Clone, Copy)]
+pub struct Walk<'a> {
+    /// Paths below it of the files that are needed first, in that order; what is not there does not matter.
+    pub first: &'a [&'a Path],
+    /// The proc's ids here. A file of anybody else's is refused.
+    pub ids: Ids,
+    /// What happens to devices that no proc has.
+    pub strays: Strays,
+    /// Looked at before each name and each megabyte that is read: true calls it off.
+    pub cancel: &'a AtomicBool,
+}
+
+impl Walk<'_> {
+    fn goes_on(&self) -> Result<(), WalkError> {
+        if self.cancel.load(Ordering::Relaxed) { Err(WalkError::Cancelled) } else { Ok(()) }
+    }
+}
+
+/// Archives what is below `root`. Attributes that an overlay makes anew on each machine are left out.
 ///
 /// # Errors
-/// A file cannot be read or stored, or changes.
-pub fn archive(root: &Path, first: &[&Path], seen: &Seen, packing: &mut Packing<'_>) -> Result<Archived, WalkError> {
+/// A file cannot be read or stored, changes, or is what no proc's may be; it was called off.
+pub fn archive(root: &Path, walk: &Walk<'_>, seen: &Seen, packing: &mut Packing<'_>) -> Result<Archived, WalkError> {
     let at_root = |source: rustix::io::Errno| WalkError::Io { path: root.to_owned(), source: source.into() };
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::open(root, flags, Mode::empty()).map_err(at_root)?;
-    let mut listing = Listing { root: dir.as_fd(), tree: Tree::default(), ids: HashMap::new(), links: HashMap::new() };
+    let (tree, ids, links, strays, skipped) = Default::default();
+    let mut listing = Listing { walk, root: dir.as_fd(), tree, ids, links, strays, skipped };
     listing.all()?;
-    let Listing { mut tree, ids, .. } = listing;
+    let Listing { mut tree, ids, skipped, .. } = listing;
     let by_path: HashMap<Vec<&[u8]>, u32> = ids.keys().map(|index| (tree.path(*index), *index)).collect();
     let names = |path: &Path| -> Vec<Vec<u8>> { path.iter().map(|name| name.as_bytes().to_vec()).collect() };
     let place = |path: &&Path| by_path.get(&names(path).iter().map(|n| &n[..]).collect::<Vec<_>>()).copied();
     let mut order: Vec<u32> = Vec::new();
-    for index in first.iter().filter_map(place) {
+    for index in walk.first.iter().filter_map(place) {
         if !order.contains(&index) {
             order.push(index);
         }
@@ -176,25 +210,30 @@ pub fn archive(root: &Path, first: &[&Path], seen: &Seen, packing: &mut Packing<
             None if id.size == 0 => {}
             None => {
                 read += 1;
-                contents.file(dir.as_fd(), &tree, index, id, packing)?;
+                contents.file(dir.as_fd(), &tree, index, id, walk, packing)?;
             }
         }
     }
     contents.flush(packing)?;
     tree.order = order;
     let seen = contents.settle(&mut tree, &ids, now);
+    tree.blocks.iter().for_each(|block| packing.refer(block));
     debug_assert_eq!(tree.fault(), None);
-    Ok(Archived { tree, seen, read })
+    Ok(Archived { tree, seen, read, skipped })
 }
 
 /// The names, before any content is read.
 struct Listing<'a> {
+    walk: &'a Walk<'a>,
     root: BorrowedFd<'a>,
     tree: Tree,
     /// Regular files.
     ids: HashMap<u32, Identity>,
     /// Inodes with several names, by device and number.
     links: HashMap<(u64, u64), u32>,
+    /// Devices that are left out.
+    strays: HashSet<(u64, u64)>,
+    skipped: Vec<PathBuf>,
 }
 
 impl Listing<'_> {
@@ -237,23 +276,31 @@ impl Listing<'_> {
             let new = self.tree.entries.len() as u32;
             let attributes = Attributes::default();
             self.tree.entries.push(Entry { parent: index, name, attributes, node: Node::Directory });
-            self.look(new)?;
+            if !self.look(new)? {
+                self.skipped.push(path_of(&self.tree, new));
+                self.tree.entries.pop();
+            }
         }
         Ok(())
     }
 
-    /// Fills in what an entry is.
-    fn look(&mut self, index: u32) -> Result<(), WalkError> {
+    /// Fills in what an entry is; false if it is to be left out.
+    fn look(&mut self, index: u32) -> Result<bool, WalkError> {
+        self.walk.goes_on()?;
         let failed = self.failed(index);
         let fd = beneath::open(self.root, &self.tree.path(index), OFlags::PATH).map_err(&failed)?;
         let stat = rustix::fs::fstat(&fd).map_err(|e| failed(e.into()))?;
         let kind = FileType::from_raw_mode(stat.st_mode);
+        let inode = (stat.st_dev, stat.st_ino);
+        if self.strays.contains(&inode) {
+            return Ok(false);
+        }
         if kind != FileType::Directory && stat.st_nlink > 1 {
-            if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
+            if let Some(first) = self.links.get(&inode) {
                 self.tree.entries[index as usize].node = Node::Link(*first);
-                return Ok(());
+                return Ok(true);
             }
-            self.links.insert((stat.st_dev, stat.st_ino), index);
+            self.links.insert(inode, index);
         }
         let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
         let node = match kind {
@@ -272,13 +319,24 @@ impl Listing<'_> {
             FileType::BlockDevice => Node::Block { major, minor },
             _ => return Err(failed(io::ErrorKind::Unsupported.into())),
         };
+        let stray = |what| WalkError::Stray { path: path_of(&self.tree, index), what };
+        match (rules::check_device(&node), self.walk.strays) {
+            (Err(what), Strays::Refuse) => return Err(stray(what)),
+            (Err(_), Strays::Skip) => {
+                self.strays.insert(inode);
+                return Ok(false);
+            }
+            (Ok(()), _) => {}
+        }
         let xattrs = xattrs(&fd).map_err(&failed)?;
         let entry = &mut self.tree.entries[index as usize];
         let mtime = (stat.st_mtime as i64, stat.st_mtime_nsec as u32);
         entry.attributes =
             Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid, mtime, xattrs };
         entry.node = node;
-        Ok(())
+        let checked = rules::check(entry, self.walk.ids);
+        checked.map_err(|what| WalkError::Stray { path: path_of(&self.tree, index), what })?;
+        Ok(true)
     }
 }
 
@@ -286,7 +344,7 @@ fn path_of(tree: &Tree, index: u32) -> PathBuf {
     if index == 0 { PathBuf::from(".") } else { tree.path(index).into_iter().map(OsStr::from_bytes).collect() }
 }
 
-/// All extended attributes, by name.
+/// All extended attributes that are kept, by name.
 fn xattrs(fd: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
     let path = beneath::by_descriptor(fd);
     let length = match rustix::fs::listxattr_query(path.as_str()) {
@@ -299,7 +357,7 @@ fn xattrs(fd: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
         list.truncate(length);
     }
     let mut found = Vec::new();
-    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+    for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty() && !rules::is_bound_to_machine(name)) {
         let length = rustix::fs::getxattr_query(path.as_str(), name)?;
         let mut value = vec![0u8; length];
         if length > 0 {
@@ -344,6 +402,7 @@ impl Contents {
         tree: &Tree,
         index: u32,
         id: Identity,
+        walk: &Walk<'_>,
         packing: &mut Packing<'_>,
     ) -> Result<(), WalkError> {
         let path = path_of(tree, index);
@@ -360,6 +419,7 @@ impl Contents {
         while let Some((data, end)) = segment(&fd, at, id.size).map_err(failed)? {
             at = data;
             while at < end {
+                walk.goes_on()?;
                 let length = (PIECE - at % PIECE).min(end - at);
                 buffer.resize(length as usize, 0);
                 if !read_all(&fd, &mut buffer, at).map_err(failed)? {

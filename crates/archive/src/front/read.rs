@@ -4,22 +4,22 @@
 //! limit.
 //!
 //! ```text
-//! Manifest -> Sets -> Metadata* -> SetPages* -> PageTable -> Files -> End
+//! Manifest -> Sets -> PageTable -> Files -> Metadata* -> EagerPages* -> Eager -> SetPages* -> End
 //! ```
+//!
+//! Each event comes as soon as its bytes have. From `Files` on it is known where everything is, from `Eager` on all is
+//! there that cannot wait for a fault, at `End` every page has come that the page table says is in the front.
 
-use super::{Manifest, Sets, decode_set_pages, decode_sets, section};
-use crate::files::tree::Tree;
+use super::{Manifest, PageList, SECTION_MAX, Sets, decode_pages, decode_sets, section};
+use crate::files::tree::Files;
 use crate::ids::ProcId;
 use crate::keys::Keyring;
+use crate::names::FrontRef;
 use crate::seal::{Expect, Header, Kind, OpenError};
-use crate::stream::{Chunk, ChunkReader};
-use crate::table::PageTable;
-use kip_types::Generation;
+use crate::stream::{Chunk, ChunkReader, Ends};
+use crate::table::{Found, PageTable, Space};
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-
-/// Most bytes of a section that is held whole.
-const SECTION_MAX: usize = 256 << 20;
 
 /// What has arrived.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +28,10 @@ pub enum Event {
     Manifest(Box<Manifest>),
     /// The working sets.
     Sets(Sets),
+    /// Where every page is.
+    PageTable(PageTable),
+    /// The filesystem difference.
+    Files(Files),
     /// A part of a metadata file.
     Metadata {
         /// Its name.
@@ -37,17 +41,22 @@ pub enum Event {
         /// There are no more of it.
         is_complete: bool,
     },
-    /// Pages of working sets, in order of need.
-    SetPages {
-        /// Number inside the sandbox.
-        process: u32,
+    /// Pages that cannot wait for a fault.
+    EagerPages {
+        /// Whose.
+        space: Space,
         /// Address, bytes.
         pages: Vec<(u64, Vec<u8>)>,
     },
-    /// Where every page is.
-    PageTable(PageTable),
-    /// The filesystem difference.
-    Files(Tree),
+    /// All eager pages have come.
+    Eager,
+    /// Pages of working sets, in order of need.
+    SetPages {
+        /// Whose.
+        space: Space,
+        /// Address, bytes.
+        pages: Vec<(u64, Vec<u8>)>,
+    },
     /// The last.
     End,
 }
@@ -63,15 +72,17 @@ pub struct FrontReader {
     held: Vec<u8>,
     /// Metadata files that are not complete: which of the manifest's, bytes left.
     awaited: VecDeque<(usize, u64)>,
-    /// Pages that have come: process, address. The page table must not name others as being here.
-    came: HashSet<(u32, u64)>,
+    /// What the page table says of pages, until all have come.
+    table: PageTable,
+    /// Pages that have come.
+    came: HashSet<(Space, u64)>,
     ready: VecDeque<Event>,
 }
 
 impl FrontReader {
-    /// One for the front of this proc and generation.
-    pub fn new(keys: Arc<Keyring>, proc: ProcId, generation: Generation) -> FrontReader {
-        let expect = Expect { kind: Kind::Front, proc: Some(proc), generation: Some(generation) };
+    /// One for a front of this proc.
+    pub fn new(keys: Arc<Keyring>, proc: ProcId, front: FrontRef) -> FrontReader {
+        let expect = expect(Some(proc), Some(front));
         FrontReader {
             keys,
             chunks: ChunkReader::new(expect),
@@ -79,6 +90,7 @@ impl FrontReader {
             section: section::MANIFEST,
             held: Vec::new(),
             awaited: VecDeque::new(),
+            table: PageTable::default(),
             came: HashSet::new(),
             ready: VecDeque::new(),
         }
@@ -128,19 +140,8 @@ impl FrontReader {
 
     fn chunk(&mut self, chunk: Chunk) -> Result<(), OpenError> {
         let malformed = |what| OpenError::Malformed { what };
-        if chunk.section < self.section || chunk.last != (chunk.section == section::END) {
+        if chunk.section != self.section || (chunk.ends == Ends::Object) != (chunk.section == section::END) {
             return Err(malformed("order of sections"));
-        }
-        if chunk.section > self.section {
-            self.leave()?;
-            let whole = [section::SETS, section::TABLE, section::FILES];
-            if whole.iter().any(|whole| self.section < *whole && *whole < chunk.section) {
-                return Err(malformed("order of sections"));
-            }
-            if self.section <= section::METADATA && chunk.section > section::METADATA {
-                self.complete().ok_or(malformed("metadata"))?;
-            }
-            self.section = chunk.section;
         }
         match chunk.section {
             section::MANIFEST | section::SETS | section::TABLE | section::FILES => {
@@ -150,15 +151,33 @@ impl FrontReader {
                 self.held.extend_from_slice(&chunk.bytes);
             }
             section::METADATA => self.metadata(&chunk.bytes).ok_or(malformed("metadata"))?,
-            section::SET_PAGES => {
-                let pages = decode_set_pages(&chunk.bytes).ok_or(malformed("chunk of pages"))?;
-                self.came.extend(pages.iter().map(|(address, _)| (chunk.extra, *address)));
-                self.ready.push_back(Event::SetPages { process: chunk.extra, pages });
+            section::EAGER | section::SET_PAGES if !chunk.bytes.is_empty() => {
+                let (space, pages) = self.pages(&chunk.bytes).ok_or(malformed("chunk of pages"))?;
+                self.ready.push_back(match chunk.section {
+                    section::EAGER => Event::EagerPages { space, pages },
+                    _ => Event::SetPages { space, pages },
+                });
             }
             section::END => self.ready.push_back(Event::End),
-            _ => return Err(malformed("section")),
+            _ => {}
+        }
+        if chunk.ends == Ends::Section {
+            self.leave()?;
+            self.section += 1;
         }
         Ok(())
+    }
+
+    /// Pages of which the table says that they are somewhere, each once.
+    fn pages(&mut self, bytes: &[u8]) -> Option<(Space, PageList)> {
+        let (space, pages) = decode_pages(bytes)?;
+        for (address, _) in &pages {
+            let is_somewhere = matches!(self.table.find(space, *address), Found::Front | Found::Block(_));
+            if !is_somewhere || !self.came.insert((space, *address)) {
+                return None;
+            }
+        }
+        Some((space, pages))
     }
 
     /// A section is over.
@@ -176,16 +195,18 @@ impl FrontReader {
             }
             section::SETS => Event::Sets(decode_sets(&held).ok_or(malformed("list of working sets"))?),
             section::TABLE => {
-                let table = PageTable::decode(&held, packs()).ok_or(malformed("page table"))?;
-                let is_here =
-                    |process: &u32| table.in_front(*process).all(|page| self.came.contains(&(*process, page)));
-                if !table.processes.keys().all(is_here) {
-                    return Err(malformed("page table"));
-                }
-                Event::PageTable(table)
+                self.table = PageTable::decode(&held, packs()).ok_or(malformed("page table"))?;
+                Event::PageTable(self.table.clone())
             }
-            section::FILES => Event::Files(Tree::decode(&held, packs()).ok_or(malformed("list of files"))?),
-            _ => return Ok(()),
+            section::FILES => Event::Files(Files::decode(&held, packs()).ok_or(malformed("list of files"))?),
+            section::METADATA => return self.complete().ok_or(malformed("metadata")),
+            section::EAGER => Event::Eager,
+            _ => {
+                let table = std::mem::take(&mut self.table);
+                let came = std::mem::take(&mut self.came);
+                let is_whole = table.in_front().all(|page| came.contains(&page));
+                return if is_whole { Ok(()) } else { Err(malformed("page table")) };
+            }
         };
         self.ready.push_back(event);
         Ok(())
@@ -224,38 +245,39 @@ impl FrontReader {
     }
 }
 
+fn expect(proc: Option<ProcId>, front: Option<FrontRef>) -> Expect {
+    let (generation, salt) = (front.map(|front| front.generation), front.map(|front| front.id.0));
+    Expect { kind: Kind::Front, proc, generation, salt }
+}
+
 /// A manifest that says what its header says.
 fn manifest_of(bytes: &[u8], header: Option<&Header>) -> Result<Manifest, OpenError> {
     let malformed = OpenError::Malformed { what: "manifest" };
     let manifest: Manifest = serde_json::from_slice(bytes).map_err(|_| malformed.clone())?;
     let is_its = header.is_some_and(|header| header.generation == manifest.generation);
-    if is_its && manifest.is_sound() { Ok(manifest) } else { Err(malformed) }
+    if is_its && manifest.fault().is_none() { Ok(manifest) } else { Err(malformed) }
 }
 
 /// The manifest from an object's first bytes, [`super::SUMMARY`] of them as a rule. `None`: more are needed. `proc` and
-/// `generation` are checked if they are given.
+/// `front` are checked if they are given.
 ///
 /// # Errors
 /// See [`OpenError`].
 pub fn summary(
     keys: &Keyring,
     proc: Option<ProcId>,
-    generation: Option<Generation>,
+    front: Option<FrontRef>,
     mut bytes: &[u8],
 ) -> Result<Option<Manifest>, OpenError> {
-    let mut chunks = ChunkReader::new(Expect { kind: Kind::Front, proc, generation });
+    let mut chunks = ChunkReader::new(expect(proc, front));
     let mut held = Vec::new();
     while let Some(chunk) = chunks.next(keys, &mut bytes)? {
-        // JSON says itself where it ends, but only the chunk behind it says that nothing is missing.
-        if chunk.section != section::MANIFEST {
-            return manifest_of(&held, chunks.header()).map(Some);
+        if chunk.section != section::MANIFEST || held.len() + chunk.bytes.len() > SECTION_MAX {
+            return Err(OpenError::Malformed { what: "manifest" });
         }
         held.extend_from_slice(&chunk.bytes);
-        if let Ok(manifest) = manifest_of(&held, chunks.header()) {
-            return Ok(Some(manifest));
-        }
-        if held.len() > SECTION_MAX {
-            return Err(OpenError::Malformed { what: "length of a section" });
+        if chunk.ends == Ends::Section {
+            return manifest_of(&held, chunks.header()).map(Some);
         }
     }
     Ok(None)
@@ -265,9 +287,11 @@ pub fn summary(
 mod tests {
     use super::*;
     use crate::codec::Codec;
-    use crate::front::{MetadataFile, Sizes};
+    use crate::front::{MetadataFile, Sizes, encode_pages};
+    use crate::ids::FrontId;
     use crate::stream::ChunkWriter;
     use crate::table::Home;
+    use kip_types::Generation;
 
     fn manifest(metadata: &[(&str, u64)]) -> Manifest {
         Manifest {
@@ -285,15 +309,21 @@ mod tests {
         }
     }
 
-    /// A front of these chunks, sealed by the realm's own key.
-    fn read(chunks: &[(u8, &[u8])]) -> Result<usize, OpenError> {
+    /// A front of these chunks, each its section's last but those with `goes_on`, sealed by the realm's own key.
+    fn read(chunks: &[(u8, &[u8])], goes_on: &[usize]) -> Result<usize, OpenError> {
         let keys = Arc::new(Keyring::generate("blue".parse().unwrap(), 1));
         let proc = ProcId::random();
         let mut writer = ChunkWriter::begin(&keys, Kind::Front, proc, Generation(1)).unwrap();
-        for (section, bytes) in chunks {
-            writer.chunk(*section, 1, Codec::Zstd, bytes, *section == section::END);
+        for (index, (section, bytes)) in chunks.iter().enumerate() {
+            let ends = match *section {
+                section::END => Ends::Object,
+                _ if goes_on.contains(&index) => Ends::Nothing,
+                _ => Ends::Section,
+            };
+            writer.chunk(*section, Codec::Zstd, bytes, ends);
         }
-        let mut reader = FrontReader::new(keys, proc, Generation(1));
+        let front = FrontRef { generation: Generation(1), id: FrontId(writer.header().salt) };
+        let mut reader = FrontReader::new(keys, proc, front);
         let events = reader.push(&writer.take())?;
         reader.finish().map(|()| events.len())
     }
@@ -302,30 +332,65 @@ mod tests {
     fn what_is_authentic_but_not_whole_is_refused() {
         let text = |metadata| serde_json::to_vec(&manifest(metadata)).unwrap();
         let (plain, with_file) = (text(&[]), text(&[("core-1.img", 3)]));
-        let (sets, table, files) = ((2, &b"\0"[..]), (5, &b"\0\0"[..]), (6, &b"\0\0\0"[..]));
-        let end = (7, &b""[..]);
-        let malformed = |chunks: &[(u8, &[u8])]| {
-            let refused = read(chunks).unwrap_err();
+        fn front(manifest: &[u8]) -> Vec<(u8, &[u8])> {
+            vec![(1, manifest), (2, b"\0"), (3, b"\0\0"), (4, b"\0"), (5, b""), (6, b""), (7, b""), (8, b"")]
+        }
+        let malformed = |chunks: &[(u8, &[u8])], goes_on: &[usize]| {
+            let refused = read(chunks, goes_on).unwrap_err();
             assert!(matches!(refused, OpenError::Malformed { .. }), "{refused}");
         };
-        assert_eq!(read(&[(1, &plain), sets, table, files, end]), Ok(5));
-        assert_eq!(read(&[(1, &with_file), sets, (3, b"abc"), table, files, end]), Ok(6));
-        malformed(&[(1, &with_file), sets, table, files, end]);
-        malformed(&[(1, &with_file), sets, (3, b"ab"), table, files, end]);
-        malformed(&[(1, &with_file), sets, (3, b"abcd"), table, files, end]);
-        for missing in 0..4 {
-            let mut chunks = vec![(1, &plain[..]), sets, table, files, end];
-            chunks.remove(missing);
-            malformed(&chunks);
+        let with = |at: usize, chunk: &'static [u8]| {
+            let mut chunks = front(&with_file);
+            chunks[at].1 = chunk;
+            chunks
+        };
+        assert_eq!(read(&front(&plain), &[]), Ok(6));
+        assert_eq!(read(&with(4, b"abc"), &[]), Ok(7));
+        for short in [&b""[..], b"ab", b"abcd"] {
+            let mut chunks = front(&with_file);
+            chunks[4].1 = short;
+            malformed(&chunks, &[]);
         }
-        malformed(&[(1, &plain), sets, files, table, end]);
-        malformed(&[(1, &text(&[("../core", 0)])), sets, table, files, end]);
-        malformed(&[(1, b"{}"), sets, table, files, end]);
-        malformed(&[(1, &plain), sets, table, (9, b"")]);
-        let truncated = read(&[(1, &plain), sets, table, files]);
+        for missing in 0..7 {
+            let mut chunks = front(&plain);
+            chunks.remove(missing);
+            malformed(&chunks, &[]);
+            malformed(&front(&plain), &[missing]);
+            let mut chunks = front(&plain);
+            chunks.swap(missing, missing + 1);
+            malformed(&chunks, &[]);
+        }
+        malformed(&front(&text(&[("../core", 0)])), &[]);
+        malformed(&front(b"{}"), &[]);
+        let mut other = front(&plain);
+        other[7] = (9, b"");
+        malformed(&other, &[]);
+        let truncated = read(&front(&plain)[..7], &[]);
         assert!(matches!(truncated, Err(OpenError::Truncated { .. })), "{truncated:?}");
-        let mut elsewhere = PageTable::default();
-        elsewhere.push(1, 0x1000, Home::Front);
-        malformed(&[(1, &plain), sets, (5, &elsewhere.encode(&[])), files, end]);
+    }
+
+    #[test]
+    fn pages_come_once_and_as_the_table_says() {
+        let text = serde_json::to_vec(&manifest(&[])).unwrap();
+        let space = Space::Shared(9);
+        let mut table = PageTable::default();
+        table.push(space, 0x1000, Home::Front);
+        table.push(space, 0x2000, Home::Front);
+        table.push(space, 0x3000, Home::Zeros);
+        let table = table.encode(&[]);
+        let pages = |addresses: &[u64]| {
+            if addresses.is_empty() { vec![] } else { encode_pages(space, addresses, &vec![7; addresses.len() * 4096]) }
+        };
+        let front = |eager: &[u64], set: &[u64]| {
+            let (eager, set) = (pages(eager), pages(set));
+            read(&[(1, &text), (2, b"\0"), (3, &table), (4, b"\0"), (5, b""), (6, &eager), (7, &set), (8, b"")], &[])
+        };
+        assert_eq!(front(&[0x1000], &[0x2000]), Ok(8));
+        assert_eq!(front(&[], &[0x2000, 0x1000]), Ok(7));
+        let malformed = |what| Err(OpenError::Malformed { what });
+        assert_eq!(front(&[0x1000], &[]), malformed("page table"), "one did not come");
+        assert_eq!(front(&[0x1000], &[0x1000, 0x2000]), malformed("chunk of pages"), "twice");
+        assert_eq!(front(&[0x1000, 0x2000, 0x3000], &[]), malformed("chunk of pages"), "those are zeros");
+        assert_eq!(front(&[0x1000, 0x2000], &[0x4000]), malformed("chunk of pages"), "of nowhere");
     }
 }
