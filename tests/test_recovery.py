@@ -350,7 +350,7 @@ class Story:
         return view and view["state"]
 
     def settled(self) -> bool:
-        return self.state() in (None, "running", "hibernated", "parked", "stopped")
+        return self.state() in (None, "running", "hibernated", "parked", "archived", "stopped")
 
     def check(self, client: Lines) -> None:
         """Talks to the program; the daemon may die in waking it, then the answer comes from the next one's wake."""
@@ -376,7 +376,8 @@ class Story:
         """The acts in order. Once it has died and been revived two more acts show that all is well, and it ends."""
         left = None
         acts = [self.start, self.hibernate, self.talk]
-        acts += [self.sleep, self.talk, self.sleep, self.wake, self.talk, self.sleep, self.stop]
+        acts += [self.sleep, self.talk, self.sleep, self.wake, self.talk]
+        acts += [self.archive, self.talk, self.archive, self.wake, self.sleep, self.stop]
         for act in [*acts, self.start_again, self.talk]:
             act()
             if self.died_in is not None:
@@ -409,6 +410,9 @@ class Story:
     def sleep(self) -> None:
         self.act("sleep", lambda: self.kip.cli("sleep", "worker", "--to", "parked"), self.is_in("parked"))
 
+    def archive(self) -> None:
+        self.act("archive", lambda: self.kip.cli("sleep", "worker", "--to", "archived"), self.is_in("archived"))
+
     def hibernate(self) -> None:
         self.act("hibernate", lambda: self.kip.cli("sleep", "worker", "--to", "hibernated"), self.is_in("hibernated"))
 
@@ -430,8 +434,9 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.parametrize("step", steps())
-def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, step: str) -> None:
-    kip = fresh_kip(start=False)
+def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, tmp_path: Path, step: str) -> None:
+    (tmp_path / "store").mkdir()
+    kip = fresh_kip("--store", str(tmp_path / "store"), start=False)
     kip.expected += RECOVERING
     kip.up("--fault-at", step)
     story = Story(kip, torture_tar, step)
@@ -443,7 +448,7 @@ def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, step: 
 def test_there_are_steps() -> None:
     found = steps()
     assert len(found) >= 15, found
-    for part in ("start", "hibernate", "park", "wake", "stop", "remove"):
+    for part in ("start", "hibernate", "park", "archive", "fetch", "wake", "stop", "remove"):
         assert any(part in step for step in found), f"no step of {part} in {found}"
 
 

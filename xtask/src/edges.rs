@@ -28,7 +28,18 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     // Policy: brings the mechanisms together.
     (
         "kip-worker",
-        &[TYPES, SYS, "kip-keeper", "kip-net", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-pager"],
+        &[
+            TYPES,
+            SYS,
+            "kip-keeper",
+            "kip-net",
+            "kip-sandbox",
+            "kip-checkpoint",
+            "kip-snapshot",
+            "kip-pager",
+            "kip-archive",
+            "kip-store",
+        ],
     ),
     // The edge: knows a worker only by the interface that it defines itself.
     ("kip-hub", &[TYPES]),

@@ -81,6 +81,12 @@ pub struct UpArgs {
     /// disk. Without it, an eighth of --memory, at most 256 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
+    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub archive_after: Option<u64>,
+    /// Object store that procs are archived in: a directory, or s3://BUCKET/PREFIX?endpoint=URL
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
     /// Most memory that procs may use together; without it, the machine's less a reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
@@ -136,6 +142,9 @@ pub struct RunArgs {
     /// That long after, it is parked
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
+    /// Parked that long, it is archived, if there is a store
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub archive_after: Option<u64>,
     /// Timers shorter than this are no activity and do not wake on time
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub tick: Option<u64>,
@@ -295,19 +304,25 @@ fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
     match s {
         "hibernated" => Ok(Tier::Hibernated),
         "parked" => Ok(Tier::Parked),
-        _ => Err("a proc can be sent to the tiers hibernated and parked".to_owned()),
+        "archived" => Ok(Tier::Archived),
+        _ => Err("a proc can be sent to the tiers hibernated, parked and archived".to_owned()),
     }
 }
 
 impl RunArgs {
     /// What the API is asked for.
     pub fn into_request(self) -> anyhow::Result<RunRequest> {
-        let left_open =
-            LeftOpen { name: self.name.is_none(), idle: self.idle.is_none(), park_after: self.park_after.is_none() };
+        let left_open = LeftOpen {
+            name: self.name.is_none(),
+            idle: self.idle.is_none(),
+            park_after: self.park_after.is_none(),
+            archive_after: self.archive_after.is_none(),
+        };
         let usual = Timing::default();
         let timing = Timing {
             idle_ms: self.idle.unwrap_or(usual.idle_ms),
             park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
+            archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
             never: self.never_sleep,
             hibernate: self.hibernate,
@@ -426,14 +441,14 @@ mod tests {
         assert_eq!(spec.limits, Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7 });
         assert_eq!(spec.image, Image::Tar("/x.tar".into()));
         assert!(request.wait_ready && spec.allow_setuid);
-        assert_eq!(request.left_open, LeftOpen::default());
+        assert_eq!(request.left_open, LeftOpen { archive_after: true, ..LeftOpen::default() });
     }
 
     #[test]
     fn what_is_not_said_is_left_to_the_daemon() {
         let request = run_request(&["--", "/usr/bin/Python3.11", "-m", "http.server"]);
         assert_eq!(request.spec.name.as_str(), "python3-11");
-        assert_eq!(request.left_open, LeftOpen { name: true, idle: true, park_after: true });
+        assert_eq!(request.left_open, LeftOpen { name: true, idle: true, park_after: true, archive_after: true });
         assert_eq!(run_request(&["--", "./_"]).spec.name.as_str(), "proc");
         let long = "x".repeat(100);
         assert_eq!(run_request(&["--", &long]).spec.name.as_str().len(), MAX_NAME - 20);
@@ -463,13 +478,12 @@ mod tests {
             &["run", "--env", "A", "--", "x"],
             &["run", "--mem", "much", "--", "x"],
             &["run", "--image", "debian", "--", "x"],
-            &["up", "--store", "s3://x"],
+            &["up", "--archive-after", "soon"],
             &["up", "--memory", "much"],
             &["up", "--memory-high", "101"],
             &["up", "--memory-high", "0"],
             &["up", "--memory-low", "-1"],
             &["up", "--memory-low", "80M"],
-            &["sleep", "web", "--to", "archived"],
             &["sleep", "web", "--to", "hot"],
             &["exec", "web"],
             &["inspect"],

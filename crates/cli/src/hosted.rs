@@ -29,10 +29,11 @@ pub async fn open(
     criu: Option<PathBuf>,
     only_criu: bool,
     set_memory: Option<u64>,
+    store: Option<String>,
     memory: MemoryMarks,
 ) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
-    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory, memory };
+    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory, store, memory };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }

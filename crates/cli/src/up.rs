@@ -49,9 +49,10 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     let defaults = Timing {
         idle_ms: args.idle.unwrap_or(usual.idle_ms),
         park_after_ms: args.park_after.unwrap_or(usual.park_after_ms),
+        archive_after_ms: args.archive_after.unwrap_or(usual.archive_after_ms),
         ..usual
     };
-    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, memory).await?);
+    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, args.store, memory).await?);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
     hosted::close(worker, ending).await?;

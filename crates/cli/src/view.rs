@@ -144,6 +144,7 @@ fn limits(spec: &Spec) -> Vec<(&'static str, String)> {
             if timing.never { "only when told to".to_owned() } else { format!("idle {}", millis(timing.idle_ms)) },
         ),
         ("parked", format!("{} after that", millis(timing.park_after_ms))),
+        ("archived", format!("{} after that, where there is a store", millis(timing.archive_after_ms))),
         ("ticks below", millis(timing.tick_ms)),
     ]
 }

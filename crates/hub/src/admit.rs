@@ -20,6 +20,10 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
         request.spec.timing.park_after_ms = defaults.park_after_ms;
         request.left_open.park_after = false;
     }
+    if request.left_open.archive_after {
+        request.spec.timing.archive_after_ms = defaults.archive_after_ms;
+        request.left_open.archive_after = false;
+    }
     check(&request.spec).map_err(|line| Refusal::new(Code::Invalid, line))
 }
 

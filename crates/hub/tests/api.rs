@@ -109,7 +109,7 @@ async fn what_is_not_a_request_is_refused_in_json() {
         ("POST /v1/procs", r#"{"spec":{"name":"../x","command":["x"]}}"#, 400, "not valid"),
         ("POST /v1/procs", r#"{"spec":{"name":"x","command":[]}}"#, 400, "no command"),
         ("POST /v1/procs", &huge, 400, "body"),
-        ("POST /v1/procs/web/sleep", r#"{"to":"archived"}"#, 400, "archived"),
+        ("POST /v1/procs/web/sleep", r#"{"to":"frozen"}"#, 400, "frozen"),
         ("POST /v1/procs/web/stop", r#"{"grace":3}"#, 400, "grace"),
         ("GET /v1/procs/..%2f..%2fetc", "", 400, "not valid"),
         ("GET /v1/procs/%ff", "", 400, "path"),
@@ -131,7 +131,7 @@ async fn what_is_not_a_request_is_refused_in_json() {
 async fn what_is_left_open_is_filled_in() {
     let (_dir, served, client) = start().await;
     let mut open = request("web", &["x"]);
-    open.left_open = LeftOpen { name: true, idle: true, park_after: true };
+    open.left_open = LeftOpen { name: true, idle: true, park_after: true, archive_after: true };
     let first = client.run(&open).await.unwrap();
     assert_eq!((first.name.as_str(), first.spec.timing.idle_ms), ("web-1", 111));
     assert_eq!(first.spec.timing.park_after_ms, 222);

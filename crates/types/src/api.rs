@@ -67,6 +67,8 @@ pub struct LeftOpen {
     pub idle: bool,
     /// `spec.timing.park_after_ms` is the daemon's default.
     pub park_after: bool,
+    /// `spec.timing.archive_after_ms` is the daemon's default.
+    pub archive_after: bool,
 }
 
 /// `POST /v1/procs/NAME/stop`.

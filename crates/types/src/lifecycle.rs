@@ -10,6 +10,9 @@
 //!    ^                                  | recorded     |
 //!    | exited                           v      event   |
 //!    +------------- Stopping <------ Parked ------> Waking
+//!                      ^            |     ^
+//!                      |  archived  v     | fetched
+//!                      +---------- Archived
 //! ```
 //!
 //! Parking that is refused returns to Hot, waking that fails returns to Parked with the same generation. A crash in
@@ -48,6 +51,8 @@ pub enum Tier {
     Hibernated,
     /// Checkpoint on local disk, no process, sockets held.
     Parked,
+    /// Checkpoint in the object store; on the machine that owns it the sockets stay held.
+    Archived,
 }
 
 impl fmt::Display for Tier {
@@ -56,6 +61,7 @@ impl fmt::Display for Tier {
             Tier::Hot => "hot",
             Tier::Hibernated => "hibernated",
             Tier::Parked => "parked",
+            Tier::Archived => "archived",
         })
     }
 }
@@ -121,6 +127,11 @@ pub enum State {
         /// The generation to wake from.
         generation: Generation,
     },
+    /// No process; the generation is in the store, read back, and its head says so. Locally it may be gone.
+    Archived {
+        /// The generation to wake from.
+        generation: Generation,
+    },
     /// Being restored from the generation.
     Waking {
         /// The generation being restored.
@@ -144,6 +155,7 @@ impl State {
             State::Hibernated { .. } => "hibernated",
             State::Parking { .. } => "parking",
             State::Parked { .. } => "parked",
+            State::Archived { .. } => "archived",
             State::Waking { .. } => "waking",
             State::Stopping => "stopping",
             State::Stopped { .. } => "stopped",
@@ -156,6 +168,7 @@ impl State {
             State::Hot { .. } | State::Parking { .. } => Some(Tier::Hot),
             State::Hibernated { .. } => Some(Tier::Hibernated),
             State::Parked { .. } | State::Waking { .. } => Some(Tier::Parked),
+            State::Archived { .. } => Some(Tier::Archived),
             State::Starting | State::Stopping | State::Stopped { .. } => None,
         }
     }
@@ -166,6 +179,7 @@ impl State {
             State::Hot { generation, .. }
             | State::Hibernated { generation, .. }
             | State::Parked { generation }
+            | State::Archived { generation }
             | State::Waking { generation } => *generation,
             State::Parking { generation, .. } => Generation(generation.0.saturating_sub(1)),
             State::Starting | State::Stopping | State::Stopped { .. } => Generation(0),
@@ -193,6 +207,10 @@ pub enum Input {
     Recorded,
     /// Parking was refused; the processes run on.
     ParkRefused,
+    /// The generation is in the store.
+    Archived,
+    /// The generation is on the local disk again, complete and read back.
+    Fetched,
     /// A wake event.
     Wake,
     /// The processes are back.
@@ -238,12 +256,17 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
         (S::Parking { init, init_started, generation }, I::ParkRefused) => {
             S::Hot { init: *init, init_started: *init_started, generation: Generation(generation.0.saturating_sub(1)) }
         }
+        (S::Parked { generation }, I::Archived) => S::Archived { generation: *generation },
+        (S::Archived { generation }, I::Fetched) => S::Parked { generation: *generation },
         (S::Parked { generation }, I::Wake) => S::Waking { generation: *generation },
         (S::Waking { generation }, I::Woken { init, init_started }) => {
             S::Hot { init, init_started, generation: *generation }
         }
         (S::Waking { generation }, I::WakeFailed) => S::Parked { generation: *generation },
-        (S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parked { .. } | S::Stopping, I::Stop) => S::Stopping,
+        (
+            S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parked { .. } | S::Archived { .. } | S::Stopping,
+            I::Stop,
+        ) => S::Stopping,
         (
             S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping,
             I::Exited(exit),
@@ -265,6 +288,8 @@ mod tests {
             Just(Input::Park),
             Just(Input::Recorded),
             Just(Input::ParkRefused),
+            Just(Input::Archived),
+            Just(Input::Fetched),
             Just(Input::Wake),
             Just(Input::Woken { init: 8, init_started: 2 }),
             Just(Input::WakeFailed),
@@ -289,7 +314,7 @@ mod tests {
                         newest = next.generation();
                     }
                 }
-                if let State::Parked { generation } = &next {
+                if let State::Parked { generation } | State::Archived { generation } = &next {
                     prop_assert!(generation.0 > 0);
                 }
                 state = next;

@@ -176,6 +176,8 @@ pub struct Timing {
     pub idle_ms: u64,
     /// After that long more: park.
     pub park_after_ms: u64,
+    /// Parked this long: archive, where there is a store.
+    pub archive_after_ms: u64,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
     /// Never sleep by itself; `kip sleep` still works.
@@ -195,6 +197,7 @@ impl Default for Timing {
         Timing {
             idle_ms: 10_000,
             park_after_ms: 60_000,
+            archive_after_ms: 24 * 3600 * 1000,
             tick_ms: 60_000,
             never: false,
             hibernate: Hibernate::Auto,

@@ -14,6 +14,7 @@
 //! Never decides for other workers, never speaks to clients.
 #![forbid(unsafe_code)]
 
+mod archive;
 mod due;
 mod events;
 mod exec;
@@ -289,7 +290,7 @@ impl Worker {
             match state {
                 State::Stopped { .. } => {}
                 // Last: to end in order they need the room that the others leave.
-                State::Parked { .. } => parked.push(handle),
+                State::Parked { .. } | State::Archived { .. } => parked.push(handle),
                 _ => up.push(handle),
             }
         }

@@ -3,6 +3,7 @@
 //! Owns the instance number, slots, pools, the wake plane's thread and the connections to keeper and launcher. Has no
 //! state of any proc.
 
+use crate::archive::Archive;
 use crate::events::Events;
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
@@ -48,6 +49,8 @@ pub(crate) struct Machine {
     pub(crate) pager: Pager,
     /// What working sets may take in memory, bytes; none for a part of all that may be used.
     pub(crate) set_memory: Option<u64>,
+    /// The object store, if there is one.
+    pub(crate) archive: Option<Arc<Archive>>,
     pub(crate) programs: PathBuf,
     pub(crate) launcher: Mutex<Arc<Launcher>>,
     /// `kip-restore`, to be executed by descriptor.
@@ -162,6 +165,11 @@ impl Machine {
     pub(crate) fn strike(&self, slot: Slot) {
         self.handles().remove(&slot);
         self.kits.free(slot);
+    }
+
+    /// The task of the proc in that slot.
+    pub(crate) fn handle(&self, slot: Slot) -> Option<Handle> {
+        self.handles().get(&slot).cloned()
     }
 
     /// All procs that exist.

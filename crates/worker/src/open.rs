@@ -1,7 +1,8 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
 use crate::Worker;
-use crate::events::Events;
+use crate::archive::{Archive, ArchiveError};
+use crate::events::{Events, now_ms};
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
 use crate::holdings::key;
@@ -57,6 +58,8 @@ pub struct Config {
     pub only_criu: bool,
     /// What all working sets may take in memory, bytes; beyond that they are on disk. None for a part of what procs may use.
     pub set_memory: Option<u64>,
+    /// URL of the object store; none, and procs cannot be archived.
+    pub store: Option<String>,
     /// How much memory procs may use.
     pub memory: MemoryMarks,
 }
@@ -67,6 +70,9 @@ pub enum OpenError {
     /// CRIU.
     #[error(transparent)]
     Criu(#[from] locate::LocateError),
+    /// The object store.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
     /// The instance number.
     #[error("no instance number")]
     Instance(#[from] InstanceError),
@@ -233,6 +239,9 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let nat = Nat::open(instance, Path::new(FORWARDING), &[], &live)?;
     let used: BTreeSet<Slot> = remembered.iter().filter_map(|r| Slot::new(r.record.slot).ok()).collect();
     pool.sweep(&used.iter().copied().collect::<Vec<_>>())?;
+    let archive =
+        config.store.as_deref().map(|url| Archive::open(url, &config.data, kip_types::Realm::default(), now_ms()));
+    let archive = archive.transpose()?.map(Arc::new);
     let kits = Kits::start(Arc::clone(&pool), used);
     let machine = Machine {
         data: config.data.clone(),
@@ -243,6 +252,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         keeper,
         pager,
         set_memory: config.set_memory,
+        archive,
         programs: config.programs.clone(),
         launcher,
         restorer: restorer().map_err(at(&run))?,

@@ -342,6 +342,14 @@ pub fn write_state(directory: &Path, state: &impl Serialize, durability: Durabil
     }
 }
 
+/// Replaces a file beside the record, durably.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
+    let new = path.with_extension("new");
+    write_file(&new, bytes, Durability::Fsync)?;
+    std::fs::rename(&new, path).map_err(RecordError::io("replace", path))?;
+    sync_directory(path.parent().unwrap_or(Path::new("/")))
+}
+
 fn encode(path: &Path, value: &impl Serialize) -> Result<Vec<u8>, RecordError> {
     serde_json::to_vec_pretty(value).map_err(|source| RecordError::Encode { path: path.to_owned(), source })
 }

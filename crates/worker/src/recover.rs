@@ -12,7 +12,7 @@ use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::state::Record;
 use crate::stop::{self, Network};
-use crate::task::{chain, take_custody};
+use crate::task::{self, chain, take_custody};
 use crate::tree::Tree;
 use kip_net::{Slot, custody};
 use kip_types::lifecycle::Exit;
@@ -107,6 +107,20 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
                 Some(init) => adopted(&proc, &record, init, generation),
                 None => ended(&proc, &record).await,
             }
+        }
+        State::Archived { .. } => {
+            hibernate::forget(&proc);
+            // What an upload or a fetch left, complete or not.
+            if let Err(e) = kip_snapshot::sweep(&proc.dir, None) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
+            }
+            // What it lacks is said when its task begins.
+            if let Ok(archived) = task::archived(&proc) {
+                take_custody(&proc, &archived.body);
+            }
+            proc.shared.follow_output(&proc);
+            proc.shared.events.tell(Some(&proc.name), "adopted", "archived");
+            record.clone()
         }
         State::Parked { generation } | State::Waking { generation } => {
             hibernate::take_up(&proc);

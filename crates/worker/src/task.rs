@@ -3,15 +3,20 @@
 //! A handler decides with the pure lifecycle function, records what it is going to do, does it on a blocking thread,
 //! and records the outcome. What others may see of a proc leaves on a watch channel ([`Status`]).
 
+mod archive;
+mod deadline;
 mod hibernate;
 mod pressed;
 mod sleep;
 
+use archive::Storing;
+pub(crate) use archive::archived;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
 pub(crate) use sleep::{source_word as sleep_word, take_custody};
 
+use crate::archive::Uploaded;
 use crate::due::{self, NextWake};
 use crate::fault;
 use crate::idle::{Activity, Idle, Sample};
@@ -28,7 +33,7 @@ use kip_net::activity::Activity as Traffic;
 use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
-use kip_types::{State, Tier};
+use kip_types::{Generation, State, Tier};
 use pressed::Pressed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -74,6 +79,8 @@ pub(crate) enum Command {
     Damaged { message: String },
     /// Ask the pager whether it still sleeps.
     LookAtPager,
+    /// A generation is in the store, or is not.
+    Stored { generation: Generation, result: Result<Uploaded, String> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -146,6 +153,11 @@ pub(crate) struct Task {
     /// Blocked in hibernation it wakes for ticks.
     ticked: bool,
     pressed: Pressed,
+    storing: Option<Storing>,
+    /// Since when it has been parked, or since when another try to archive it is not worth it.
+    parked_since: Option<Instant>,
+    /// Its generation has just come from the store.
+    fetched: bool,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -201,6 +213,9 @@ impl Task {
             turn: None,
             ticked: false,
             pressed: Pressed::default(),
+            storing: None,
+            parked_since: None,
+            fetched: false,
             kit,
         };
         (task, handle)
@@ -252,6 +267,7 @@ impl Task {
                 self.begin_hibernated(init);
                 self.look_at_pager().await;
             }
+            State::Archived { .. } => self.resume_archived(),
             State::Parked { generation } => {
                 let dir = kip_snapshot::path_of(&self.proc.dir, generation);
                 match kip_snapshot::open::<Body>(&dir) {
@@ -277,21 +293,6 @@ impl Task {
         });
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        if let Some(running) = &self.running {
-            return Some(running.next_look);
-        }
-        if self.pressed.waits() {
-            return None;
-        }
-        let timer = self.next_timer().map(|next| {
-            let left = next.at_ns - Now::read().monotonic_ns;
-            Instant::now() + Duration::from_nanos(left.max(0) as u64)
-        });
-        let parks_at = self.hibernating.as_ref().and_then(|h| h.parks_at);
-        timer.into_iter().chain(parks_at).min()
-    }
-
     /// The next timer that a sleeper has to be woken for.
     fn next_timer(&self) -> Option<NextWake> {
         self.sleeping.as_ref().and_then(|s| s.next).or_else(|| self.hibernating.as_ref().and_then(|h| h.next))
@@ -299,7 +300,7 @@ impl Task {
 
     /// It has no thread that runs: it is woken before it does anything.
     fn sleeps(&self) -> bool {
-        matches!(self.record.state, State::Parked { .. } | State::Hibernated { .. })
+        matches!(self.record.state, State::Parked { .. } | State::Archived { .. } | State::Hibernated { .. })
     }
 
     /// Records the state after `input`, before anything is done about it.
@@ -367,6 +368,8 @@ impl Task {
             Command::Sleep { to: Tier::Hibernated, reply } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
+            Command::Sleep { to: Tier::Archived, reply } => self.archive_on_request(reply).await,
+            Command::Stored { generation, result } => self.on_stored(generation, result).await,
             Command::Sleep { reply, .. } => {
                 let _ = reply.send(self.park_on_request().await);
             }
@@ -394,6 +397,7 @@ impl Task {
     async fn start(&mut self, wait_ready: bool) -> Result<(), Refusal> {
         self.record.wakes = 0;
         if self.record.established {
+            self.forget_archive()?;
             self.advance(Input::Start, record::Durability::Fsync)?;
         }
         match start::start(self, wait_ready).await {
@@ -450,57 +454,8 @@ impl Task {
         let timing = &self.proc.spec.timing;
         let next = due::next_wake(&body.clocks, timing.tick_ms, self.record.tick_wakes, lead);
         self.sleeping = Some(Sleeping { next });
+        self.parked_since = Some(Instant::now());
         self.proc.shared.watch_sockets(&self.proc, body);
-    }
-
-    fn look(&mut self) {
-        let State::Hot { init, .. } = self.record.state else { return };
-        let Some(running) = &mut self.running else { return };
-        let now = Instant::now();
-        let cpu = Duration::from_nanos(self.proc.cgroup.cpu_ns().unwrap_or(0));
-        let traffic = Traffic::read(init).ok();
-        running.idle.look(Sample { at: now, cpu, traffic }, kip_net::activity::activity_between);
-        if self.tickets.load(Ordering::SeqCst) > 0 {
-            running.idle.touch(now);
-        }
-        let (_, allowed) = sleep::sinks(&self.proc, running);
-        let left = allowed.saturating_sub(running.idle.quiet(now));
-        // One that may sleep and is still here cannot or must not.
-        running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
-    }
-
-    async fn on_deadline(&mut self) {
-        if self.running.is_some() {
-            self.look();
-            let now = Instant::now();
-            let Some(running) = &self.running else { return };
-            let (to, allowed) = sleep::sinks(&self.proc, running);
-            let sleepy = running.idle.quiet(now) >= allowed && now >= running.not_before;
-            if !sleepy || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
-                return;
-            }
-            let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park().await };
-            if let Err(refusal) = slept {
-                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
-                if let Some(running) = &mut self.running
-                    && to == Tier::Parked
-                {
-                    running.not_before = now + RETRY_SLEEP;
-                }
-            }
-        } else if let Some(next) = self.next_timer()
-            && Now::read().monotonic_ns >= next.at_ns
-        {
-            let trigger = format!("timer ({})", sleep::source_word(next.source));
-            self.wake_in_turn(trigger, Instant::now(), next.tick).await;
-        } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
-            && let Err(refusal) = self.park().await
-        {
-            tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
-            if let Some(running) = &mut self.running {
-                running.not_before = Instant::now() + RETRY_SLEEP;
-            }
-        }
     }
 
     async fn on_exit(&mut self) {
@@ -535,6 +490,9 @@ impl Task {
             self.pressed.grant = None;
         }
         self.leave_queue();
+        if matches!(self.record.state, State::Archived { .. }) {
+            self.take_back().await?;
+        }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         self.proc.shared.unwatch_sockets(&self.proc);
@@ -566,6 +524,7 @@ impl Task {
             }
             self.stop(Duration::ZERO, Network::Removed).await?;
         }
+        self.retire_all().await;
         stop::remove(&self.proc).await?;
         self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
         Ok(())

@@ -148,6 +148,7 @@ impl Task {
             }
             State::Hibernated { .. } => self.rouse(trigger, Instant::now(), false).await.map(|()| false),
             State::Parked { .. } => self.wake(trigger, Instant::now(), false).await.map(|()| false),
+            State::Archived { .. } => self.wake_archived(trigger, Instant::now(), false).await.map(|()| false),
             _ => Err(Refusal::new(
                 Code::State,
                 format!("{} cannot be woken: it is {}", self.proc.name, self.record.state.word()),
@@ -192,6 +193,10 @@ impl Task {
         if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
         }
+        let fetched = std::mem::take(&mut self.fetched);
+        if fetched {
+            steps.done("fetch");
+        }
         self.advance(Input::Wake, record::Durability::Rename)?;
         self.proc.shared.events.tell(Some(&self.proc.name), "waking", trigger.clone());
         fault::reach("wake-intent");
@@ -211,7 +216,8 @@ impl Task {
                 let (total_us, steps) = steps.finish();
                 let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                 let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
-                let view = WakeView { trigger: trigger.clone(), from: Tier::Parked, total_us, steps, at_ms: now_ms() };
+                let from = if fetched { Tier::Archived } else { Tier::Parked };
+                let view = WakeView { trigger: trigger.clone(), from, total_us, steps, at_ms: now_ms() };
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;

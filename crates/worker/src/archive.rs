@@ -1,0 +1,354 @@
+//! Parked generations in the object store: up, back, and who owns them.
+//!
+//! Owns the connection to the store, the realm's keys, what is known of content that is stored already, and the order of
+//! steps. The format is `kip-archive`'s, the moving of bytes `kip-store`'s. Decides nothing about when.
+//!
+//! Up ([`Archive::store`]): packs, read back; the front, read back; then the head by compare-and-swap. Only then does the
+//! generation exist for others, and only then may the local one go (DESIGN.md, invariant 1). A crash before that leaves
+//! objects that no head leads to.
+//!
+//! Back ([`Archive::fetch`]): the front in one streamed GET, the blocks that it does not hold by ranges, into a generation
+//! directory like any other, which is read back before it gets its name. A crash leaves a directory that the next sweep
+//! removes.
+
+mod fetch;
+#[cfg(test)]
+mod tests;
+mod upload;
+
+pub(crate) use upload::Uploaded;
+
+use kip_archive::gc::{BootMs, TooLate};
+use kip_archive::head::{Head, HeadError, HeadRefused, HeadSealError, HeadState, KEPT, Owner};
+use kip_archive::head::{Outcome, Swap};
+use kip_archive::ids::{BadId, OwnerId, PackId, ProcId};
+use kip_archive::index::{Index, Known};
+use kip_archive::keys::{KeyFileError, Keyring};
+use kip_archive::names::{FrontRef, ObjectName};
+use kip_store::{Key, OpenError, ReadReferenceError, Settings, Store, SwapError, Version};
+use kip_types::{ProcName, Realm};
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Local files, in the data directory.
+const DIRECTORY: &str = "archive";
+const OWNER: &str = "owner";
+/// In a proc's directory.
+const ID: &str = "archive-id";
+/// The same of what it was before it was started anew, and when that was.
+const ENDED: &str = "archive-ended-";
+const INDEX: &str = "index";
+/// A proc is not kept longer than this by a store that does not answer.
+const RETIRED_WITHIN: Duration = Duration::from_secs(10);
+
+/// The store cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// What the URL says.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The realm's keys.
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
+    /// A file of ours.
+    #[error("{path}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The head of a proc cannot be read or changed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HeadFailure {
+    #[error(transparent)]
+    Read(#[from] ReadReferenceError),
+    #[error(transparent)]
+    Head(#[from] HeadError),
+    #[error(transparent)]
+    Refused(#[from] HeadRefused),
+    #[error(transparent)]
+    Seal(#[from] HeadSealError),
+    #[error(transparent)]
+    Swap(#[from] SwapError),
+    #[error("proc {0} is not in the store")]
+    None(ProcId),
+    #[error("the store has {stored} of proc {proc} as the newest, not {expected}: it was woken elsewhere meanwhile")]
+    Other { proc: ProcId, stored: String, expected: FrontRef },
+    #[error(transparent)]
+    TooLate(#[from] TooLate),
+    #[error("the head of proc {0} changes faster than it can be changed: try again")]
+    Contended(ProcId),
+}
+
+/// The store of a data directory.
+pub(crate) struct Archive {
+    store: Store,
+    realm: Realm,
+    keys: Arc<Keyring>,
+    owner: OwnerId,
+    directory: PathBuf,
+    runtime: tokio::runtime::Handle,
+    /// The store is known to compare and swap.
+    fit: tokio::sync::OnceCell<()>,
+    /// What is stored in the realm, as far as this directory knows: a cache.
+    index: Mutex<Index>,
+    /// The same of each proc's page files.
+    known: Mutex<HashMap<ProcId, Known>>,
+}
+
+impl std::fmt::Debug for Archive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Archive({})", self.store.name())
+    }
+}
+
+/// Tries to change a head that others change meanwhile, or whose changes are not answered.
+const TRIES: u32 = 8;
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> ArchiveError + '_ {
+    move |source| ArchiveError::Io { path: path.to_owned(), source }
+}
+
+impl Archive {
+    /// Opens the store of a data directory; makes its identity and the realm's keys the first time. Asks nothing of the
+    /// store. To be called within a runtime.
+    pub(crate) fn open(url: &str, data: &Path, realm: Realm, now_ms: u64) -> Result<Archive, ArchiveError> {
+        let store = Store::open(url, Settings::default())?;
+        let directory = data.join(DIRECTORY);
+        fs::create_dir_all(&directory).map_err(io_at(&directory))?;
+        let keys = match Keyring::load(&directory, &realm) {
+            Ok(keys) => keys,
+            Err(KeyFileError::Missing { .. }) => Keyring::create(&directory, realm.clone(), now_ms)?,
+            Err(e) => return Err(e.into()),
+        };
+        let owner = identity(&directory.join(OWNER))?;
+        let index = fs::read(directory.join(INDEX)).ok().and_then(|bytes| Index::load(&bytes, &realm));
+        Ok(Archive {
+            store,
+            realm,
+            keys: Arc::new(keys),
+            owner,
+            directory,
+            runtime: tokio::runtime::Handle::current(),
+            fit: tokio::sync::OnceCell::new(),
+            index: Mutex::new(index.unwrap_or_default()),
+            known: Mutex::default(),
+        })
+    }
+
+    /// Forgets that a proc was ever archived, for it begins anew; what is to be removed from the store is noted.
+    pub(crate) fn forget(dir: &Path) -> io::Result<()> {
+        let ended = dir.join(format!("{ENDED}{}", crate::events::now_ms()));
+        match fs::rename(dir.join(ID), ended) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes out of the store what was noted, and this proc if `whole`. Tells what could not be done.
+    pub(crate) async fn retire(&self, dir: &Path, whole: bool) -> Vec<String> {
+        let names = fs::read_dir(dir).into_iter().flatten().flatten();
+        let noted = names.filter(|entry| {
+            let name = entry.file_name();
+            name.to_string_lossy().starts_with(ENDED) || whole && name == ID
+        });
+        let mut failed = Vec::new();
+        for path in noted.map(|entry| entry.path()) {
+            let Ok(id) = identity::<ProcId>(&path) else { continue };
+            match tokio::time::timeout(RETIRED_WITHIN, self.remove(id)).await {
+                Ok(Ok(())) => drop(fs::remove_file(&path)),
+                Ok(Err(e)) => failed.push(crate::task::chain(&e)),
+                Err(_) => failed.push(format!("store {} does not answer", self.store.name())),
+            }
+        }
+        failed
+    }
+
+    /// The id of the proc whose directory that is, made the first time.
+    pub(crate) fn id_of(&self, dir: &Path) -> Result<ProcId, ArchiveError> {
+        identity(&dir.join(ID))
+    }
+
+    fn key(name: &ObjectName) -> Key {
+        Key::new(name.to_string()).expect("names of objects are letters, digits, dashes and slashes")
+    }
+
+    fn pack_key(&self, pack: PackId) -> Key {
+        Archive::key(&ObjectName::Pack { realm: self.realm.clone(), pack })
+    }
+
+    fn front_key(&self, proc: ProcId, front: FrontRef) -> Key {
+        Archive::key(&ObjectName::Front { realm: self.realm.clone(), proc, front })
+    }
+
+    fn head_key(&self, proc: ProcId) -> Key {
+        Archive::key(&ObjectName::Head { realm: self.realm.clone(), proc })
+    }
+
+    /// The head of a proc, if the store has one.
+    async fn head(&self, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
+        let read = self.store.read_reference(&self.head_key(proc)).await?;
+        let Some((bytes, version)) = read else { return Ok(None) };
+        Ok(Some((Head::open(&self.keys, proc, None, &bytes)?, version)))
+    }
+
+    /// Changes the head of a proc to what `follow` says comes after it, and returns that once it is known to stand.
+    async fn change(
+        &self,
+        proc: ProcId,
+        follow: impl Fn(Option<&Head>) -> Result<Head, HeadFailure>,
+    ) -> Result<Head, HeadFailure> {
+        let mut tries = 0..TRIES;
+        while tries.next().is_some() {
+            let (from, mut version) = self.head(proc).await?.unzip();
+            let to = follow(from.as_ref())?;
+            if from.as_ref() == Some(&to) {
+                return Ok(to);
+            }
+            let mut swap = Swap::new(from, to);
+            loop {
+                let bytes = swap.attempt().seal(&self.keys)?;
+                match self.store.swap_reference(&self.head_key(proc), version.as_ref(), bytes.into()).await {
+                    Ok(_) => return Ok(swap.attempt().clone()),
+                    Err(SwapError::Conflict { .. }) => break,
+                    Err(SwapError::Superseded { .. } | SwapError::Unknown { .. }) if tries.next().is_some() => {}
+                    Err(e) => return Err(e.into()),
+                }
+                let (found, now) = self.head(proc).await?.unzip();
+                match swap.read(found.as_ref()) {
+                    Outcome::Stands(head) => return Ok(*head),
+                    Outcome::Again => version = now,
+                    Outcome::Lost => break,
+                }
+            }
+        }
+        Err(HeadFailure::Contended(proc))
+    }
+
+    fn owner_in(&self, head: &Head) -> Owner {
+        Owner { id: self.owner, epoch: head.owner.epoch }
+    }
+
+    /// Makes a front the newest of its proc, which stays this directory's: it may have woken meanwhile.
+    async fn publish(
+        &self,
+        proc: ProcId,
+        name: &ProcName,
+        front: FrontRef,
+        in_time: impl Fn() -> Result<(), TooLate>,
+    ) -> Result<(), HeadFailure> {
+        let follow = |found: Option<&Head>| {
+            in_time()?;
+            let first = || Head::first(proc, name.clone(), self.realm.clone(), self.owner);
+            let head = found.cloned().unwrap_or_else(first);
+            if head.current == Some(front) && head.owner.id == self.owner {
+                return Ok(head);
+            }
+            let owner = self.owner_in(&head);
+            Ok(head.advance(owner, front, KEPT)?)
+        };
+        self.change(proc, follow).await.map(drop)
+    }
+
+    /// Lets go of a proc: it runs nowhere, and whoever adopts it may wake it from `front`.
+    pub(crate) async fn release(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
+        let follow = |found: Option<&Head>| {
+            let head = self.at_front(proc, found, front)?;
+            match head.state {
+                HeadState::Archived if head.owner.id == self.owner => Ok(head.clone()),
+                _ => Ok(head.release(self.owner_in(head))?),
+            }
+        };
+        self.change(proc, follow).await
+    }
+
+    /// Takes a proc out of the store for good: what it left there is for collection.
+    pub(crate) async fn remove(&self, proc: ProcId) -> Result<(), HeadFailure> {
+        let follow = |found: Option<&Head>| {
+            let Some(head) = found else { return Err(HeadFailure::None(proc)) };
+            match head.state {
+                HeadState::Removed => Ok(head.clone()),
+                HeadState::Archived if head.owner.id == self.owner => {
+                    let adopted = head.adopt(self.owner)?;
+                    Ok(adopted.remove(adopted.owner)?)
+                }
+                _ => Ok(head.remove(self.owner_in(head))?),
+            }
+        };
+        match self.change(proc, follow).await {
+            Ok(_) | Err(HeadFailure::None(_)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn at_front<'a>(&self, proc: ProcId, found: Option<&'a Head>, expected: FrontRef) -> Result<&'a Head, HeadFailure> {
+        let head = found.ok_or(HeadFailure::None(proc))?;
+        if head.current == Some(expected) {
+            return Ok(head);
+        }
+        let stored = head.current.map_or_else(|| "nothing".to_owned(), |front| front.to_string());
+        Err(HeadFailure::Other { proc, stored, expected })
+    }
+
+    /// Takes a proc over that runs nowhere: from here on only this data directory may wake it, and `front` is what it wakes from.
+    pub(crate) async fn adopt(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
+        let follow = |found: Option<&Head>| {
+            let head = self.at_front(proc, found, front)?;
+            match head.state {
+                HeadState::Archived => Ok(head.adopt(self.owner)?),
+                _ => head.fence(self.owner_in(head)).map(|()| head.clone()).map_err(Into::into),
+            }
+        };
+        self.change(proc, follow).await
+    }
+
+    fn save_index(&self) {
+        let bytes = self.index.lock().expect("nobody panics with the index").save(&self.realm);
+        // A cache.
+        if let Err(error) = fs::write(self.directory.join(INDEX), bytes) {
+            tracing::debug!(%error, "what is stored is not remembered");
+        }
+    }
+}
+
+fn boot_ms() -> BootMs {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    BootMs(now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000)
+}
+
+/// The id in a file, which is made with a new one if it is not there.
+fn identity<T: Id>(path: &Path) -> Result<T, ArchiveError> {
+    match fs::read_to_string(path) {
+        Ok(text) => text.trim().parse().map_err(|e| io_at(path)(io::Error::new(io::ErrorKind::InvalidData, e))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            let id = T::new();
+            let written = crate::record::replace(path, id.to_string().as_bytes());
+            written.map(|()| id).map_err(|e| io_at(path)(io::Error::other(e)))
+        }
+        Err(e) => Err(io_at(path)(e)),
+    }
+}
+
+trait Id: std::str::FromStr<Err = BadId> + std::fmt::Display {
+    fn new() -> Self;
+}
+
+impl Id for OwnerId {
+    fn new() -> Self {
+        Self::random()
+    }
+}
+
+impl Id for ProcId {
+    fn new() -> Self {
+        Self::random()
+    }
+}

@@ -1,0 +1,129 @@
+use super::*;
+use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
+use kip_snapshot::{Contents, Manifest};
+use kip_types::Generation;
+use std::collections::BTreeMap;
+
+/// A generation as parking leaves it: two page files, one process in both, zeros and duplicates among the pages.
+fn generation(dir: &Path, number: u64) -> PathBuf {
+    let growing = kip_snapshot::begin(dir, Generation(number)).unwrap();
+    let page = |seed: u64, n: u64| -> Vec<u8> {
+        let mut bytes = vec![0; PAGE];
+        let mixed = (seed * 1000 + n).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+        if !n.is_multiple_of(7) {
+            bytes.chunks_mut(8).for_each(|chunk| chunk.copy_from_slice(&mixed));
+        }
+        bytes
+    };
+    let mut map = PageMap::default();
+    for (name, seed, pages) in [("pages-1.img", number, 300), ("g0-swap", 0, 100)] {
+        fs::write(growing.join(name), (0..pages).flat_map(|n| page(seed, n)).collect::<Vec<u8>>()).unwrap();
+        map.file(name);
+    }
+    fs::write(growing.join("core-2.img"), vec![number as u8; 5000]).unwrap();
+    fs::write(growing.join("empty.img"), b"").unwrap();
+    let run = |start: u64, pages, file, first| Run { start: start * PAGE as u64, pages, file, first };
+    let runs = vec![run(16, 200, 0, 0), run(300, 100, 1, 0), run(5000, 100, 0, 200)];
+    let expected =
+        |page: u64| Expected { address: page * PAGE as u64, confirmed: 2, held_back: page.is_multiple_of(2) };
+    let set = WorkingSet { kind: "tcp 80".into(), turn: 3, pages: vec![expected(5001), expected(17), expected(303)] };
+    map.processes.insert(2, Process { runs, sets: vec![set] });
+    kip_snapshot::carry::write_sets(&mut map, &growing).unwrap();
+    let contents = Contents { engine: "criu 4.2.1".into(), body: serde_json::json!({"sockets": [7]}), pages: map };
+    kip_snapshot::seal(&growing, Generation(number), contents).unwrap().0
+}
+
+type PagesOf = BTreeMap<(u32, u64), Vec<u8>>;
+
+/// Every page that is not zeros, and all that is beside the pages.
+fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
+    let manifest: Manifest<serde_json::Value> = kip_snapshot::open(path).unwrap();
+    kip_snapshot::verify(path, &manifest.parts).unwrap();
+    let map = PageMap::load(path).unwrap();
+    let files: Vec<Vec<u8>> = map.files.iter().map(|file| fs::read(path.join(&file.name)).unwrap()).collect();
+    let mut pages = BTreeMap::new();
+    for (number, process) in &map.processes {
+        for run in &process.runs {
+            for index in 0..u64::from(run.pages) {
+                let bytes = &files[run.file as usize][(u64::from(run.first) + index) as usize * PAGE..][..PAGE];
+                if bytes.iter().any(|byte| *byte != 0) {
+                    pages.insert((*number, run.start + index * PAGE as u64), bytes.to_vec());
+                }
+            }
+        }
+    }
+    let beside = manifest.parts.iter().filter(|part| part.name.ends_with(".img") && !part.name.starts_with("pages"));
+    let beside = beside.map(|part| (part.name.clone(), fs::read(path.join(&part.name)).unwrap())).collect();
+    let sets = format!("{:?} {} {:?}", map.processes[&2].sets, manifest.engine, manifest.body);
+    (pages, beside, sets)
+}
+
+#[test]
+fn a_generation_comes_back_from_a_store() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let temporary = tempfile::tempdir().unwrap();
+    let (data, store) = (temporary.path().join("data"), temporary.path().join("store"));
+    fs::create_dir_all(&data).unwrap();
+    fs::create_dir_all(&store).unwrap();
+    let realm: Realm = "default".parse().unwrap();
+    let archive = Archive::open(store.to_str().unwrap(), &data, realm.clone(), 1).unwrap();
+    let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
+    let (mut before, mut fronts) = (Vec::new(), Vec::new());
+    for number in [1, 2] {
+        let path = generation(&data, number);
+        before.push(contents(&path));
+        let uploaded = archive.store(proc, &name, &path, serde_json::json!({"name": "web"})).unwrap();
+        assert!(uploaded.front_bytes > 0 && (number > 1 || uploaded.pack_bytes > 0));
+        fronts.push(uploaded.front);
+        if number == 1 {
+            assert_eq!(runtime.block_on(archive.release(proc, uploaded.front)).unwrap().state, HeadState::Archived);
+            assert_eq!(runtime.block_on(archive.adopt(proc, uploaded.front)).unwrap().owner.epoch, 2);
+        }
+    }
+    // Another daemon of the same directory.
+    let archive = Archive::open(store.to_str().unwrap(), &data, realm, 2).unwrap();
+    for number in [2, 1] {
+        fs::remove_dir_all(kip_snapshot::path_of(&data, Generation(number))).unwrap();
+        let path = archive.fetch(proc, fronts[number as usize - 1], &data).unwrap();
+        assert!(contents(&path) == before[number as usize - 1], "generation {number}");
+    }
+    let head = runtime.block_on(archive.head(proc)).unwrap().unwrap().0;
+    assert_eq!((head.current, head.kept), (Some(fronts[1]), vec![fronts[0]]));
+}
+
+/// Of two data directories with the same keys the one that adopts a proc has it; the other can do nothing any more.
+#[test]
+fn whoever_adopts_it_has_it() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let temporary = tempfile::tempdir().unwrap();
+    let store = temporary.path().join("store");
+    let datas = ["a", "b"].map(|name| temporary.path().join(name));
+    let realm: Realm = "default".parse().unwrap();
+    let open = |data: &Path| Archive::open(store.to_str().unwrap(), data, realm.clone(), 1).unwrap();
+    datas.iter().chain([&store]).for_each(|dir| fs::create_dir_all(dir).unwrap());
+    let a = open(&datas[0]);
+    fs::create_dir_all(datas[1].join(DIRECTORY)).unwrap();
+    fs::copy(datas[0].join("archive/default.keys"), datas[1].join("archive/default.keys")).unwrap();
+    let b = open(&datas[1]);
+    let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
+    let store_one = |archive: &Archive, data: &Path, number| {
+        let path = generation(data, number);
+        archive.store(proc, &name, &path, serde_json::json!({})).map(|uploaded| uploaded.front)
+    };
+    let first = store_one(&a, &datas[0], 1).unwrap();
+    let fenced = runtime.block_on(b.adopt(proc, first)).unwrap_err();
+    assert!(matches!(fenced, HeadFailure::Refused(HeadRefused::Fenced { .. })), "it may run: {fenced}");
+    runtime.block_on(a.release(proc, first)).unwrap();
+    runtime.block_on(b.adopt(proc, first)).unwrap();
+    assert!(matches!(runtime.block_on(a.adopt(proc, first)), Err(HeadFailure::Refused(HeadRefused::Fenced { .. }))));
+    let late = store_one(&a, &datas[0], 2).unwrap_err();
+    assert!(late.to_string().contains("it was adopted meanwhile"), "{late}");
+    b.fetch(proc, first, &datas[1]).unwrap();
+    let second = store_one(&b, &datas[1], 2).unwrap();
+    assert!(matches!(runtime.block_on(a.release(proc, first)), Err(HeadFailure::Other { .. })));
+    assert!(matches!(runtime.block_on(a.remove(proc)), Err(HeadFailure::Refused(HeadRefused::Fenced { .. }))));
+    runtime.block_on(b.remove(proc)).unwrap();
+    assert!(matches!(runtime.block_on(b.adopt(proc, second)), Err(HeadFailure::Other { .. })));
+}

@@ -1,0 +1,240 @@
+//! A generation directory into objects.
+
+use super::{Archive, HeadFailure};
+use bytes::Bytes;
+use kip_archive::files::tree::Files;
+use kip_archive::front::read::FrontReader;
+use kip_archive::front::write::{FrontError, FrontWriter};
+use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
+use kip_archive::gc::{Candidates, Writing};
+use kip_archive::ids::{PackId, ProcId};
+use kip_archive::index::FileKey;
+use kip_archive::keys::{Keyring, NoKey};
+use kip_archive::memory::{self, Areas, MemoryError, Pages};
+use kip_archive::names::{FrontRef, ObjectName};
+use kip_archive::pack::{Finished, PackReader};
+use kip_archive::packing::{PackError, Packing};
+use kip_archive::seal;
+use kip_snapshot::SnapshotError;
+use kip_snapshot::pages::{PAGE, PAGES, PageMap};
+use kip_store::{CheckSwapsError, GetError, Key, PutError};
+use kip_types::{Generation, ProcName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use tokio::task::JoinSet;
+
+/// How long an object that nothing leads to stays at least, milliseconds: docs/design/2026-11-22-archive.md, "Collection".
+const GRACE_MS: u64 = 24 * 3600 * 1000;
+
+/// What an upload was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Uploaded {
+    /// What the proc wakes from.
+    pub(crate) front: FrontRef,
+    /// Of packs.
+    pub(crate) pack_bytes: u64,
+    /// Of the front.
+    pub(crate) front_bytes: u64,
+}
+
+/// A generation is not in the store; the local one is as it was.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UploadError {
+    #[error(transparent)]
+    Unfit(#[from] CheckSwapsError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Pack(#[from] PackError),
+    #[error(transparent)]
+    Key(#[from] NoKey),
+    #[error("{path}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Front(#[from] FrontError),
+    #[error(transparent)]
+    List(#[from] kip_store::Failure),
+    #[error(transparent)]
+    Put(#[from] PutError),
+    #[error("what was just stored cannot be read back")]
+    ReadBack(#[source] GetError),
+    #[error("what was just stored is not what is there: {object}")]
+    Damaged {
+        object: String,
+        #[source]
+        source: seal::OpenError,
+    },
+    #[error(transparent)]
+    Head(#[from] HeadFailure),
+}
+
+impl Archive {
+    /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the runtime.
+    pub(crate) fn store(
+        &self,
+        proc: ProcId,
+        name: &ProcName,
+        directory: &Path,
+        spec: serde_json::Value,
+    ) -> Result<Uploaded, UploadError> {
+        self.runtime.block_on(self.fit.get_or_try_init(|| self.store.check_swaps()))?;
+        let local: kip_snapshot::Manifest<serde_json::Value> = kip_snapshot::open(directory)?;
+        let map = PageMap::load(directory)?;
+        if let Some(front) = self.runtime.block_on(self.is_stored(proc, local.generation))? {
+            return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0 });
+        }
+        let writing = self.runtime.block_on(self.begin_writing())?;
+        let (front, bytes, pack_bytes) = self.pack(proc, directory, &local, &map, spec, &writing)?;
+        let front_bytes = bytes.len() as u64;
+        self.runtime.block_on(async {
+            self.store.put(&self.front_key(proc, front), Bytes::from(bytes)).await?;
+            self.read_front_back(proc, front).await?;
+            self.publish(proc, name, front, || writing.may_publish(super::boot_ms())).await?;
+            Ok::<_, UploadError>(())
+        })?;
+        Ok(Uploaded { front, pack_bytes, front_bytes })
+    }
+
+    /// Whether a generation is there already: a daemon that died stored it and could not record that. Sealed generations do not
+    /// change, and what is the owner's is this directory's.
+    async fn is_stored(&self, proc: ProcId, generation: Generation) -> Result<Option<FrontRef>, UploadError> {
+        let Some((head, _)) = self.head(proc).await? else { return Ok(None) };
+        let front = head.current.filter(|front| front.generation == generation && head.owner.id == self.owner);
+        if let Some(front) = front {
+            self.read_front_back(proc, front).await?;
+        }
+        Ok(front)
+    }
+
+    /// What a generation that is stored now may refer to.
+    async fn begin_writing(&self) -> Result<Writing, UploadError> {
+        use futures_util::TryStreamExt as _;
+        let mut writing = Writing::begin(super::boot_ms(), Candidates::default(), GRACE_MS);
+        let packs = Key::new(format!("{}/packs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
+        let mut listed = self.store.list(Some(&packs));
+        while let Some(object) = listed.try_next().await? {
+            if let ObjectName::Pack { pack, .. } = ObjectName::parse(object.key.as_str()) {
+                writing.saw([pack]);
+            }
+        }
+        Ok(writing)
+    }
+
+    /// Packs what is new, stores it and reads it back; gives the front.
+    fn pack(
+        &self,
+        proc: ProcId,
+        directory: &Path,
+        local: &kip_snapshot::Manifest<serde_json::Value>,
+        map: &PageMap,
+        spec: serde_json::Value,
+        writing: &Writing,
+    ) -> Result<(FrontRef, Vec<u8>, u64), UploadError> {
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| UploadError::Io { path, source }
+        };
+        let files = map.files.iter().map(|file| directory.join(&file.name));
+        let files = files.map(|path| File::open(&path).map_err(at(&path))).collect::<Result<Vec<_>, _>>()?;
+        let keys: Vec<Option<FileKey>> = files.iter().map(file_key).collect();
+        let mut read = |file: u32, first: u32, bytes: &mut [u8]| {
+            files[file as usize].read_exact_at(bytes, u64::from(first) * PAGE as u64)
+        };
+        let index = self.index.lock().expect("nobody panics with the index").clone();
+        let known = self.known.lock().expect("nobody panics with it").get(&proc).cloned().unwrap_or_default();
+        let usable = |pack: &PackId| writing.may_use(pack);
+        let mut uploads = JoinSet::new();
+        let mut sink = |finished: Finished| {
+            let (store, key, keys) = (self.store.clone(), self.pack_key(finished.pack.id), self.keys.clone());
+            uploads.spawn_on(store_pack(store, key, keys, finished), &self.runtime);
+            Ok(())
+        };
+        let mut packing = Packing::new(&self.keys, &index, &usable, &mut sink)?;
+        let (shared, areas) = (BTreeMap::new(), Areas::default());
+        let mut pages = Pages { map, shared: &shared, areas: &areas, keys: &keys, remote: None, read: &mut read };
+        let archived = memory::archive(&mut pages, &known, &mut packing)?;
+        let packed = packing.finish()?;
+        self.runtime.block_on(async {
+            while let Some(done) = uploads.join_next().await {
+                done.expect("an upload does not panic")?;
+            }
+            Ok::<_, UploadError>(())
+        })?;
+        let page_files: BTreeSet<&str> = map.files.iter().map(|file| file.name.as_str()).collect();
+        let metadata: Vec<&kip_snapshot::Part> =
+            local.parts.iter().filter(|part| part.name != PAGES && !page_files.contains(part.name.as_str())).collect();
+        let manifest = Manifest {
+            generation: local.generation,
+            parent: None,
+            frozen_at_ms: 0,
+            engine: local.engine.clone(),
+            kernel: local.kernel.clone(),
+            cpu_features: Vec::new(),
+            spec,
+            body: local.body.clone(),
+            metadata: metadata.iter().map(|p| MetadataFile { name: p.name.clone(), size: p.size }).collect(),
+            packs: packed.refers.keys().copied().collect(),
+            sizes: Sizes { memory_bytes: archived.table.pages() * PAGE as u64, ..Sizes::default() },
+        };
+        let mut front = FrontWriter::begin(&self.keys, proc, &manifest)?;
+        front.sets(&sets_of(&map.processes))?;
+        front.page_table(&archived.table)?;
+        front.files(&Files::default())?;
+        for part in metadata {
+            let path = directory.join(&part.name);
+            front.metadata(&fs::read(&path).map_err(at(&path))?)?;
+        }
+        front.pages_of(&archived, &mut pages)?;
+        let (which, bytes) = (front.front(), front.end()?);
+        self.index.lock().expect("nobody panics with the index").merge(&packed.added);
+        self.known.lock().expect("nobody panics with it").insert(proc, archived.known);
+        self.save_index();
+        Ok((which, bytes, packed.bytes))
+    }
+
+    async fn read_front_back(&self, proc: ProcId, front: FrontRef) -> Result<(), UploadError> {
+        use futures_util::StreamExt as _;
+        let key = self.front_key(proc, front);
+        let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
+        let mut object = self.store.get(&key).await.map_err(UploadError::ReadBack)?;
+        let mut reader = FrontReader::new(self.keys.clone(), proc, front);
+        while let Some(bytes) = object.next().await {
+            reader.push(&bytes.map_err(UploadError::ReadBack)?).map_err(damaged)?;
+        }
+        reader.finish().map_err(damaged)
+    }
+}
+
+async fn store_pack(
+    store: kip_store::Store,
+    key: kip_store::Key,
+    keys: std::sync::Arc<Keyring>,
+    finished: Finished,
+) -> Result<(), UploadError> {
+    use futures_util::TryStreamExt as _;
+    let id = finished.pack.id;
+    store.put(&key, Bytes::from(finished.bytes)).await?;
+    let parts: Vec<Bytes> =
+        store.get(&key).await.map_err(UploadError::ReadBack)?.try_collect().await.map_err(UploadError::ReadBack)?;
+    let bytes = parts.concat();
+    let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
+    PackReader::new(&keys).check(id, &bytes, |_, _| {}).map_err(damaged)
+}
+
+/// What a page file is on this disk; none where the file system tells no time of birth.
+fn file_key(file: &File) -> Option<FileKey> {
+    use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+    let seen = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME).ok()?;
+    let has = StatxFlags::from_bits_retain(seen.stx_mask).contains(StatxFlags::INO | StatxFlags::BTIME);
+    let born_ns = u64::try_from(seen.stx_btime.tv_sec).ok()? * 1_000_000_000 + u64::from(seen.stx_btime.tv_nsec);
+    has.then(|| FileKey { dev: makedev(seen.stx_dev_major, seen.stx_dev_minor), ino: seen.stx_ino, born_ns })
+}

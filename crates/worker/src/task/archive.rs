@@ -1,0 +1,271 @@
+//! Down and up: the transitions to and from archived.
+//!
+//! A parked proc stays parked, and wakes as such, until its generation is in the store: the upload runs beside the task,
+//! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
+//! `archived.json`.
+
+use super::{Command, Reply, Task, blocking, chain};
+use crate::archive::{Archive, Uploaded};
+use crate::fault;
+use crate::park::Body;
+use crate::proc::Proc;
+use crate::record;
+use crate::state::Record;
+use kip_archive::names::FrontRef;
+use kip_types::api::{Code, Refusal, SleepView};
+use kip_types::lifecycle::Input;
+use kip_types::{Generation, State, Tier};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const ARCHIVED: &str = "archived.json";
+
+/// What is known locally of an archived proc.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Archived {
+    /// What it wakes from.
+    pub(crate) front: FrontRef,
+    /// Its sockets and due timers.
+    pub(crate) body: Body,
+}
+
+/// A store that does not answer keeps a proc from waking no longer than this.
+const RELEASED_WITHIN: Duration = Duration::from_secs(5);
+/// And from being stopped.
+const TAKEN_WITHIN: Duration = Duration::from_secs(15);
+
+fn report_left(proc: &Proc, failed: &[String]) {
+    for error in failed {
+        tracing::warn!(proc = %proc.name, error, "what is not needed any more stays in the store");
+    }
+}
+
+/// After an upload that failed the next one by itself is not sooner.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// An upload under way.
+#[derive(Debug)]
+pub(super) struct Storing {
+    generation: Generation,
+    since: Instant,
+    replies: Vec<Reply<bool>>,
+}
+
+impl Task {
+    pub(super) async fn archive_on_request(&mut self, reply: Reply<bool>) {
+        let Some(archive) = self.proc.shared.archive.clone() else {
+            let message =
+                format!("{} cannot be archived: there is no store; `kip up --store URL` gives one", self.proc.name);
+            let _ = reply.send(Err(Refusal::new(Code::State, message)));
+            return;
+        };
+        if matches!(self.record.state, State::Archived { .. }) {
+            let _ = reply.send(Ok(true));
+            return;
+        }
+        if let Err(refusal) = self.park_on_request().await {
+            let _ = reply.send(Err(refusal));
+            return;
+        }
+        let State::Parked { generation } = self.record.state else { unreachable!("it was just parked") };
+        match &mut self.storing {
+            Some(storing) if storing.generation == generation => storing.replies.push(reply),
+            _ => self.begin_storing(archive, generation, vec![reply]),
+        }
+    }
+
+    /// When it is archived because it has been parked for that long.
+    pub(super) fn archives_at(&self) -> Option<Instant> {
+        let timing = &self.proc.spec.timing;
+        let may = matches!(self.record.state, State::Parked { .. })
+            && self.proc.shared.archive.is_some()
+            && self.storing.is_none()
+            && !timing.never;
+        let since = self.parked_since.filter(|_| may)?;
+        since.checked_add(Duration::from_millis(timing.archive_after_ms))
+    }
+
+    pub(super) fn archive_by_itself(&mut self) {
+        let (State::Parked { generation }, Some(archive)) = (&self.record.state, self.proc.shared.archive.clone())
+        else {
+            return;
+        };
+        self.begin_storing(archive, *generation, Vec::new());
+    }
+
+    fn begin_storing(&mut self, archive: Arc<Archive>, generation: Generation, replies: Vec<Reply<bool>>) {
+        self.storing = Some(Storing { generation, since: Instant::now(), replies });
+        let proc = Arc::clone(&self.proc);
+        let own = proc.shared.handle(proc.slot);
+        tokio::spawn(async move {
+            let result = blocking(move || {
+                let directory = kip_snapshot::path_of(&proc.dir, generation);
+                let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
+                let stored = archive.id_of(&proc.dir).map_err(|e| chain(&e));
+                stored.and_then(|id| archive.store(id, &proc.name, &directory, spec).map_err(|e| chain(&e)))
+            })
+            .await;
+            if let Some(own) = own {
+                let _ = own.inbox.send(Command::Stored { generation, result }).await;
+            }
+        });
+    }
+
+    /// The upload has ended, one way or the other. If it has woken meanwhile, it is not archived and nothing is lost.
+    pub(super) async fn on_stored(&mut self, generation: Generation, result: Result<Uploaded, String>) {
+        let Some(storing) = self.storing.take_if(|storing| storing.generation == generation) else { return };
+        let answer = match result {
+            Err(message) => {
+                let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
+                self.parked_since = Some(Instant::now() + wait);
+                let message = format!("{} stays parked: {message}", self.proc.name);
+                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                Err(Refusal::new(Code::Failed, message))
+            }
+            Ok(_) if self.record.state != (State::Parked { generation }) => {
+                let message = format!("{} woke before it was archived", self.proc.name);
+                Err(Refusal::new(Code::State, message))
+            }
+            Ok(uploaded) => {
+                fault::reach("archive-stored");
+                self.become_archived(generation, uploaded, storing.since).await.map(|()| false)
+            }
+        };
+        for reply in storing.replies {
+            let _ = reply.send(answer.clone());
+        }
+    }
+
+    async fn become_archived(
+        &mut self,
+        generation: Generation,
+        uploaded: Uploaded,
+        since: Instant,
+    ) -> Result<(), Refusal> {
+        let proc = Arc::clone(&self.proc);
+        let front = uploaded.front;
+        let kept = blocking(move || {
+            let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation));
+            let archived = manifest.map(|m| Archived { front, body: m.body }).map_err(|e| chain(&e))?;
+            let text = serde_json::to_vec(&archived).expect("it is plain data");
+            record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))
+        })
+        .await;
+        kept.map_err(|message| Refusal::new(Code::Failed, format!("{} stays parked: {message}", self.proc.name)))?;
+        fault::reach("archive-kept");
+        self.advance(Input::Archived, record::Durability::Fsync)?;
+        fault::reach("archive-recorded");
+        if let Some(sleep) = self.record.last_sleep.clone() {
+            let total_us = sleep.total_us + since.elapsed().as_micros() as u64;
+            let last_sleep = Some(SleepView { to: Tier::Archived, total_us, ..sleep });
+            self.keep(Record { last_sleep, ..self.record.clone() });
+        }
+        let proc = Arc::clone(&self.proc);
+        let swept = blocking(move || {
+            if let Err(e) = kip_snapshot::sweep(&proc.dir, None) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
+            }
+        });
+        tokio::join!(swept, self.let_go(front));
+        fault::reach("archive-released");
+        let detail = format!("{} bytes in packs, {} in its front", uploaded.pack_bytes, uploaded.front_bytes);
+        self.proc.shared.events.tell(Some(&self.proc.name), "archived", detail);
+        Ok(())
+    }
+
+    /// Says in the store that it runs nowhere. If that does not succeed it is still this directory's there, and wakes here only.
+    async fn let_go(&mut self, front: FrontRef) {
+        let Some(archive) = &self.proc.shared.archive else { return };
+        let Ok(id) = archive.id_of(&self.proc.dir) else { return };
+        let error = match tokio::time::timeout(RELEASED_WITHIN, archive.release(id, front)).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(e)) => chain(&e),
+            Err(_) => "the store does not answer".to_owned(),
+        };
+        tracing::warn!(proc = %self.proc.name, error, "an archived proc can be woken by this data directory only");
+    }
+
+    /// It will not wake from the store any more, so that nobody else may either.
+    pub(super) async fn take_back(&mut self) -> Result<(), Refusal> {
+        let refused = |message: String| {
+            let message = format!("{} cannot be stopped: {message}; it stays archived", self.proc.name);
+            Refusal::new(Code::Failed, message)
+        };
+        let Some(archive) = &self.proc.shared.archive else {
+            return Err(refused("there is no store: `kip up --store URL`".to_owned()));
+        };
+        let front = archived(&self.proc).map_err(refused)?.front;
+        let id = archive.id_of(&self.proc.dir).map_err(|e| refused(chain(&e)))?;
+        match tokio::time::timeout(TAKEN_WITHIN, archive.adopt(id, front)).await {
+            Ok(adopted) => adopted.map(drop).map_err(|e| refused(chain(&e))),
+            Err(_) => Err(refused("the store does not answer".to_owned())),
+        }
+    }
+
+    /// It begins anew: what it was is nothing to wake from.
+    pub(super) fn forget_archive(&self) -> Result<(), Refusal> {
+        let failed = |e| Refusal::new(Code::Failed, format!("{} cannot start: {ARCHIVED}: {e}", self.proc.name));
+        Archive::forget(&self.proc.dir).map_err(failed)?;
+        self.retire(false);
+        Ok(())
+    }
+
+    /// Takes out of the store, beside the task, what nobody will wake from.
+    fn retire(&self, whole: bool) {
+        let Some(archive) = self.proc.shared.archive.clone() else { return };
+        let proc = Arc::clone(&self.proc);
+        tokio::spawn(async move { report_left(&proc, &archive.retire(&proc.dir, whole).await) });
+    }
+
+    /// Takes all of it out of the store; what the store does not let go of is told and left there.
+    pub(super) async fn retire_all(&mut self) {
+        if let Some(archive) = &self.proc.shared.archive {
+            report_left(&self.proc, &archive.retire(&self.proc.dir, true).await);
+        }
+    }
+
+    /// What the record says: its sockets are watched, its timers known.
+    pub(super) fn resume_archived(&mut self) {
+        match archived(&self.proc) {
+            Ok(archived) => self.begin_sleeping(&archived.body),
+            // It is woken by request only, if at all.
+            Err(error) => {
+                tracing::error!(proc = %self.proc.name, error, "an archived proc's sockets and timers are not known")
+            }
+        }
+    }
+
+    /// Brings its generation back, then wakes it as a parked one.
+    pub(super) async fn wake_archived(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+        debug_assert!(matches!(self.record.state, State::Archived { .. }), "the caller has looked");
+        let failed = |name: &kip_types::ProcName, message: String| {
+            let message = format!("{name} cannot be woken: {message}; it stays archived");
+            Refusal::new(Code::Failed, message)
+        };
+        let Some(archive) = self.proc.shared.archive.clone() else {
+            return Err(failed(&self.proc.name, "there is no store: `kip up --store URL`".to_owned()));
+        };
+        let known = archived(&self.proc).map_err(|message| failed(&self.proc.name, message))?;
+        let id = archive.id_of(&self.proc.dir).map_err(|e| failed(&self.proc.name, chain(&e)))?;
+        let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
+        let fetch = blocking(move || archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e)));
+        // Nobody else may wake it from here on; only if that is known does it run.
+        let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
+        let both = adopted.map_err(|e| chain(&e)).and(fetched);
+        both.map_err(|message| failed(&self.proc.name, message))?;
+        fault::reach("fetch-done");
+        self.advance(Input::Fetched, record::Durability::Rename)?;
+        fault::reach("fetch-recorded");
+        self.fetched = true;
+        Box::pin(self.wake_retrying(trigger, at, tick)).await
+    }
+}
+
+/// What is known locally of an archived proc.
+pub(crate) fn archived(proc: &Proc) -> Result<Archived, String> {
+    let path = proc.dir.join(ARCHIVED);
+    let text = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))
+}

@@ -1,0 +1,72 @@
+//! What a task does by itself when its time has come: looks at a running proc, puts an idle one to sleep, wakes for a timer, sinks.
+
+use super::*;
+
+impl Task {
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if let Some(running) = &self.running {
+            return Some(running.next_look);
+        }
+        if self.pressed.waits() {
+            return None;
+        }
+        let timer = self.next_timer().map(|next| {
+            let left = next.at_ns - Now::read().monotonic_ns;
+            Instant::now() + Duration::from_nanos(left.max(0) as u64)
+        });
+        let parks_at = self.hibernating.as_ref().and_then(|h| h.parks_at);
+        timer.into_iter().chain(parks_at).chain(self.archives_at()).min()
+    }
+
+    pub(super) fn look(&mut self) {
+        let State::Hot { init, .. } = self.record.state else { return };
+        let Some(running) = &mut self.running else { return };
+        let now = Instant::now();
+        let cpu = Duration::from_nanos(self.proc.cgroup.cpu_ns().unwrap_or(0));
+        let traffic = Traffic::read(init).ok();
+        running.idle.look(Sample { at: now, cpu, traffic }, kip_net::activity::activity_between);
+        if self.tickets.load(Ordering::SeqCst) > 0 {
+            running.idle.touch(now);
+        }
+        let (_, allowed) = sleep::sinks(&self.proc, running);
+        let left = allowed.saturating_sub(running.idle.quiet(now));
+        // One that may sleep and is still here cannot or must not.
+        running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
+    }
+
+    pub(super) async fn on_deadline(&mut self) {
+        if self.running.is_some() {
+            self.look();
+            let now = Instant::now();
+            let Some(running) = &self.running else { return };
+            let (to, allowed) = sleep::sinks(&self.proc, running);
+            let sleepy = running.idle.quiet(now) >= allowed && now >= running.not_before;
+            if !sleepy || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
+                return;
+            }
+            let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park().await };
+            if let Err(refusal) = slept {
+                tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
+                if let Some(running) = &mut self.running
+                    && to == Tier::Parked
+                {
+                    running.not_before = now + RETRY_SLEEP;
+                }
+            }
+        } else if let Some(next) = self.next_timer()
+            && Now::read().monotonic_ns >= next.at_ns
+        {
+            let trigger = format!("timer ({})", sleep::source_word(next.source));
+            self.wake_in_turn(trigger, Instant::now(), next.tick).await;
+        } else if self.archives_at().is_some_and(|at| Instant::now() >= at) {
+            self.archive_by_itself();
+        } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
+            && let Err(refusal) = self.park().await
+        {
+            tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
+            if let Some(running) = &mut self.running {
+                running.not_before = Instant::now() + RETRY_SLEEP;
+            }
+        }
+    }
+}
