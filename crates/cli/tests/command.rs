@@ -123,7 +123,8 @@ async fn without_a_daemon_every_command_says_how_to_start_one() {
 #[tokio::test]
 async fn wrong_usage_is_code_2() {
     let dir = tempfile::tempdir().unwrap();
-    for words in [&["run"][..], &["run", "--port", "0", "--", "x"], &["up", "--archive-after", "soon"], &["dance"], &[]] {
+    for words in [&["run"][..], &["run", "--port", "0", "--", "x"], &["up", "--archive-after", "soon"], &["dance"], &[]]
+    {
         let output = kip(dir.path(), words).await;
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{words:?}");
