@@ -169,7 +169,7 @@ def density_table(data: Row) -> str:
         ["  kernel memory of their cgroups, MB", f"{d['kernel_bytes'] / 1e6:.1f}", "", ""],
         ["  PSS of Kip's own, MB", f"{sum(d['own'].values()) / 1e6:.1f}", "", ""],
         *[[f"  kernel, {key}, MB", f"{more / 1e6:.1f}", "", ""] for key, more in d["kernel_more_bytes"].items()],
-        *[[f"  the kernel's price of a {what}, KB each", f"{kb:.0f}", "", ""] for what, kb in data.get("kernel_price", {}).items()],
+        *[[f"  the kernel's price of {what}, KB each", f"{kb:.0f}", "", ""] for what, kb in data.get("kernel_price", {}).items()],
         ["answered", f"{len(replies)}", f"{count}", verdict(len(replies) == count)],
         ["first reply, p50, ms", ms(percentile(replies, 50)), "", ""],
         ["first reply, p99, ms", ms(percentile(replies, 99)), "", ""],
