@@ -89,11 +89,14 @@ impl Archive {
         self.runtime.block_on(self.fit.get_or_try_init(|| self.store.check_swaps()))?;
         let local: kip_snapshot::Manifest<serde_json::Value> = kip_snapshot::open(directory)?;
         let map = PageMap::load(directory)?;
-        if let Some(front) = self.runtime.block_on(self.is_stored(proc, local.generation))? {
+        let newest = self.runtime.block_on(self.newest(proc))?;
+        if let Some(front) = newest.filter(|front| front.generation == local.generation) {
+            self.runtime.block_on(self.read_front_back(proc, front))?;
             return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0 });
         }
         let writing = self.runtime.block_on(self.begin_writing())?;
-        let (front, bytes, pack_bytes) = self.pack(proc, directory, &local, &map, spec, &writing)?;
+        let (front, bytes, pack_bytes) =
+            self.pack(proc, directory, &local, &map, (spec, newest.map(|front| front.generation)), &writing)?;
         let front_bytes = bytes.len() as u64;
         self.runtime.block_on(async {
             self.store.put(&self.front_key(proc, front), Bytes::from(bytes)).await?;
@@ -104,15 +107,11 @@ impl Archive {
         Ok(Uploaded { front, pack_bytes, front_bytes })
     }
 
-    /// Whether a generation is there already: a daemon that died stored it and could not record that. Sealed generations do not
-    /// change, and what is the owner's is this directory's.
-    async fn is_stored(&self, proc: ProcId, generation: Generation) -> Result<Option<FrontRef>, UploadError> {
+    /// The newest front that this directory has stored. It may be the generation that is to be stored: then a daemon that
+    /// died has stored it and could not record that. Sealed generations do not change.
+    async fn newest(&self, proc: ProcId) -> Result<Option<FrontRef>, HeadFailure> {
         let Some((head, _)) = self.head(proc).await? else { return Ok(None) };
-        let front = head.current.filter(|front| front.generation == generation && head.owner.id == self.owner);
-        if let Some(front) = front {
-            self.read_front_back(proc, front).await?;
-        }
-        Ok(front)
+        Ok(head.current.filter(|_| head.owner.id == self.owner))
     }
 
     /// What a generation that is stored now may refer to.
@@ -136,7 +135,7 @@ impl Archive {
         directory: &Path,
         local: &kip_snapshot::Manifest<serde_json::Value>,
         map: &PageMap,
-        spec: serde_json::Value,
+        (spec, parent): (serde_json::Value, Option<Generation>),
         writing: &Writing,
     ) -> Result<(FrontRef, Vec<u8>, u64), UploadError> {
         let at = |path: &Path| {
@@ -145,7 +144,7 @@ impl Archive {
         };
         let files = map.files.iter().map(|file| directory.join(&file.name));
         let files = files.map(|path| File::open(&path).map_err(at(&path))).collect::<Result<Vec<_>, _>>()?;
-        let keys: Vec<Option<FileKey>> = files.iter().map(file_key).collect();
+        let keys: Vec<Option<FileKey>> = files.iter().map(|file| FileKey::of(file).ok().flatten()).collect();
         let mut read = |file: u32, first: u32, bytes: &mut [u8]| {
             files[file as usize].read_exact_at(bytes, u64::from(first) * PAGE as u64)
         };
@@ -174,11 +173,11 @@ impl Archive {
             local.parts.iter().filter(|part| part.name != PAGES && !page_files.contains(part.name.as_str())).collect();
         let manifest = Manifest {
             generation: local.generation,
-            parent: None,
-            frozen_at_ms: 0,
+            parent,
+            frozen_at_ms: sealed_at_ms(directory),
             engine: local.engine.clone(),
             kernel: local.kernel.clone(),
-            cpu_features: Vec::new(),
+            cpu_features: cpu_features(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             spec,
             body: local.body.clone(),
             metadata: metadata.iter().map(|p| MetadataFile { name: p.name.clone(), size: p.size }).collect(),
@@ -230,11 +229,15 @@ async fn store_pack(
     PackReader::new(&keys).check(id, &bytes, |_, _| {}).map_err(damaged)
 }
 
-/// What a page file is on this disk; none where the file system tells no time of birth.
-fn file_key(file: &File) -> Option<FileKey> {
-    use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
-    let seen = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME).ok()?;
-    let has = StatxFlags::from_bits_retain(seen.stx_mask).contains(StatxFlags::INO | StatxFlags::BTIME);
-    let born_ns = u64::try_from(seen.stx_btime.tv_sec).ok()? * 1_000_000_000 + u64::from(seen.stx_btime.tv_nsec);
-    has.then(|| FileKey { dev: makedev(seen.stx_dev_major, seen.stx_dev_minor), ino: seen.stx_ino, born_ns })
+/// When a generation was sealed, some milliseconds after its processes were frozen: Unix time in milliseconds.
+fn sealed_at_ms(directory: &Path) -> u64 {
+    let made = fs::metadata(directory).and_then(|found| found.modified());
+    let since = made.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+    since.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// What the processor can do, from /proc/cpuinfo.
+fn cpu_features(text: &str) -> Vec<String> {
+    let flags = text.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
+    flags.map_or_else(Vec::new, |(_, flags)| flags.split_whitespace().map(str::to_owned).collect())
 }
