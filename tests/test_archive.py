@@ -186,6 +186,7 @@ def test_stores_that_cannot_be_used(fresh_kip: Callable[..., Kip], tmp_path: Pat
         kip = fresh_kip(start=False)
         done = subprocess.run([kip.program, "--data", kip.data, "up", "--store", url], capture_output=True, text=True, timeout=20)
         assert done.returncode == 1 and words in done.stderr.splitlines()[-1], (url, done)
+        assert not (kip.data / "run" / "keeper.sock").exists(), "nothing was started that would outlive it"
 
 
 @pytest.mark.parametrize("what", ["front", "pack"])

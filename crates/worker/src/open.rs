@@ -207,6 +207,10 @@ fn restorer() -> io::Result<OwnedFd> {
 }
 
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
+    // First: what is started below outlives a daemon that does not come up.
+    let archive =
+        config.store.as_deref().map(|url| Archive::open(url, &config.data, kip_types::Realm::default(), now_ms()));
+    let archive = archive.transpose()?.map(Arc::new);
     let at = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }
@@ -239,9 +243,6 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let nat = Nat::open(instance, Path::new(FORWARDING), &[], &live)?;
     let used: BTreeSet<Slot> = remembered.iter().filter_map(|r| Slot::new(r.record.slot).ok()).collect();
     pool.sweep(&used.iter().copied().collect::<Vec<_>>())?;
-    let archive =
-        config.store.as_deref().map(|url| Archive::open(url, &config.data, kip_types::Realm::default(), now_ms()));
-    let archive = archive.transpose()?.map(Arc::new);
     let kits = Kits::start(Arc::clone(&pool), used);
     let machine = Machine {
         data: config.data.clone(),
