@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,10 +154,19 @@ def test_a_store_that_is_gone(archiving: Kip, store: Path) -> None:
     refusal = archiving.refused("wake", "redis")
     assert "redis cannot be woken: " in refusal and "it stays archived" in refusal, refusal
     assert "redis cannot be stopped: " in archiving.refused("stop", "redis")
-    assert proc.state == "archived"
+    # Who comes meanwhile waits, and is served once the store is there again.
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.ask, "GET", "a")
+        wait_for("it is told", lambda: any(e["kind"] == "refused" and "stays archived" in e["detail"] for e in archiving.events()), 20)
+        assert proc.state == "archived"
+        store.with_name("gone").rename(store)
+        assert waiting.result(30) == b"1"
+    # Removed by force although the store is gone.
+    archiving.expected += [r"WARN.*stays in the store"]
+    archive(proc)
+    store.rename(store.with_name("gone"))
+    archiving.cli("rm", "--force", "redis")
     store.with_name("gone").rename(store)
-    archiving.expected += [r"WARN.*store"]
-    assert client.ask("GET", "a") == b"1"
 
 
 def test_in_a_bucket(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:

@@ -162,7 +162,9 @@ impl Archive {
         });
         let mut failed = Vec::new();
         for path in noted.map(|entry| entry.path()) {
-            let Ok(id) = identity::<ProcId>(&path) else { continue };
+            let Some(id) = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<ProcId>().ok()) else {
+                continue;
+            };
             match tokio::time::timeout(RETIRED_WITHIN, self.remove(id)).await {
                 Ok(Ok(())) => drop(fs::remove_file(&path)),
                 Ok(Err(e)) => failed.push(crate::task::chain(&e)),

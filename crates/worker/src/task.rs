@@ -156,6 +156,8 @@ pub(crate) struct Task {
     storing: Option<Storing>,
     /// Since when it has been parked, or since when another try to archive it is not worth it.
     parked_since: Option<Instant>,
+    /// Archived and not to be had: when its sockets and timers may wake it again.
+    listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     fetched: bool,
     /// Namespaces for the first start.
@@ -215,6 +217,7 @@ impl Task {
             pressed: Pressed::default(),
             storing: None,
             parked_since: None,
+            listens_again: None,
             fetched: false,
             kit,
         };
@@ -489,10 +492,15 @@ impl Task {
             let _ = self.wake_on_request("stop".to_owned()).await;
             self.pressed.grant = None;
         }
-        self.leave_queue();
         if matches!(self.record.state, State::Archived { .. }) {
             self.take_back().await?;
         }
+        self.end(grace, network).await
+    }
+
+    /// As it is, asleep or not.
+    async fn end(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
+        self.leave_queue();
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         self.proc.shared.unwatch_sockets(&self.proc);
@@ -522,7 +530,8 @@ impl Task {
                     ),
                 ));
             }
-            self.stop(Duration::ZERO, Network::Removed).await?;
+            // An archived one too, although its store may be gone for good.
+            self.end(Duration::ZERO, Network::Removed).await?;
         }
         self.retire_all().await;
         stop::remove(&self.proc).await?;

@@ -42,6 +42,8 @@ fn report_left(proc: &Proc, failed: &[String]) {
     }
 }
 
+/// After a fetch that failed sockets and timers do not wake it sooner.
+const FETCH_AGAIN: Duration = Duration::from_secs(5);
 /// After an upload that failed the next one by itself is not sooner.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -96,7 +98,10 @@ impl Task {
     }
 
     fn begin_storing(&mut self, archive: Arc<Archive>, generation: Generation, replies: Vec<Reply<bool>>) {
-        self.storing = Some(Storing { generation, since: Instant::now(), replies });
+        let storing = Storing { generation, since: Instant::now(), replies };
+        for reply in self.storing.replace(storing).into_iter().flat_map(|overtaken| overtaken.replies) {
+            let _ = reply.send(Err(self.woke_before()));
+        }
         let proc = Arc::clone(&self.proc);
         let own = proc.shared.handle(proc.slot);
         tokio::spawn(async move {
@@ -113,6 +118,10 @@ impl Task {
         });
     }
 
+    fn woke_before(&self) -> Refusal {
+        Refusal::new(Code::State, format!("{} woke before it was archived", self.proc.name))
+    }
+
     /// The upload has ended, one way or the other. If it has woken meanwhile, it is not archived and nothing is lost.
     pub(super) async fn on_stored(&mut self, generation: Generation, result: Result<Uploaded, String>) {
         let Some(storing) = self.storing.take_if(|storing| storing.generation == generation) else { return };
@@ -124,10 +133,7 @@ impl Task {
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::Failed, message))
             }
-            Ok(_) if self.record.state != (State::Parked { generation }) => {
-                let message = format!("{} woke before it was archived", self.proc.name);
-                Err(Refusal::new(Code::State, message))
-            }
+            Ok(_) if self.record.state != (State::Parked { generation }) => Err(self.woke_before()),
             Ok(uploaded) => {
                 fault::reach("archive-stored");
                 self.become_archived(generation, uploaded, storing.since).await.map(|()| false)
@@ -208,15 +214,11 @@ impl Task {
     pub(super) fn forget_archive(&self) -> Result<(), Refusal> {
         let failed = |e| Refusal::new(Code::Failed, format!("{} cannot start: {ARCHIVED}: {e}", self.proc.name));
         Archive::forget(&self.proc.dir).map_err(failed)?;
-        self.retire(false);
+        if let Some(archive) = self.proc.shared.archive.clone() {
+            let proc = Arc::clone(&self.proc);
+            tokio::spawn(async move { report_left(&proc, &archive.retire(&proc.dir, false).await) });
+        }
         Ok(())
-    }
-
-    /// Takes out of the store, beside the task, what nobody will wake from.
-    fn retire(&self, whole: bool) {
-        let Some(archive) = self.proc.shared.archive.clone() else { return };
-        let proc = Arc::clone(&self.proc);
-        tokio::spawn(async move { report_left(&proc, &archive.retire(&proc.dir, whole).await) });
     }
 
     /// Takes all of it out of the store; what the store does not let go of is told and left there.
@@ -228,6 +230,9 @@ impl Task {
 
     /// What the record says: its sockets are watched, its timers known.
     pub(super) fn resume_archived(&mut self) {
+        if !matches!(self.record.state, State::Archived { .. }) {
+            return;
+        }
         match archived(&self.proc) {
             Ok(archived) => self.begin_sleeping(&archived.body),
             // It is woken by request only, if at all.
@@ -237,29 +242,35 @@ impl Task {
         }
     }
 
-    /// Brings its generation back, then wakes it as a parked one.
-    pub(super) async fn wake_archived(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
-        debug_assert!(matches!(self.record.state, State::Archived { .. }), "the caller has looked");
-        let failed = |name: &kip_types::ProcName, message: String| {
-            let message = format!("{name} cannot be woken: {message}; it stays archived");
-            Refusal::new(Code::Failed, message)
-        };
-        let Some(archive) = self.proc.shared.archive.clone() else {
-            return Err(failed(&self.proc.name, "there is no store: `kip up --store URL`".to_owned()));
-        };
-        let known = archived(&self.proc).map_err(|message| failed(&self.proc.name, message))?;
-        let id = archive.id_of(&self.proc.dir).map_err(|e| failed(&self.proc.name, chain(&e)))?;
+    /// Makes a parked one of it: its generation comes back, and nobody else may wake it from then on. If that fails it is told, and
+    /// its sockets and timers have to wait a moment.
+    pub(super) async fn fetch(&mut self) -> Result<(), Refusal> {
+        if let Err(message) = self.try_fetch().await {
+            self.sleeping = None;
+            self.proc.shared.unwatch_sockets(&self.proc);
+            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+            let message = format!("{} cannot be woken: {message}; it stays archived", self.proc.name);
+            self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+            return Err(Refusal::new(Code::Failed, message));
+        }
+        self.listens_again = None;
+        self.fetched = true;
+        Ok(())
+    }
+
+    async fn try_fetch(&mut self) -> Result<(), String> {
+        let archive = self.proc.shared.archive.clone().ok_or("there is no store: `kip up --store URL`")?;
+        let known = archived(&self.proc)?;
+        let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let fetch = blocking(move || archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e)));
-        // Nobody else may wake it from here on; only if that is known does it run.
+        // Only if it is known that nobody else may wake it does it run.
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
-        let both = adopted.map_err(|e| chain(&e)).and(fetched);
-        both.map_err(|message| failed(&self.proc.name, message))?;
+        adopted.map_err(|e| chain(&e)).and(fetched)?;
         fault::reach("fetch-done");
-        self.advance(Input::Fetched, record::Durability::Rename)?;
+        self.advance(Input::Fetched, record::Durability::Rename).map_err(|refusal| refusal.message)?;
         fault::reach("fetch-recorded");
-        self.fetched = true;
-        Box::pin(self.wake_retrying(trigger, at, tick)).await
+        Ok(())
     }
 }
 

@@ -15,7 +15,7 @@ impl Task {
             Instant::now() + Duration::from_nanos(left.max(0) as u64)
         });
         let parks_at = self.hibernating.as_ref().and_then(|h| h.parks_at);
-        timer.into_iter().chain(parks_at).chain(self.archives_at()).min()
+        timer.into_iter().chain(parks_at).chain(self.archives_at()).chain(self.listens_again).min()
     }
 
     pub(super) fn look(&mut self) {
@@ -58,6 +58,9 @@ impl Task {
         {
             let trigger = format!("timer ({})", sleep::source_word(next.source));
             self.wake_in_turn(trigger, Instant::now(), next.tick).await;
+        } else if self.listens_again.is_some_and(|at| Instant::now() >= at) {
+            self.listens_again = None;
+            self.resume_archived();
         } else if self.archives_at().is_some_and(|at| Instant::now() >= at) {
             self.archive_by_itself();
         } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)

@@ -155,9 +155,11 @@ impl Task {
     }
 
     async fn wake_for(&mut self, Caller { trigger, at, tick }: Caller) {
+        if matches!(self.record.state, State::Archived { .. }) && self.fetch().await.is_err() {
+            return;
+        }
         match self.record.state {
             State::Parked { .. } => drop(self.wake_retrying(trigger, at, tick).await),
-            State::Archived { .. } => drop(self.wake_archived(trigger, at, tick).await),
             State::Hibernated { .. } => drop(self.rouse(trigger, at, tick).await),
             _ => {}
         }

@@ -148,7 +148,11 @@ impl Task {
             }
             State::Hibernated { .. } => self.rouse(trigger, Instant::now(), false).await.map(|()| false),
             State::Parked { .. } => self.wake(trigger, Instant::now(), false).await.map(|()| false),
-            State::Archived { .. } => self.wake_archived(trigger, Instant::now(), false).await.map(|()| false),
+            State::Archived { .. } => {
+                let at = Instant::now();
+                self.fetch().await?;
+                self.wake(trigger, at, false).await.map(|()| false)
+            }
             _ => Err(Refusal::new(
                 Code::State,
                 format!("{} cannot be woken: it is {}", self.proc.name, self.record.state.word()),
