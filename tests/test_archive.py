@@ -3,6 +3,8 @@ sockets are held, and whoever connects brings them back as they were."""
 
 from __future__ import annotations
 
+import random
+import signal
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -199,20 +201,131 @@ def test_stores_that_cannot_be_used(fresh_kip: Callable[..., Kip], tmp_path: Pat
         assert not (kip.data / "run" / "keeper.sock").exists(), "nothing was started that would outlive it"
 
 
-@pytest.mark.parametrize("what", ["front", "pack"])
-def test_a_damaged_object_is_found(archiving: Kip, store: Path, what: str) -> None:
-    """A flipped bit anywhere: it does not wake, says what is damaged, and wakes once the object is whole again."""
+def filled(kip: Kip) -> tuple[Proc, Redis, list[bytes]]:
+    """A redis with 80 MB of which one request needs little, which is known."""
     server = servers.redis()
-    proc = archiving.run("redis", server.command, ports=server.published)
+    proc = kip.run("redis", server.command, ports=server.published)
     client = Redis(proc.port())
-    client.ask_all([("SET", f"key:{i}", b"%d" % i * 300) for i in range(5000)])
+    values = [random.Random(i).randbytes(8000) for i in range(10_000)]
+    client.ask_all([("SET", f"key:{i}", value) for i, value in enumerate(values)])
+    for _ in range(2):
+        proc.sleep()
+        assert client.ask("GET", "key:5") == values[5]
+    return proc, client, values
+
+
+def serves(proc: Proc) -> bool:
+    try:
+        return bool(Redis(proc.port()).ask("PING") == "PONG")
+    except (OSError, AssertionError):
+        return False
+
+
+def flip(path: Path, whole: bytes, at: int) -> None:
+    path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+
+
+def test_a_damaged_object_is_found(archiving: Kip, store: Path) -> None:
+    """A flipped bit anywhere in what a wake needs: it does not wake, says what is damaged, and wakes once the object is whole."""
+    proc, client, values = filled(archiving)
     archive(proc)
-    found = sorted(store.glob("realms/*/packs/*" if what == "pack" else "realms/*/procs/*/gen-*"))
-    damaged = max(found, key=lambda path: path.stat().st_size)
+    damaged = max(store.glob("realms/*/procs/*/gen-*"), key=lambda path: path.stat().st_size)
     whole = damaged.read_bytes()
-    for at in (1000, len(whole) // 3, len(whole) // 2):  # the header of a pack is of no use to a wake
-        damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+    for at in (1000, len(whole) // 3, len(whole) // 2):
+        flip(damaged, whole, at)
         refusal = archiving.refused("wake", "redis")
         assert "redis cannot be woken: " in refusal and "it stays archived" in refusal, refusal
     damaged.write_bytes(whole)
-    assert client.ask("GET", "key:4999") == b"4999" * 300
+    assert client.ask("GET", "key:9999") == values[9999]
+
+
+def test_damaged_memory_is_found_when_it_is_needed(archiving: Kip, store: Path) -> None:
+    """A flipped bit in what comes after the wake: no client ever gets a wrong answer; the proc starts anew and says why."""
+    archiving.expected += [r"WARN.*its snapshot cannot be used"]
+    proc, client, values = filled(archiving)
+    archive(proc)
+    packs = list(store.glob("realms/*/packs/*"))
+    for pack in packs:
+        whole = bytearray(pack.read_bytes())
+        whole[5000::100_000] = bytes(byte ^ 4 for byte in whole[5000::100_000])
+        pack.write_bytes(whole)
+    with pytest.raises((OSError, AssertionError)):  # the connection ends
+        for i in range(0, 10_000, 100):
+            if client.ask("GET", f"key:{i}") != values[i]:
+                pytest.fail("a wrong answer")
+    started = lambda: [e["detail"] for e in archiving.events() if e["kind"] == "cold-start"]  # noqa: E731
+    told = wait_for("it starts anew", started, 30)
+    assert any(pack.name in told[0] for pack in packs), told
+    wait_for("it serves", lambda: serves(proc), 30)
+
+
+def test_memory_comes_when_it_is_needed(archiving: Kip, store: Path) -> None:
+    """Most of 80 MB stays in the store; what is asked for comes, and what never came is not stored again."""
+    proc, client, values = filled(archiving)
+    archive(proc)
+    stored = lambda: sum(path.stat().st_size for path in store.glob("realms/*/packs/*"))  # noqa: E731
+    full = stored()
+    assert full > 70 << 20
+    for cycle in range(3):
+        assert client.ask("GET", "key:5") == values[5]
+        remote = next((archiving.data / "procs" / "redis").glob("gen-*/*-remote"))
+        assert remote.stat().st_blocks * 512 < 40 << 20, "most of it stays where it is"
+        some = random.Random(cycle).sample(range(10_000), 300)
+        assert client.ask_all([("GET", f"key:{i}") for i in some]) == [values[i] for i in some]
+        assert proc.inspect()["memory"]["rss_bytes"] < 60 << 20
+        archive(proc)
+        assert stored() < full + (cycle + 1) * (8 << 20), "what did not change is not stored again"
+    assert client.ask_all([("GET", f"key:{i}") for i in range(10_000)]) == values
+
+
+def test_sleeps_while_most_of_it_is_in_the_store(archiving: Kip) -> None:
+    """Hibernated, parked and woken on this machine, by plan and by CRIU, with memory that never came from the store."""
+    proc, client, values = filled(archiving)
+    archive(proc)
+    assert client.ask("GET", "key:5") == values[5]
+    for tier in ("hibernated", "parked", "parked", "hibernated"):
+        proc.hibernate() if tier == "hibernated" else proc.sleep()
+        assert client.ask("GET", "key:5") == values[5]
+        client.ask_all([("SET", "key:7", b"7"), ("GET", "key:8000")])
+    values[7] = b"7"
+    proc.sleep()
+    archiving.kill()
+    archiving.up()
+    assert client.ask_all([("GET", f"key:{i}") for i in range(10_000)]) == values
+
+
+def test_a_store_that_goes_away_lets_it_wait(archiving: Kip, store: Path) -> None:
+    """Memory that does not come is waited for, and that is told; it comes once the store is back, though the daemon was killed."""
+    archiving.expected += [r"WARN"]
+    proc, client, values = filled(archiving)
+    archive(proc)
+    assert client.ask("GET", "key:5") == values[5]
+    packs = next(store.glob("realms/*/packs"))
+    packs.rename(packs.with_name("away"))
+    with ThreadPoolExecutor(1) as other:
+        answers = other.submit(client.ask_all, [("GET", f"key:{i}") for i in range(10_000)])
+        waits = lambda: [e for e in archiving.events() if e["kind"] == "waiting" and "redis" in str(e)]  # noqa: E731
+        wait_for("it says that it waits", waits, 30)
+        assert not answers.done()
+        archiving.kill()
+        packs.with_name("away").rename(packs)
+        archiving.up()
+        assert answers.result(timeout=60) == values
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "pages.map", "g*-front"])
+def test_a_copy_that_is_lost_is_fetched_again(archiving: Kip, lost: str) -> None:
+    """What came from the store and was not changed since is not synced: it may be lost with the machine, and comes again."""
+    archiving.expected += [r"WARN.*(fetched again|left|its snapshot)"]
+    proc, client, values = filled(archiving)
+    archive(proc)
+    archiving.kill()
+    archiving.up("--fault-at", "fetch-recorded")
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(client.ask, "GET", "key:9999")
+        assert archiving.wait_dead(30) == -signal.SIGKILL
+        next((archiving.data / "procs" / "redis").glob(f"gen-*/{lost}")).write_bytes(b"")
+        archiving.up()
+        assert answer.result(timeout=30) == values[9999]
+    assert not [e for e in archiving.events() if e["kind"] == "cold-start"]
+    assert client.ask_all([("GET", f"key:{i}") for i in range(10_000)]) == values

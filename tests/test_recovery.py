@@ -326,6 +326,14 @@ class Story:
             if not self.dies(5):
                 raise AssertionError(f"{what} was done and nobody says so: {failure}") from failure
             is_done = False
+        for _ in range(5):  # one that was frozen in the middle of work goes on with it at once: again
+            if is_done or self.dies() or not self.was_at_work():
+                break
+            try:
+                do()
+                is_done = done()
+            except Failed:
+                break
         if not is_done and self.dies():
             self.revive(what)
             wait_for(f"{what}: the proc has settled", self.settled, 30)
@@ -333,6 +341,11 @@ class Story:
                 do()
             is_done = done()
         assert is_done, f"{what} has not been done: {self.view()}"
+
+    def was_at_work(self) -> bool:
+        view = self.view()
+        woken = view and view["last_wake"]
+        return isinstance(woken, dict) and bool(kip_module.IN_WORK.search(woken["trigger"]))
 
     def dies(self, within: float | None = None) -> bool:
         """Whether it is dead. Where a step may come after the answer it gets a moment."""

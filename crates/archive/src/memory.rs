@@ -80,7 +80,8 @@ pub struct Pages<'a> {
     pub areas: &'a Areas,
     /// Of each page file what it is on disk; none if that is not known, and all of it is read.
     pub keys: &'a [Option<FileKey>],
-    /// What was never fetched from the store: one of the files, which is not read but taken over as it is.
+    /// What comes from the store when it is needed: one of the files, which is taken over as it is; only what is here and
+    /// cannot stay where it is there is read.
     pub remote: Option<&'a Remote<'a>>,
     /// How they are read.
     pub read: &'a mut ReadPages<'a>,
@@ -154,9 +155,10 @@ impl Pages<'_> {
     }
 
     /// Its bytes are not here, so it cannot go to the front: it stays in its block.
-    fn is_remote(&self, space: Space, address: u64) -> bool {
-        let file = self.run_of(space, address).map(|run| run.file);
-        self.remote.is_some_and(|remote| file == Some(remote.file()))
+    fn is_away(&self, space: Space, address: u64) -> bool {
+        let Some((run, remote)) = self.run_of(space, address).zip(self.remote) else { return false };
+        let page = run.first + ((address - run.start) / PAGE as u64) as u32;
+        run.file == remote.file() && !remote.is_here(page)
     }
 
     /// The bytes of one page; `None` if it lies nowhere.
@@ -262,7 +264,7 @@ impl Work {
         for (address, spot) in homes {
             let home = self.home(spot, packing);
             self.out.table.push(space, address, home);
-            if home == Home::Zeros || pages.is_remote(space, address) {
+            if home == Home::Zeros || pages.is_away(space, address) {
                 continue;
             }
             if wishes.is_eager(address) {
@@ -302,7 +304,7 @@ impl Work {
         homes: &mut Vec<(u64, Spot)>,
     ) -> Result<(), MemoryError> {
         if let Some(remote) = pages.remote.filter(|remote| remote.file() == run.file) {
-            return taken_over(pages.map, run, remote, wishes, packing, homes);
+            return self.taken_over(pages, run, remote, wishes, packing, homes);
         }
         let key = pages.keys.get(run.file as usize).copied().flatten();
         let mut buffer = vec![0; BLOCK_PAGES * PAGE];
@@ -337,6 +339,38 @@ impl Work {
                 }
                 homes.extend(spot.map(|spot| (address, spot)));
             }
+        }
+        Ok(())
+    }
+
+    /// Pages that stay where they are in the store, if they can.
+    fn taken_over(
+        &mut self,
+        pages: &mut Pages<'_>,
+        run: &Run,
+        remote: &Remote<'_>,
+        wishes: &Wishes<'_>,
+        packing: &mut Packing<'_>,
+        homes: &mut Vec<(u64, Spot)>,
+    ) -> Result<(), MemoryError> {
+        let mut bytes = [0; PAGE];
+        for index in 0..run.pages {
+            let (page, address) = (run.first + index, run.start + u64::from(index) * PAGE as u64);
+            let spot = match remote.find(page) {
+                Found::Zeros => wishes.zeros(address),
+                Found::Block(place) if packing.may_use(&place) && !wishes.is_eager(address) => {
+                    Some(Spot::Placed(place))
+                }
+                // The front was fetched whole: its pages are in another file of the map.
+                Found::Block(_) if remote.is_here(page) => {
+                    pages.read(run.file, page, &mut bytes)?;
+                    self.page(&bytes, address, None, wishes, packing)?
+                }
+                Found::Block(_) | Found::Front | Found::Absent => {
+                    return Err(MemoryError::NotHere { file: pages.map.files[run.file as usize].name.clone(), page });
+                }
+            };
+            homes.extend(spot.map(|spot| (address, spot)));
         }
         Ok(())
     }
@@ -402,31 +436,6 @@ impl Work {
         open.bytes.clear();
         Ok(())
     }
-}
-
-/// Pages that stay where they are in the store.
-fn taken_over(
-    map: &PageMap,
-    run: &Run,
-    remote: &Remote<'_>,
-    wishes: &Wishes<'_>,
-    packing: &Packing<'_>,
-    homes: &mut Vec<(u64, Spot)>,
-) -> Result<(), MemoryError> {
-    for index in 0..run.pages {
-        let (page, address) = (run.first + index, run.start + u64::from(index) * PAGE as u64);
-        match remote.find(page) {
-            Found::Zeros => homes.extend(wishes.zeros(address).map(|spot| (address, spot))),
-            Found::Block(place) if packing.may_use(&place) && !wishes.is_eager(address) => {
-                homes.push((address, Spot::Placed(place)));
-            }
-            // The front was fetched whole: its pages are in another file of the map.
-            Found::Block(_) | Found::Front | Found::Absent => {
-                return Err(MemoryError::NotHere { file: map.files[run.file as usize].name.clone(), page });
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -267,27 +267,45 @@ impl PageTable {
     }
 }
 
-/// The pages of an archived generation as a page file that is nowhere on the local disk: its page `n` is the `n`th page
-/// of the table. So the page map of a proc that was woken from the store says of what it never fetched where it lies,
-/// also after the program has moved it to another address.
-#[derive(Debug)]
+/// The pages of an archived generation as a page file most of which is nowhere on the local disk: its page `n` is the `n`th
+/// page of the table. So the page map of a proc that was woken from the store says of what it never fetched where it lies,
+/// also after the program has moved it to another address. See [`kip_snapshot::remote`].
 pub struct Remote<'a> {
     table: &'a PageTable,
     file: u32,
     /// The runs of all processes, and the number of each one's first page.
-    runs: Vec<(u32, &'a TableRun)>,
+    runs: Vec<(u32, Space, &'a TableRun)>,
+    here: &'a dyn Fn(u32) -> bool,
+}
+
+impl std::fmt::Debug for Remote<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// A page that was not fetched.
+fn away(_: u32) -> bool {
+    false
 }
 
 impl<'a> Remote<'a> {
-    /// That of a table, to be number `file` of a page map's files.
+    /// That of a table, to be number `file` of a page map's files. None of it is here.
     pub fn new(table: &'a PageTable, file: u32) -> Remote<'a> {
         let mut next = 0;
         let mut runs = Vec::new();
-        for run in table.spaces.values().flatten() {
-            runs.push((next, run));
-            next += run.pages;
+        for (space, list) in &table.spaces {
+            for run in list {
+                runs.push((next, *space, run));
+                next += run.pages;
+            }
         }
-        Remote { table, file, runs }
+        Remote { table, file, runs, here: &away }
+    }
+
+    /// The same, of which what `here` says can be read.
+    pub fn with(self, here: &'a dyn Fn(u32) -> bool) -> Remote<'a> {
+        Remote { here, ..self }
     }
 
     /// Which of a page map's files it is.
@@ -295,22 +313,38 @@ impl<'a> Remote<'a> {
         self.file
     }
 
+    /// Whether a page of it can be read.
+    pub fn is_here(&self, page: u32) -> bool {
+        (self.here)(page)
+    }
+
+    /// Its runs: the number of the first page, whose memory it is, what the table says.
+    pub fn runs(&self) -> impl Iterator<Item = (u32, Space, &'a TableRun)> + '_ {
+        self.runs.iter().copied()
+    }
+
+    /// The number of a page.
+    pub fn number(&self, space: Space, address: u64) -> Option<u32> {
+        let next = self.runs.partition_point(|(_, of, run)| (*of, run.start) <= (space, address));
+        let (first, of, run) = *self.runs.get(next.checked_sub(1)?)?;
+        (of == space && address < run.end()).then(|| first + ((address - run.start) / PAGE as u64) as u32)
+    }
+
     /// Where all memory lies when nothing of it was fetched.
     pub fn map(&self) -> BTreeMap<Space, Vec<Run>> {
-        let mut starts = self.runs.iter();
-        let mut run = |run: &TableRun| {
-            let (first, _) = starts.next().expect("as many as there are");
-            Run { start: run.start, pages: run.pages, file: self.file, first: *first }
-        };
-        self.table.spaces.iter().map(|(space, runs)| (*space, runs.iter().map(&mut run).collect())).collect()
+        let mut map: BTreeMap<Space, Vec<Run>> = BTreeMap::new();
+        for (first, space, run) in self.runs() {
+            map.entry(space).or_default().push(Run { start: run.start, pages: run.pages, file: self.file, first });
+        }
+        map
     }
 
     /// Where a page of it lies.
     pub fn find(&self, page: u32) -> Found {
-        let Some(index) = self.runs.partition_point(|(first, _)| *first <= page).checked_sub(1) else {
+        let Some(index) = self.runs.partition_point(|(first, ..)| *first <= page).checked_sub(1) else {
             return Found::Absent;
         };
-        let (start, run) = self.runs[index];
+        let (start, _, run) = self.runs[index];
         if page - start < run.pages { self.table.found(run, page - start) } else { Found::Absent }
     }
 }

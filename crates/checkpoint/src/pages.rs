@@ -3,6 +3,7 @@
 use crate::image::{Image, ImageError, numbered};
 use crate::wire::{Message, Value};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
+use kip_snapshot::remote::RemoteFile;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{self, File};
@@ -55,7 +56,7 @@ fn is_criu(name: &str) -> bool {
 /// get all pages of the map.
 ///
 /// # Errors
-/// See [`ImageError`]; a damaged page.
+/// See [`ImageError`]; a page that is damaged, or of a remote file and not here.
 pub fn make_whole(images: &Path, scratch: &Path, map: &PageMap) -> Result<(), ImageError> {
     for (pid, process) in &map.processes {
         let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
@@ -87,6 +88,15 @@ fn write_pages(images: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io::R
     let mut buffer = vec![0; CHUNK as usize * PAGE];
     for run in runs {
         let file = &map.files[run.file as usize];
+        if file.remote.is_some() {
+            let remote = RemoteFile::open(images, file).map_err(io::Error::other)?;
+            for done in (0..run.pages).step_by(CHUNK as usize) {
+                let bytes = &mut buffer[..CHUNK.min(run.pages - done) as usize * PAGE];
+                remote.read(run.first + done, bytes)?;
+                out.write_all(bytes)?;
+            }
+            continue;
+        }
         if let Entry::Vacant(place) = open.entry(run.file) {
             place.insert(File::open(images.join(&file.name))?);
         }

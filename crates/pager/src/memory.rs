@@ -108,6 +108,8 @@ pub struct State {
     pub(crate) streams: Streams,
     /// Faults that could not be served yet.
     again: Vec<(u64, bool)>,
+    /// One of them waits for what is fetched from a store.
+    fetching: bool,
     /// The address space is gone.
     pub gone: bool,
     /// A page that somebody waits for cannot be trusted; nothing is tried again.
@@ -235,6 +237,7 @@ impl Memory {
             read_ahead: false,
             streams: Streams::default(),
             again: Vec::new(),
+            fetching: false,
             gone: false,
             damaged: false,
         };
@@ -268,10 +271,11 @@ impl Memory {
             if events.is_empty() && (state.again.is_empty() || state.gone || state.damaged) {
                 return Ok(false);
             }
-            if events.is_empty() && turns > PATIENT_TURNS {
+            if events.is_empty() && (turns > PATIENT_TURNS || turns > 0 && state.fetching) {
                 return Ok(true);
             }
             let mut failed = None;
+            state.fetching = false;
             if !state.damaged {
                 for (address, write) in std::mem::take(&mut state.again) {
                     failed = self.fault_or_again(&mut state, address, write).err().or(failed);
@@ -313,7 +317,9 @@ impl Memory {
         if result.is_err() {
             state.again.push((address, write));
         }
-        result
+        // It was asked for, and comes.
+        state.fetching |= result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
+        result.or_else(|e| if e.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(e) })
     }
 
     fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
@@ -413,8 +419,11 @@ impl Memory {
     /// As [`Memory::bring_all`].
     pub fn bring_range(&self, range: Range<u64>, present: &[Range<u64>]) -> io::Result<()> {
         const PART: usize = 256;
+        /// What is fetched from a store has not come after this: the store is gone.
+        const FETCHED_WITHIN: Duration = Duration::from_secs(30);
         let mut buffer = Aligned::new(PART * PAGE);
         let mut at = range.start;
+        let mut waited: Option<Instant> = None;
         loop {
             let state = self.state();
             if state.gone {
@@ -424,7 +433,19 @@ impl Memory {
             let Some((start, slot, pages)) = next else { return Ok(()) };
             let pages = pages.min(((range.end - start) / PAGE64) as usize);
             let bytes = &mut buffer[..pages * PAGE];
-            state.read(slot, bytes)?;
+            match state.read(slot, bytes) {
+                Err(e)
+                    if e.kind() == io::ErrorKind::WouldBlock
+                        && waited.is_none_or(|at| at.elapsed() < FETCHED_WITHIN) =>
+                {
+                    drop(state);
+                    waited.get_or_insert_with(Instant::now);
+                    std::thread::sleep(Duration::from_millis(1));
+                    continue;
+                }
+                other => other?,
+            }
+            waited = None;
             match fill(self.uffd.as_fd(), start, bytes, false)? {
                 Filled::All => at = start + pages as u64 * PAGE64,
                 Filled::Again => {

@@ -1,17 +1,30 @@
 //! The page files of a parked generation as a page source: [`kip_snapshot::pages`].
 //!
 //! Reads through the page cache, which the wake of a proc that was parked a moment ago finds warm. Every page is compared
-//! with its checksum before anybody gets it. The generation itself may go while its pages are still needed: [`keep`].
+//! with its checksum before anybody gets it. The generation itself may go while its pages are still needed: [`keep`]. Pages of
+//! remote page files may not be here: reading one asks for it ([`AskFor`]) and fails with `WouldBlock` until it came.
 
 use crate::source::{PARKED, PageSource};
 use crate::swap::PAGE;
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGES, PageFile, PageMap, Process, Run, SETS, damaged};
-use std::collections::BTreeMap;
+use kip_snapshot::remote::RemoteFile;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Asks for pages of a remote page file: its name, which.
+pub type AskFor = Box<dyn Fn(&str, Range<u32>) + Send + Sync>;
+
+/// What was asked for is asked for again if it has not come after this: who was asked may have died.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// As many pages are remembered as asked for.
+const REMEMBERED: usize = 4096;
 
 /// Makes `directory`, with the page map and the page files of a generation (hard links).
 ///
@@ -24,39 +37,89 @@ pub fn keep(generation: &Path, directory: &Path) -> Result<(), SnapshotError> {
     };
     std::fs::create_dir(directory).map_err(failed(directory))?;
     let files = PageMap::load(generation)?.files;
-    for name in files.iter().map(|file| file.name.as_str()).chain([PAGES]) {
-        std::fs::hard_link(generation.join(name), directory.join(name)).map_err(failed(&generation.join(name)))?;
+    for name in files.iter().flat_map(PageFile::names).chain([PAGES.to_owned()]) {
+        let path = generation.join(&name);
+        std::fs::hard_link(&path, directory.join(&name)).map_err(failed(&path))?;
     }
     Ok(())
 }
 
 /// The page files of one generation. A slot is a page's place among all pages of all files; between two files lies one
 /// that nobody has, so that what follows each other in slots does so in a file.
-#[derive(Debug)]
 pub struct Parked {
     /// By the slot of its first page.
-    files: Vec<(u32, PageFile, File)>,
+    files: Vec<(u32, PageFile, Pages)>,
+    ask: AskFor,
+    /// Which pages were asked for, and when: file, page.
+    asked: Mutex<HashMap<(usize, u32), Instant>>,
+}
+
+#[derive(Debug)]
+enum Pages {
+    Here(File),
+    Remote(RemoteFile),
+}
+
+impl std::fmt::Debug for Parked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Parked").field("files", &self.files).finish_non_exhaustive()
+    }
 }
 
 impl Parked {
-    /// Opens the page files of the generation in a directory; tells what its processes have in them, by number inside.
+    /// Opens the page files of the generation in a directory; tells what its processes have in them, by number inside. `ask` is
+    /// called for what is not here, and then no more often than once a second for a page.
     ///
     /// # Errors
     /// The file system's; a damaged page map.
-    pub fn open(dir: &Path) -> Result<(Parked, BTreeMap<u32, Process>), SnapshotError> {
+    pub fn open(dir: &Path, ask: AskFor) -> Result<(Parked, BTreeMap<u32, Process>), SnapshotError> {
         let PageMap { files, processes } = PageMap::load(dir)?;
         let mut next = PARKED;
         let mut open = Vec::with_capacity(files.len());
         for file in files {
-            let path = dir.join(&file.name);
-            let opened = File::open(&path).map_err(|source| SnapshotError::Io { path, source })?;
-            // Read-ahead is ours: only we know what is needed together.
-            let _ = rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::Random);
-            let pages = file.sums.len() as u32;
+            let (pages, opened) = match file.remote {
+                Some(pages) => (pages, Pages::Remote(RemoteFile::open(dir, &file)?)),
+                None => {
+                    let path = dir.join(&file.name);
+                    let opened = File::open(&path).map_err(|source| SnapshotError::Io { path, source })?;
+                    // Read-ahead is ours: only we know what is needed together.
+                    let _ = rustix::fs::fadvise(&opened, 0, None, rustix::fs::Advice::Random);
+                    (file.sums.len() as u32, Pages::Here(opened))
+                }
+            };
             open.push((next, file, opened));
             next += pages + 1;
         }
-        Ok((Parked { files: open }, processes))
+        Ok((Parked { files: open, ask, asked: Mutex::default() }, processes))
+    }
+
+    /// Asks for those of some pages that are not here.
+    fn ask_for(&self, index: usize, file: &RemoteFile, pages: Range<u32>) -> io::Result<()> {
+        let name = &self.files[index].1.name;
+        let here = file.here(pages.start, pages.end - pages.start)?;
+        let mut asked = self.asked.lock().expect("nobody panics with it");
+        if asked.len() > REMEMBERED {
+            asked.retain(|_, at| at.elapsed() < ASK_AGAIN);
+        }
+        let mut wanted: Option<Range<u32>> = None;
+        for (page, here) in pages.zip(here) {
+            if here || asked.get(&(index, page)).is_some_and(|at| at.elapsed() < ASK_AGAIN) {
+                continue;
+            }
+            asked.insert((index, page), Instant::now());
+            match &mut wanted {
+                Some(range) if range.end == page => range.end += 1,
+                _ => {
+                    if let Some(range) = wanted.replace(page..page + 1) {
+                        (self.ask)(name, range);
+                    }
+                }
+            }
+        }
+        if let Some(range) = wanted {
+            (self.ask)(name, range);
+        }
+        Ok(())
     }
 
     /// The files, as a page map names them.
@@ -84,7 +147,18 @@ impl Parked {
 impl PageSource for Parked {
     fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
         let (index, page) = self.place(slot).ok_or(io::ErrorKind::InvalidInput)?;
-        let ((_, file, open), page) = (&self.files[index], page as usize);
+        let (_, file, pages) = &self.files[index];
+        let open = match pages {
+            Pages::Here(open) => open,
+            Pages::Remote(remote) => {
+                let result = remote.read(page, buffer);
+                if result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+                    self.ask_for(index, remote, page..page + (buffer.len() / PAGE) as u32)?;
+                }
+                return result;
+            }
+        };
+        let page = page as usize;
         open.read_exact_at(buffer, (page * PAGE) as u64)?;
         match file.first_damaged(page, buffer) {
             Some(page) => Err(damaged(&file.name, page)),
@@ -109,7 +183,7 @@ mod tests {
             map.files[file].sums = bytes.chunks(PAGE).map(crc32fast::hash).collect();
         }
         map.save(dir.path()).unwrap();
-        let (parked, _) = Parked::open(dir.path()).unwrap();
+        let (parked, _) = Parked::open(dir.path(), Box::new(|_, _| unreachable!("all is here"))).unwrap();
         let at = |file, first| parked.slot(&Run { start: 0, pages: 1, file, first });
         let mut page = vec![0; PAGE];
         for (slot, first) in [(at(0, 0), 1), (at(0, 1), 2), (at(1, 0), 5), (at(1, 1), 6)] {
@@ -122,5 +196,31 @@ mod tests {
         let error = parked.read(at(1, 1), &mut page).unwrap_err().to_string();
         assert_eq!(error, "page 1 of sets.pages is damaged: its checksum is not the recorded one");
         assert!(parked.read(at(1, 0) - 1, &mut page).is_err(), "between two files");
+    }
+
+    #[test]
+    fn what_is_not_here_is_asked_for_once_and_read_when_it_came() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut map = PageMap::default();
+        let file = map.file("remote") as usize;
+        map.files[file].remote = Some(100);
+        let remote = RemoteFile::create(dir.path(), "remote", 100).unwrap();
+        remote.put(11, &[3; PAGE]).unwrap();
+        map.save(dir.path()).unwrap();
+        let (tell, heard) = std::sync::mpsc::channel();
+        let tell = Mutex::new(tell);
+        let ask = move |name: &str, pages| tell.lock().unwrap().send((name.to_owned(), pages)).unwrap();
+        let (parked, _) = Parked::open(dir.path(), Box::new(ask)).unwrap();
+        let slot = parked.slot(&Run { start: 0, pages: 1, file: 0, first: 10 });
+        let mut pages = vec![0; 4 * PAGE];
+        for _ in 0..3 {
+            assert_eq!(parked.read(slot, &mut pages).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        }
+        let told: Vec<_> = heard.try_iter().collect();
+        assert_eq!(told, [("remote".to_owned(), 10..11), ("remote".to_owned(), 12..14)]);
+        remote.put(10, &[2; PAGE]).unwrap();
+        remote.put_zeros(12, 2).unwrap();
+        parked.read(slot, &mut pages).unwrap();
+        assert_eq!([pages[0], pages[PAGE], pages[2 * PAGE]], [2, 3, 0]);
     }
 }

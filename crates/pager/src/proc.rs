@@ -12,7 +12,7 @@ pub use parking::Unfilled;
 use crate::convert;
 use crate::deflate::{self, Deflated, How};
 use crate::memory::{Bell, Memory, SpaceId, State};
-use crate::parked::Parked;
+use crate::parked::{AskFor, Parked};
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
 use crate::set::{Histories, Predictor};
@@ -28,6 +28,7 @@ use kip_sys::pagemap::{self, Filter, States};
 use kip_sys::uffd::{self, Catch};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,6 +46,8 @@ pub trait Custodian: Send + Sync {
     fn release(&self, space: SpaceId);
     /// Hears that a page of the proc is damaged where it lies, so that the proc cannot go on.
     fn damaged(&self, _error: &io::Error) {}
+    /// Hears that pages of a remote page file are needed, and not here: see [`crate::parked::AskFor`].
+    fn missing(&self, _file: &str, _pages: Range<u32>) {}
 }
 
 /// Where working sets are kept.
@@ -141,8 +144,14 @@ impl Nursery for Family {
     }
 }
 
-/// Name of the directory with the pages of a generation.
-const PARKED: &str = "parked";
+/// Who asks for what is not here.
+fn asking(custodian: &Arc<dyn Custodian>) -> AskFor {
+    let custodian = Arc::clone(custodian);
+    Box::new(move |file, pages| custodian.missing(file, pages))
+}
+
+/// Name of the directory with the pages of a generation, in that of a proc.
+pub const PARKED: &str = "parked";
 
 /// What a wake by a first touch is for, of which nobody knows more.
 const TOUCH: &str = "touch";
@@ -219,7 +228,8 @@ impl Proc {
     ) -> io::Result<Self> {
         let swap = Arc::new(Swap::open(&directory.join("swap"))?);
         let kept = Some(directory.join(PARKED)).filter(|kept| kept.exists());
-        let parked = kept.map(|kept| Parked::open(&kept)).transpose().map_err(io::Error::other)?;
+        let parked = kept.map(|kept| Parked::open(&kept, asking(&custodian)));
+        let parked = parked.transpose().map_err(io::Error::other)?;
         let parked = parked.map(|(parked, _)| Arc::new(parked));
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, parked)?;
         let family = proc.family.clone();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 
@@ -268,5 +268,19 @@ pub enum Event {
         number: u32,
         /// Which page, and of what.
         message: String,
+    },
+    /// A proc waits for pages of a remote page file that are not here: [`kip_snapshot::remote`]. Told once a second as long as
+    /// somebody waits.
+    Missing {
+        /// The proc.
+        name: String,
+        /// As in its [`Order`].
+        number: u32,
+        /// Which of the files in `parked` of the proc's directory.
+        file: String,
+        /// The first page.
+        first: u32,
+        /// How many.
+        pages: u32,
     },
 }

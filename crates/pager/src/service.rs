@@ -115,6 +115,8 @@ pub struct Service {
     budget: AtomicUsize,
     in_memory: AtomicUsize,
     news: mpsc::Sender<News>,
+    /// Pages that are not here and needed.
+    missing: mpsc::Sender<Event>,
 }
 
 impl std::fmt::Debug for Service {
@@ -139,6 +141,7 @@ impl Service {
     /// The kernel's; the keeper does not tell what is out.
     pub fn new(keeper: Keeper, dir: &Path) -> io::Result<Arc<Service>> {
         let (news, heard) = mpsc::channel();
+        let (missing, wanted) = mpsc::channel();
         let service = Arc::new(Service {
             keeper: Arc::new(keeper),
             server: Arc::new(Server::start()?),
@@ -148,7 +151,12 @@ impl Service {
             budget: DEFAULT_BUDGET.into(),
             in_memory: 0.into(),
             news,
+            missing,
         });
+        // By a thread of its own: the other may wait for a proc that waits for pages.
+        let asker = Arc::clone(&service);
+        let ask = move || wanted.iter().for_each(|event| asker.tell_all(&event));
+        std::thread::Builder::new().name("missing".into()).stack_size(STACK).spawn(ask)?;
         service.take_up_all(dir)?;
         let teller = Arc::clone(&service);
         std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&heard))?;
@@ -262,7 +270,8 @@ impl Service {
 
     fn custodian(&self, name: &str, number: u32) -> Arc<InKeeper> {
         let (keeper, name, news) = (Arc::clone(&self.keeper), name.to_owned(), self.news.clone());
-        Arc::new(InKeeper { keeper, name, number, news })
+        let missing = self.missing.clone();
+        Arc::new(InKeeper { keeper, name, number, news, missing })
     }
 
     fn new_entry(&self, order: &Order) -> io::Result<Entry> {

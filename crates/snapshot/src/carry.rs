@@ -5,6 +5,7 @@
 //! which pages are still out.
 
 use crate::pages::{PAGE, PageMap, Run, damaged};
+use crate::remote::RemoteFile;
 use crate::{SnapshotError, io_at};
 use kip_types::Generation;
 use std::collections::BTreeMap;
@@ -68,14 +69,20 @@ pub fn carry(
     for (index, file) in carried.files.iter().enumerate().filter(|(index, _)| used[*index] > 0) {
         let path = from.join(&file.name);
         let size = fs::metadata(&path).map_err(io_at(&path))?.len();
-        let to = if size >= LEAST_LINKED && used[index] * 2 * PAGE as u64 >= size {
+        let is_worth_it = size >= LEAST_LINKED && used[index] * 2 * PAGE as u64 >= size;
+        let to = if is_worth_it || file.remote.is_some() {
             let last = file.name.rsplit('/').next().unwrap_or_default();
             // A name that it has from an earlier generation is no other's.
             let is_own = last.starts_with('g') && last.contains('-');
             let name = if is_own { last.to_owned() } else { format!("g{generation}-{last}") };
-            fs::hard_link(&path, growing.join(&name)).map_err(io_at(&path))?;
             let number = map.file(&name);
-            map.files[number as usize].sums.clone_from(&file.sums);
+            let linked = &mut map.files[number as usize];
+            linked.sums.clone_from(&file.sums);
+            linked.remote = file.remote;
+            for (old, new) in file.names().zip(linked.names()) {
+                let path = from.join(old);
+                fs::hard_link(&path, growing.join(new)).map_err(io_at(&path))?;
+            }
             Moved::Linked(number)
         } else {
             Moved::Copied(File::open(&path).map_err(io_at(&path))?)
@@ -151,7 +158,30 @@ impl Copies<'_> {
     }
 }
 
-/// Writes [`crate::pages::SETS`]: the bytes of the sets that `map` names, which loses the pages that it has no place for.
+/// A page file that is read.
+enum Source {
+    File(File),
+    Remote(RemoteFile),
+}
+
+impl Source {
+    fn has(&self, page: u32) -> bool {
+        match self {
+            Source::File(_) => true,
+            Source::Remote(file) => file.here(page, 1).is_ok_and(|here| here == [true]),
+        }
+    }
+
+    fn read(&self, page: u32, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            Source::File(file) => file.read_exact_at(bytes, u64::from(page) * PAGE as u64),
+            Source::Remote(file) => file.read(page, bytes),
+        }
+    }
+}
+
+/// Writes [`crate::pages::SETS`]: the bytes of the sets that `map` names, which loses the pages that it has no place for, or
+/// that are not here.
 ///
 /// # Errors
 /// The file system's.
@@ -159,27 +189,33 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
     let name = crate::pages::SETS;
     let path = growing.join(name);
     let mut out: Option<io::BufWriter<File>> = None;
-    let mut open: BTreeMap<u32, File> = BTreeMap::new();
+    let mut open = Vec::new();
+    for file in &map.files {
+        open.push(match file.remote {
+            Some(_) => Source::Remote(RemoteFile::open(growing, file)?),
+            None => {
+                let path = growing.join(&file.name);
+                Source::File(File::open(&path).map_err(io_at(&path))?)
+            }
+        });
+    }
     let mut page = vec![0; PAGE];
     for process in map.processes.values_mut() {
         let runs = &process.runs;
         let place = |address: u64| {
             let run = runs.get(runs.partition_point(|run| run.end() <= address))?;
-            (run.start <= address).then(|| part(run, address, address + PAGE as u64))
+            let page = (run.start <= address).then(|| part(run, address, address + PAGE as u64))?;
+            open[page.file as usize].has(page.first).then_some(page)
         };
         for set in &mut process.sets {
             set.pages.retain(|expected| place(expected.address).is_some());
         }
         for run in process.expected().into_iter().filter_map(place) {
-            if let std::collections::btree_map::Entry::Vacant(vacant) = open.entry(run.file) {
-                let path = growing.join(&map.files[run.file as usize].name);
-                vacant.insert(File::open(&path).map_err(io_at(&path))?);
-            }
             if out.is_none() {
                 out = Some(io::BufWriter::with_capacity(1 << 20, File::create(&path).map_err(io_at(&path))?));
             }
-            let read = open[&run.file].read_exact_at(&mut page, u64::from(run.first) * PAGE as u64);
             let out = out.as_mut().expect("just made");
+            let read = open[run.file as usize].read(run.first, &mut page);
             read.and_then(|()| out.write_all(&page)).map_err(io_at(&path))?;
         }
     }
@@ -197,6 +233,41 @@ mod tests {
 
     fn run(start: u64, pages: u32, file: u32, first: u32) -> Run {
         Run { start: start * PAGE as u64, pages, file, first }
+    }
+
+    #[test]
+    fn a_remote_file_is_linked_whole_and_sets_have_what_is_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        fs::create_dir(&from).unwrap();
+        fs::create_dir(&to).unwrap();
+        let remote = RemoteFile::create(&from, "g1-remote", 8).unwrap();
+        fs::write(from.join("g1-remote.table"), b"table").unwrap();
+        remote.put(5, &[5; PAGE]).unwrap();
+        let mut carried = PageMap::default();
+        let file = carried.file("g1-remote") as usize;
+        carried.files[file].remote = Some(8);
+        carried.processes.insert(2, Process { runs: vec![run(100, 2, 0, 4)], sets: Vec::new() });
+        let mut map = PageMap::default();
+        carry(&mut map, &to, &carried, &from, Generation(2)).unwrap();
+        let told: Vec<String> = map.files[0].names().collect();
+        assert_eq!(told, ["g1-remote", "g1-remote.here", "g1-remote.table"], "a small part of it, and still linked");
+        assert!(told.iter().all(|name| to.join(name).exists()) && map.files[0].remote == Some(8));
+        let expected = |page: u64| Expected { address: page * PAGE as u64, confirmed: 0, held_back: false };
+        let set = WorkingSet { kind: "port".into(), turn: 1, pages: vec![expected(101), expected(100)] };
+        map.processes.get_mut(&2).unwrap().sets = vec![set];
+        write_sets(&mut map, &to).unwrap();
+        assert_eq!(map.processes[&2].sets[0].pages, [expected(101)]);
+        assert_eq!(fs::read(to.join(crate::pages::SETS)).unwrap(), [5; PAGE]);
+        let (path, _) =
+            crate::seal(&to, Generation(2), crate::Contents { engine: String::new(), body: (), pages: map })
+                .map(|(path, bytes)| (path, bytes))
+                .unwrap();
+        let manifest = crate::open::<()>(&path).unwrap();
+        assert!(!manifest.parts.iter().any(|part| part.name.contains("remote")), "it grows later");
+        remote.put(4, &[4; PAGE]).unwrap();
+        crate::verify(&path, &manifest.parts).unwrap();
+        assert_eq!(PageMap::load(&path).unwrap().files[0].remote, Some(8));
     }
 
     #[test]

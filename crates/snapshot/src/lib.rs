@@ -12,6 +12,7 @@
 
 pub mod carry;
 pub mod pages;
+pub mod remote;
 
 use crate::pages::{PAGE, PageFile, PageMap, Run};
 use kip_types::Generation;
@@ -21,8 +22,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Version of the manifest's layout.
-pub const FORMAT: u32 = 1;
+/// Version of the manifest's layout: 2 if pages of it come from elsewhere, which older ones did not have, else 1.
+pub const FORMAT: u32 = 2;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// Logs and statistics of CRIU's, and what is derived from the rest; they are not part of a generation.
@@ -43,7 +44,7 @@ pub struct Part {
 /// What a generation consists of.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Manifest<B> {
-    /// [`FORMAT`].
+    /// At most [`FORMAT`].
     pub format: u32,
     /// Its number.
     pub generation: Generation,
@@ -51,8 +52,11 @@ pub struct Manifest<B> {
     pub engine: String,
     /// `uname -r` of the machine that made it.
     pub kernel: String,
-    /// Its files.
+    /// Its files, but for remote page files.
     pub parts: Vec<Part>,
+    /// It has a remote page file, see [`remote`].
+    #[serde(default)]
+    pub remote: bool,
     /// What the owner of the processes needs to bring them back.
     pub body: B,
 }
@@ -138,6 +142,21 @@ pub struct Contents<B> {
     pub pages: PageMap,
 }
 
+/// Whether a generation has to outlive the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// It is the only one.
+    Synced,
+    /// It is also elsewhere.
+    Copy,
+}
+
+impl Kept {
+    fn sync(self, file: &File) -> io::Result<()> {
+        if self == Kept::Synced { file.sync_all() } else { Ok(()) }
+    }
+}
+
 /// Syncs every file of `growing`, reads each back, writes page map and manifest and gives the directory its final name.
 /// Returns the final path and the bytes that are new.
 pub fn seal<B: Serialize>(
@@ -145,29 +164,53 @@ pub fn seal<B: Serialize>(
     generation: Generation,
     contents: Contents<B>,
 ) -> Result<(PathBuf, u64), SnapshotError> {
+    seal_as(growing, generation, contents, Kept::Synced)
+}
+
+/// The same of what is also elsewhere, in an object store, and will be fetched from there again after a crash of the machine:
+/// nothing is synced.
+pub fn seal_copy<B: Serialize>(
+    growing: &Path,
+    generation: Generation,
+    contents: Contents<B>,
+) -> Result<PathBuf, SnapshotError> {
+    seal_as(growing, generation, contents, Kept::Copy).map(|(path, _)| path)
+}
+
+fn seal_as<B: Serialize>(
+    growing: &Path,
+    generation: Generation,
+    contents: Contents<B>,
+    kept: Kept,
+) -> Result<(PathBuf, u64), SnapshotError> {
     let Contents { engine, body, mut pages } = contents;
     let mut parts = Vec::new();
     let mut bytes = 0;
-    for name in part_names(growing)? {
+    // What comes from elsewhere when it is needed is checked when it comes.
+    let remote: Vec<String> = pages.files.iter().filter(|f| f.remote.is_some()).flat_map(|f| f.names()).collect();
+    for name in part_names(growing)?.into_iter().filter(|name| !remote.contains(name)) {
         let page_file = pages.files.iter_mut().find(|file| file.name == name);
         let is_link = page_file.as_ref().is_some_and(|file| !file.sums.is_empty());
         let part = match page_file {
-            Some(file) => page_part(growing, file)?,
-            None => sync_and_read(growing, &name)?,
+            Some(file) => page_part(growing, file, kept)?,
+            None => read_back(growing, &name, kept)?,
         };
         bytes += if is_link { 0 } else { part.size };
         parts.push(part);
     }
     pages.save(growing)?;
-    parts.push(sync_and_read(growing, pages::PAGES)?);
-    let manifest = Manifest { format: FORMAT, generation, engine, kernel: kernel(), parts, body };
+    parts.push(read_back(growing, pages::PAGES, kept)?);
+    let is_remote = !remote.is_empty();
+    let format = if is_remote { 2 } else { 1 };
+    let manifest = Manifest { format, generation, engine, kernel: kernel(), parts, remote: is_remote, body };
     let path = growing.join(MANIFEST);
     let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
-    File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| f.sync_all())).map_err(io_at(&path))?;
+    let written = File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| kept.sync(&f)));
+    written.map_err(io_at(&path))?;
     let last = growing.with_extension("");
     fs::rename(growing, &last).map_err(io_at(&last))?;
     for dir in [last.as_path(), last.parent().unwrap_or(Path::new("/"))] {
-        File::open(dir).and_then(|d| d.sync_all()).map_err(io_at(dir))?;
+        File::open(dir).and_then(|d| kept.sync(&d)).map_err(io_at(dir))?;
     }
     Ok((last, bytes))
 }
@@ -185,10 +228,10 @@ fn part_names(dir: &Path) -> Result<Vec<String>, SnapshotError> {
 }
 
 /// Syncs a page file and reads it back, unless that was done before.
-fn page_part(dir: &Path, file: &mut PageFile) -> Result<Part, SnapshotError> {
+fn page_part(dir: &Path, file: &mut PageFile, kept: Kept) -> Result<Part, SnapshotError> {
     let path = dir.join(&file.name);
     if file.sums.is_empty() {
-        File::open(&path).and_then(|f| f.sync_all()).map_err(io_at(&path))?;
+        File::open(&path).and_then(|f| kept.sync(&f)).map_err(io_at(&path))?;
         file.sums = page_sums(&path)?;
     }
     let size = fs::metadata(&path).map_err(io_at(&path))?.len();
@@ -201,9 +244,9 @@ fn page_sums(path: &Path) -> Result<Vec<u32>, SnapshotError> {
     Ok(sums)
 }
 
-fn sync_and_read(dir: &Path, name: &str) -> Result<Part, SnapshotError> {
+fn read_back(dir: &Path, name: &str, kept: Kept) -> Result<Part, SnapshotError> {
     let path = dir.join(name);
-    File::open(&path).and_then(|f| f.sync_all()).map_err(io_at(&path))?;
+    File::open(&path).and_then(|f| kept.sync(&f)).map_err(io_at(&path))?;
     let (size, crc) = checksum(&path)?;
     Ok(Part { name: name.to_owned(), size, crc })
 }
@@ -258,7 +301,7 @@ pub fn verify(path: &Path, parts: &[Part]) -> Result<(), SnapshotError> {
     let is_page_file = |part: &&Part| pages.files.iter().any(|file| file.name == part.name);
     for part in parts.iter().filter(is_page_file) {
         let file = path.join(&part.name);
-        let found = PageFile { name: part.name.clone(), sums: page_sums(&file)? };
+        let found = PageFile { name: part.name.clone(), sums: page_sums(&file)?, remote: None };
         if found.sum() != part.crc {
             return Err(SnapshotError::Damaged { path: file, what: "checksum" });
         }

@@ -5,11 +5,13 @@
 //! one may belong to several generations (a hard link), when what lies in it has not changed. Never reads a process.
 //!
 //! Layout, little-endian 64-bit words: `KIPPAGES`, CRC-32 of all that follows, number of files, number of processes; per file
-//! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; per
+//! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; of a
+//! remote one ([`crate::remote`]) the highest bit of the length of the name is set and there are no checksums here; per
 //! process its number, the count of its runs, the count of its working sets; then each run as start, pages, file, first
 //! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind padded to words, the
 //! addresses in the order in which they are needed, with 1 added to those held back, 16 for each time that they are confirmed.
 
+use crate::remote::RemoteFile;
 use crate::{SnapshotError, io_at};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,6 +28,8 @@ pub const PAGE: usize = 4096;
 const MAGIC: u64 = u64::from_le_bytes(*b"KIPPAGES");
 /// Words before the files.
 const HEAD: usize = 4;
+/// In the length of a name.
+const REMOTE: u64 = 1 << 63;
 
 /// Pages that follow each other in memory and in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,8 +56,10 @@ impl Run {
 pub struct PageFile {
     /// Its name in the generation's directory.
     pub name: String,
-    /// CRC-32 (ISO-HDLC) of each page; empty as long as nobody has read it ([`crate::seal`]).
+    /// CRC-32 (ISO-HDLC) of each page; empty as long as nobody has read it ([`crate::seal`]), and of a remote one.
     pub sums: Vec<u32>,
+    /// How many pages it has if it is a remote one: [`crate::remote`].
+    pub remote: Option<u32>,
 }
 
 /// A page of a working set.
@@ -111,7 +117,7 @@ impl PageMap {
     pub fn file(&mut self, name: &str) -> u32 {
         let known = self.files.iter().position(|file| file.name == name);
         let place = known.unwrap_or_else(|| {
-            self.files.push(PageFile { name: name.to_owned(), sums: Vec::new() });
+            self.files.push(PageFile { name: name.to_owned(), ..PageFile::default() });
             self.files.len() - 1
         });
         place as u32
@@ -132,7 +138,11 @@ impl PageMap {
     pub fn save_as(&self, path: &Path) -> Result<(), SnapshotError> {
         let mut words = vec![MAGIC, 0, self.files.len() as u64, self.processes.len() as u64];
         for file in &self.files {
-            words.extend([file.name.len() as u64, file.sums.len() as u64]);
+            let length = file.name.len() as u64;
+            match file.remote {
+                Some(pages) => words.extend([length | REMOTE, pages.into()]),
+                None => words.extend([length, file.sums.len() as u64]),
+            }
             words.extend(text_words(&file.name));
             let pair = |pair: &[u32]| u64::from(pair[0]) | u64::from(pair.get(1).copied().unwrap_or(0)) << 32;
             words.extend(file.sums.chunks(2).map(pair));
@@ -185,11 +195,15 @@ impl PageMap {
         let (files, processes) = (reader.word()?, reader.word()?);
         let mut map = PageMap::default();
         for _ in 0..files {
-            let (length, pages) = (reader.word()? as usize, reader.word()? as usize);
-            let name = reader.text(length)?;
+            let (length, pages) = (reader.word()?, reader.word()? as usize);
+            let name = reader.text((length & !REMOTE) as usize)?;
+            if length & REMOTE != 0 {
+                map.files.push(PageFile { name, sums: Vec::new(), remote: Some(pages.try_into().ok()?) });
+                continue;
+            }
             let sums = reader.take(pages.checked_mul(4)?.checked_next_multiple_of(8)?)?;
             let sums = sums.chunks_exact(4).take(pages).map(|s| u32::from_le_bytes([s[0], s[1], s[2], s[3]])).collect();
-            map.files.push(PageFile { name, sums });
+            map.files.push(PageFile { name, sums, remote: None });
         }
         for _ in 0..processes {
             let (pid, runs, sets) = (reader.word()? as u32, reader.word()?, reader.word()?);
@@ -197,8 +211,9 @@ impl PageMap {
             for _ in 0..runs {
                 let (start, pages, file, first) = (reader.word()?, reader.word()?, reader.word()?, reader.word()?);
                 let run = Run { start, pages: pages as u32, file: file as u32, first: first as u32 };
-                let sums = &map.files.get(run.file as usize)?.sums;
-                if !sums.is_empty() && sums.len() < run.first as usize + run.pages as usize {
+                let file = map.files.get(run.file as usize)?;
+                let has = file.remote.map_or(file.sums.len(), |pages| pages as usize);
+                if has > 0 && has < run.first as usize + run.pages as usize {
                     return None;
                 }
                 process.runs.push(run);
@@ -221,7 +236,7 @@ impl PageMap {
     /// Reads pages of a page file and compares them with their checksums.
     ///
     /// # Errors
-    /// The file system's; `Damaged`.
+    /// The file system's; `Damaged`; a page of a remote file is not here.
     pub fn verify(&self, dir: &Path, ranges: &[Run]) -> Result<(), SnapshotError> {
         const CHUNK: usize = 64;
         let mut buffer = vec![0; CHUNK * PAGE];
@@ -229,6 +244,14 @@ impl PageMap {
         for run in ranges {
             let file = &self.files[run.file as usize];
             let path = dir.join(&file.name);
+            if file.remote.is_some() {
+                let remote = RemoteFile::open(dir, file)?;
+                for first in (0..run.pages).step_by(CHUNK) {
+                    let count = (run.pages - first).min(CHUNK as u32) as usize;
+                    remote.read(run.first + first, &mut buffer[..count * PAGE]).map_err(io_at(&path))?;
+                }
+                continue;
+            }
             if let std::collections::btree_map::Entry::Vacant(place) = open.entry(run.file) {
                 place.insert(File::open(&path).map_err(io_at(&path))?);
             }
@@ -248,6 +271,12 @@ impl PageMap {
 }
 
 impl PageFile {
+    /// The names of all files that belong to it.
+    pub fn names(&self) -> impl Iterator<Item = String> + '_ {
+        let companions = self.remote.iter().flat_map(|_| [crate::remote::HERE, crate::remote::TABLE]);
+        std::iter::once(self.name.clone()).chain(companions.map(|suffix| format!("{}{suffix}", self.name)))
+    }
+
     /// A checksum of all its checksums.
     pub(crate) fn sum(&self) -> u32 {
         crc32fast::hash(&self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect::<Vec<u8>>())
@@ -338,7 +367,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes: Vec<u8> = (0..3 * PAGE).map(|n| (n / 100) as u8).collect();
         let sums: Vec<u32> = bytes.chunks(PAGE).map(crc32fast::hash).collect();
-        let map = PageMap { files: vec![PageFile { name: "p".into(), sums }], processes: BTreeMap::new() };
+        let map =
+            PageMap { files: vec![PageFile { name: "p".into(), sums, remote: None }], processes: BTreeMap::new() };
         bytes[PAGE + 5] ^= 1;
         fs::write(dir.path().join("p"), &bytes).unwrap();
         let run = |first, pages| Run { start: 0, pages, file: 0, first };

@@ -7,15 +7,17 @@
 //! generation exist for others, and only then may the local one go (DESIGN.md, invariant 1). A crash before that leaves
 //! objects that no head leads to.
 //!
-//! Back ([`Archive::fetch`]): the front in one streamed GET, the blocks that it does not hold by ranges, into a generation
-//! directory like any other, which is read back before it gets its name. A crash leaves a directory that the next sweep
-//! removes.
+//! Back ([`Archive::fetch`]): the front in one streamed GET, into a generation directory like any other. What it does not hold is
+//! in a remote page file there, of which [`demand`] fetches by ranges what is needed: before the wake what cannot wait, later
+//! what a fault asks for. A crash leaves a directory that the next sweep removes.
 
+mod demand;
 mod fetch;
 #[cfg(test)]
 mod tests;
 mod upload;
 
+pub(crate) use demand::{Brought, DemandError};
 pub(crate) use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};
@@ -102,6 +104,10 @@ pub(crate) struct Archive {
     index: Mutex<Index>,
     /// The same of each proc's page files.
     known: Mutex<HashMap<ProcId, Known>>,
+    /// Heads as this directory left them, so that the wake needs no request to know them: a cache.
+    released: Mutex<HashMap<ProcId, (Head, Version)>>,
+    /// What is being fetched on demand.
+    fetched: demand::Open,
 }
 
 impl std::fmt::Debug for Archive {
@@ -141,6 +147,8 @@ impl Archive {
             fit: tokio::sync::OnceCell::new(),
             index: Mutex::new(index.unwrap_or_default()),
             known: Mutex::default(),
+            released: Mutex::default(),
+            fetched: demand::Open::default(),
         })
     }
 
@@ -202,31 +210,37 @@ impl Archive {
         Ok(Some((Head::open(&self.keys, proc, None, &bytes)?, version)))
     }
 
-    /// Changes the head of a proc to what `follow` says comes after it, and returns that once it is known to stand.
+    /// Changes the head of a proc to what `follow` says comes after it, and returns that once it is known to stand. `last` is
+    /// what it was when it was seen last: it costs nothing if that is wrong.
     async fn change(
         &self,
         proc: ProcId,
+        mut last: Option<(Head, Version)>,
         follow: impl Fn(Option<&Head>) -> Result<Head, HeadFailure>,
-    ) -> Result<Head, HeadFailure> {
+    ) -> Result<(Head, Option<Version>), HeadFailure> {
         let mut tries = 0..TRIES;
         while tries.next().is_some() {
-            let (from, mut version) = self.head(proc).await?.unzip();
+            let seen = match last.take() {
+                Some(seen) => Some(seen),
+                None => self.head(proc).await?,
+            };
+            let (from, mut version) = seen.unzip();
             let to = follow(from.as_ref())?;
             if from.as_ref() == Some(&to) {
-                return Ok(to);
+                return Ok((to, version));
             }
             let mut swap = Swap::new(from, to);
             loop {
                 let bytes = swap.attempt().seal(&self.keys)?;
                 match self.store.swap_reference(&self.head_key(proc), version.as_ref(), bytes.into()).await {
-                    Ok(_) => return Ok(swap.attempt().clone()),
+                    Ok(version) => return Ok((swap.attempt().clone(), Some(version))),
                     Err(SwapError::Conflict { .. }) => break,
                     Err(SwapError::Superseded { .. } | SwapError::Unknown { .. }) if tries.next().is_some() => {}
                     Err(e) => return Err(e.into()),
                 }
                 let (found, now) = self.head(proc).await?.unzip();
                 match swap.read(found.as_ref()) {
-                    Outcome::Stands(head) => return Ok(*head),
+                    Outcome::Stands(head) => return Ok((*head, now)),
                     Outcome::Again => version = now,
                     Outcome::Lost => break,
                 }
@@ -257,11 +271,11 @@ impl Archive {
             let owner = self.owner_in(&head);
             Ok(head.advance(owner, front, KEPT)?)
         };
-        self.change(proc, follow).await.map(drop)
+        self.change(proc, None, follow).await.map(drop)
     }
 
     /// Lets go of a proc: it runs nowhere, and whoever adopts it may wake it from `front`.
-    pub(crate) async fn release(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
+    pub(crate) async fn release(&self, proc: ProcId, front: FrontRef) -> Result<(), HeadFailure> {
         let follow = |found: Option<&Head>| {
             let head = self.at_front(proc, found, front)?;
             match head.state {
@@ -269,7 +283,10 @@ impl Archive {
                 _ => Ok(head.release(self.owner_in(head))?),
             }
         };
-        self.change(proc, follow).await
+        let (head, version) = self.change(proc, None, follow).await?;
+        let released = version.map(|version| (head, version));
+        self.released.lock().expect("nobody panics with it").extend(released.map(|released| (proc, released)));
+        Ok(())
     }
 
     /// Takes a proc out of the store for good: what it left there is for collection.
@@ -285,7 +302,7 @@ impl Archive {
                 _ => Ok(head.remove(self.owner_in(head))?),
             }
         };
-        match self.change(proc, follow).await {
+        match self.change(proc, None, follow).await {
             Ok(_) | Err(HeadFailure::None(_)) => Ok(()),
             Err(e) => Err(e),
         }
@@ -302,6 +319,7 @@ impl Archive {
 
     /// Takes a proc over that runs nowhere: from here on only this data directory may wake it, and `front` is what it wakes from.
     pub(crate) async fn adopt(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
+        let last = self.released.lock().expect("nobody panics with it").remove(&proc);
         let follow = |found: Option<&Head>| {
             let head = self.at_front(proc, found, front)?;
             match head.state {
@@ -309,7 +327,12 @@ impl Archive {
                 _ => head.fence(self.owner_in(head)).map(|()| head.clone()).map_err(Into::into),
             }
         };
-        self.change(proc, follow).await
+        Ok(self.change(proc, last, follow).await?.0)
+    }
+
+    /// Runs something beside all tasks.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
     }
 
     fn save_index(&self) {

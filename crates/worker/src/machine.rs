@@ -3,7 +3,7 @@
 //! Owns the instance number, slots, pools, the wake plane's thread and the connections to keeper and launcher. Has no
 //! state of any proc.
 
-use crate::archive::Archive;
+use crate::archive::{Archive, Brought};
 use crate::events::Events;
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
@@ -28,6 +28,7 @@ use kip_types::{PortSpec, Protocol, State, WakeOn};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -290,6 +291,9 @@ impl Machine {
                                 Event::Damaged { number, message, .. } => {
                                     machine.tell_task(number, Command::Damaged { message });
                                 }
+                                Event::Missing { number, file, first, pages, .. } => {
+                                    machine.bring_missing(number, file, first..first + pages);
+                                }
                             }
                         }
                     }
@@ -322,10 +326,33 @@ impl Machine {
         Ok(events)
     }
 
+    fn numbered(&self, number: u32) -> Option<Handle> {
+        let slot = u16::try_from(number).ok().and_then(|n| Slot::new(n).ok());
+        slot.and_then(|slot| self.handles().get(&slot).cloned())
+    }
+
+    /// A running proc waits for pages that are in the store.
+    fn bring_missing(&self, number: u32, file: String, pages: Range<u32>) {
+        let Some(Handle { proc, inbox, .. }) = self.numbered(number) else { return };
+        let Some(archive) = self.archive.clone() else {
+            let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
+            return tracing::error!(proc = %proc.name, message);
+        };
+        let directory = proc.dir.join(crate::hibernate::DIRECTORY).join(kip_pager::proc::PARKED);
+        archive.clone().spawn(async move {
+            match archive.bring_missing(&directory, &file, pages).await {
+                Brought::All | Brought::Later { tell: None } => {}
+                Brought::Later { tell: Some(error) } => {
+                    let message = format!("it waits for memory that is in the store: {error}");
+                    proc.shared.events.tell(Some(&proc.name), "waiting", message);
+                }
+                Brought::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
+            }
+        });
+    }
+
     fn tell_task(&self, number: u32, command: Command) {
-        let handle =
-            u16::try_from(number).ok().and_then(|n| Slot::new(n).ok()).and_then(|s| self.handles().get(&s).cloned());
-        if let Some(handle) = handle
+        if let Some(handle) = self.numbered(number)
             && handle.inbox.blocking_send(command).is_err()
         {
             tracing::debug!(proc = %handle.proc.name, "an event for a proc that is being removed");

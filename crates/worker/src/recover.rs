@@ -77,6 +77,14 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         shared: Arc::clone(machine),
         prepared: Mutex::default(),
     });
+    let state = match record.state.clone() {
+        State::Parked { generation } if is_lost_copy(&proc, generation) => {
+            tracing::warn!(proc = %proc.name, "what came from the store is lost on the local disk: it is fetched again");
+            State::Archived { generation }
+        }
+        state => state,
+    };
+    let record = Record { state, ..record };
     let next = match record.state.clone() {
         State::Stopped { .. } => {
             stop::release(&proc, Network::Removed).await;
@@ -134,6 +142,12 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
     }
     Some((proc, next))
+}
+
+/// Whether a generation that came from the store was lost with the machine: it was never synced.
+fn is_lost_copy(proc: &Proc, generation: Generation) -> bool {
+    let is_copy = task::archived(proc).is_ok_and(|archived| archived.front.generation == generation);
+    is_copy && kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).is_err()
 }
 
 /// Takes up what the pager has of it. True if it is hibernated and waits in its calls; one that is held is let go, for

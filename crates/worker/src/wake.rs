@@ -10,6 +10,7 @@ mod timers;
 
 pub(crate) use timers::{forget, resumed_due, take};
 
+use crate::archive::DemandError;
 use crate::fault;
 use crate::holdings::key;
 use crate::park::{Body, mask_key, pipe_key};
@@ -54,6 +55,10 @@ pub(crate) enum WakeError {
     Cgroup(#[source] CgroupError),
     #[error("{what} is no longer held")]
     Lost { what: String },
+    #[error("some of its memory is in the store and does not come")]
+    Fetch(#[from] DemandError),
+    #[error("some of its memory is in a store, and there is none: `kip up --store URL`")]
+    NoStore,
     #[error("the images cannot be prepared in {path}")]
     Prepare {
         path: PathBuf,
@@ -127,6 +132,22 @@ impl Drop for Lifted<'_> {
     }
 }
 
+/// Brings what is still in the store and needed before the program runs: the pages of these places, or all.
+fn bring(
+    proc: &Proc,
+    images: &Path,
+    manifest: &Manifest<Body>,
+    which: Option<&[(u32, u32, u32)]>,
+    steps: &mut Steps,
+) -> Result<(), WakeError> {
+    if !manifest.remote {
+        return Ok(());
+    }
+    proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.bring(images, which)?;
+    steps.done("bring");
+    Ok(())
+}
+
 /// Restores the generation for `trigger`; returns the host pid of the sandbox's pid 1.
 pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
@@ -135,6 +156,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let with_pins = pins::base_changed(&body.pins);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     if let Some(ready) = rebuild::ready(proc, &images, &manifest) {
+        bring(proc, &images, &manifest, ready.needed(), steps)?;
         match rebuild::rebuild(proc, &images, &manifest, &ready, with_pins, trigger, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
@@ -144,6 +166,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             }
         }
     }
+    bring(proc, &images, &manifest, None, steps)?;
     // CRIU makes them anew, some under names that are taken as long as these live.
     if let Err(e) = proc.holdings.drop_prefix(key::OBJECT) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");

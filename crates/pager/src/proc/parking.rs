@@ -96,7 +96,8 @@ impl Proc {
     ) -> io::Result<Self> {
         let swap = Arc::new(Swap::create(&directory.join("swap"))?);
         parked::keep(generation, &directory.join(PARKED)).map_err(io::Error::other)?;
-        let (parked, mut known) = Parked::open(&directory.join(PARKED)).map_err(io::Error::other)?;
+        let asking = super::asking(&custodian);
+        let (parked, mut known) = Parked::open(&directory.join(PARKED), asking).map_err(io::Error::other)?;
         let mut set_slots = set_slots(&parked, &known);
         let parked = Arc::new(parked);
         let mut proc = Self::with(number, directory, server, custodian, predictor, swap, Some(parked.clone()))?;
@@ -179,8 +180,7 @@ impl Proc {
         }
         let mut map = PageMap::default();
         for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
-            let PageFile { name, sums } = file;
-            map.files.push(PageFile { name: format!("{PARKED}/{name}"), sums: sums.clone() });
+            map.files.push(PageFile { name: format!("{PARKED}/{}", file.name), ..file.clone() });
         }
         let swap = map.file("swap");
         for (pid, known) in &mut self.known {

@@ -6,6 +6,7 @@ use crate::proc::Custodian;
 use crate::protocol::Event;
 use kip_keeper::Keeper;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, mpsc};
 
@@ -18,6 +19,7 @@ pub(super) struct InKeeper {
     pub(super) name: String,
     pub(super) number: u32,
     pub(super) news: mpsc::Sender<News>,
+    pub(super) missing: mpsc::Sender<Event>,
 }
 
 /// Prefix of a proc's names.
@@ -49,6 +51,12 @@ impl Custodian for InKeeper {
     fn damaged(&self, error: &io::Error) {
         let (name, number, message) = (self.name.clone(), self.number, error.to_string());
         let _ = self.news.send(News::Told(Event::Damaged { name, number, message }));
+    }
+
+    fn missing(&self, file: &str, pages: Range<u32>) {
+        let (name, number, file) = (self.name.clone(), self.number, file.to_owned());
+        let (first, pages) = (pages.start, pages.end - pages.start);
+        let _ = self.missing.send(Event::Missing { name, number, file, first, pages });
     }
 }
 

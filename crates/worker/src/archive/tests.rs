@@ -77,7 +77,7 @@ fn a_generation_comes_back_from_a_store() {
         assert!(uploaded.front_bytes > 0 && (number > 1 || uploaded.pack_bytes > 0));
         fronts.push(uploaded.front);
         if number == 1 {
-            assert_eq!(runtime.block_on(archive.release(proc, uploaded.front)).unwrap().state, HeadState::Archived);
+            runtime.block_on(archive.release(proc, uploaded.front)).unwrap();
             assert_eq!(runtime.block_on(archive.adopt(proc, uploaded.front)).unwrap().owner.epoch, 2);
         }
     }
@@ -86,10 +86,91 @@ fn a_generation_comes_back_from_a_store() {
     for number in [2, 1] {
         fs::remove_dir_all(kip_snapshot::path_of(&data, Generation(number))).unwrap();
         let path = archive.fetch(proc, fronts[number as usize - 1], &data).unwrap();
+        assert!(lacking(&path) > 0, "what is not needed first is left in the store");
+        archive.bring(&path, None).unwrap();
+        assert_eq!(lacking(&path), 0);
         assert!(contents(&path) == before[number as usize - 1], "generation {number}");
     }
     let head = runtime.block_on(archive.head(proc)).unwrap().unwrap().0;
     assert_eq!((head.current, head.kept), (Some(fronts[1]), vec![fronts[0]]));
+}
+
+/// Pages that are not here.
+fn lacking(path: &Path) -> usize {
+    let map = PageMap::load(path).unwrap();
+    let remote = map.files.iter().find(|file| file.remote.is_some()).unwrap();
+    let file = kip_snapshot::remote::RemoteFile::open(path, remote).unwrap();
+    let runs = map.processes.values().flat_map(|process| &process.runs);
+    let lacks = |run: &Run| file.here(run.first, run.pages).unwrap().iter().filter(|here| !**here).count();
+    runs.filter(|run| map.files[run.file as usize].remote.is_some()).map(lacks).sum()
+}
+
+/// Pages that are needed come when they are asked for, with those behind them if it goes on like that; the next generation takes
+/// over what never came, and stores none of it again.
+#[test]
+fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let temporary = tempfile::tempdir().unwrap();
+    let (data, store) = (temporary.path().join("data"), temporary.path().join("store"));
+    fs::create_dir_all(&data).unwrap();
+    fs::create_dir_all(&store).unwrap();
+    let archive = Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap();
+    let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
+    let path = generation(&data, 1);
+    let before = contents(&path);
+    let front = archive.store(proc, &name, &path, serde_json::json!({})).unwrap().front;
+    fs::remove_dir_all(&path).unwrap();
+    let path = archive.fetch(proc, front, &data).unwrap();
+    let map = PageMap::load(&path).unwrap();
+    let (number, remote) = (0..).zip(&map.files).find(|(_, file)| file.remote.is_some()).unwrap();
+    let all = lacking(&path);
+    // One process waits for a page; a block of pages comes.
+    let first = map.processes[&2].runs.iter().find(|run| run.file == number).unwrap().first;
+    let ask = |page| runtime.block_on(archive.bring_missing(&path, &remote.name, page..page + 1));
+    assert_eq!(ask(first + 3), Brought::All);
+    let one = all - lacking(&path);
+    assert!(one > 0 && one <= 32, "{one} pages came");
+    // It goes on behind that, and again: more and more comes.
+    for turn in 2..5 {
+        let file = kip_snapshot::remote::RemoteFile::open(&path, remote).unwrap();
+        let here = file.here(0, file.pages()).unwrap();
+        let Some(next) = here.iter().rposition(|here| *here).map(|last| last as u32 + 1) else { panic!("some came") };
+        if next < file.pages() {
+            assert_eq!(ask(next), Brought::All, "turn {turn}");
+        }
+    }
+    let some = lacking(&path);
+    assert!(some > 0 && some < all - one);
+    // Whoever asks for the same at once waits for one request.
+    runtime.block_on(async {
+        let both =
+            (archive.bring_missing(&path, &remote.name, 0..90), archive.bring_missing(&path, &remote.name, 0..90));
+        let (a, b) = tokio::join!(both.0, both.1);
+        assert_eq!((a, b), (Brought::All, Brought::All));
+    });
+    let growing = kip_snapshot::begin(&data, Generation(2)).unwrap();
+    let mut next = PageMap::default();
+    let carried = PageMap { processes: map.processes.clone(), files: map.files.clone() };
+    kip_snapshot::carry::carry(&mut next, &growing, &carried, &path, Generation(2)).unwrap();
+    kip_snapshot::carry::write_sets(&mut next, &growing).unwrap();
+    for part in ["core-2.img", "empty.img"] {
+        fs::copy(path.join(part), growing.join(part)).unwrap();
+    }
+    next.processes.get_mut(&2).unwrap().sets.clone_from(&map.processes[&2].sets);
+    let sealed: Manifest<serde_json::Value> = kip_snapshot::open(&path).unwrap();
+    let told = Contents { engine: sealed.engine, body: sealed.body, pages: next };
+    let second = kip_snapshot::seal(&growing, Generation(2), told).unwrap().0;
+    fs::remove_dir_all(&path).unwrap();
+    assert!(lacking(&second) > 0, "the file is the same, with what is missing of it");
+    let uploaded = archive.store(proc, &name, &second, serde_json::json!({})).unwrap();
+    assert_eq!(uploaded.pack_bytes, 0, "nothing is stored again");
+    assert!(lacking(&second) > 0, "nothing is fetched to be stored");
+    fs::remove_dir_all(&second).unwrap();
+    let path = archive.fetch(proc, uploaded.front, &data).unwrap();
+    archive.bring(&path, None).unwrap();
+    let after = contents(&path);
+    assert!(after.0 == before.0 && after.1 == before.1);
 }
 
 /// Of two data directories with the same keys the one that adopts a proc has it; the other can do nothing any more.

@@ -1,6 +1,6 @@
 //! A generation directory into objects.
 
-use super::{Archive, HeadFailure};
+use super::{Archive, DemandError, HeadFailure};
 use bytes::Bytes;
 use kip_archive::files::tree::Files;
 use kip_archive::front::read::FrontReader;
@@ -15,8 +15,11 @@ use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::pack::{Finished, PackReader};
 use kip_archive::packing::{PackError, Packing};
 use kip_archive::seal;
+use kip_archive::table::{Remote, Space};
+use kip_checkpoint::plan::{self, Wish};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
+use kip_snapshot::remote::RemoteFile;
 use kip_store::{CheckSwapsError, GetError, Key, PutError};
 use kip_types::{Generation, ProcName};
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +78,8 @@ pub(crate) enum UploadError {
     },
     #[error(transparent)]
     Head(#[from] HeadFailure),
+    #[error("some of its memory is in the store and does not come")]
+    Fetch(#[from] DemandError),
 }
 
 impl Archive {
@@ -95,8 +100,14 @@ impl Archive {
             return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0 });
         }
         let writing = self.runtime.block_on(self.begin_writing())?;
-        let (front, bytes, pack_bytes) =
-            self.pack(proc, directory, &local, &map, (spec, newest.map(|front| front.generation)), &writing)?;
+        let told = (spec, newest.map(|front| front.generation));
+        let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), &writing) {
+            Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
+                self.bring(directory, None)?;
+                self.pack(proc, directory, &local, &map, told, &writing)?
+            }
+            packed => packed?,
+        };
         let front_bytes = bytes.len() as u64;
         self.runtime.block_on(async {
             self.store.put(&self.front_key(proc, front), Bytes::from(bytes)).await?;
@@ -142,12 +153,20 @@ impl Archive {
             let path = path.to_owned();
             move |source| UploadError::Io { path, source }
         };
-        let files = map.files.iter().map(|file| directory.join(&file.name));
-        let files = files.map(|path| File::open(&path).map_err(at(&path))).collect::<Result<Vec<_>, _>>()?;
-        let keys: Vec<Option<FileKey>> = files.iter().map(|file| FileKey::of(file).ok().flatten()).collect();
-        let mut read = |file: u32, first: u32, bytes: &mut [u8]| {
-            files[file as usize].read_exact_at(bytes, u64::from(first) * PAGE as u64)
-        };
+        let mut files = Vec::new();
+        for file in &map.files {
+            let path = directory.join(&file.name);
+            files.push(match file.remote {
+                Some(_) => Source::Remote(RemoteFile::open(directory, file)?),
+                None => Source::File(File::open(&path).map_err(at(&path))?),
+            });
+        }
+        let keys: Vec<Option<FileKey>> = files.iter().map(Source::key).collect();
+        let mut read = |file: u32, first: u32, bytes: &mut [u8]| files[file as usize].read(first, bytes);
+        let number = map.files.iter().position(|file| file.remote.is_some());
+        let table = number.map(|number| self.table_of(directory, &map.files[number])).transpose()?;
+        let here = |page: u32| number.is_some_and(|number| files[number].has(page));
+        let remote = number.zip(table.as_ref()).map(|(number, table)| Remote::new(table, number as u32).with(&here));
         let index = self.index.lock().expect("nobody panics with the index").clone();
         let known = self.known.lock().expect("nobody panics with it").get(&proc).cloned().unwrap_or_default();
         let usable = |pack: &PackId| writing.may_use(pack);
@@ -158,8 +177,9 @@ impl Archive {
             Ok(())
         };
         let mut packing = Packing::new(&self.keys, &index, &usable, &mut sink)?;
-        let (shared, areas) = (BTreeMap::new(), Areas::default());
-        let mut pages = Pages { map, shared: &shared, areas: &areas, keys: &keys, remote: None, read: &mut read };
+        let (shared, areas) = (BTreeMap::new(), areas(directory, map));
+        let remote = remote.as_ref();
+        let mut pages = Pages { map, shared: &shared, areas: &areas, keys: &keys, remote, read: &mut read };
         let archived = memory::archive(&mut pages, &known, &mut packing)?;
         let packed = packing.finish()?;
         self.runtime.block_on(async {
@@ -211,6 +231,56 @@ impl Archive {
         }
         reader.finish().map_err(damaged)
     }
+}
+
+/// A page file that is read.
+enum Source {
+    File(File),
+    Remote(RemoteFile),
+}
+
+impl Source {
+    fn key(&self) -> Option<FileKey> {
+        match self {
+            Source::File(file) => FileKey::of(file).ok().flatten(),
+            Source::Remote(_) => None,
+        }
+    }
+
+    fn has(&self, page: u32) -> bool {
+        match self {
+            Source::File(_) => true,
+            Source::Remote(file) => file.here(page, 1).is_ok_and(|here| here == [true]),
+        }
+    }
+
+    fn read(&self, first: u32, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            Source::File(file) => file.read_exact_at(bytes, u64::from(first) * PAGE as u64),
+            Source::Remote(file) => file.read(first, bytes),
+        }
+    }
+}
+
+/// What of the memory cannot wait for a fault, as a plan of the wake has it; nothing if there cannot be one, for CRIU waits for
+/// all of it.
+fn areas(directory: &Path, map: &PageMap) -> Areas {
+    let mut areas = Areas::default();
+    let wish = Wish { read_ns: &BTreeMap::new(), pages: map, lazy_from: 1, init: kip_sandbox::init::PATH, program: 0 };
+    let Ok(plan) = plan::compile(directory, &wish) else { return areas };
+    let eager: Vec<_> = plan.eager.iter().map(|(file, first, pages)| (*file, *first..first + pages)).collect();
+    for (number, process) in &map.processes {
+        for run in &process.runs {
+            for (_, pages) in eager.iter().filter(|(file, _)| *file == run.file) {
+                let (from, to) = (pages.start.max(run.first), pages.end.min(run.first + run.pages));
+                let at = |page: u32| run.start + u64::from(page - run.first) * PAGE as u64;
+                if from < to {
+                    areas.eager.add(Space::Process(*number), at(from)..at(to));
+                }
+            }
+        }
+    }
+    areas
 }
 
 async fn store_pack(

@@ -4,6 +4,7 @@
 //! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
 //! `archived.json`.
 
+use super::sleep::plan_wake;
 use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Uploaded};
 use crate::fault;
@@ -258,12 +259,39 @@ impl Task {
         Ok(())
     }
 
+    /// A wake has failed: if it was of a generation that came from the store, and it is damaged here, it is fetched again. The
+    /// copy was never synced, so that it may be lost with the machine.
+    pub(super) async fn fetch_again(&mut self) -> bool {
+        let State::Parked { generation } = self.record.state else { return false };
+        if self.proc.shared.archive.is_none() || !archived(&self.proc).is_ok_and(|a| a.front.generation == generation) {
+            return false;
+        }
+        let proc = Arc::clone(&self.proc);
+        let damaged = blocking(move || {
+            let path = kip_snapshot::path_of(&proc.dir, generation);
+            let manifest = kip_snapshot::open::<Body>(&path);
+            let sound = manifest.and_then(|manifest| kip_snapshot::verify(&path, &manifest.parts));
+            sound.is_err_and(|_| kip_snapshot::sweep(&proc.dir, None).is_ok())
+        })
+        .await;
+        if !damaged || self.advance(Input::Archived, record::Durability::Fsync).is_err() {
+            return false;
+        }
+        let message = "what came from the store is damaged on the local disk: it is fetched again";
+        self.proc.shared.events.tell(Some(&self.proc.name), "refetch", message.to_owned());
+        self.fetch().await.is_ok()
+    }
+
     async fn try_fetch(&mut self) -> Result<(), String> {
         let archive = self.proc.shared.archive.clone().ok_or("there is no store: `kip up --store URL`")?;
         let known = archived(&self.proc)?;
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
-        let fetch = blocking(move || archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e)));
+        let fetch = blocking(move || {
+            archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e))?;
+            plan_wake(&proc, known.front.generation, &known.body);
+            Ok::<_, String>(())
+        });
         // Only if it is known that nobody else may wake it does it run.
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
         adopted.map_err(|e| chain(&e)).and(fetched)?;

@@ -147,7 +147,13 @@ impl Task {
                 Ok(true)
             }
             State::Hibernated { .. } => self.rouse(trigger, Instant::now(), false).await.map(|()| false),
-            State::Parked { .. } => self.wake(trigger, Instant::now(), false).await.map(|()| false),
+            State::Parked { .. } => {
+                let at = Instant::now();
+                match self.wake(trigger.clone(), at, false).await {
+                    Err(_) if self.fetch_again().await => self.wake(trigger, at, false).await.map(|()| false),
+                    woken => woken.map(|()| false),
+                }
+            }
             State::Archived { .. } => {
                 let at = Instant::now();
                 self.fetch().await?;
@@ -165,8 +171,10 @@ impl Task {
         if self.wake(trigger.clone(), at, tick).await.is_ok() {
             return Ok(());
         }
-        // What was missing for a moment, a helper or the launcher, may be there again.
-        tokio::time::sleep(SECOND_TRY_AFTER).await;
+        if !self.fetch_again().await {
+            // What was missing for a moment, a helper or the launcher, may be there again.
+            tokio::time::sleep(SECOND_TRY_AFTER).await;
+        }
         let Err(refusal) = self.wake(trigger, at, tick).await else { return Ok(()) };
         self.start_cold(&refusal.message).await
     }
@@ -227,6 +235,9 @@ impl Task {
                 next.wakes += 1;
                 self.keep(next);
                 fault::reach("wake-recorded");
+                if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
+                    archive.bring_behind(kip_snapshot::path_of(&self.proc.dir, generation));
+                }
                 self.begin_running(init, tick);
                 if let Some(running) = &mut self.running {
                     running.from = Tier::Parked;
@@ -271,7 +282,7 @@ pub(super) fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
 }
 
 /// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.
-fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
+pub(super) fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
     /// The first process that pid 1 makes.
     const PROGRAM: u32 = 2;
     if proc.shared.only_criu.load(Ordering::Relaxed) {
@@ -283,6 +294,8 @@ fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
         Err(e) => return tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
     };
     let lazy_from = match proc.spec.timing.lazy {
+        // What is still in a store has a long way.
+        Lazy::Auto if pages.files.iter().any(|file| file.remote.is_some()) => 1,
         Lazy::Auto => LAZY_FROM,
         Lazy::On => 1,
         Lazy::Off => u64::MAX,

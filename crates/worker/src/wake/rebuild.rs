@@ -55,6 +55,13 @@ pub(super) struct Ready {
     namespaces: [Arc<OwnedFd>; 4],
 }
 
+impl Ready {
+    /// The pages that have to be here before the program runs, or none for all.
+    pub(super) fn needed(&self) -> Option<&[(u32, u32, u32)]> {
+        self.plan.is_lazy().then_some(&self.plan.eager[..])
+    }
+}
+
 /// None if there is no plan of this generation for this kernel, or something of it is no longer held.
 pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Option<Ready> {
     if proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {

@@ -1,0 +1,188 @@
+//! Page files whose pages come from an object store when they are needed: remote page files.
+//!
+//! Owns what is here and what is not. Three files: `NAME` has each page that came in its place, and holes; `NAME.here` says
+//! which came; `NAME.table` is whoever's who fetches them, and opaque here. All three may be linked into later generations.
+//! They are never synced, and no part of a generation is checked by them: a page that is lost, or damaged where it lies, is one
+//! that is not here, and comes once more. One process writes, others read meanwhile: a page's bytes and checksum are there
+//! before it is said to be here.
+//!
+//! `NAME.here`: a byte per page (0 not here, 1 here, 2 here and zeros), padded to 8 bytes, then the CRC-32 of each page.
+
+use crate::pages::{PAGE, PageFile};
+use crate::{SnapshotError, io_at};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+/// What the name of the file ends with that says what is here.
+pub const HERE: &str = ".here";
+/// And of that which says where the pages are fetched from.
+pub const TABLE: &str = ".table";
+
+const AWAY: u8 = 0;
+const CAME: u8 = 1;
+const ZEROS: u8 = 2;
+
+/// A remote page file.
+#[derive(Debug)]
+pub struct RemoteFile {
+    name: String,
+    file: File,
+    here: File,
+    pages: u32,
+}
+
+fn open(path: &Path, new: bool) -> Result<File, SnapshotError> {
+    OpenOptions::new().read(true).write(true).create_new(new).mode(0o600).open(path).map_err(io_at(path))
+}
+
+impl RemoteFile {
+    /// Makes one of which nothing is here.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn create(dir: &Path, name: &str, pages: u32) -> Result<RemoteFile, SnapshotError> {
+        let made = RemoteFile {
+            name: name.to_owned(),
+            file: open(&dir.join(name), true)?,
+            here: open(&dir.join(format!("{name}{HERE}")), true)?,
+            pages,
+        };
+        let sized = made.file.set_len(u64::from(pages) * PAGE as u64);
+        sized.and_then(|()| made.here.set_len(made.sum_at(pages))).map_err(io_at(&dir.join(name)))?;
+        Ok(made)
+    }
+
+    /// Opens one.
+    ///
+    /// # Errors
+    /// The file system's; `Damaged` if it has another size.
+    pub fn open(dir: &Path, file: &PageFile) -> Result<RemoteFile, SnapshotError> {
+        let (path, pages) = (dir.join(&file.name), file.remote.unwrap_or(0));
+        let found = RemoteFile {
+            name: file.name.clone(),
+            file: open(&path, false)?,
+            here: open(&dir.join(format!("{}{HERE}", file.name)), false)?,
+            pages,
+        };
+        let has = |file: &File, bytes: u64| file.metadata().map(|found| found.len() == bytes).map_err(io_at(&path));
+        let sound = has(&found.file, u64::from(pages) * PAGE as u64)? && has(&found.here, found.sum_at(pages))?;
+        if sound { Ok(found) } else { Err(SnapshotError::Damaged { path, what: "size" }) }
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn sum_at(&self, page: u32) -> u64 {
+        u64::from(self.pages).next_multiple_of(8) + 4 * u64::from(page)
+    }
+
+    /// Of some pages which are here.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn here(&self, first: u32, pages: u32) -> io::Result<Vec<bool>> {
+        Ok(self.marks(first, pages)?.into_iter().map(|mark| mark != AWAY).collect())
+    }
+
+    fn marks(&self, first: u32, pages: u32) -> io::Result<Vec<u8>> {
+        let mut marks = vec![0; pages as usize];
+        self.here.read_exact_at(&mut marks, first.into())?;
+        Ok(marks)
+    }
+
+    /// Puts pages there, one behind the other.
+    ///
+    /// # Errors
+    /// The file system's: none of them is here then.
+    pub fn put(&self, first: u32, bytes: &[u8]) -> io::Result<()> {
+        let sums: Vec<u8> = bytes.chunks(PAGE).flat_map(|page| crc32fast::hash(page).to_le_bytes()).collect();
+        self.file.write_all_at(bytes, u64::from(first) * PAGE as u64)?;
+        self.here.write_all_at(&sums, self.sum_at(first))?;
+        self.here.write_all_at(&vec![CAME; bytes.len() / PAGE], first.into())
+    }
+
+    /// Says of pages that they are zeros.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn put_zeros(&self, first: u32, pages: u32) -> io::Result<()> {
+        self.here.write_all_at(&vec![ZEROS; pages as usize], first.into())
+    }
+
+    /// Reads pages one behind the other and compares them with their checksums.
+    ///
+    /// # Errors
+    /// `WouldBlock` if not all are here; one that is damaged is not. The file system's.
+    pub fn read(&self, first: u32, buffer: &mut [u8]) -> io::Result<()> {
+        let pages = (buffer.len() / PAGE) as u32;
+        let marks = self.marks(first, pages)?;
+        let away = |page: u32| {
+            let message = format!("page {page} of {} is not here", self.name);
+            io::Error::new(io::ErrorKind::WouldBlock, message)
+        };
+        if let Some(index) = marks.iter().position(|mark| *mark == AWAY) {
+            return Err(away(first + index as u32));
+        }
+        self.file.read_exact_at(buffer, u64::from(first) * PAGE as u64)?;
+        let mut sums = vec![0; marks.len() * 4];
+        self.here.read_exact_at(&mut sums, self.sum_at(first))?;
+        for ((page, bytes), (mark, sum)) in
+            (first..).zip(buffer.chunks_mut(PAGE)).zip(marks.iter().zip(sums.chunks_exact(4)))
+        {
+            if *mark == ZEROS {
+                bytes.fill(0);
+            } else if crc32fast::hash(bytes).to_le_bytes() != sum {
+                tracing::warn!(
+                    page,
+                    file = self.name,
+                    "a page that was fetched is damaged on the local disk; it is fetched again"
+                );
+                self.here.write_all_at(&[AWAY], page.into())?;
+                return Err(away(page));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_here_once_they_came() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = RemoteFile::create(dir.path(), "remote", 9).unwrap();
+        let mut page = [0; PAGE];
+        assert_eq!(made.read(3, &mut page).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        made.put(3, &[7; 2 * PAGE]).unwrap();
+        made.put_zeros(5, 2).unwrap();
+        assert_eq!(made.here(2, 6).unwrap(), [false, true, true, true, true, false]);
+        let file = PageFile { name: "remote".into(), remote: Some(9), ..PageFile::default() };
+        let again = RemoteFile::open(dir.path(), &file).unwrap();
+        let mut pages = [9; 4 * PAGE];
+        again.read(3, &mut pages).unwrap();
+        assert!(pages[..2 * PAGE].iter().all(|byte| *byte == 7) && pages[2 * PAGE..].iter().all(|byte| *byte == 0));
+        assert!(again.read(2, &mut pages).is_err());
+        let other = PageFile { remote: Some(8), ..file };
+        assert!(matches!(RemoteFile::open(dir.path(), &other), Err(SnapshotError::Damaged { what: "size", .. })));
+    }
+
+    #[test]
+    fn one_that_is_damaged_is_not_here() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = RemoteFile::create(dir.path(), "remote", 2).unwrap();
+        made.put(0, &[7; 2 * PAGE]).unwrap();
+        made.file.write_all_at(&[8], PAGE as u64 + 100).unwrap();
+        let mut page = [0; PAGE];
+        assert_eq!(made.read(1, &mut page).unwrap_err().to_string(), "page 1 of remote is not here");
+        assert_eq!(made.here(0, 2).unwrap(), [true, false]);
+        made.put(1, &[5; PAGE]).unwrap();
+        made.read(1, &mut page).unwrap();
+        assert_eq!(page[0], 5);
+    }
+}
