@@ -24,6 +24,17 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers (`-n 2 --dist loadgroup`) a file's tests are one worker's, for they share a daemon, and all that
+    measure are one worker's, one after the other."""
+    if not config.getoption("loadgroup", default=False):  # what a worker has of `--dist loadgroup`
+        return
+    for item in items:
+        group = "measures" if item.get_closest_marker("measures") else item.path.stem.removeprefix("test_")
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _fresh_builds() -> Iterator[None]:
     """Test programs are built once per session, on first use."""

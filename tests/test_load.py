@@ -19,6 +19,8 @@ from harness.clients import Lines, Redis, talking, without_pause
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
+pytestmark = pytest.mark.measures
+
 # What the daemon may say when it, its pager or its keeper was killed; a transition may fail then and say so.
 KILLED = [r"(WARN|ERROR).*(pager|keeper|held proc|hibernat|adopt|recover|undo|finish|left|half|gone|died|interrupted|again)"]
 STATIC = 5000

@@ -20,6 +20,8 @@ from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
+pytestmark = pytest.mark.measures
+
 MIB = 1 << 20
 STORM = 20
 

@@ -181,6 +181,7 @@ class Kip:
             self.before = leftovers.Machine.now()
         self.runs += 1
         self.data.parent.mkdir(parents=True, exist_ok=True)
+        leftovers.want_instance(self.data)
         with open(self.stderr_file, "ab") as log:
             self.daemon = subprocess.Popen(
                 [self.program, "--data", self.data, "up", *self.flags, *flags],

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harness.kip import Kip
 
-FIRST_UID, SLOTS, IDS = 0x2000_0000, 2048, 65536
+FIRST_UID, SLOTS, IDS, INSTANCES = 0x2000_0000, 2048, 65536, 16
+# Instance numbers that are for daemons nobody chose a number for: those of other people, and of commands in tests.
+FOR_ALL = 4
 RUN = Path("/run/kip")
 
 
@@ -88,6 +90,23 @@ def instance_of(*pids: int | None) -> int | None:
             if (s.st_dev, s.st_ino) in inodes and "lock:" in Path(f"/proc/{pid}/fdinfo/{fd.name}").read_text():
                 return inodes[s.st_dev, s.st_ino]
     return None
+
+
+def want_instance(data: Path) -> None:
+    """Has a new data directory take a free instance number of this pytest worker (`pytest -n`): a number that is given back
+    and taken by another worker's daemon at once would make what that one has look as if it had been left behind.
+
+    A daemon takes the number that its directory had before, if it is free; else, and without workers, the lowest."""
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if count == 1 or data.exists():
+        return
+    each = (INSTANCES - FOR_ALL) // count
+    first = FOR_ALL + each * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+    free = (n for n in range(first, first + each) if not (RUN / f"instance-{n}").exists())
+    if (number := next(free, None)) is not None:
+        data.mkdir(mode=0o700)
+        (data / "run").mkdir(mode=0o700)
+        (data / "run" / "instance").write_text(str(number))
 
 
 def left(before: Machine, data: Path, instance: int | None) -> list[str]:

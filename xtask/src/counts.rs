@@ -175,5 +175,8 @@ mod tests {
         assert_eq!(last("12 passed, 1 xfailed, 4 deselected in 2.1s"), Counts { passed: 12, failed: 0, skipped: 1 });
         assert_eq!(last("the server answered in 3 ms, 7 passed through"), Counts::default());
         assert_eq!(last("= no tests ran in 0.01s ="), Counts::default());
+        let workers = "created: 2/2 workers\n2 workers [4 items]\n\n..F.\n[gw1] node down: Not properly terminated\n\
+                       = 1 failed, 3 passed in 301.25s (0:05:01) =";
+        assert_eq!(last(workers), Counts { passed: 3, failed: 1, skipped: 0 });
     }
 }

@@ -57,8 +57,9 @@ fn one(root: &Path, name: &'static str) -> Stage {
         "build" => status(check::cargo(root).args(["build", "--release", "--locked"])),
         "check" => check::run(root, &[]).map(|passed| (passed, Counts::default())),
         "cargo" => cargo_tests(root),
-        "system" => pytest(root, "not soak"),
-        "soak" => pytest(root, "soak"),
+        // A file's tests, and those that measure, are one worker's: tests/conftest.py.
+        "system" => pytest(root, "not soak", &["-n", "2", "--dist", "loadgroup"]),
+        "soak" => pytest(root, "soak", &[]),
         other => unreachable!("{other} is in STAGES"),
     };
     let (passed, mut counts) = ran.unwrap_or_else(|error| {
@@ -113,7 +114,7 @@ fn has_doc_test(text: &str) -> bool {
     })
 }
 
-fn pytest(root: &Path, marker: &str) -> anyhow::Result<(bool, Counts)> {
+fn pytest(root: &Path, marker: &str, workers: &[&str]) -> anyhow::Result<(bool, Counts)> {
     let python = root.join(".kip/venv/bin/python");
     anyhow::ensure!(python.exists(), "{} is not there: run scripts/setup", python.display());
     let mut command = if is_root()? { Command::new(&python) } else { Command::new("sudo") };
@@ -122,7 +123,8 @@ fn pytest(root: &Path, marker: &str) -> anyhow::Result<(bool, Counts)> {
     }
     // No cache and no bytecode: run by root, they would lie in the tree as files of root.
     command.current_dir(root).env("PYTHONDONTWRITEBYTECODE", "1");
-    command.args(["-m", "pytest", "-p", "no:cacheprovider", "-ra", "--durations=10", "-m", marker, "tests"]);
+    command.args(["-m", "pytest", "-p", "no:cacheprovider", "-ra", "--durations=10", "-m", marker]);
+    command.args(workers).arg("tests");
     followed(&mut command, counts::Pytest::default())
 }
 
