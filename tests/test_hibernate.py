@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import Http, Lines, Redis, http_get, talking
+from harness.clients import Http, Lines, Redis, http_get, talking, tcp_states
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -295,7 +295,11 @@ def test_one_costs_few_descriptors(fresh_kip: Callable[..., Kip], tmp_path: Path
         server = servers.lighttpd()
         flags = ["--never-sleep", "--hibernate", hibernate]
         proc = kip.run(name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
-        Http(proc.port()).get("/page.html")
+        client = Http(proc.port())
+        client.get("/page.html")
+        client.close()
+        # Its end is data that wakes a sleeper which has not seen it.
+        wait_for("the server has let it go", lambda: set(tcp_states(proc.inspect()["pids"][0])) == {"LISTEN"}, 30)
         proc.hibernate()
 
     def held() -> dict[str, int]:

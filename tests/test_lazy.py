@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import Lines, Redis
+from harness.clients import Lines, Redis, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -284,6 +284,7 @@ def test_a_damaged_page(fresh_kip: Callable[..., Kip]) -> None:
             assert redis.client.ask("GET", f"key:{i}") == value(i), "a wrong byte"
     view = redis.proc.wait_state("running")
     assert not set(view["pids"]) & set(pids)
+    wait_for("the cold start serves", lambda: listens(redis.proc.port()), 30)
     assert Redis(redis.proc.port()).ask("DBSIZE") == 0, "it is new"
     events = [event for event in kip.events() if event["kind"] in ("cold-start", "damaged")]
     assert any("damaged" in str(event) for event in events), kip.events()

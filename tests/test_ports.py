@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -45,11 +47,24 @@ def host_addresses() -> list[str]:
     return ["127.0.0.1", "::1", *(a for a in found if not a.startswith(("10.213.", "fd6b:6970:")))]
 
 
+@dataclass
+class Outside:
+    """Another machine: what commands that run there begin with, this machine's addresses as seen from there, its own."""
+
+    inside: list[str]
+    here4: str
+    here6: str
+    there4: str
+    there6: str
+
+
 @pytest.fixture(scope="module")
-def outside() -> Iterator[tuple[list[str], str, str]]:
-    """Another machine: a network namespace behind a link of its own. Gives the prefix of commands that run there and
-    this machine's addresses as seen from there."""
-    name, link = "kip-test-out", "kiptest0"
+def outside() -> Iterator[Outside]:
+    """A network namespace behind a link of its own. Named and numbered by this process, for others may test on this machine."""
+    own = os.getpid()
+    name, link = f"kip-test-out-{own}", f"kpt{own}"
+    net4, net6 = own % 64 * 4, f"2001:db8:5:{own % 65536:x}"
+    here4, there4, here6, there6 = f"198.51.100.{net4 + 1}", f"198.51.100.{net4 + 2}", f"{net6}::1", f"{net6}::2"
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True, timeout=10)
@@ -57,20 +72,20 @@ def outside() -> Iterator[tuple[list[str], str, str]]:
     ip("netns", "add", name)
     try:
         ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
-        ip("addr", "add", "198.51.100.1/24", "dev", link)
-        ip("addr", "add", "2001:db8:5::1/64", "dev", link, "nodad")
+        ip("addr", "add", f"{here4}/30", "dev", link)
+        ip("addr", "add", f"{here6}/64", "dev", link, "nodad")
         ip("link", "set", link, "up")
-        ip("-n", name, "addr", "add", "198.51.100.2/24", "dev", "eth0")
-        ip("-n", name, "addr", "add", "2001:db8:5::2/64", "dev", "eth0", "nodad")
+        ip("-n", name, "addr", "add", f"{there4}/30", "dev", "eth0")
+        ip("-n", name, "addr", "add", f"{there6}/64", "dev", "eth0", "nodad")
         ip("-n", name, "link", "set", "eth0", "up")
-        ip("-n", name, "route", "add", "default", "via", "198.51.100.1")
-        ip("-n", name, "route", "add", "default", "via", "2001:db8:5::1")
+        ip("-n", name, "route", "add", "default", "via", here4)
+        ip("-n", name, "route", "add", "default", "via", here6)
         # As an uplink has it. Before kernel 6.17 IPv6 is forwarded by all interfaces or none, which is up to Kip.
         for setting in ("ipv4/conf/{}/forwarding", "ipv6/conf/{}/force_forwarding"):
             path = Path("/proc/sys/net", setting.format(link))
             if path.exists():
                 path.write_text("1")
-        yield ["ip", "netns", "exec", name], "198.51.100.1", "2001:db8:5::1"
+        yield Outside(["ip", "netns", "exec", name], here4, here6, there4, there6)
     finally:
         subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=10)
         subprocess.run(["ip", "link", "delete", link], capture_output=True, timeout=10)
@@ -107,11 +122,10 @@ def test_from_every_address_of_the_host(echo: Proc, kind: str, asleep: bool) -> 
 
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
-def test_from_outside(outside: tuple[list[str], str, str], echo: Proc, kind: str, asleep: bool) -> None:
+def test_from_outside(outside: Outside, echo: Proc, kind: str, asleep: bool) -> None:
     """Another machine reaches it, and the program sees that machine's address."""
-    inside, v4, v6 = outside
-    port = echo.port(9000, kind)
-    for address, peer in ((v4, "198.51.100.2"), (v6, "2001:db8:5::2")):
+    inside, port = outside.inside, echo.port(9000, kind)
+    for address, peer in ((outside.here4, outside.there4), (outside.here6, outside.there6)):
         if asleep:
             echo.sleep()
         assert ping(kind, address, port, "from outside", inside) == "from outside"
@@ -140,18 +154,17 @@ def test_to_itself(echo: Proc) -> None:
         assert echo.exec(*words, address, str(echo.port(9000)), "hairpin").stdout.strip() == "hairpin", address
 
 
-def test_program_reaches_the_outside(outside: tuple[list[str], str, str], neighbour: Proc) -> None:
+def test_program_reaches_the_outside(outside: Outside, neighbour: Proc) -> None:
     """A proc may call out; a server in the other namespace sees the host's address, for procs are behind NAT."""
-    inside, _, _ = outside
     script = (
-        "import socket\ns=socket.create_server(('198.51.100.2', 8123))\nprint('ready', flush=True)\n"
+        f"import socket\ns=socket.create_server(('{outside.there4}', 8123))\nprint('ready', flush=True)\n"
         "c,peer=s.accept()\nc.sendall(peer[0].encode())\nc.close()"
     )
-    server = subprocess.Popen([*inside, "/usr/bin/python3", "-c", script], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*outside.inside, "/usr/bin/python3", "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout and server.stdout.readline() == "ready\n"
-        words = ["/usr/bin/python3", "-c", PING, "tcp", "198.51.100.2", "8123", "x"]
-        assert neighbour.exec(*words).stdout.strip() == "198.51.100.1"
+        words = ["/usr/bin/python3", "-c", PING, "tcp", outside.there4, "8123", "x"]
+        assert neighbour.exec(*words).stdout.strip() == outside.here4
     finally:
         server.kill()
         server.wait()

@@ -18,7 +18,7 @@ import pytest
 
 from harness import kip as kip_module
 from harness import leftovers, servers
-from harness.clients import Lines, Redis, http_get
+from harness.clients import Lines, Redis, http_get, listens
 from harness.kip import Failed, Kip, Proc
 from harness.wait import wait_for
 
@@ -421,13 +421,22 @@ class Story:
         self.check(self.client)
 
     def sleep(self) -> None:
-        self.act("sleep", lambda: self.kip.cli("sleep", "worker", "--to", "parked"), self.is_in("parked"))
+        self.act("sleep", lambda: self.fall_asleep("parked"), self.is_in("parked"))
 
     def archive(self) -> None:
-        self.act("archive", lambda: self.kip.cli("sleep", "worker", "--to", "archived"), self.is_in("archived"))
+        self.act("archive", lambda: self.fall_asleep("archived"), self.is_in("archived"))
 
     def hibernate(self) -> None:
-        self.act("hibernate", lambda: self.kip.cli("sleep", "worker", "--to", "hibernated"), self.is_in("hibernated"))
+        self.act("hibernate", lambda: self.fall_asleep("hibernated"), self.is_in("hibernated"))
+
+    def fall_asleep(self, tier: str) -> None:
+        """One that was frozen in the middle of work goes on with it at once: again, as `Proc.sleep` does."""
+        for _ in range(10):
+            self.kip.cli("sleep", "worker", "--to", tier)
+            view = self.proc.settled()
+            woken = view["last_wake"]
+            if view["state"] == tier or not woken or not kip_module.IN_WORK.search(woken["trigger"]):
+                return
 
     def wake(self) -> None:
         self.act("wake", lambda: self.kip.cli("wake", "worker"), self.is_in("running"))
@@ -438,12 +447,6 @@ class Story:
     def start_again(self) -> None:
         self.act("start", lambda: self.kip.cli("start", "worker"), self.is_in("running"))
         self.connect()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as s:
-        s.settimeout(2)
-        return s.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("step", steps())

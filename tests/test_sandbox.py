@@ -86,15 +86,16 @@ def battle(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     secret = "secret-" + secrets.token_hex(12)
     red = programs.c_program("red", "-static")
     tar = programs.tarball(tmp_path_factory.mktemp("tar") / "red.tar", {"srv/red": red})
+    own = f"kip-red-team-{os.getpid()}"  # others may test on this machine
     with ExitStack() as stack:
-        for path in (Path("/root/kip-red-team"), Path("/tmp/kip-red-team")):
+        for path in (Path("/root", own), Path("/tmp", own)):
             path.write_text(secret)
             stack.callback(path.unlink)
         host4 = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
         port = host4.getsockname()[1]
         stack.enter_context(closing(socket.create_server(("::1", port), family=socket.AF_INET6)))
         abstract = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-        abstract.bind("\0kip-red-team")
+        abstract.bind(f"\0{own}")
         abstract.listen()
         victim = module_kip.run(
             "victim",
@@ -111,14 +112,14 @@ def battle(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         data = module_kip.data
         pids = [module_kip.info()["pid"], os.getpid(), *victim.inspect()["pids"]]
         words = [
-            f"read=host-root-file:/root/kip-red-team:{secret}",
-            f"read=host-tmp-file:/tmp/kip-red-team:{secret}",
+            f"read=host-root-file:/root/{own}:{secret}",
+            f"read=host-tmp-file:/tmp/{own}:{secret}",
             f"read=data-spec:{data}/procs/victim/spec.json:{secret}",
             f"read=victim-file-by-data:{data}/procs/victim/upper/root/tmp/secret-file:{secret}",
             f"read=shadow:/etc/shadow:{secret_in_shadow}",
             f"secret={secret}",
             f"pids={','.join(map(str, pids))}",
-            "abstract=kip-red-team",
+            f"abstract={own}",
             f"connect=host-loopback-4:127.0.0.1:{port}",
             f"connect=host-loopback-6:::1:{port}",
             f"connect-by-device=host-loopback-by-device:127.0.0.1:{port}",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import Http, Lines, http_get, many_gets, read_to_end
+from harness.clients import Http, Lines, NotServed, http_get, many_gets, read_to_end, tcp_states
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -47,10 +47,15 @@ def parked_get(proc: Proc, port: int, path: str = "/page.html") -> bytes:
     return body
 
 
+def sleeps(proc: Proc) -> int:
+    """How often it was parked since the daemon started."""
+    return sum(event["name"] == proc.name and event["kind"] == "parked" for event in proc.kip.events())
+
+
 def cycles(proc: Proc, server: servers.Server, count: int) -> None:
     """The heart of it: a client that stays connected, a new client and the data, over and over."""
     port = proc.port()
-    first = proc.inspect()["generation"]
+    first, slept = proc.inspect()["generation"], sleeps(proc)
     steady = Http(port)
     assert steady.get("/page.html") == servers.PAGE
     stored = hashlib.sha256(server.name.encode()).digest() * 3000
@@ -69,7 +74,9 @@ def cycles(proc: Proc, server: servers.Server, count: int) -> None:
             assert steady.get("/kv/blob") == stored
             counted += 2  # the GET of the blob counts too
             assert int(steady.get("/count")) == counted, "a request was lost or served twice"
-    assert proc.inspect()["generation"] == first + count, "one generation per sleep"
+    slept = sleeps(proc) - slept
+    assert slept >= count, "one that was at work sleeps twice"
+    assert proc.inspect()["generation"] == first + slept, "one generation per sleep"
     steady.close()
 
 
@@ -123,19 +130,8 @@ def test_client_that_leaves_while_parked(web: Proc) -> None:
     leaver.close()
     assert stayer.get("/page.html") == servers.PAGE
     pid = web.inspect()["pids"][0]
-    local = leaver_ports(pid)
-    wait_for("the server has closed its end", lambda: "CLOSE_WAIT" not in leaver_ports(pid), 30)
-    assert local is not None
+    wait_for("the server has closed its end", lambda: "CLOSE_WAIT" not in tcp_states(pid), 30)
     stayer.close()
-
-
-def leaver_ports(pid: int) -> str:
-    """States of the proc's IPv4 and IPv6 TCP sockets, from its own network namespace."""
-    names = {"01": "ESTABLISHED", "08": "CLOSE_WAIT", "0A": "LISTEN"}
-    lines = [
-        line.split() for f in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{f}").read_text().splitlines()[1:]
-    ]
-    return " ".join(names.get(fields[3], fields[3]) for fields in lines)
 
 
 def listeners(proc: Proc) -> list[list[str]]:
@@ -184,18 +180,36 @@ def test_workers_of_nginx(web: Proc, server: servers.Server) -> None:
 
 def test_two_hundred_at_once(kip: Kip, tmp_path: Path) -> None:
     """200 clients that connect at the same instant to a parked python http.server, whose backlog is 5, are all served
-    within a second, and none has to knock twice. A machine that stalls makes it longer; then once more, but a client that
-    had to send again was turned away by Kip, however fast the machine is."""
+    within a second, and none has to knock twice. A machine that stalls makes it longer; then once more. Those who come when
+    the program is awake already meet its own backlog, which says nothing; all others who had to send again were turned away
+    by Kip, however fast the machine is."""
     server = servers.python()
     proc = kip.run("crowd", server.command, ports=server.published, tar=server.tarball(tmp_path))
     port, times = proc.port(), []
-    while len(times) < 8 and sum(took < 1.0 for took in times) < 2:
+    for _ in range(8):
+        if sum(took < 1.0 for took in times) >= 2:
+            break
         proc.sleep()
-        bodies, took, again = many_gets(port, 200, "/page.html", 30)
+        try:
+            bodies, took, again, dialled = many_gets(port, 200, "/page.html", 30)
+        except NotServed as e:
+            if e.dialled > wake_from_parked_s(proc):
+                continue
+            raise
+        if again and dialled > wake_from_parked_s(proc):
+            continue
         assert bodies == [servers.PAGE] * 200
         assert again == 0, f"{again} of 200 handshakes took a second packet"
         times.append(took)
     assert sum(took < 1.0 for took in times) >= 2, f"the last of 200 clients was served after {times} s"
+
+
+def wake_from_parked_s(proc: Proc) -> float:
+    """How long the first wake after the last parking took: it may have hibernated since."""
+    mine = [event for event in proc.kip.events() if event["name"] == proc.name]
+    parked = max(i for i, event in enumerate(mine) if event["kind"] == "parked")
+    woken = next(event["detail"] for event in mine[parked:] if event["kind"] == "woken")
+    return int(re.search(r"(\d+) us$", woken)[1]) / 1e6
 
 
 def test_parks_by_itself(kip: Kip, tmp_path: Path) -> None:

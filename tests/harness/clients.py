@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 # How long a client waits for a server on a machine that stalls; none of the tests wants an error to come so soon.
@@ -48,6 +49,19 @@ def http_get(port: int, path: str = "/", host: str = "127.0.0.1", timeout: float
         connection.close()
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(2)
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def tcp_states(pid: int) -> list[str]:
+    """Of the IPv4 and IPv6 TCP sockets in the network namespace of that process; by number where a test needs no name."""
+    names = {"01": "ESTABLISHED", "08": "CLOSE_WAIT", "0A": "LISTEN"}
+    lines = [line for f in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{f}").read_text().splitlines()[1:]]
+    return [names.get(state, state) for state in (line.split()[3] for line in lines)]
+
+
 def read_to_end(connection: socket.socket, timeout: float = TIMEOUT) -> bytes:
     """Everything up to the peer's FIN; a reset or a FIN that does not come is an error."""
     connection.settimeout(timeout)
@@ -57,11 +71,19 @@ def read_to_end(connection: socket.socket, timeout: float = TIMEOUT) -> bytes:
     return data
 
 
+class NotServed(TimeoutError):
+    """Some of many clients were not served; the last SYN had been sent so many seconds after the first."""
+
+    def __init__(self, text: str, dialled: float):
+        super().__init__(text)
+        self.dialled = dialled
+
+
 def many_gets(
     port: int, count: int, path: str, timeout: float, host: str = "127.0.0.1"
-) -> tuple[list[bytes], float, int]:
-    """`count` connections at the same instant, one GET on each. Bodies, seconds from the first SYN to the last byte, and
-    how many had to send their SYN again."""
+) -> tuple[list[bytes], float, int, float]:
+    """`count` connections at the same instant, one GET on each. Bodies, seconds from the first SYN to the last byte, how many
+    had to send their SYN again, and seconds from the first SYN to the last."""
     request = f"GET {path} HTTP/1.0\r\nHost: x\r\n\r\n".encode()
     selector = selectors.DefaultSelector()
     sockets = [socket.socket() for _ in range(count)]
@@ -73,11 +95,13 @@ def many_gets(
         if s.connect_ex((host, port)) not in (0, errno.EINPROGRESS):
             raise ConnectionError("connect was refused at once")
         selector.register(s, selectors.EVENT_WRITE)
-    waiting, again = count, 0
+    waiting, again, dialled = count, 0, time.monotonic() - begun
     while waiting:
         ready = selector.select(max(0.0, begun + timeout - time.monotonic()))
         if not ready:
-            raise TimeoutError(f"{waiting} of {count} clients were not served within {timeout} s")
+            for s in sockets:
+                s.close()
+            raise NotServed(f"{waiting} of {count} clients were not served within {timeout} s", dialled)
         for key, mask in ready:
             s = key.fileobj
             if mask & selectors.EVENT_WRITE:
@@ -100,7 +124,7 @@ def many_gets(
         head, _, body = bytes(data).partition(b"\r\n\r\n")
         assert b" 200 " in head.split(b"\r\n")[0], head[:100]
         bodies.append(body)
-    return bodies, took, again
+    return bodies, took, again, dialled
 
 
 class Lines:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from harness.clients import listens
 from harness.wait import wait_for
 
 BUCKET, KEY, SECRET = "bucket", "kip-test", "kip-test-secret"
@@ -45,8 +46,3 @@ def server(directory: Path) -> Iterator[str]:
         os.environ.update(before)
         process.kill()
         process.wait()
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as s:
-        return s.connect_ex(("127.0.0.1", port)) == 0
