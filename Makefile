@@ -23,13 +23,14 @@ soak: ## the long runs: many cycles, many procs, faults at every step
 	@scripts/setup
 	$(CARGO) xtask test soak
 
-bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU and the papers; two hours
+bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU and the papers; three hours
 	@scripts/setup build run bench
 	$(CARGO) build --release --locked
 	$(CARGO) build --release --locked -p kip-sandbox --example start_latency
 	bench/park-wake
 	bench/hibernate
 	bench/activeset
+	bench/archive
 
 setup: ## only install what is missing
 	@scripts/setup

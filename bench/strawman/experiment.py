@@ -63,7 +63,7 @@ def judge(way: str, touched: int, hot_bytes: int, view: dict[str, Any]) -> None:
     most = REST_BYTES + (3 * touched + (BLOCK * 4)) * PAGE
     if back > most:
         raise Failed(
-            f"a wake from the tier parked brought {back >> 10} KiB of {hot_bytes >> 10} KiB back where {touched * 4} KiB were "
+            f"a wake brought {back >> 10} KiB of {hot_bytes >> 10} KiB back where {touched * 4} KiB were "
             f"touched: this Kip reads the whole image, there is no {way} to measure"
         )
 
