@@ -54,9 +54,9 @@ pub struct Manifest<B> {
     pub kernel: String,
     /// Its files, but for remote page files.
     pub parts: Vec<Part>,
-    /// It has a remote page file, see [`remote`].
+    /// Which of its page files are remote ones, see [`remote`]: their numbers in the page map.
     #[serde(default)]
-    pub remote: bool,
+    pub remote: Vec<u32>,
     /// What the owner of the processes needs to bring them back.
     pub body: B,
 }
@@ -200,9 +200,9 @@ fn seal_as<B: Serialize>(
     }
     pages.save(growing)?;
     parts.push(read_back(growing, pages::PAGES, kept)?);
-    let is_remote = !remote.is_empty();
-    let format = if is_remote { 2 } else { 1 };
-    let manifest = Manifest { format, generation, engine, kernel: kernel(), parts, remote: is_remote, body };
+    let remote: Vec<u32> = (0..).zip(&pages.files).filter(|(_, f)| f.remote.is_some()).map(|(n, _)| n).collect();
+    let format = if remote.is_empty() { 1 } else { 2 };
+    let manifest = Manifest { format, generation, engine, kernel: kernel(), parts, remote, body };
     let path = growing.join(MANIFEST);
     let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
     let written = File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| kept.sync(&f)));

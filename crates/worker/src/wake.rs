@@ -140,7 +140,8 @@ fn bring(
     which: Option<&[(u32, u32, u32)]>,
     steps: &mut Steps,
 ) -> Result<(), WakeError> {
-    if !manifest.remote {
+    let is_remote = |(file, ..): &(u32, u32, u32)| manifest.remote.contains(file);
+    if manifest.remote.is_empty() || which.is_some_and(|which| !which.iter().any(is_remote)) {
         return Ok(());
     }
     proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.bring(images, which)?;

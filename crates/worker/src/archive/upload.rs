@@ -32,6 +32,9 @@ use tokio::task::JoinSet;
 /// How long an object that nothing leads to stays at least, milliseconds: docs/design/2026-11-22-archive.md, "Collection".
 const GRACE_MS: u64 = 24 * 3600 * 1000;
 
+/// A process with as many pages, 8 MiB, is small.
+const SMALL: u32 = 2048;
+
 /// What an upload was.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Uploaded {
@@ -263,9 +266,15 @@ impl Source {
 }
 
 /// What of the memory cannot wait for a fault, as a plan of the wake has it; nothing if there cannot be one, for CRIU waits for
-/// all of it.
+/// all of it. And all of a small process of which nobody knows what it needs first: its faults would cost a request each.
 fn areas(directory: &Path, map: &PageMap) -> Areas {
     let mut areas = Areas::default();
+    for (number, process) in &map.processes {
+        let pages: u32 = process.runs.iter().map(|run| run.pages).sum();
+        if pages <= SMALL && process.sets.iter().all(|set| set.pages.is_empty()) {
+            process.runs.iter().for_each(|run| areas.eager.add(Space::Process(*number), run.start..run.end()));
+        }
+    }
     let wish = Wish { read_ns: &BTreeMap::new(), pages: map, lazy_from: 1, init: kip_sandbox::init::PATH, program: 0 };
     let Ok(plan) = plan::compile(directory, &wish) else { return areas };
     let eager: Vec<_> = plan.eager.iter().map(|(file, first, pages)| (*file, *first..first + pages)).collect();
