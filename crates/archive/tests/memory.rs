@@ -391,6 +391,22 @@ fn what_was_never_fetched_stays_where_it_is() {
     wanted.insert((1, at(95)), written);
     assert_eq!(machine.restore(&second), wanted);
 
+    // Once the third has come it is in the front too, and its block is still not stored again.
+    let came = remote.number(Space::Process(1), at(20)).unwrap();
+    assert_eq!((remote.number(Space::Process(1), at(70)), remote.number(Space::Process(2), at(20))), (None, None));
+    let here = |page| page == came;
+    let there = Remote::new(table, 0).with(&here);
+    let mut with_it = local.clone();
+    with_it[0] = vec![0; table.pages() as usize * PAGE];
+    with_it[0][came as usize * PAGE..][..PAGE].copy_from_slice(&page(20));
+    let sets = vec![set([at(12), at(14), at(20)])];
+    let map = map_of(&with_it, [(1, Process { runs: runs.clone(), sets })].into());
+    let mut other = World { keys: world.keys.clone(), packs: world.packs.clone(), ..World::new() };
+    let third = other.archive_with(&map, &with_it, &[None, None], Some(&there));
+    assert_eq!((third.archived.hashed, third.archived.stored), (3, 1));
+    assert_eq!(third.archived.front[&Space::Process(1)], [at(12), at(14), at(20)]);
+    assert_eq!(other.restore(&third), wanted);
+
     // The front's own pages are not taken over unseen.
     let map = map_of(&local, [(1, Process { runs: remote.map()[&Space::Process(1)].clone(), sets: vec![] })].into());
     let mut sink = |_| Ok(());
