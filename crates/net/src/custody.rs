@@ -166,6 +166,13 @@ pub(crate) fn defer_accept(held: &Held) -> io::Result<()> {
     sock::set_int(held.fd.as_fd(), IntOption::DeferAccept, DEFER_ACCEPT_S.max(held.saved.defer_accept_s))
 }
 
+/// Whether nothing will ever come of it that the program has not seen: a TCP socket that was connected to nobody when it was
+/// frozen, and is so still. A poll would find it ready for ever.
+pub(crate) fn is_dead(held: &Held) -> bool {
+    let closed = || sock::tcp_info(held.fd.as_fd()).is_ok_and(|info| info.state == STATE_CLOSED);
+    held.saved.kind == Kind::Other && closed()
+}
+
 /// What a socket has to offer now.
 pub(crate) fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
     match kind {

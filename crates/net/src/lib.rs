@@ -2,7 +2,7 @@
 //!
 //! Owns the network namespace of each proc ([`pool`]), the machine's rules that lead packets there ([`nat`]),
 //! the reservation of host ports ([`reserve`]), what the kernel knows of sockets ([`diag`]), sockets without a
-//! program ([`custody`]), their polling ([`wake`]) and the question whether a proc is being talked to
+//! program ([`custody`]), such made anew ([`renewal`]), their polling ([`wake`]) and the question whether a proc is being talked to
 //! ([`activity`]). Never knows of memory, of checkpoints or of a proc's state, and never sits in a data path.
 //!
 //! Everything here is blocking and made for threads. "The host" is always the network namespace of the thread
@@ -16,6 +16,7 @@ pub mod custody;
 pub mod diag;
 pub mod nat;
 pub mod pool;
+pub mod renewal;
 pub mod reserve;
 pub mod wake;
 

@@ -142,6 +142,9 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         if wake_on == WakeOn::Data && matches!(held.saved.kind, Kind::Listener { .. }) {
             custody::defer_accept(&held).map_err(|source| WakeError { doing: "defer connections", source })?;
         }
+        if custody::is_dead(&held) {
+            return Ok(());
+        }
         let mut inner = self.lock();
         let token = inner.next;
         inner.next += 1;
@@ -320,4 +323,29 @@ fn interest(held: &Held) -> epoll::EventFlags {
     use epoll::EventFlags as E;
     let common = E::IN | E::ET | E::RDHUP;
     if held.saved.seen.full { common | E::OUT } else { common }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_socket_of_which_nothing_can_come_wakes_nobody() {
+        let plane = WakePoll::new().unwrap();
+        let watch = |fd: std::os::fd::OwnedFd| {
+            let saved = custody::snapshot_options(fd.as_fd()).unwrap();
+            plane.add(7, Held { fd: Arc::new(fd), saved }, WakeOn::Connect).unwrap();
+        };
+        let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM);
+        watch(rustix::net::socket(family, kind, None).unwrap());
+        assert!(plane.wait(Some(Duration::from_millis(50))).unwrap().is_empty(), "it is connected to nobody");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        watch(listener.into());
+        let _client = std::net::TcpStream::connect(at).unwrap();
+        assert_eq!(plane.wait(Some(Duration::from_secs(5))).unwrap().len(), 1);
+        plane.remove(&7);
+    }
 }

@@ -42,6 +42,26 @@ pub enum IntOption {
     Protocol,
     /// `SO_ACCEPTCONN`, read only.
     AcceptConn,
+    /// `SO_REUSEPORT`.
+    ReusePort,
+    /// `SO_BROADCAST`.
+    Broadcast,
+    /// `IPV6_V6ONLY`.
+    V6Only,
+    /// `IP_FREEBIND`.
+    FreeBind,
+    /// `IP_TOS`.
+    Tos,
+    /// `IP_PKTINFO`.
+    PacketInfo,
+    /// `IPV6_RECVPKTINFO`.
+    PacketInfo6,
+    /// `TCP_NODELAY`.
+    NoDelay,
+    /// `TCP_FASTOPEN`: of a listener, connections that wait with data in their first packet.
+    FastOpen,
+    /// `TCP_USER_TIMEOUT`, milliseconds.
+    UserTimeout,
 }
 
 impl IntOption {
@@ -60,6 +80,16 @@ impl IntOption {
             IntOption::Domain => (libc::SOL_SOCKET, libc::SO_DOMAIN),
             IntOption::Protocol => (libc::SOL_SOCKET, libc::SO_PROTOCOL),
             IntOption::AcceptConn => (libc::SOL_SOCKET, libc::SO_ACCEPTCONN),
+            IntOption::ReusePort => (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+            IntOption::Broadcast => (libc::SOL_SOCKET, libc::SO_BROADCAST),
+            IntOption::V6Only => (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+            IntOption::FreeBind => (libc::IPPROTO_IP, libc::IP_FREEBIND),
+            IntOption::Tos => (libc::IPPROTO_IP, libc::IP_TOS),
+            IntOption::PacketInfo => (libc::IPPROTO_IP, libc::IP_PKTINFO),
+            IntOption::PacketInfo6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+            IntOption::NoDelay => (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+            IntOption::FastOpen => (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
+            IntOption::UserTimeout => (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
         }
     }
 }
