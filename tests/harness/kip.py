@@ -225,6 +225,15 @@ class Kip:
         self.daemon.send_signal(signal.SIGKILL)
         self.daemon.wait(30)  # a write to disk that has begun ends first
 
+    def reboot(self, *flags: str) -> None:
+        """What a machine's end and start leave of it: the data directory, and nothing else. Then `kip up`."""
+        if self.alive():
+            self.kill()
+        leftovers.end_all(self)
+        (leftovers.RUN / f"instance-{self.instance}").unlink(missing_ok=True)
+        self.expected += [r"the keeper was not running"]
+        self.up(*flags)
+
     def wait_dead(self, timeout: float = 30) -> int:
         assert self.daemon
         return self.daemon.wait(timeout)

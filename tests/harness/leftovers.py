@@ -174,6 +174,11 @@ def force_down(kip: Kip) -> None:
             kip.daemon.wait(5)
         except subprocess.TimeoutExpired:
             kip.daemon.kill()
+    end_all(kip)
+
+
+def end_all(kip: Kip) -> None:
+    """Ends every process of the daemon's and takes away its mounts, rules, links and control groups, as the end of a machine does."""
     known = kip.before.processes if kip.before else set()
     for _ in range(3):
         for pid, (line, uid, started) in processes().items():
@@ -196,3 +201,15 @@ def force_down(kip: Kip) -> None:
     for name in os.listdir("/sys/class/net"):
         if name.startswith(f"kp{kip.instance}-"):
             subprocess.run(["ip", "link", "delete", name], capture_output=True)
+    for top, names, _ in os.walk("/sys/fs/cgroup", topdown=False):
+        if f"kip-{kip.instance}" in names or f"/kip-{kip.instance}" in top:
+            for name in names:
+                if name == f"kip-{kip.instance}" or f"/kip-{kip.instance}" in top:
+                    _remove_group(Path(top) / name)
+
+
+def _remove_group(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError:
+        pass  # a process in it is still dying; who makes the group again finds it there

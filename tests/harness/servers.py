@@ -275,3 +275,8 @@ def echo(*ports: int) -> Server:
     published = tuple(f"{p}{proto}" for p in inside for proto in ("", "/udp"))
     command = ["/usr/bin/python3", "/srv/echo.py", *map(str, inside)]
     return Server("echo", command, inside[0], {"srv/echo.py": programs.SOURCES / "echo.py"}, ports=published)
+
+
+def alarm() -> Server:
+    """Answers lines, and rings."""
+    return Server("alarm", ["/usr/bin/python3", "/srv/alarm.py", "7000"], 7000, {"srv/alarm.py": programs.SOURCES / "alarm.py"})

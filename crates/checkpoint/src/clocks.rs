@@ -99,6 +99,55 @@ pub struct Clocks {
     pub dues: Vec<Due>,
 }
 
+/// Which boot of a machine clocks belong to, and where they stood in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Boot {
+    /// /proc/sys/kernel/random/boot_id.
+    pub id: String,
+    /// CLOCK_REALTIME less CLOCK_MONOTONIC, nanoseconds.
+    pub realtime_ahead_ns: i64,
+    /// CLOCK_REALTIME less CLOCK_BOOTTIME, nanoseconds.
+    pub realtime_ahead_of_boottime_ns: i64,
+}
+
+impl Boot {
+    /// This one, now.
+    ///
+    /// # Errors
+    /// /proc cannot be read.
+    pub fn read() -> io::Result<Boot> {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        let now = Now::read();
+        let realtime_ahead_of_boottime_ns = now.realtime_ns - now.boottime_ns;
+        Ok(Boot { id, realtime_ahead_ns: now.realtime_ns - now.monotonic_ns, realtime_ahead_of_boottime_ns })
+    }
+}
+
+impl Clocks {
+    /// What was noted in the boot `then`, as it is in the boot `now`: all is due when it would have been by the wall clock. In
+    /// the same boot nothing changes, whatever became of the wall clock.
+    pub fn moved(mut self, then: &Boot, now: &Boot) -> Clocks {
+        if then.id == now.id {
+            return self;
+        }
+        let monotonic = then.realtime_ahead_ns.saturating_sub(now.realtime_ahead_ns);
+        let boottime = then.realtime_ahead_of_boottime_ns.saturating_sub(now.realtime_ahead_of_boottime_ns);
+        self.frozen_ns += monotonic;
+        self.read_ns.values_mut().for_each(|ns| *ns += monotonic);
+        self.dues.iter_mut().for_each(|due| due.at_ns = due.at_ns.saturating_add(monotonic));
+        for timer in &mut self.timerfds {
+            let by = match timer.clock {
+                _ if timer.relative => monotonic,
+                0 | 5 | 8 | 11 => 0,
+                7 | 9 => boottime,
+                _ => monotonic,
+            };
+            timer.next_ns = timer.next_ns.map(|next| next.saturating_add(by));
+        }
+        self
+    }
+}
+
 /// Access to a frozen tree. Threads are given as numbered inside.
 #[derive(Clone, Copy)]
 pub struct Frozen<'a> {
@@ -255,5 +304,49 @@ fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, left_ns: i64, every_n
     if left_ns > 0 {
         let at_ns = now.monotonic_ns.saturating_add(left_ns);
         dues.push(Due { source, at_ns, every_ns: (every_ns > 0).then_some(every_ns) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_a_reboot_all_is_due_by_the_wall_clock() {
+        let timer = |clock, relative| Timerfd {
+            pid: 2,
+            fd: 3,
+            clock,
+            next_ns: Some(1000),
+            every_ns: 0,
+            unread: 0,
+            relative,
+            cancel_on_set: false,
+        };
+        let clocks = Clocks {
+            frozen_ns: 500,
+            read_ns: [(2, 400)].into(),
+            dues: vec![Due { source: Source::Call, at_ns: 900, every_ns: None }],
+            timerfds: vec![timer(1, false), timer(0, false), timer(7, false), timer(1, true), timer(7, true)],
+            ..Clocks::default()
+        };
+        let boot = |id: &str, monotonic, boottime| Boot {
+            id: id.to_owned(),
+            realtime_ahead_ns: monotonic,
+            realtime_ahead_of_boottime_ns: boottime,
+        };
+        let then = boot("a", 10_000, 9_000);
+        assert_eq!(clocks.clone().moved(&then, &boot("a", 70, 60)), clocks, "somebody has set the wall clock");
+        let moved = clocks.moved(&then, &boot("b", 10_300, 9_700));
+        assert_eq!((moved.frozen_ns, moved.read_ns[&2], moved.dues[0].at_ns), (200, 100, 600));
+        let next: Vec<_> = moved.timerfds.iter().map(|t| t.next_ns.unwrap()).collect();
+        assert_eq!(next, [700, 1000, 300, 700, 700]);
+    }
+
+    #[test]
+    fn a_boot_is_the_same_as_long_as_it_lasts() {
+        let (one, two) = (Boot::read().unwrap(), Boot::read().unwrap());
+        assert!(one.id == two.id && one.id.len() == 36, "{one:?}");
+        assert!((one.realtime_ahead_ns - two.realtime_ahead_ns).abs() < SECOND);
     }
 }

@@ -1,13 +1,14 @@
 //! Takes a process tree apart into images and brings it back: by CRIU, or, where it can, by a restorer of our own.
 //!
 //! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`],
-//! [`clocks`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
+//! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
 //! [`rebuild`] talks, and finished by ptrace ([`resume`]). Never stores anything for good, never decides when, knows nothing of procs.
 #![forbid(unsafe_code)]
 
 pub mod clocks;
 pub mod dump;
 pub mod helper;
+pub mod ids;
 pub mod image;
 pub mod locate;
 pub mod pages;

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`task`] | one task per proc: every transition |
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
-//! | [`recover`] | after a restart: what was half done |
+//! | [`recover`], [`renew`] | after a restart: what was half done, what was held and is lost |
 //! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
 //! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
 //! | [`pressure`] | who sleeps for lack of memory, when a wake may begin |
@@ -34,6 +34,7 @@ mod pressure;
 mod proc;
 pub mod record;
 mod recover;
+mod renew;
 mod start;
 mod state;
 mod stop;

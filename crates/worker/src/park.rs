@@ -17,13 +17,14 @@ use crate::pins::{self, Pin, PinError};
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::tree::{self, Tree};
 use crate::wake::take;
-use kip_checkpoint::clocks::{self, ClockError, Clocks, Frozen, Now, Since};
+use kip_checkpoint::clocks::{self, Boot, ClockError, Clocks, Frozen, Now, Since};
 use kip_checkpoint::dump::{DumpError, DumpRequest, dump};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::{self, PlanError};
 use kip_checkpoint::sockets;
 use kip_keeper::KeeperError;
 use kip_net::custody::{self, SavedOptions};
+use kip_net::renewal::{self, Recipe};
 use kip_pager::client::PagerError;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
@@ -52,6 +53,20 @@ pub(crate) struct SleepingSocket {
     pub(crate) inode: u32,
     /// Its options as the program set them.
     pub(crate) options: SavedOptions,
+    /// How to make it again if it is lost.
+    #[serde(default)]
+    pub(crate) recipe: Option<Recipe>,
+}
+
+/// What the images take for granted of the place where they were made: what has to be moved in another one.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Home {
+    /// First host id of the proc's block of ids.
+    pub(crate) first_id: u32,
+    /// Clocks are those of this boot.
+    pub(crate) boot: Boot,
+    /// CRIU's keys of its pipes, by the keys of the holdings.
+    pub(crate) pipes: BTreeMap<String, String>,
 }
 
 /// What a generation's manifest says beyond its files.
@@ -67,6 +82,19 @@ pub(crate) struct Body {
     pub(crate) pins: Vec<Pin>,
     /// The IPC namespace is in the images: it has System V memory that is mapped.
     pub(crate) own_ipc: bool,
+    /// Where it was made; none in generations of a Kip before 0.2.
+    #[serde(default)]
+    pub(crate) home: Option<Home>,
+}
+
+impl Body {
+    /// Its clocks as they are in this boot of the machine.
+    pub(crate) fn clocks_now(&self) -> Clocks {
+        match (&self.home, Boot::read()) {
+            (Some(home), Ok(now)) => self.clocks.clone().moved(&home.boot, &now),
+            _ => self.clocks.clone(),
+        }
+    }
 }
 
 /// What was looked up while the program still ran.
@@ -241,7 +269,8 @@ fn settle(
     let objects = if proc.shared.only_criu.load(Ordering::Relaxed) { Vec::new() } else { take_objects(&tree, images)? };
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
-    let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc };
+    let home = Some(home_of(proc).map_err(ParkError::Tree)?);
+    let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc, home };
     fds.extend(objects);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     fault::reach("park-images");
@@ -256,6 +285,18 @@ fn settle(
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
     Ok(Settled { body, bytes, image_bytes })
+}
+
+/// Where it is now.
+fn home_of(proc: &Proc) -> io::Result<Home> {
+    let mut pipes = BTreeMap::new();
+    for key in [key::OUT, key::ERR, key::STATUS] {
+        // What is not held is lost already, and the wake says so.
+        if let Some(held) = proc.holdings.get(key) {
+            pipes.insert(key.to_owned(), pipe_key(&held)?);
+        }
+    }
+    Ok(Home { first_id: proc.first_id(), boot: Boot::read()?, pipes })
 }
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
@@ -359,7 +400,8 @@ fn take_sockets(
         let seen = seen(known.map_or(custody::Seen::default(), |k| k.seen), frozen.seen);
         let mut options = known.copied().unwrap_or(frozen);
         options.seen = seen;
-        taken.push((fd, SleepingSocket { inode: socket.inode, options }));
+        let recipe = Some(renewal::recipe(fd.as_fd()).map_err(failed)?);
+        taken.push((fd, SleepingSocket { inode: socket.inode, options, recipe }));
     }
     Ok(taken)
 }

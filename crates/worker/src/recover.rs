@@ -10,6 +10,7 @@ use crate::machine::Machine;
 use crate::park::Body;
 use crate::proc::Proc;
 use crate::record::{self, Records};
+use crate::renew;
 use crate::state::Record;
 use crate::stop::{self, Network};
 use crate::task::{self, chain, take_custody};
@@ -123,12 +124,10 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
             }
             // What it lacks is said when its task begins.
-            if let Ok(archived) = task::archived(&proc) {
-                take_custody(&proc, &archived.body);
-            }
-            proc.shared.follow_output(&proc);
+            let archived = task::archived(&proc).ok().filter(|_| record.established);
+            let next = archived.map(|archived| held_again(&proc, &record, &archived.body));
             proc.shared.events.tell(Some(&proc.name), "adopted", "archived");
-            record.clone()
+            next.unwrap_or_else(|| record.clone())
         }
         State::Parked { generation } | State::Waking { generation } => {
             hibernate::take_up(&proc);
@@ -249,11 +248,39 @@ fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "an unfinished generation is left on disk");
     }
-    match kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)) {
-        Ok(manifest) => take_custody(proc, &manifest.body),
-        Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read"),
-    }
-    proc.shared.follow_output(proc);
+    let record = match kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)) {
+        Ok(manifest) => held_again(proc, record, &manifest.body),
+        Err(e) => {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read");
+            proc.shared.follow_output(proc);
+            record.clone()
+        }
+    };
     proc.shared.events.tell(Some(&proc.name), "adopted", "parked");
-    Record { state: State::Parked { generation }, ..record.clone() }
+    Record { state: State::Parked { generation }, ..record }
+}
+
+/// What a sleeper holds is in custody again; where it is lost, it is made anew first.
+fn held_again(proc: &Proc, record: &Record, body: &Body) -> Record {
+    let mut record = record.clone();
+    if renew::is_lost(proc) {
+        match renew::renew(proc, body, &record.ports) {
+            Ok(ports) => {
+                renew::forget_plan(proc, record.generation());
+                record.ports = ports;
+                let lost =
+                    body.sockets.iter().filter(|s| matches!(s.options.kind, custody::Kind::Stream { .. })).count();
+                let detail = format!("its sockets listen again; {lost} connections are lost");
+                proc.shared.events.tell(Some(&proc.name), "renewed", detail);
+            }
+            Err(e) => {
+                let message = format!("{} cannot be woken: {}", proc.name, chain(&e));
+                proc.shared.events.tell(Some(&proc.name), "refused", message.clone());
+                tracing::error!(proc = %proc.name, error = message, "what a sleeper held is lost and cannot be made anew");
+            }
+        }
+    }
+    take_custody(proc, body);
+    proc.shared.follow_output(proc);
+    record
 }

@@ -117,12 +117,12 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
 }
 
 /// A port with its reservation.
-struct Reserved {
+pub(crate) struct Reserved {
     spec: kip_types::PortSpec,
     host_port: u16,
 }
 
-fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
+pub(crate) fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
     PortView {
         proto: port.spec.proto,
         port: port.spec.port,
@@ -133,7 +133,7 @@ fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
 }
 
 /// Reserves host ports: the asked one, else the one it had before if that is free, else any.
-fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>, Refusal> {
+pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>, Refusal> {
     let mut reserved = Vec::new();
     let mut fds: Vec<(String, OwnedFd)> = Vec::new();
     for spec in &proc.spec.ports {
@@ -158,7 +158,7 @@ fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>, Ref
     Ok(reserved)
 }
 
-fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
+pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
     let forwards: Vec<Forward> =
         ports.iter().map(|p| Forward { proto: p.spec.proto, host_port: p.host_port, port: p.spec.port }).collect();
     let done = proc.shared.nat.publish(proc.slot, &proc.spec.realm, &forwards);
@@ -177,7 +177,7 @@ fn unpack(proc: &Proc) -> Result<(), Refusal> {
 }
 
 /// The three pipes: what pid 1 reports, and the ends for the sandbox.
-struct Pipes {
+pub(crate) struct Pipes {
     status: Arc<OwnedFd>,
     status_write: OwnedFd,
     out: OwnedFd,
@@ -186,7 +186,7 @@ struct Pipes {
 
 /// Makes the three pipes and holds them. One descriptor is open at both ends: it reads, and it keeps the pipe from ending when
 /// a program is parked.
-fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
+pub(crate) fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
     let failed = |e: io::Error| refuse(Code::Exhausted, proc, "its pipes", &e);
     let first = proc.first_id();
     let mut fds = Vec::new();

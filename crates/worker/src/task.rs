@@ -455,7 +455,7 @@ impl Task {
         let last = self.record.last_wake.as_ref().map_or(Duration::ZERO, |w| Duration::from_micros(w.total_us));
         let lead = (last.min(LONGEST_LEAD) + LEAD).as_nanos() as i64;
         let timing = &self.proc.spec.timing;
-        let next = due::next_wake(&body.clocks, timing.tick_ms, self.record.tick_wakes, lead);
+        let next = due::next_wake(&body.clocks_now(), timing.tick_ms, self.record.tick_wakes, lead);
         self.sleeping = Some(Sleeping { next });
         self.parked_since = Some(Instant::now());
         self.proc.shared.watch_sockets(&self.proc, body);

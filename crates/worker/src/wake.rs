@@ -18,6 +18,7 @@ use crate::pins;
 use crate::proc::Proc;
 use crate::start::reopen;
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
+use kip_checkpoint::ids;
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::pages::{is_for_criu, make_whole};
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
@@ -152,7 +153,8 @@ fn bring(
 /// Restores the generation for `trigger`; returns the host pid of the sandbox's pid 1.
 pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
-    let manifest: Manifest<Body> = kip_snapshot::open(&images)?;
+    let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
+    manifest.body.clocks = manifest.body.clocks_now();
     let body = &manifest.body;
     let with_pins = pins::base_changed(&body.pins);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
@@ -180,7 +182,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let plan = timers::Plan::new(proc, &body.clocks);
-    let (used, missed) = advanced(&images, &proc.dir.join("wake"), body, plan.armed_at())?;
+    let (used, missed) = advanced(proc, &images, body, plan.armed_at())?;
     let inherit = inherited(proc, body)?;
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
     let namespaces = proc.held_namespaces();
@@ -256,18 +258,22 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
         let lost = || WakeError::Lost { what: what.to_owned() };
         let held = proc.holdings.get(what).ok_or_else(lost)?;
         let end = reopen(&held, OFlags::WRONLY).map_err(|_| lost())?;
-        let pipe = pipe_key(&end).map_err(|_| lost())?;
+        // The images know the pipe that it was, which may have been lost since.
+        let was = body.home.as_ref().and_then(|home| home.pipes.get(what).cloned());
+        let pipe = was.map_or_else(|| pipe_key(&end), Ok).map_err(|_| lost())?;
         list.push((pipe, Arc::new(end)));
     }
     Ok(list)
 }
 
-/// The images to restore from: the generation's own, or, where timers have to be moved or pages lie in files that CRIU knows
-/// nothing of, links to them beside those that were changed; and what those timers missed.
-fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result<(PathBuf, Vec<Missed>), WakeError> {
+/// The images to restore from: the generation's own, or, where timers or ids have to be moved or pages lie in files that CRIU
+/// knows nothing of, links to them beside those that were changed; and what those timers missed.
+fn advanced(proc: &Proc, images: &Path, body: &Body, armed_at: Now) -> Result<(PathBuf, Vec<Missed>), WakeError> {
+    let scratch = &proc.dir.join("wake");
+    let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
     let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
     let whole = is_for_criu(&pages);
-    if whole && body.clocks.read_ns.is_empty() {
+    if whole && moved.is_none() && body.clocks.read_ns.is_empty() {
         return Ok((images.to_owned(), Vec::new()));
     }
     let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
@@ -282,6 +288,9 @@ fn advanced(images: &Path, scratch: &Path, body: &Body, armed_at: Now) -> Result
     }
     if !whole {
         make_whole(images, scratch, &pages)?;
+    }
+    if let Some(then) = moved {
+        ids::move_block(scratch, then, proc.first_id())?;
     }
     let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
     Ok((scratch.to_owned(), missed))

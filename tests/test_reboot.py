@@ -1,0 +1,156 @@
+"""A machine that ends under its procs: after `kip up` every sleeper's sockets listen again, and all wake as they were.
+
+A reboot is what is left by killing everything: daemon, keeper, pager, launcher, every process of every proc, and with them
+namespaces, rules, links, control groups. The machine's clocks go on here; what they do across a real one is tested in
+`kip_checkpoint::clocks::tests::after_a_reboot_all_is_due_by_the_wall_clock`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import leftovers, programs, servers
+from harness.clients import Lines, Redis, http_get
+from harness.kip import Kip
+from harness.wait import wait_for
+
+
+@pytest.fixture
+def kip(fresh_kip: Callable[..., Kip], tmp_path: Path) -> Kip:
+    (tmp_path / "store").mkdir()
+    return fresh_kip("--store", str(tmp_path / "store"))
+
+
+def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
+    """Of those that are hibernated, parked and archived: what is on a disk or in the store wakes, what was in memory has ended."""
+    web, redis = servers.lighttpd(), servers.redis()
+    tar = web.tarball(tmp_path)
+    parked = kip.run("parked", web.command, ports=web.published, tar=tar)
+    archived = kip.run("archived", redis.command, ports=redis.published)
+    hibernated = kip.run("hibernated", web.command, ports=web.published, tar=tar)
+    client = Redis(archived.port())
+    client.ask_all([("SET", f"key:{i}", b"%d" % i * 300) for i in range(2000)])
+    client.close()
+    for proc in (parked, hibernated):
+        assert http_get(proc.port(), "/page.html") == servers.PAGE
+    ports = [proc.port() for proc in (parked, archived)]
+    hibernated.hibernate()
+    parked.sleep()
+    archived.sleep()
+    kip.cli("sleep", "archived", "--to", "archived")
+    for turn in range(2):
+        kip.reboot()
+        assert [proc.state for proc in (parked, archived, hibernated)] == ["parked", "archived", "stopped"], turn
+        assert [proc.port() for proc in (parked, archived)] == ports, "its clients find it where it was"
+        assert {e["name"] for e in kip.events() if e["kind"] == "renewed"} == {"parked", "archived"}
+    assert http_get(ports[0], "/page.html") == servers.PAGE
+    assert Redis(ports[1]).ask("GET", "key:1999") == b"1999" * 300
+    wakes = [proc.inspect()["last_wake"]["from"] for proc in (parked, archived)]
+    assert wakes == ["parked", "archived"]
+    assert not parked.rebuilt()
+    # From here on all is as ever: it sleeps, wakes by plan, and stops in order.
+    parked.sleep()
+    assert http_get(ports[0], "/page.html") == servers.PAGE and parked.rebuilt()
+    hibernated.start()
+    assert http_get(hibernated.port(), "/page.html") == servers.PAGE
+    assert "PONG" in str(Redis(ports[1]).ask("PING"))
+
+
+def test_sockets_listen_before_anything_wakes(kip: Kip, tmp_path: Path) -> None:
+    """Whoever connects while all of them come back waits, and is served."""
+    web = servers.lighttpd()
+    tar = web.tarball(tmp_path)
+    procs = [kip.run(f"web-{n}", web.command, ports=web.published, tar=tar) for n in range(4)]
+    ports = [proc.port() for proc in procs]
+    for proc in procs:
+        assert http_get(proc.port(), "/page.html") == servers.PAGE
+        proc.sleep()
+    kip.reboot()
+    assert [proc.state for proc in procs] == ["parked"] * 4, "nobody was called"
+    clients = [socket.create_connection(("127.0.0.1", port), 10) for port in ports]
+    for client in clients:
+        client.sendall(b"GET /page.html HTTP/1.0\r\n\r\n")
+    for client in clients:
+        client.settimeout(60)
+        assert client.recv(15).startswith(b"HTTP/1.0 200")
+        client.close()
+
+
+def test_daemon_and_keeper_die_at_once(kip: Kip, tmp_path: Path) -> None:
+    """That loses what sleepers held as well; a proc that runs does not notice."""
+    server = servers.alarm()
+    tar = server.tarball(tmp_path)
+    asleep = kip.run("asleep", server.command, ports=server.published, tar=tar)
+    awake = kip.run("awake", server.command, ports=server.published, tar=tar)
+    client, steady = Lines(asleep.port()), Lines(awake.port())
+    assert client.ask("here") == "here" and steady.ask("there") == "there"
+    asleep.sleep()
+    kip.expected += [r"the keeper was not running", r"its output is lost"]
+    keeper = kip.info()["keeper_pid"]
+    kip.kill()
+    os.kill(keeper, 9)
+    wait_for("the keeper is gone", lambda: not leftovers.is_alive(keeper), 10)
+    kip.up()
+    assert steady.ask("still there") == "still there"
+    assert Lines(asleep.port()).ask("here again") == "here again"
+    with pytest.raises((OSError, AssertionError)):
+        client.ask("and this one?")
+
+
+def test_lost_connections_are_told_and_timers_are_met(kip: Kip, tmp_path: Path) -> None:
+    """The program sees the end of its connection and goes on. What came due meanwhile has fired, what is due later fires then."""
+    server = servers.alarm()
+    flags = ["--tick", "100ms"]
+    proc = kip.run("worker", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    client = Lines(proc.port())
+    assert client.ask("itimer 4000") == client.ask("sleep 15000") == "armed"
+    proc.sleep()
+    kip.reboot()
+    proc.wait_state("running", 30)  # by the end of its connection, or by the timer
+    again = Lines(proc.port())
+    for kind, least in (("itimer", 0), ("sleep", 0)):
+        wait_for(f"{kind} has fired", lambda kind=kind: again.ask(f"late {kind}") != "armed", 40)
+        assert least <= int(again.ask(f"late {kind}")) < 4000, kind
+    with pytest.raises((OSError, AssertionError)):
+        client.ask("and this one?")
+    again.close()
+    proc.sleep()
+    assert Lines(proc.port()).ask("again") == "again"
+
+
+INSTALLED = Path(f"/usr/local/lib/kip-reboot-{os.getpid()}")
+
+
+@pytest.fixture
+def installed() -> Iterator[Path]:
+    INSTALLED.mkdir()
+    program = INSTALLED / "holder"
+    shutil.copy(programs.c_program("holder"), program)
+    yield program
+    shutil.rmtree(INSTALLED)
+
+
+@pytest.mark.parametrize("tier", ["parked", "archived"])
+def test_a_base_file_was_upgraded_meanwhile(kip: Kip, installed: Path, tier: str) -> None:
+    proc = kip.run("old", [str(installed), "7000", "8"], ports=("7000",))
+    assert Lines(proc.port()).ask("a") == "ok a"
+    size = installed.stat().st_size
+    proc.sleep()
+    kip.cli("sleep", "old", "--to", tier)
+    new = installed.with_suffix(".new")
+    shutil.copy(programs.c_program("holder", "-static"), new)
+    new.rename(installed)
+    assert installed.stat().st_size != size
+    kip.reboot()
+    for _ in range(2):
+        client = Lines(proc.port())
+        assert client.ask("b") == "ok b"
+        client.close()
+        assert int(proc.exec("stat", "-c", "%s", str(installed)).stdout) == size, "its own file has changed under it"
+        proc.sleep()
