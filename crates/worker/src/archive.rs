@@ -13,11 +13,13 @@
 
 mod demand;
 mod fetch;
+mod files;
 #[cfg(test)]
 mod tests;
 mod upload;
 
 pub(crate) use demand::{Brought, DemandError};
+pub(crate) use files::Own;
 pub(crate) use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};

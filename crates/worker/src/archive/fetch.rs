@@ -2,6 +2,7 @@
 
 use super::{Archive, HeadFailure};
 use futures_util::StreamExt as _;
+use kip_archive::files::restore::RestoreError;
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::front::{Manifest, Sets};
 use kip_archive::ids::ProcId;
@@ -37,6 +38,14 @@ pub(crate) enum FetchError {
     },
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    #[error("its files have a part {name:?}, which this Kip does not know: upgrade Kip")]
+    Files { name: String },
+    #[error("{path} of its own files cannot be restored")]
+    Restore {
+        path: PathBuf,
+        #[source]
+        source: Box<RestoreError>,
+    },
     #[error("{path}")]
     Io {
         path: PathBuf,

@@ -58,6 +58,79 @@ fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
     (pages, beside, sets)
 }
 
+/// Of a proc with that directory.
+fn own(dir: &Path) -> Own {
+    Own { dir: dir.to_owned(), first_id: 0x2000_0000, woke: Arc::default() }
+}
+
+/// Its own files, as an overlay leaves them.
+fn furnish(dir: &Path, first_id: u32) {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    for (path, uid) in [("upper/root", first_id), ("upper/usr", first_id), ("layer", 0), ("pins/usr", 0)] {
+        let path = dir.join(path);
+        fs::create_dir_all(path.join("sub")).unwrap();
+        fs::write(path.join("sub/file"), format!("{uid} {}", path.file_name().unwrap().display()).repeat(5000)).unwrap();
+        fs::hard_link(path.join("sub/file"), path.join("again")).unwrap();
+        fs::set_permissions(path.join("again"), fs::Permissions::from_mode(0o4750)).unwrap();
+        let whiteout = rustix::fs::makedev(0, 0);
+        let (kind, mode) = (rustix::fs::FileType::CharacterDevice, rustix::fs::Mode::empty());
+        rustix::fs::mknodat(rustix::fs::CWD, path.join("gone"), kind, mode, whiteout).unwrap();
+        for name in ["", "sub", "sub/file", "gone"] {
+            chown(path.join(name), Some(uid), Some(uid + 7)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again() {
+    use std::os::unix::fs::MetadataExt;
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let temporary = tempfile::tempdir().unwrap();
+    let (data, to, store) = (temporary.path().join("a"), temporary.path().join("b"), temporary.path().join("store"));
+    [&data, &to, &store].into_iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+    let archive = Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap();
+    let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
+    furnish(&data, 0x2000_0000);
+    std::thread::sleep(Duration::from_millis(30)); // so that their times tell them apart
+    let first = archive.store(proc, &name, &generation(&data, 1), serde_json::json!({}), &own(&data)).unwrap();
+    // Unreadable they would be an error.
+    let cold = |name: &str| data.join(format!("archive-seen-{name}"));
+    assert!(["root", "usr", "layer", "pins-usr"].iter().all(|name| cold(name).exists()));
+    fs::write(data.join("upper/root/new"), "new").unwrap();
+    std::os::unix::fs::chown(data.join("upper/root/new"), Some(0x2000_0003), Some(0x2000_0003)).unwrap();
+    let second = archive.store(proc, &name, &generation(&data, 2), serde_json::json!({}), &own(&data)).unwrap();
+    assert!(second.front_bytes > 0 && first.front != second.front);
+    for _ in 0..2 {
+        archive.restore_files(proc, second.front, &to, (0x2000_0000, 0x2001_0000)).unwrap();
+        for (path, by) in [("upper/root", 0x1_0000), ("upper/usr", 0x1_0000), ("layer", 0), ("pins/usr", 0)] {
+            for name in ["", "sub", "sub/file", "gone", "again"] {
+                let [old, new] = [&data, &to].map(|dir| fs::symlink_metadata(dir.join(path).join(name)).unwrap());
+                assert_eq!((new.uid(), new.gid()), (old.uid() + by, old.gid() + by), "{path}/{name}");
+                assert_eq!((new.mode(), new.rdev(), new.nlink()), (old.mode(), old.rdev(), old.nlink()));
+            }
+            let read = |dir: &Path| fs::read(dir.join(path).join("again")).unwrap();
+            assert_eq!(read(&to), read(&data));
+        }
+        assert_eq!(fs::read(to.join("upper/root/new")).unwrap(), b"new");
+        // What is there of an earlier try is replaced.
+        fs::write(to.join("layer/stray"), "").unwrap();
+    }
+    assert!(to.join("layer/stray").exists() && !to.join("files.new").exists());
+    // A file that no proc may have: which one is said, and nothing of the generation stands.
+    std::os::unix::fs::chown(data.join("upper/root/new"), Some(5), Some(5)).unwrap();
+    let refused = archive.store(proc, &name, &generation(&data, 3), serde_json::json!({}), &own(&data)).unwrap_err();
+    let told = crate::task::chain(&refused);
+    assert!(told.starts_with("upper/root of its own files cannot be archived: file new belongs to"), "{told}");
+    // One that woke meanwhile.
+    let overtaken = own(&data);
+    overtaken.woke.store(true, std::sync::atomic::Ordering::SeqCst);
+    let path = kip_snapshot::path_of(&data, Generation(3));
+    let refused = archive.store(proc, &name, &path, serde_json::json!({}), &overtaken).unwrap_err();
+    assert!(matches!(refused, upload::UploadError::Files(files::FilesError::Woke)), "{refused}");
+    assert_eq!(runtime.block_on(archive.head(proc)).unwrap().unwrap().0.current, Some(second.front));
+}
+
 #[test]
 fn a_generation_comes_back_from_a_store() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -73,7 +146,7 @@ fn a_generation_comes_back_from_a_store() {
     for number in [1, 2] {
         let path = generation(&data, number);
         before.push(contents(&path));
-        let uploaded = archive.store(proc, &name, &path, serde_json::json!({"name": "web"})).unwrap();
+        let uploaded = archive.store(proc, &name, &path, serde_json::json!({"name": "web"}), &own(&data)).unwrap();
         assert!(uploaded.front_bytes > 0 && (number > 1 || uploaded.pack_bytes > 0));
         fronts.push(uploaded.front);
         if number == 1 {
@@ -191,7 +264,7 @@ fn whoever_adopts_it_has_it() {
     let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
     let store_one = |archive: &Archive, data: &Path, number| {
         let path = generation(data, number);
-        archive.store(proc, &name, &path, serde_json::json!({})).map(|uploaded| uploaded.front)
+        archive.store(proc, &name, &path, serde_json::json!({}), &own(data)).map(|uploaded| uploaded.front)
     };
     let first = store_one(&a, &datas[0], 1).unwrap();
     let fenced = runtime.block_on(b.adopt(proc, first)).unwrap_err();

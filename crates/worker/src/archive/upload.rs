@@ -1,8 +1,9 @@
 //! A generation directory into objects.
 
+use super::files::{FilesError, Own};
 use super::{Archive, DemandError, HeadFailure};
 use bytes::Bytes;
-use kip_archive::files::tree::Files;
+use kip_archive::files::tree::Tree;
 use kip_archive::front::read::FrontReader;
 use kip_archive::front::write::{FrontError, FrontWriter};
 use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
@@ -56,6 +57,8 @@ pub(crate) enum UploadError {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error(transparent)]
     Pack(#[from] PackError),
     #[error(transparent)]
     Key(#[from] NoKey),
@@ -93,6 +96,7 @@ impl Archive {
         name: &ProcName,
         directory: &Path,
         spec: serde_json::Value,
+        own: &Own,
     ) -> Result<Uploaded, UploadError> {
         self.runtime.block_on(self.fit.get_or_try_init(|| self.store.check_swaps()))?;
         let local: kip_snapshot::Manifest<serde_json::Value> = kip_snapshot::open(directory)?;
@@ -104,10 +108,10 @@ impl Archive {
         }
         let writing = self.runtime.block_on(self.begin_writing())?;
         let told = (spec, newest.map(|front| front.generation));
-        let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), &writing) {
+        let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), (&writing, own)) {
             Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
                 self.bring(directory, None)?;
-                self.pack(proc, directory, &local, &map, told, &writing)?
+                self.pack(proc, directory, &local, &map, told, (&writing, own))?
             }
             packed => packed?,
         };
@@ -150,7 +154,7 @@ impl Archive {
         local: &kip_snapshot::Manifest<serde_json::Value>,
         map: &PageMap,
         (spec, parent): (serde_json::Value, Option<Generation>),
-        writing: &Writing,
+        (writing, own): (&Writing, &Own),
     ) -> Result<(FrontRef, Vec<u8>, u64), UploadError> {
         let at = |path: &Path| {
             let path = path.to_owned();
@@ -184,6 +188,7 @@ impl Archive {
         let remote = remote.as_ref();
         let mut pages = Pages { map, shared: &shared, areas: &areas, keys: &keys, remote, read: &mut read };
         let archived = memory::archive(&mut pages, &known, &mut packing)?;
+        let (own_files, known_files) = own.pack(self, &mut packing)?;
         let packed = packing.finish()?;
         self.runtime.block_on(async {
             while let Some(done) = uploads.join_next().await {
@@ -205,12 +210,16 @@ impl Archive {
             body: local.body.clone(),
             metadata: metadata.iter().map(|p| MetadataFile { name: p.name.clone(), size: p.size }).collect(),
             packs: packed.refers.keys().copied().collect(),
-            sizes: Sizes { memory_bytes: archived.table.pages() * PAGE as u64, ..Sizes::default() },
+            sizes: Sizes {
+                memory_bytes: archived.table.pages() * PAGE as u64,
+                file_bytes: own_files.roots.values().map(Tree::bytes).sum(),
+                ..Sizes::default()
+            },
         };
         let mut front = FrontWriter::begin(&self.keys, proc, &manifest)?;
         front.sets(&sets_of(&map.processes))?;
         front.page_table(&archived.table)?;
-        front.files(&Files::default())?;
+        front.files(&own_files)?;
         for part in metadata {
             let path = directory.join(&part.name);
             front.metadata(&fs::read(&path).map_err(at(&path))?)?;
@@ -219,6 +228,7 @@ impl Archive {
         let (which, bytes) = (front.front(), front.end()?);
         self.index.lock().expect("nobody panics with the index").merge(&packed.added);
         self.known.lock().expect("nobody panics with it").insert(proc, archived.known);
+        known_files.keep(self);
         self.save_index();
         Ok((which, bytes, packed.bytes))
     }

@@ -6,7 +6,7 @@
 
 use super::sleep::plan_wake;
 use super::{Command, Reply, Task, blocking, chain};
-use crate::archive::{Archive, Uploaded};
+use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
 use crate::park::Body;
 use crate::proc::Proc;
@@ -19,6 +19,7 @@ use kip_types::{Generation, State, Tier};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const ARCHIVED: &str = "archived.json";
@@ -54,6 +55,8 @@ pub(super) struct Storing {
     generation: Generation,
     since: Instant,
     replies: Vec<Reply<bool>>,
+    /// Told to the upload when it wakes.
+    woke: Arc<AtomicBool>,
 }
 
 impl Task {
@@ -99,18 +102,20 @@ impl Task {
     }
 
     fn begin_storing(&mut self, archive: Arc<Archive>, generation: Generation, replies: Vec<Reply<bool>>) {
-        let storing = Storing { generation, since: Instant::now(), replies };
+        let woke = Arc::new(AtomicBool::new(false));
+        let storing = Storing { generation, since: Instant::now(), replies, woke: Arc::clone(&woke) };
         for reply in self.storing.replace(storing).into_iter().flat_map(|overtaken| overtaken.replies) {
             let _ = reply.send(Err(self.woke_before()));
         }
         let proc = Arc::clone(&self.proc);
+        let files = Own { dir: proc.dir.clone(), first_id: proc.first_id(), woke };
         let own = proc.shared.handle(proc.slot);
         tokio::spawn(async move {
             let result = blocking(move || {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
                 let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
                 let stored = archive.id_of(&proc.dir).map_err(|e| chain(&e));
-                stored.and_then(|id| archive.store(id, &proc.name, &directory, spec).map_err(|e| chain(&e)))
+                stored.and_then(|id| archive.store(id, &proc.name, &directory, spec, &files).map_err(|e| chain(&e)))
             })
             .await;
             if let Some(own) = own {
@@ -123,10 +128,18 @@ impl Task {
         Refusal::new(Code::State, format!("{} woke before it was archived", self.proc.name))
     }
 
+    /// It is about to run: its files will not be those of its generation any more.
+    pub(super) fn overtake_storing(&self) {
+        if let Some(storing) = &self.storing {
+            storing.woke.store(true, Ordering::SeqCst);
+        }
+    }
+
     /// The upload has ended, one way or the other. If it has woken meanwhile, it is not archived and nothing is lost.
     pub(super) async fn on_stored(&mut self, generation: Generation, result: Result<Uploaded, String>) {
         let Some(storing) = self.storing.take_if(|storing| storing.generation == generation) else { return };
         let answer = match result {
+            _ if self.record.state != (State::Parked { generation }) => Err(self.woke_before()),
             Err(message) => {
                 let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
                 self.parked_since = Some(Instant::now() + wait);
@@ -134,7 +147,6 @@ impl Task {
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::Failed, message))
             }
-            Ok(_) if self.record.state != (State::Parked { generation }) => Err(self.woke_before()),
             Ok(uploaded) => {
                 fault::reach("archive-stored");
                 self.become_archived(generation, uploaded, storing.since).await.map(|()| false)

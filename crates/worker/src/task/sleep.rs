@@ -212,6 +212,7 @@ impl Task {
         self.advance(Input::Wake, record::Durability::Rename)?;
         self.proc.shared.events.tell(Some(&self.proc.name), "waking", trigger.clone());
         fault::reach("wake-intent");
+        self.overtake_storing();
         self.proc.shared.unwatch_sockets(&self.proc);
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
         let next = self.sleeping.take().and_then(|s| s.next);
