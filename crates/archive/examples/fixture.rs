@@ -58,7 +58,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let memory = memory::archive(&mut pages, &Known::default(), &mut packing)?;
     let meta = fs::metadata(&files)?;
     let ids = Ids { first: meta.uid().min(meta.gid()), count: 1 + meta.uid().abs_diff(meta.gid()) };
-    let walk = Walk { first: &[], ids, strays: Strays::Refuse, cancel: &AtomicBool::new(false) };
+    let walk =
+        Walk { first: &[], ids, strays: Strays::Refuse, linked_elsewhere: false, cancel: &AtomicBool::new(false) };
     let files_archived = walk::archive(&files, &walk, &Seen::default(), &mut packing)?;
     let packed = packing.finish()?;
 

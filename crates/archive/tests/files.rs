@@ -26,8 +26,13 @@ use std::time::{Duration, SystemTime};
 static NEVER: AtomicBool = AtomicBool::new(false);
 /// All ids that a test's files have, which stay as they are.
 const SAME: IdShift = IdShift { from: 0, to: 0, count: 200_000 };
-const WALK: Walk<'static> =
-    Walk { first: &[], ids: Ids { first: 0, count: 200_000 }, strays: Strays::Refuse, cancel: &NEVER };
+const WALK: Walk<'static> = Walk {
+    first: &[],
+    ids: Ids { first: 0, count: 200_000 },
+    strays: Strays::Refuse,
+    linked_elsewhere: false,
+    cancel: &NEVER,
+};
 const RULES: Rules = Rules { ids: SAME, strays: Strays::Refuse, limits: Limits { bytes: 1 << 30, entries: 10_000 } };
 
 struct World {
@@ -286,6 +291,43 @@ fn owners_move_to_another_block_of_ids() {
         world.try_archive(&from, &narrow),
         Err(WalkError::Stray { what: Stray::Owner { id: 0, .. }, .. })
     ));
+}
+
+#[test]
+fn a_name_that_a_file_gets_elsewhere_is_no_change_where_that_is_said() {
+    let (_dir, from, to) = two();
+    fs::write(from.join("library"), [7; 5000]).unwrap();
+    settle(&from);
+    let mut world = World::new();
+    let pack = |world: &mut World, linked_elsewhere| {
+        let packs = &mut world.packs;
+        let mut sink = |pack: Finished| {
+            packs.insert(pack.pack.id, pack.bytes);
+            Ok(())
+        };
+        let mut packing = Packing::new(&world.keys, &world.index, &|_| true, &mut sink).unwrap();
+        let archived = walk::archive(&from, &Walk { linked_elsewhere, ..WALK }, &world.seen, &mut packing).unwrap();
+        world.index.merge(&packing.finish().unwrap().added);
+        world.seen = archived.seen.clone();
+        archived.read
+    };
+    assert_eq!(pack(&mut world, true), 1);
+    fs::hard_link(from.join("library"), to.join("pin")).unwrap();
+    assert_eq!(pack(&mut world, true), 0, "it is known");
+    assert_eq!(pack(&mut world, false), 1);
+}
+
+#[test]
+fn whiteouts_of_the_machines_root_become_the_procs_own() {
+    let (_dir, from, to) = two();
+    chown(&from, Some(100_000), Some(100_000)).unwrap();
+    node(&from.join("gone"), FileType::CharacterDevice, 0, 0);
+    fs::hard_link(from.join("gone"), from.join("gone too")).unwrap();
+    let (world, ids) = (World::new(), Ids { first: 100_000, count: 65_536 });
+    let archived = world.try_archive(&from, &Walk { ids, ..WALK }).unwrap();
+    world.restore(&archived.tree, &to, IdShift { from: 100_000, to: 300_000, count: 65_536 }).unwrap();
+    let found = fs::symlink_metadata(to.join("gone too")).unwrap();
+    assert_eq!((found.rdev(), found.uid(), found.gid(), found.nlink()), (0, 300_000, 300_000, 2));
 }
 
 #[test]

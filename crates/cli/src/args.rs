@@ -49,8 +49,8 @@ pub enum Command {
     Rm(RmArgs),
     /// Send a proc to a lower tier
     Sleep(SleepArgs),
-    /// Wake a proc
-    Wake(NameArg),
+    /// Wake a proc; one that is not here but in the store, and runs nowhere, is taken over
+    Wake(WakeArgs),
     /// Say why a proc is awake, or what keeps it from sleeping
     Why(NameArg),
     /// Show what happened
@@ -232,6 +232,15 @@ pub struct SleepArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct WakeArgs {
+    /// Name of the proc, or its id in the store
+    pub name: String,
+    /// Take over the proc of this id from the store, as NAME
+    #[arg(long, value_name = "ID", value_parser = parse_id)]
+    pub id: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub struct TopArgs {
     /// Seconds from one screen to the next
     #[arg(short, long, value_name = "SECS", value_parser = parse_delay, default_value = "1")]
@@ -267,6 +276,14 @@ fn parse_percent(s: &str) -> Result<u8, String> {
     match s.strip_suffix('%').unwrap_or(s).parse::<u8>() {
         Ok(percent) if (1..=100).contains(&percent) => Ok(percent),
         _ => Err("write a share of memory from 1 to 100 percent".to_owned()),
+    }
+}
+
+/// What an id in the store looks like: only the daemon knows whether there is such a proc.
+fn parse_id(text: &str) -> Result<String, String> {
+    match text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err("an id has 32 hexadecimal digits".to_owned()),
     }
 }
 
@@ -486,6 +503,7 @@ mod tests {
             &["up", "--memory-low", "80M"],
             &["sleep", "web", "--to", "hot"],
             &["exec", "web"],
+            &["wake", "web", "--id", "xyz"],
             &["inspect"],
             &["top", "-d", "0"],
             &["top", "-d", "soon"],

@@ -33,7 +33,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             show(&Removed { removed: name }, json, |done| format!("{} removed\n", done.removed))?;
         }
         Command::Sleep(args) => show(&client.sleep(&name(&args.name)?, args.to).await?, json, view::sleep)?,
-        Command::Wake(args) => show(&client.wake(&name(&args.name)?).await?, json, view::wake)?,
+        Command::Wake(args) => show(&client.wake(&name(&args.name)?, args.id.as_deref()).await?, json, view::wake)?,
         Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
         Command::Logs(args) => logs(client, &args, json).await?,
         Command::Events(args) => {

@@ -4,7 +4,7 @@ use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
     Code, DownView, Event, EventsRequest, ExecRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
@@ -163,8 +163,8 @@ impl Service for Hosted {
         self.worker.sleep(&name, how.to).await.map(|(proc, already)| Moved { proc, already })
     }
 
-    async fn wake(&self, name: ProcName) -> Result<Moved, Refusal> {
-        self.worker.wake(&name).await.map(|(proc, already)| Moved { proc, already })
+    async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal> {
+        self.worker.wake(&name, how.id.as_deref()).await.map(|(proc, already)| Moved { proc, already })
     }
 
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {

@@ -226,6 +226,12 @@ pub fn why(why: &WhyView) -> String {
         .and_then(|sleep| sleep.cause.as_ref());
     rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
+    let taken = why.taken_over_by.as_ref();
+    rows.extend(
+        taken.map(|by| {
+            ("taken over by", format!("data directory {by}; `kip rm {}` removes what is left here", why.name))
+        }),
+    );
     let mut text = Sections::default();
     let title = format!("{} is {}", why.name, why.state);
     if rows.is_empty() {

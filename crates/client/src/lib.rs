@@ -97,9 +97,10 @@ impl Client {
         self.post(&format!("/v1/procs/{name}/sleep"), &SleepRequest { to }).await
     }
 
-    /// Wakes a proc.
-    pub async fn wake(&self, name: &ProcName) -> Result<Moved, CallError> {
-        self.post(&format!("/v1/procs/{name}/wake"), &Nothing {}).await
+    /// Wakes a proc; with `id` one that is in the store, of that id, which gets the name. Ids are hexadecimal digits.
+    pub async fn wake(&self, name: &ProcName, id: Option<&str>) -> Result<Moved, CallError> {
+        let query = id.map(|id| format!("?id={id}")).unwrap_or_default();
+        self.post(&format!("/v1/procs/{name}/wake{query}"), &Nothing {}).await
     }
 
     /// Why a proc is in the tier that it is in.

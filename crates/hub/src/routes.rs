@@ -17,7 +17,7 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
     Code, DownView, EXEC_PROTOCOL, EventsRequest, ExecRequest, Info, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -122,9 +122,13 @@ async fn sleep<S: Service>(
     Ok(Json(hub.operate(async move { service.sleep(name, how).await }).await?))
 }
 
-async fn wake<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<Moved>> {
+async fn wake<S: Service>(
+    State(hub): State<Hub<S>>,
+    Name(name): Name,
+    AskedQuery(how): AskedQuery<WakeRequest>,
+) -> Answer<Json<Moved>> {
     let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.wake(name).await }).await?))
+    Ok(Json(hub.operate(async move { service.wake(name, how).await }).await?))
 }
 
 async fn why<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<WhyView>> {

@@ -5,7 +5,7 @@
 
 use kip_types::api::{
     DownView, Event, EventsRequest, ExecEnd, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use std::future::Future;
@@ -63,8 +63,9 @@ pub trait Service: Send + Sync + 'static {
     /// Sends a proc to a lower tier and returns when it is there.
     fn sleep(&self, name: ProcName, how: SleepRequest) -> impl Future<Output = Result<Moved, Refusal>> + Send;
 
-    /// Wakes a proc and returns when it runs.
-    fn wake(&self, name: ProcName) -> impl Future<Output = Result<Moved, Refusal>> + Send;
+    /// Wakes a proc and returns when it runs. One that is not known here is looked for in the store, and taken over if it runs
+    /// nowhere.
+    fn wake(&self, name: ProcName, how: WakeRequest) -> impl Future<Output = Result<Moved, Refusal>> + Send;
 
     /// Why a proc is in the tier that it is in.
     fn why(&self, name: ProcName) -> impl Future<Output = Result<WhyView, Refusal>> + Send;

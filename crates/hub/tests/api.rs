@@ -58,14 +58,16 @@ async fn a_proc_through_its_life() {
     let slept = client.sleep(&web, Tier::Parked).await.unwrap();
     assert_eq!((slept.proc.tier, slept.already), (Some(Tier::Parked), false));
     assert!(client.sleep(&web, Tier::Parked).await.unwrap().already);
-    let woken = client.wake(&web).await.unwrap();
+    let woken = client.wake(&web, Some("00ff")).await.unwrap();
     assert_eq!(woken.proc.last_wake.unwrap().steps[1].us, 6100);
     assert_eq!(client.why(&web).await.unwrap().awake_because.len(), 1);
 
     assert_eq!(refusal(client.remove(&web, false).await).code, Code::State);
     assert_eq!(refusal(client.start(&web).await).code, Code::State);
     assert_eq!(client.stop(&web, 1234).await.unwrap().exit.as_deref(), Some("signal 15"));
-    assert!(served.fake.heard.lock().unwrap().contains(&"StopRequest { grace_ms: 1234 }".to_owned()));
+    let heard = served.fake.heard.lock().unwrap().clone();
+    assert!(heard.contains(&"StopRequest { grace_ms: 1234 }".to_owned()));
+    assert!(heard.contains(&"WakeRequest { id: Some(\"00ff\") }".to_owned()), "{heard:?}");
     assert_eq!(client.start(&web).await.unwrap().state, "running");
     client.remove(&web, true).await.unwrap();
     assert_eq!(refusal(client.inspect(&web).await).code, Code::Unknown);

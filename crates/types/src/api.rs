@@ -142,6 +142,14 @@ pub struct EventsRequest {
     pub follow: bool,
 }
 
+/// What `wake` may be asked with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WakeRequest {
+    /// A proc in the store, by its id there: it is taken over, under the name that is woken.
+    #[serde(default)]
+    pub id: Option<String>,
+}
+
 /// What `sleep` and `wake` answer: the proc as it then is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Moved {
@@ -327,6 +335,9 @@ pub struct WhyView {
     pub last_sleep: Option<SleepView>,
     /// The last wake.
     pub last_wake: Option<WakeView>,
+    /// The data directory that has taken it over from the store, by its id there; null for a proc that is here.
+    #[serde(default)]
+    pub taken_over_by: Option<String>,
 }
 
 /// What was seen of a running proc's newest activity.

@@ -12,7 +12,7 @@
 //!    +------------- Stopping <------ Parked ------> Waking
 //!                      ^            |     ^
 //!                      |  archived  v     | fetched
-//!                      +---------- Archived
+//!                      +---------- Archived ---taken over---> Elsewhere
 //! ```
 //!
 //! Parking that is refused returns to Hot, waking that fails returns to Parked with the same generation. A crash in
@@ -132,6 +132,12 @@ pub enum State {
         /// The generation to wake from.
         generation: Generation,
     },
+    /// It is not here any more: another data directory has taken it over from the store. What is left of it here is
+    /// removed, or nothing.
+    Elsewhere {
+        /// What it would have woken from here.
+        generation: Generation,
+    },
     /// Being restored from the generation.
     Waking {
         /// The generation being restored.
@@ -156,6 +162,7 @@ impl State {
             State::Parking { .. } => "parking",
             State::Parked { .. } => "parked",
             State::Archived { .. } => "archived",
+            State::Elsewhere { .. } => "elsewhere",
             State::Waking { .. } => "waking",
             State::Stopping => "stopping",
             State::Stopped { .. } => "stopped",
@@ -169,7 +176,7 @@ impl State {
             State::Hibernated { .. } => Some(Tier::Hibernated),
             State::Parked { .. } | State::Waking { .. } => Some(Tier::Parked),
             State::Archived { .. } => Some(Tier::Archived),
-            State::Starting | State::Stopping | State::Stopped { .. } => None,
+            State::Starting | State::Stopping | State::Stopped { .. } | State::Elsewhere { .. } => None,
         }
     }
 
@@ -180,6 +187,7 @@ impl State {
             | State::Hibernated { generation, .. }
             | State::Parked { generation }
             | State::Archived { generation }
+            | State::Elsewhere { generation }
             | State::Waking { generation } => *generation,
             State::Parking { generation, .. } => Generation(generation.0.saturating_sub(1)),
             State::Starting | State::Stopping | State::Stopped { .. } => Generation(0),
@@ -211,6 +219,8 @@ pub enum Input {
     Archived,
     /// The generation is on the local disk again, complete and read back.
     Fetched,
+    /// Another data directory has it.
+    TakenOver,
     /// A wake event.
     Wake,
     /// The processes are back.
@@ -258,6 +268,7 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
         }
         (S::Parked { generation }, I::Archived) => S::Archived { generation: *generation },
         (S::Archived { generation }, I::Fetched) => S::Parked { generation: *generation },
+        (S::Archived { generation }, I::TakenOver) => S::Elsewhere { generation: *generation },
         (S::Parked { generation }, I::Wake) => S::Waking { generation: *generation },
         (S::Waking { generation }, I::Woken { init, init_started }) => {
             S::Hot { init, init_started, generation: *generation }
@@ -290,6 +301,7 @@ mod tests {
             Just(Input::ParkRefused),
             Just(Input::Archived),
             Just(Input::Fetched),
+            Just(Input::TakenOver),
             Just(Input::Wake),
             Just(Input::Woken { init: 8, init_started: 2 }),
             Just(Input::WakeFailed),
@@ -321,7 +333,7 @@ mod tests {
             }
         }
 
-        /// From any state a stop or an exit leads to Stopped within three inputs.
+        /// From any state a stop or an exit leads to Stopped within three inputs; what is elsewhere is nobody's to stop here.
         #[test]
         fn always_can_end(seq in proptest::collection::vec(inputs(), 0..50)) {
             let mut state = State::Stopped { exit: None };
@@ -331,7 +343,7 @@ mod tests {
             for input in [Input::ParkRefused, Input::WakeFailed, Input::Stop, Input::Exited(None)] {
                 if let Ok(next) = step(&state, input) { state = next }
             }
-            let stopped = matches!(state, State::Stopped { .. });
+            let stopped = matches!(state, State::Stopped { .. } | State::Elsewhere { .. });
             prop_assert!(stopped, "{:?}", state);
         }
     }

@@ -42,7 +42,7 @@ use std::time::Duration;
 const DIRECTORY: &str = "archive";
 const OWNER: &str = "owner";
 /// In a proc's directory.
-const ID: &str = "archive-id";
+pub(crate) const ID: &str = "archive-id";
 /// The same of what it was before it was started anew, and when that was.
 const ENDED: &str = "archive-ended-";
 const INDEX: &str = "index";
@@ -94,10 +94,10 @@ pub(crate) enum HeadFailure {
 
 /// The store of a data directory.
 pub(crate) struct Archive {
-    store: Store,
-    realm: Realm,
+    pub(crate) store: Store,
+    pub(crate) realm: Realm,
     keys: Arc<Keyring>,
-    owner: OwnerId,
+    pub(crate) owner: OwnerId,
     directory: PathBuf,
     runtime: tokio::runtime::Handle,
     /// The store is known to compare and swap.
@@ -206,7 +206,7 @@ impl Archive {
     }
 
     /// The head of a proc, if the store has one.
-    async fn head(&self, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
+    pub(crate) async fn head(&self, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
         let read = self.store.read_reference(&self.head_key(proc)).await?;
         let Some((bytes, version)) = read else { return Ok(None) };
         Ok(Some((Head::open(&self.keys, proc, None, &bytes)?, version)))

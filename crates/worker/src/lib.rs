@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`task`] | one task per proc: every transition |
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
+//! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`recover`], [`renew`] | after a restart: what was half done, what was held and is lost |
 //! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
 //! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
@@ -14,6 +15,7 @@
 //! Never decides for other workers, never speaks to clients.
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod archive;
 mod due;
 mod events;
@@ -218,9 +220,18 @@ impl Worker {
         Ok((self.inspect(name).await?, already))
     }
 
-    /// Wakes a proc; tells whether it was running already.
-    pub async fn wake(&self, name: &ProcName) -> Result<(ProcView, bool), Refusal> {
+    /// Wakes a proc; tells whether it was running already. One that is not here is taken over from the store: that of the id, or
+    /// the one that has this name, or id, there.
+    pub async fn wake(&self, name: &ProcName, id: Option<&str>) -> Result<(ProcView, bool), Refusal> {
         let trigger = "kip wake".to_owned();
+        let name = &match self.handle(name) {
+            Err(unknown) => self.take_over(name, id, unknown).await?,
+            Ok(_) if id.is_some() => return Err(taken(name)),
+            Ok(handle) => {
+                self.take_over_again(&handle).await?;
+                name.clone()
+            }
+        };
         let already = self.handle(name)?.ask(|reply| Command::Wake { trigger, reply }).await?;
         Ok((self.inspect(name).await?, already))
     }
@@ -289,7 +300,7 @@ impl Worker {
         for handle in handles {
             let state = handle.status.borrow().record.state.clone();
             match state {
-                State::Stopped { .. } => {}
+                State::Stopped { .. } | State::Elsewhere { .. } => {}
                 // Last: to end in order they need the room that the others leave.
                 State::Parked { .. } | State::Archived { .. } => parked.push(handle),
                 _ => up.push(handle),

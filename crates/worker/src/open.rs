@@ -155,7 +155,11 @@ impl Worker {
             tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
         }
         for (proc, record) in recovered {
-            worker.adopt(proc, record, None);
+            let half_taken = matches!(record.state, State::Archived { .. }) && !record.established;
+            let handle = worker.adopt(proc, record, None);
+            if half_taken {
+                tokio::spawn(Arc::clone(&worker).finish_taking_over(handle));
+            }
         }
         machine.serve_pager();
         machine.watch_keeper();
@@ -346,7 +350,7 @@ impl Machine {
         let mut found = mine.filter(|p| {
             let record = self.records.read_state::<Record>(&p.name);
             record.is_ok_and(|r| {
-                !matches!(r.state, State::Stopped { .. })
+                !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. })
                     && r.ports.iter().any(|v| (v.proto, v.host_port) == (proto, port))
             })
         });

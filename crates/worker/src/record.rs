@@ -284,6 +284,15 @@ impl Records {
 }
 
 impl Unpublished {
+    /// Puts another file beside its record, durably.
+    ///
+    /// # Errors
+    /// [`RecordError::Io`].
+    pub fn add(&self, name: &str, bytes: &[u8]) -> Result<(), RecordError> {
+        write_file(&self.path.join(name), bytes, Durability::Fsync)?;
+        sync_directory(&self.path)
+    }
+
     /// Gives it its name, durably. Returns the directory.
     ///
     /// # Errors

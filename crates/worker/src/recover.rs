@@ -87,7 +87,7 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
     };
     let record = Record { state, ..record };
     let next = match record.state.clone() {
-        State::Stopped { .. } => {
+        State::Stopped { .. } | State::Elsewhere { .. } => {
             stop::release(&proc, Network::Removed).await;
             record.clone()
         }

@@ -33,6 +33,9 @@ pub(crate) struct Record {
     /// Wakes since it was last started.
     #[serde(default)]
     pub(crate) wakes: u64,
+    /// The data directory that has taken it over from the store.
+    #[serde(default)]
+    pub(crate) taken_over_by: Option<String>,
 }
 
 impl Record {
@@ -50,6 +53,7 @@ impl Record {
             cannot_sleep: Vec::new(),
             tick_wakes: 0,
             wakes: 0,
+            taken_over_by: None,
         }
     }
 

@@ -3,14 +3,16 @@
 //! A handler decides with the pure lifecycle function, records what it is going to do, does it on a blocking thread,
 //! and records the outcome. What others may see of a proc leaves on a watch channel ([`Status`]).
 
+mod adopt;
 mod archive;
 mod deadline;
 mod hibernate;
 mod pressed;
 mod sleep;
 
+pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
-pub(crate) use archive::archived;
+pub(crate) use archive::{ARCHIVED, Archived, archived};
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
@@ -81,6 +83,9 @@ pub(crate) enum Command {
     LookAtPager,
     /// A generation is in the store, or is not.
     Stored { generation: Generation, result: Result<Uploaded, String> },
+    /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is
+    /// not is removed here. `only_if_ours`: do not take it, but finish what was begun.
+    TakeOver { only_if_ours: bool, reply: Reply<()> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -382,6 +387,11 @@ impl Task {
             Command::Socket { label, at, leave } => self.on_socket(label, at, leave).await,
             Command::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
             Command::Damaged { message } => self.on_damaged(message).await,
+            Command::TakeOver { only_if_ours, reply } => {
+                let (result, removed) = self.take_over(only_if_ours).await;
+                let _ = reply.send(result);
+                return removed;
+            }
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);
@@ -400,6 +410,8 @@ impl Task {
     async fn start(&mut self, wait_ready: bool) -> Result<(), Refusal> {
         self.record.wakes = 0;
         if self.record.established {
+            // What it has in the store is forgotten only for one that does start.
+            self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
             self.forget_archive()?;
             self.advance(Input::Start, record::Durability::Fsync)?;
         }
@@ -486,12 +498,18 @@ impl Task {
         if matches!(self.record.state, State::Stopped { .. }) {
             return Ok(());
         }
+        self.refuse_if_elsewhere()?;
         if self.sleeps() && !grace.is_zero() {
             // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
             self.admit_to_stop().await?;
             let _ = self.wake_on_request("stop".to_owned()).await;
             self.pressed.grant = None;
         }
+        if network == Network::Left && matches!(self.record.state, State::Elsewhere { .. }) {
+            // All are to end, and it is found to be none of ours.
+            return Ok(());
+        }
+        self.refuse_if_elsewhere()?;
         if matches!(self.record.state, State::Archived { .. }) {
             self.take_back().await?;
         }
@@ -519,7 +537,8 @@ impl Task {
     }
 
     async fn remove(&mut self, force: bool) -> Result<(), Refusal> {
-        if !matches!(self.record.state, State::Stopped { .. }) {
+        let elsewhere = matches!(self.record.state, State::Elsewhere { .. });
+        if !elsewhere && !matches!(self.record.state, State::Stopped { .. }) {
             if !force {
                 return Err(Refusal::new(
                     Code::State,
@@ -533,7 +552,9 @@ impl Task {
             // An archived one too, although its store may be gone for good.
             self.end(Duration::ZERO, Network::Removed).await?;
         }
-        self.retire_all().await;
+        if !elsewhere {
+            self.retire_all().await;
+        }
         stop::remove(&self.proc).await?;
         self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
         Ok(())

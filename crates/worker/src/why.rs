@@ -87,6 +87,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         next_wake: next_wake(&status),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone(),
+        taken_over_by: record.taken_over_by.clone(),
     }
 }
 

@@ -78,14 +78,14 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(stat: &Stat) -> Identity {
+    fn of(stat: &Stat, linked_elsewhere: bool) -> Identity {
         let ns = |seconds: i128, ns: i128| seconds * 1_000_000_000 + ns;
         Identity {
             dev: stat.st_dev,
             ino: stat.st_ino,
             size: stat.st_size as u64,
             mtime_ns: ns(stat.st_mtime.into(), stat.st_mtime_nsec.into()),
-            ctime_ns: ns(stat.st_ctime.into(), stat.st_ctime_nsec.into()),
+            ctime_ns: if linked_elsewhere { 0 } else { ns(stat.st_ctime.into(), stat.st_ctime_nsec.into()) },
         }
     }
 }
@@ -167,6 +167,9 @@ pub struct Walk<'a> {
     pub ids: Ids,
     /// What happens to devices that no proc has.
     pub strays: Strays,
+    /// Its files have names elsewhere, which come and go and change their ctime: they are known by all but that, and nobody may
+    /// write to them.
+    pub linked_elsewhere: bool,
     /// Looked at before each name and each megabyte that is read: true calls it off.
     pub cancel: &'a AtomicBool,
 }
@@ -306,7 +309,7 @@ impl Listing<'_> {
         let node = match kind {
             FileType::Directory => Node::Directory,
             FileType::RegularFile => {
-                self.ids.insert(index, Identity::of(&stat));
+                self.ids.insert(index, Identity::of(&stat, self.walk.linked_elsewhere));
                 Node::File { size: stat.st_size as u64, extents: Vec::new() }
             }
             FileType::Symlink => {
@@ -331,8 +334,11 @@ impl Listing<'_> {
         let xattrs = xattrs(&fd).map_err(&failed)?;
         let entry = &mut self.tree.entries[index as usize];
         let mtime = (stat.st_mtime as i64, stat.st_mtime_nsec as u32);
-        entry.attributes =
-            Attributes { mode: stat.st_mode & 0o7777, uid: stat.st_uid, gid: stat.st_gid, mtime, xattrs };
+        // A whiteout is the overlay's own, and nobody asks whose; the kernel makes it as the machine's root.
+        let is_whiteout = node == Node::Char { major: 0, minor: 0 };
+        let owner = |id| if is_whiteout && !self.walk.ids.has(id) { self.walk.ids.first } else { id };
+        let (uid, gid) = (owner(stat.st_uid), owner(stat.st_gid));
+        entry.attributes = Attributes { mode: stat.st_mode & 0o7777, uid, gid, mtime, xattrs };
         entry.node = node;
         let checked = rules::check(entry, self.walk.ids);
         checked.map_err(|what| WalkError::Stray { path: path_of(&self.tree, index), what })?;
@@ -408,7 +414,7 @@ impl Contents {
         let path = path_of(tree, index);
         let failed = |source: io::Error| WalkError::Io { path: path.clone(), source };
         let fd = beneath::open(root, &tree.path(index), OFlags::RDONLY | OFlags::NONBLOCK).map_err(failed)?;
-        let is_same = || rustix::fs::fstat(&fd).is_ok_and(|stat| Identity::of(&stat) == id);
+        let is_same = || rustix::fs::fstat(&fd).is_ok_and(|stat| Identity::of(&stat, walk.linked_elsewhere) == id);
         let changed = || WalkError::Changed { path: path.clone() };
         if !is_same() {
             return Err(changed());

@@ -240,7 +240,8 @@ impl Service for Fake {
         })
     }
 
-    async fn wake(&self, name: ProcName) -> Result<Moved, Refusal> {
+    async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal> {
+        self.hear(&how);
         self.change(&name, |view| {
             let already = view.tier == Some(Tier::Hot);
             (view.state, view.tier, view.idle_ms) = ("running".into(), Some(Tier::Hot), Some(0));

@@ -77,7 +77,9 @@ pub(crate) enum FilesError {
 pub(super) struct KnownFiles(Vec<(PathBuf, Seen)>);
 
 fn extents(tree: &Tree) -> u64 {
-    let bytes = |node: &Node| if let Node::File { extents, .. } = node { extents.iter().map(|e| u64::from(e.length)).sum() } else { 0 };
+    let bytes = |node: &Node| {
+        if let Node::File { extents, .. } = node { extents.iter().map(|e| u64::from(e.length)).sum() } else { 0 }
+    };
     tree.entries.iter().map(|entry| bytes(&entry.node)).sum()
 }
 
@@ -92,7 +94,9 @@ impl Own {
                 continue;
             }
             let ids = Ids { first: if own { self.first_id } else { 0 }, count: IDS_PER_BLOCK };
-            let walk = Walk { first: &[], ids, strays: Strays::Refuse, cancel: &self.woke };
+            // Pins are the host's files.
+            let linked_elsewhere = name.starts_with("pins-");
+            let walk = Walk { first: &[], ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
             let cache = self.dir.join(format!("{SEEN}{name}"));
             let seen = fs::read(&cache).ok().and_then(|bytes| Seen::load(&bytes, &archive.realm)).unwrap_or_default();
             let done = walk::archive(&root, &walk, &seen, packing);
@@ -189,7 +193,8 @@ impl Archive {
             let to = staging.join(name);
             fs::create_dir(&to).map_err(at(&to))?;
             let (from, to_id) = if own { ids } else { (0, 0) };
-            let rules = Rules { ids: IdShift { from, to: to_id, count: IDS_PER_BLOCK }, strays: Strays::Refuse, limits };
+            let rules =
+                Rules { ids: IdShift { from, to: to_id, count: IDS_PER_BLOCK }, strays: Strays::Refuse, limits };
             let mut blocks = Blocks::new(self, tree);
             let done = restore(tree, &to, &rules, |block| blocks.take(block));
             let done = done.map_err(|source| FetchError::Restore { path: path.into(), source: Box::new(source) })?;

@@ -69,7 +69,8 @@ fn furnish(dir: &Path, first_id: u32) {
     for (path, uid) in [("upper/root", first_id), ("upper/usr", first_id), ("layer", 0), ("pins/usr", 0)] {
         let path = dir.join(path);
         fs::create_dir_all(path.join("sub")).unwrap();
-        fs::write(path.join("sub/file"), format!("{uid} {}", path.file_name().unwrap().display()).repeat(5000)).unwrap();
+        fs::write(path.join("sub/file"), format!("{uid} {}", path.file_name().unwrap().display()).repeat(5000))
+            .unwrap();
         fs::hard_link(path.join("sub/file"), path.join("again")).unwrap();
         fs::set_permissions(path.join("again"), fs::Permissions::from_mode(0o4750)).unwrap();
         let whiteout = rustix::fs::makedev(0, 0);

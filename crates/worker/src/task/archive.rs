@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const ARCHIVED: &str = "archived.json";
+pub(crate) const ARCHIVED: &str = "archived.json";
 
 /// What is known locally of an archived proc.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,7 +45,7 @@ fn report_left(proc: &Proc, failed: &[String]) {
 }
 
 /// After a fetch that failed sockets and timers do not wake it sooner.
-const FETCH_AGAIN: Duration = Duration::from_secs(5);
+pub(super) const FETCH_AGAIN: Duration = Duration::from_secs(5);
 /// After an upload that failed the next one by itself is not sooner.
 const RETRY: Duration = Duration::from_secs(60);
 
@@ -243,7 +243,7 @@ impl Task {
 
     /// What the record says: its sockets are watched, its timers known.
     pub(super) fn resume_archived(&mut self) {
-        if !matches!(self.record.state, State::Archived { .. }) {
+        if !matches!(self.record.state, State::Archived { .. }) || !self.record.established {
             return;
         }
         match archived(&self.proc) {
@@ -258,7 +258,12 @@ impl Task {
     /// Makes a parked one of it: its generation comes back, and nobody else may wake it from then on. If that fails it is told, and
     /// its sockets and timers have to wait a moment.
     pub(super) async fn fetch(&mut self) -> Result<(), Refusal> {
+        if !self.record.established {
+            let message = format!("{0} is being taken over from the store: `kip wake {0}` again", self.proc.name);
+            return Err(Refusal::new(Code::State, message));
+        }
         if let Err(message) = self.try_fetch().await {
+            self.notice_elsewhere().await?;
             self.sleeping = None;
             self.proc.shared.unwatch_sockets(&self.proc);
             self.listens_again = Some(Instant::now() + FETCH_AGAIN);

@@ -138,6 +138,7 @@ impl Task {
     }
 
     pub(crate) async fn wake_on_request(&mut self, trigger: String) -> Result<bool, Refusal> {
+        self.refuse_if_elsewhere()?;
         match self.record.state {
             State::Hot { .. } => {
                 if let Some(running) = &mut self.running {

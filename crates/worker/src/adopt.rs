@@ -1,0 +1,206 @@
+//! A proc from the store, into this data directory: which one, and the record of what is going to be done.
+//!
+//! Whoever may read the store and has the realm's keys may take over what runs nowhere. Intent first: a record of an archived
+//! proc that is not established, with its id and what it wakes from, is complete before the head in the store is
+//! touched. The rest is [`crate::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
+//! goes on, if not, it removes the record.
+
+use crate::Worker;
+use crate::archive::{self, Archive, HeadFailure};
+use crate::holdings::Holdings;
+use crate::kits::Kit;
+use crate::proc::Proc;
+use crate::record::RecordError;
+use crate::state::Record;
+use crate::task::{self, Archived, Command, Handle, blocking, chain};
+use crate::{fault, taken};
+use futures_util::TryStreamExt as _;
+use kip_archive::head::{Head, HeadState};
+use kip_archive::ids::{OwnerId, ProcId};
+use kip_archive::names::{FrontRef, ObjectName};
+use kip_store::Key;
+use kip_types::api::{Code, Refusal};
+use kip_types::{ProcName, Spec, State};
+use std::sync::{Arc, Mutex};
+
+/// The first process that pid 1 makes, as numbered inside.
+const PROGRAM: u32 = 2;
+
+impl Archive {
+    /// Whether the head is this data directory's, at that front.
+    pub(crate) async fn is_ours(&self, proc: ProcId, front: FrontRef) -> Result<bool, HeadFailure> {
+        let head = self.head(proc).await?;
+        let ours =
+            |head: Head| head.owner.id == self.owner && head.state == HeadState::Owned && head.current == Some(front);
+        Ok(head.is_some_and(|(head, _)| ours(head)))
+    }
+
+    /// Who has it, if that is not this data directory.
+    pub(crate) async fn other_owner(&self, proc: ProcId) -> Result<Option<OwnerId>, HeadFailure> {
+        Ok(self.head(proc).await?.map(|(head, _)| head.owner.id).filter(|owner| *owner != self.owner))
+    }
+
+    /// The heads of all procs that have this name, or id; and why others cannot be read, if they cannot.
+    async fn heads_of(&self, wanted: &str) -> Result<(Vec<Head>, Option<HeadFailure>), kip_store::Failure> {
+        let procs = Key::new(format!("{}/procs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
+        let mut listed = self.store.list(Some(&procs));
+        let (mut found, mut unread) = (Vec::new(), None);
+        while let Some(object) = listed.try_next().await? {
+            let ObjectName::Head { proc, .. } = ObjectName::parse(object.key.as_str()) else { continue };
+            match self.head(proc).await {
+                Ok(Some((head, _))) if head.state == HeadState::Removed => {}
+                Ok(Some((head, _))) if head.name.as_str() == wanted || proc.to_string() == wanted => found.push(head),
+                Ok(_) => {}
+                Err(e) => unread = Some(e),
+            }
+        }
+        Ok((found, unread))
+    }
+
+    /// The proc of this name or id that runs nowhere.
+    async fn free(&self, wanted: &str, unknown: &Refusal) -> Result<(Head, FrontRef), Refusal> {
+        let refuse = |code, message: String| Err(Refusal::new(code, message));
+        let (found, unread) = match self.heads_of(wanted).await {
+            Ok(found) => found,
+            Err(e) => {
+                return refuse(
+                    Code::Failed,
+                    format!("{}; the store cannot be searched: {}", unknown.message, chain(&e)),
+                );
+            }
+        };
+        let is_free = |head: &&Head| head.state == HeadState::Archived;
+        let free: Vec<&Head> = found.iter().filter(is_free).collect();
+        match (&free[..], &found[..], unread) {
+            ([head], ..) => {
+                let front = head.current.expect("a head that is archived has a front");
+                Ok(((*head).clone(), front))
+            }
+            ([], [], None) => {
+                refuse(Code::Unknown, format!("{}; nor is it in store {}", unknown.message, self.store.name()))
+            }
+            ([], [], Some(e)) => {
+                let message = format!("{}; not everything in the store can be read: {}", unknown.message, chain(&e));
+                refuse(Code::Unknown, message)
+            }
+            ([], [head, ..], _) if head.owner.id == self.owner => {
+                let message = format!(
+                    "proc {wanted} in the store is this data directory's and may be running; it is not taken over"
+                );
+                refuse(Code::State, message)
+            }
+            ([], [head, ..], _) => {
+                let message = format!(
+                    "proc {wanted} is in the store, but data directory {} may be running it: `kip sleep {wanted} --to archived` there first",
+                    head.owner.id
+                );
+                refuse(Code::State, message)
+            }
+            (several, ..) => {
+                let ids: Vec<String> = several.iter().map(|head| head.proc.to_string()).collect();
+                let message = format!(
+                    "the store has {} procs {wanted} that run nowhere: choose by `kip wake NAME --id ID` from {}",
+                    ids.len(),
+                    ids.join(", ")
+                );
+                refuse(Code::State, message)
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Takes a proc over that is not here, and returns its name here. `unknown`: what is said if there is no store.
+    pub(crate) async fn take_over(
+        &self,
+        name: &ProcName,
+        id: Option<&str>,
+        unknown: Refusal,
+    ) -> Result<ProcName, Refusal> {
+        let Some(archive) = self.machine.archive.clone() else { return Err(unknown) };
+        let (head, front) = archive.free(id.unwrap_or(name.as_str()), &unknown).await?;
+        // An id in the place of a name is no name.
+        let by_id = id.is_none() && head.name != *name;
+        let name = if by_id { head.name.clone() } else { name.clone() };
+        let failed = |message: String| Refusal::new(Code::Failed, format!("{name} cannot be taken over: {message}"));
+        let manifest = archive.manifest(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
+        let body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;
+        let archived = Archived { front, body };
+        if archived.body.home.is_none() {
+            return Err(failed(
+                "it was archived by an older Kip; wake it where it was, and archive it again".to_owned(),
+            ));
+        }
+        let (machine, spec) = (Arc::clone(&self.machine), Spec { name: name.clone(), ..spec });
+        if self.names().contains(&name) {
+            return Err(taken(&name));
+        }
+        let recorded = blocking(move || {
+            let Kit { slot, net } = machine.kits.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
+            // It gets another when it is known to be ours, as after a reboot.
+            drop(net);
+            let new = Record::new(slot.number(), machine.base.root.clone());
+            let state = State::Archived { generation: front.generation };
+            let record = Record { state, program: PROGRAM, ..new };
+            let text = serde_json::to_vec(&archived).expect("it is plain data");
+            let written = machine.records.prepare(&spec.name, &spec, &record).and_then(|new| {
+                new.add(archive::ID, head.proc.to_string().as_bytes())?;
+                new.add(task::ARCHIVED, &text)?;
+                new.publish()
+            });
+            let dir = written.map_err(|e| {
+                let _ = machine.pool.release(&[slot]);
+                machine.kits.free(slot);
+                match e {
+                    RecordError::Exists { .. } => taken(&spec.name),
+                    other => {
+                        Refusal::new(Code::Exhausted, format!("{} cannot be recorded: {}", spec.name, chain(&other)))
+                    }
+                }
+            })?;
+            let cgroup = machine.cgroups.open(&machine.cgroup_name(&spec.name));
+            let holdings = Holdings::new(&spec.name, Arc::clone(&machine.keeper));
+            let (name, base) = (spec.name.clone(), record.base.clone());
+            let proc =
+                Proc { name, spec, dir, slot, base, cgroup, holdings, shared: machine, prepared: Mutex::default() };
+            Ok::<_, Refusal>((Arc::new(proc), record))
+        });
+        let (proc, record) = recorded.await?;
+        fault::reach("adopt-recorded");
+        let handle = self.adopt(proc, record, None);
+        let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
+        self.forget_if_gone(&handle).await;
+        took.map(|()| name)
+    }
+
+    /// One whose taking over could not be finished.
+    pub(crate) async fn take_over_again(&self, handle: &Handle) -> Result<(), Refusal> {
+        let half_taken = {
+            let status = handle.status.borrow();
+            matches!(status.record.state, State::Archived { .. }) && !status.record.established
+        };
+        if !half_taken {
+            return Ok(());
+        }
+        let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
+        self.forget_if_gone(handle).await;
+        took
+    }
+
+    /// After a start of the daemon: what the last one had begun.
+    pub(crate) async fn finish_taking_over(self: Arc<Self>, handle: Handle) {
+        if let Err(refusal) = task::finish_taking_over(&handle).await {
+            tracing::info!(proc = %handle.proc.name, reason = refusal.message, "not taken over");
+        }
+        self.forget_if_gone(&handle).await;
+    }
+
+    /// The task of a proc that is removed ends right after its answer.
+    async fn forget_if_gone(&self, handle: &Handle) {
+        if !handle.proc.dir.exists() {
+            handle.inbox.closed().await;
+            self.forget(&handle.proc.name);
+        }
+    }
+}
