@@ -271,7 +271,8 @@ impl Archive {
                 return Ok(head);
             }
             let owner = self.owner_in(&head);
-            Ok(head.advance(owner, front, KEPT)?)
+            // It may have been taken over under another name.
+            Ok(Head { name: name.clone(), ..head.advance(owner, front, KEPT)? })
         };
         self.change(proc, None, follow).await.map(drop)
     }
