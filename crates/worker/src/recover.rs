@@ -266,7 +266,6 @@ fn held_again(proc: &Proc, record: &Record, body: &Body) -> Record {
     if renew::is_lost(proc) {
         match renew::renew(proc, body, &record.ports) {
             Ok(ports) => {
-                renew::forget_plan(proc, record.generation());
                 record.ports = ports;
                 let lost =
                     body.sockets.iter().filter(|s| matches!(s.options.kind, custody::Kind::Stream { .. })).count();

@@ -6,18 +6,15 @@
 //! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
 
 use crate::holdings::key;
-use crate::park::Body;
+use crate::park::{Body, pipe_key};
 use crate::proc::Proc;
 use crate::start;
-use crate::task::chain;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
 use kip_net::renewal::{Place, RenewalError, make};
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::LaunchError;
-use kip_types::Generation;
 use kip_types::api::{PortView, Refusal};
-use std::fs;
 use std::os::fd::AsFd;
 
 /// It holds nothing, and cannot be woken until it does.
@@ -77,12 +74,11 @@ pub(crate) fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<
     Ok(reserved.iter().map(|port| start::view(port, addresses.v4)).collect())
 }
 
-/// A generation's plan counts on what was held.
-pub(crate) fn forget_plan(proc: &Proc, generation: Generation) {
-    let plan = kip_snapshot::path_of(&proc.dir, generation).join(kip_checkpoint::plan::PLAN);
-    if let Err(e) = fs::remove_file(&plan)
-        && e.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::warn!(proc = %proc.name, error = chain(&e), "a plan that cannot be carried out stays");
-    }
+/// Whether what it holds was made anew since its generation was sealed: then there is not all that a plan counts on.
+pub(crate) fn is_renewed(proc: &Proc, body: &Body) -> bool {
+    let is_other = |(key, was): (&String, &String)| {
+        let held = proc.holdings.get(key);
+        held.is_none_or(|pipe| pipe_key(&pipe).ok().as_ref() != Some(was))
+    };
+    body.home.as_ref().is_some_and(|home| home.pipes.iter().any(is_other))
 }

@@ -267,6 +267,7 @@ impl Service for Fake {
             next_wake: None,
             last_sleep: view.last_sleep.clone(),
             last_wake: view.last_wake.clone(),
+            taken_over_by: None,
         })
     }
 

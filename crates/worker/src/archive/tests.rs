@@ -193,7 +193,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
     let path = generation(&data, 1);
     let before = contents(&path);
-    let front = archive.store(proc, &name, &path, serde_json::json!({})).unwrap().front;
+    let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
     fs::remove_dir_all(&path).unwrap();
     let path = archive.fetch(proc, front, &data).unwrap();
     let map = PageMap::load(&path).unwrap();
@@ -237,7 +237,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let second = kip_snapshot::seal(&growing, Generation(2), told).unwrap().0;
     fs::remove_dir_all(&path).unwrap();
     assert!(lacking(&second) > 0, "the file is the same, with what is missing of it");
-    let uploaded = archive.store(proc, &name, &second, serde_json::json!({})).unwrap();
+    let uploaded = archive.store(proc, &name, &second, serde_json::json!({}), &own(&data)).unwrap();
     assert_eq!(uploaded.pack_bytes, 0, "nothing is stored again");
     assert!(lacking(&second) > 0, "nothing is fetched to be stored");
     fs::remove_dir_all(&second).unwrap();

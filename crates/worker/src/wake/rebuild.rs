@@ -64,7 +64,8 @@ impl Ready {
 
 /// None if there is no plan of this generation for this kernel, or something of it is no longer held.
 pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Option<Ready> {
-    if proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
+    let renewed = crate::renew::is_renewed(proc, &manifest.body);
+    if renewed || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
         return None;
     }
     let plan = match Plan::load(images) {
