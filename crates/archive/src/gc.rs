@@ -20,6 +20,10 @@
 //! own, whose name nobody else ever writes ([`crate::names`]), and one that its head does not name is garbage, whoever
 //! wrote it.
 
+mod record;
+
+pub use record::{Busy, Collection, CollectionError, LEASE_MS, Lease};
+
 use crate::ids::{PackId, ProcId};
 use crate::names::{FrontRef, ObjectName};
 use kip_types::Realm;
@@ -102,6 +106,17 @@ impl Candidates {
     /// Those that there are.
     pub fn objects(&self) -> impl Iterator<Item = &Object> {
         self.0.keys()
+    }
+
+    /// Since when an object is known to be written down as one, Unix time in milliseconds; none if it is no candidate, or
+    /// was found by the last mark.
+    pub fn since(&self, object: &Object) -> Option<u64> {
+        self.0.get(object).copied().flatten()
+    }
+
+    /// Some were found by the last mark: it is not known yet since when they are written down.
+    pub fn has_new(&self) -> bool {
+        self.0.values().any(Option::is_none)
     }
 }
 

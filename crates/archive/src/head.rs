@@ -10,7 +10,7 @@
 //! first --> Owned --advance--> Owned --remove--> Removed, for ever
 //!             |  ^
 //!     release v  | adopt (epoch + 1; from Owned too, when its owner lost its lease)
-//!          Archived
+//!          Archived <--brought in from elsewhere-- nothing, or Removed
 //! ```
 //!
 //! Whoever swaps does it by [`Swap`], which knows what to do when the outcome of one is not known.
@@ -119,6 +119,14 @@ pub enum HeadRefused {
         /// What was to follow it.
         new: Generation,
     },
+    /// It is in the store already.
+    #[error("proc {proc} is in the store already, as {name}: it is not replaced; `kip rm` it there first")]
+    Exists {
+        /// Which.
+        proc: ProcId,
+        /// Its name there.
+        name: ProcName,
+    },
     /// It has nothing to come back from.
     #[error("proc {proc} has no complete generation in the store: it cannot be left")]
     Empty {
@@ -133,6 +141,29 @@ impl Head {
         let owner = Owner { id: owner, epoch: 1 };
         let (current, kept, state) = (None, Vec::new(), HeadState::Owned);
         Head { format: FORMAT, proc, name, realm, change: 1, owner, current, kept, state }
+    }
+
+    /// That of a proc that was brought in from elsewhere with one generation: it runs nowhere, and whoever adopts it may wake
+    /// it. `found`: what the store has of it. A proc that was removed comes back by this, and by nothing else: who brings it
+    /// in has read of its end, and owners of earlier epochs stay fenced.
+    ///
+    /// # Errors
+    /// `Exists`.
+    pub fn imported(
+        found: Option<&Head>,
+        proc: ProcId,
+        name: ProcName,
+        realm: Realm,
+        front: FrontRef,
+    ) -> Result<Head, HeadRefused> {
+        let first = Head::first(proc, name, realm, OwnerId::NOBODY);
+        let before = match found {
+            None => (0, 0),
+            Some(head) if head.state == HeadState::Removed => (head.change, head.owner.epoch),
+            Some(head) => return Err(HeadRefused::Exists { proc, name: head.name.clone() }),
+        };
+        let owner = Owner { epoch: before.1 + 1, ..first.owner };
+        Ok(Head { change: before.0 + 1, owner, current: Some(front), state: HeadState::Archived, ..first })
     }
 
     /// What follows when somebody takes the proc over. Whether he may is decided elsewhere (lease, owner's wish).
@@ -425,6 +456,29 @@ mod tests {
         let old = head.seal(&keys).unwrap();
         let told = Head::open(&keys, gone.proc, Some(gone.change), &old).unwrap_err().to_string();
         assert!(told.ends_with("the store gave back an older one"), "{told}");
+    }
+
+    #[test]
+    fn what_is_brought_in_is_free_to_adopt_and_replaces_nothing_that_lives() {
+        let old = first().advance(first().owner, front(4), 2).unwrap();
+        let import = |found: Option<&Head>| {
+            Head::imported(found, old.proc, "copy".parse().unwrap(), old.realm.clone(), front(4))
+        };
+        let new = import(None).unwrap();
+        assert_eq!((new.state, new.name.as_str(), new.kept.len()), (HeadState::Archived, "copy", 0));
+        assert_eq!(new.generation(), Generation(4));
+        let adopted = new.adopt(owner(1)).unwrap();
+        for lives in [&old, &old.release(old.owner).unwrap(), &new, &adopted] {
+            assert!(matches!(import(Some(lives)), Err(HeadRefused::Exists { .. })), "{:?}", lives.state);
+        }
+        let gone = old.remove(old.owner).unwrap();
+        let back = import(Some(&gone)).unwrap();
+        assert!(back.change > gone.change && back.owner.epoch > gone.owner.epoch);
+        assert!(
+            matches!(back.advance(old.owner, front(5), 2), Err(HeadRefused::Fenced { .. })),
+            "nor does an old owner"
+        );
+        assert!(matches!(back.remove(gone.owner), Err(HeadRefused::Fenced { .. })));
     }
 
     #[test]

@@ -94,6 +94,11 @@ id_type!(
 );
 id_type!(OwnerId, 16, "data directory", "A worker's data directory: who may own a proc.");
 
+impl OwnerId {
+    /// No data directory: the owner of a proc that was brought in and that nobody has adopted yet.
+    pub const NOBODY: OwnerId = OwnerId([0; 16]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

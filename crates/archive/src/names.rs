@@ -7,6 +7,7 @@
 //! realms/REALM/packs/PACK
 //! realms/REALM/procs/PROC/gen-N-SALT
 //! realms/REALM/procs/PROC/head
+//! realms/REALM/collection
 //! ```
 //!
 //! No name of a pack or front is ever used for a second writing, for both have the salt of their own key in it. So a
@@ -59,6 +60,11 @@ pub enum ObjectName {
         /// Of which proc.
         proc: ProcId,
     },
+    /// What collectors and writers of a realm tell each other ([`crate::gc::Collection`]).
+    Collection {
+        /// Whose.
+        realm: Realm,
+    },
     /// Nothing that a Kip of this version writes: left alone by everything here.
     Foreign(String),
 }
@@ -76,6 +82,7 @@ impl ObjectName {
         let ["realms", realm, kind, rest @ ..] = &parts[..] else { return None };
         let realm: Realm = realm.parse().ok()?;
         Some(match (*kind, rest) {
+            ("collection", []) => ObjectName::Collection { realm },
             ("packs", [pack]) => ObjectName::Pack { realm, pack: pack.parse().ok()? },
             ("procs", [proc, "head"]) => ObjectName::Head { realm, proc: proc.parse().ok()? },
             ("procs", [proc, front]) => {
@@ -105,6 +112,7 @@ impl fmt::Display for ObjectName {
             ObjectName::Pack { realm, pack } => write!(f, "realms/{realm}/packs/{pack}"),
             ObjectName::Front { realm, proc, front } => write!(f, "realms/{realm}/procs/{proc}/{front}"),
             ObjectName::Head { realm, proc } => write!(f, "realms/{realm}/procs/{proc}/head"),
+            ObjectName::Collection { realm } => write!(f, "realms/{realm}/collection"),
             ObjectName::Foreign(text) => f.write_str(text),
         }
     }
@@ -126,7 +134,8 @@ mod tests {
             ObjectName::Front { realm, proc: ProcId(proc), front }
         });
         let head = (realm(), any::<[u8; 16]>()).prop_map(|(realm, id)| ObjectName::Head { realm, proc: ProcId(id) });
-        prop_oneof![pack, front, head]
+        let collection = realm().prop_map(|realm| ObjectName::Collection { realm });
+        prop_oneof![pack, front, head, collection]
     }
 
     proptest! {
