@@ -303,6 +303,7 @@ class Story:
         self.proc = Proc(kip, "worker")
         self.died_in: str | None = None
         self.client: Lines | None = None
+        self.is_unused = False
 
     def revive(self, act: str) -> None:
         """The daemon is dead or dying: it has said that it would."""
@@ -393,7 +394,7 @@ class Story:
         acts = [self.start, self.hibernate, self.talk]
         acts += [self.sleep, self.talk, self.sleep, self.wake, self.talk]
         acts += [self.archive, self.talk, self.archive, self.wake, self.sleep, self.stop]
-        for act in [*acts, self.start_again, self.talk]:
+        for act in [*acts, self.start_again, self.talk, self.collect, self.talk]:
             act()
             if self.died_in is not None:
                 left = 4 if left is None else left - 1
@@ -450,6 +451,21 @@ class Story:
         self.act("start", lambda: self.kip.cli("start", "worker"), self.is_in("running"))
         self.connect()
 
+    def collect(self) -> None:
+        """What it left in the store when it was started again is deleted, after two looks."""
+
+        def look() -> dict[str, list[object]]:
+            return self.kip.json("snapshot", "gc", "--dry-run", "--grace", "0s")
+
+        def collect_twice() -> None:
+            if not self.is_unused:
+                wait_for("something is unused", lambda: look()["waiting"] or look()["deleted"], 30)
+                self.is_unused = True
+            for _ in range(2):
+                self.kip.cli("snapshot", "gc", "--grace", "0s")
+
+        self.act("collect", collect_twice, lambda: not look()["waiting"] and not look()["deleted"])
+
 
 @pytest.mark.parametrize("step", steps())
 def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, tmp_path: Path, step: str) -> None:
@@ -466,7 +482,7 @@ def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, tmp_pa
 def test_there_are_steps() -> None:
     found = steps()
     assert len(found) >= 15, found
-    for part in ("start", "hibernate", "park", "archive", "fetch", "wake", "stop", "remove"):
+    for part in ("start", "hibernate", "park", "archive", "fetch", "wake", "stop", "remove", "gc"):
         assert any(part in step for step in found), f"no step of {part} in {found}"
 
 

@@ -55,6 +55,8 @@ pub enum Command {
     Why(NameArg),
     /// Show what happened
     Events(EventsArgs),
+    /// Look at generations in the store, carry them elsewhere, delete what is of no use any more
+    Snapshot(SnapshotArgs),
     /// Check what Kip needs of this machine
     Doctor(DoctorArgs),
 }
@@ -87,6 +89,9 @@ pub struct UpArgs {
     /// Object store that procs are archived in: a directory, or s3://BUCKET/PREFIX?endpoint=URL
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
+    /// Collect the store so often (tests); about once an hour
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
+    pub collect_every: Option<u64>,
     /// Most memory that procs may use together; without it, the machine's less a reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
@@ -262,6 +267,61 @@ pub struct DoctorArgs {
     /// CRIU's program, instead of the one found on this machine
     #[arg(long, value_name = "PATH")]
     pub criu: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    #[command(subcommand)]
+    pub command: SnapshotCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// List generations in the store and on the local disk, by proc
+    Ls {
+        /// Those of one proc only
+        name: Option<String>,
+    },
+    /// Show everything about one generation in the store
+    Show {
+        /// NAME is the newest of that proc; an id from `ls` will do for NAME
+        #[arg(value_name = "NAME[@GENERATION]")]
+        which: String,
+    },
+    /// Read all that generations lead to and check that it is what was sealed; exits with 1 if not
+    Verify {
+        /// NAME is the newest of that proc, in the store and on the local disk
+        #[arg(value_name = "NAME[@GENERATION]", required_unless_present = "all")]
+        which: Option<String>,
+        /// All generations that are kept; without a name, of every proc
+        #[arg(long)]
+        all: bool,
+    },
+    /// Write one generation into a file, sealed as it is in the store
+    Export {
+        /// NAME is the newest of that proc
+        #[arg(value_name = "NAME[@GENERATION]")]
+        which: String,
+        /// The file, which must not be there
+        file: PathBuf,
+    },
+    /// Bring a generation from such a file into the store, free to adopt; the realm's keys must be here
+    Import {
+        /// The file
+        file: PathBuf,
+        /// What the proc is called from now on
+        #[arg(long)]
+        name: Option<ProcName>,
+    },
+    /// Delete from the store what nothing leads to any more and what was known as such a grace time ago
+    Gc {
+        /// Only show what would be done
+        #[arg(long)]
+        dry_run: bool,
+        /// That grace time. Who stores into the same store from another data directory may be slower than a short one
+        #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "24h")]
+        grace: u64,
+    },
 }
 
 fn parse_env(s: &str) -> Result<(String, String), String> {

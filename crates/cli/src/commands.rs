@@ -2,7 +2,7 @@
 
 use crate::args::{Command, LogsArgs};
 use crate::output::{print, print_json};
-use crate::{exec, follow, text, top, view};
+use crate::{exec, follow, snapshot, text, top, view};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -40,6 +40,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             let feed = client.events(&EventsRequest { follow: args.follow }).await?;
             follow::show(feed, json, view::event).await?;
         }
+        Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
     }
     Ok(ExitCode::SUCCESS)
@@ -50,11 +51,11 @@ struct Removed {
     removed: ProcName,
 }
 
-fn show<T: Serialize>(value: &T, json: bool, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+pub fn show<T: Serialize>(value: &T, json: bool, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
     if json { print_json(value) } else { print(&human(value)) }
 }
 
-fn name(text: &str) -> anyhow::Result<ProcName> {
+pub fn name(text: &str) -> anyhow::Result<ProcName> {
     text.parse().with_context(|| format!("there is no proc {text:?}"))
 }
 

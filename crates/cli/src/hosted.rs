@@ -3,8 +3,9 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    Code, DownView, Event, EventsRequest, ExecRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
+    CarriedView, Code, CollectRequest, CollectView, DownView, Event, EventsRequest, ExecRequest, ImportRequest, Info,
+    LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
+    SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
@@ -29,11 +30,12 @@ pub async fn open(
     criu: Option<PathBuf>,
     only_criu: bool,
     set_memory: Option<u64>,
-    store: Option<String>,
+    (store, collect_every): (Option<String>, Option<u64>),
     memory: MemoryMarks,
 ) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
-    let config = Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory, store, memory };
+    let config =
+        Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory, store, collect_every, memory };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
@@ -215,6 +217,32 @@ impl Service for Hosted {
         let (out, output) = mpsc::channel(16);
         tokio::spawn(carry_exec(session, input, out));
         Ok(ExecSession { stdin, output })
+    }
+
+    async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
+        self.worker.snapshots(only).await
+    }
+
+    async fn snapshot(&self, which: SnapshotName) -> Result<SnapshotDetails, Refusal> {
+        self.worker.snapshot(&which).await
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<Feed<Verified>, Refusal> {
+        let (out, feed) = mpsc::channel(FEED);
+        self.worker.verify(request, out).await?;
+        Ok(feed)
+    }
+
+    async fn export(&self, which: SnapshotName, file: String) -> Result<CarriedView, Refusal> {
+        self.worker.export(&which, file).await
+    }
+
+    async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
+        self.worker.import(request).await
+    }
+
+    async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
+        self.worker.collect(request).await
     }
 
     async fn info(&self) -> Result<Info, Refusal> {

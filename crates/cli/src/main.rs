@@ -11,6 +11,7 @@ mod exec;
 mod follow;
 mod hosted;
 mod output;
+mod snapshot;
 mod text;
 mod top;
 mod up;

@@ -52,7 +52,8 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         archive_after_ms: args.archive_after.unwrap_or(usual.archive_after_ms),
         ..usual
     };
-    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, args.store, memory).await?);
+    let store = (args.store, args.collect_every);
+    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, memory).await?);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
     hosted::close(worker, ending).await?;

@@ -268,3 +268,36 @@ async fn a_lost_daemon_is_a_failure_of_what_was_asked() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).starts_with("kip: the daemon went away"), "{}", text(&output.stderr));
 }
+
+#[tokio::test]
+async fn snapshots_are_shown_and_damage_is_a_failure() {
+    let (dir, served) = start().await;
+    let data = dir.path();
+    said(data, &["run", "--name", "web", "--", "x"]).await;
+    let table = said(data, &["snapshot", "ls"]).await;
+    assert!(table.contains("web   abababababab  1           current  archived, free to adopt"), "{table}");
+    assert_eq!(json(&said(data, &["snapshot", "ls", "db", "--json"]).await), serde_json::json!([]));
+    assert!(refused(data, &["snapshot", "ls", "Not_A_Name"]).await.contains("Not_A_Name"));
+    assert!(refused(data, &["snapshot", "show", "web@x"]).await.contains("NAME@GENERATION"));
+    assert_eq!(refused(data, &["snapshot", "show", "web"]).await, "there is no snapshot web");
+
+    assert!(said(data, &["snapshot", "verify", "web"]).await.ends_with("all as sealed\n"));
+    let output = kip(data, &["snapshot", "verify", "--all"]).await;
+    let lines = text(&output.stdout);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), String::new()));
+    assert_eq!(lines.lines().next(), Some("realms/default/packs/00 (web@1): the object is cut short"));
+    assert!(lines.ends_with("1 damaged\n"), "{lines}");
+    let output = kip(data, &["snapshot", "verify", "web@1"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("the store does not answer"));
+    assert_eq!(kip(data, &["snapshot", "verify"]).await.status.code(), Some(2), "which?");
+
+    assert!(said(data, &["snapshot", "export", "web", "/tmp/web.kip"]).await.starts_with("web@1 in /tmp/web.kip"));
+    let told = said(data, &["snapshot", "import", "web.kip", "--name", "copy"]).await;
+    assert!(told.starts_with("copy@1 is in the store, free to adopt"), "{told}");
+    assert!(said(data, &["snapshot", "gc", "--grace", "7s"]).await.starts_with("deleted: 0 objects"));
+    let heard = served.fake.heard.lock().unwrap().clone();
+    assert!(heard.contains(&"CollectRequest { dry_run: false, grace_ms: 7000 }".to_owned()), "{heard:?}");
+    let import = heard.iter().find(|request| request.starts_with("ImportRequest")).unwrap();
+    assert!(import.contains("/web.kip") && !import.contains("\"web.kip"), "its path is absolute: {import}");
+}

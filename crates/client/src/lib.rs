@@ -9,6 +9,7 @@ mod connect;
 mod error;
 mod exec;
 mod feed;
+mod snapshots;
 
 pub use error::CallError;
 pub use exec::{Exec, ExecInput, ExecOutput, Received};
@@ -170,10 +171,12 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, CallError> {
     serde_json::from_slice(body).map_err(CallError::Foreign)
 }
 
-/// Adds the flat fields of `query` that are not null. They are numbers and booleans, so nothing needs escaping.
+/// Adds the flat fields of `query` that are not null. They are numbers, booleans and names, so nothing needs escaping.
 fn with_query(path: &str, query: &impl Serialize) -> String {
     let fields = serde_json::to_value(query).expect("the API's types are JSON");
     let fields = fields.as_object().expect("a query is a struct");
-    let given = fields.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| format!("{key}={value}"));
+    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let given =
+        fields.iter().filter(|(_, value)| !value.is_null()).map(|(key, value)| format!("{key}={}", text(value)));
     format!("{path}?{}", given.collect::<Vec<_>>().join("&"))
 }

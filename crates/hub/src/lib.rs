@@ -17,6 +17,7 @@ mod lock;
 mod routes;
 mod server;
 mod service;
+mod snapshots;
 mod socket;
 
 pub use lock::{DataLock, LockError};

@@ -6,6 +6,7 @@ use crate::exec;
 use crate::feed;
 use crate::server::Hub;
 use crate::service::Service;
+use crate::snapshots;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::request::Parts;
@@ -38,6 +39,12 @@ pub fn router<S: Service>(hub: Hub<S>) -> Router {
         .route("/v1/procs/{name}/exec", post(exec::<S>))
         .route("/v1/procs/{name}/why", get(why::<S>))
         .route("/v1/procs/{name}/logs", get(logs::<S>))
+        .route("/v1/snapshots", get(snapshots::list::<S>))
+        .route("/v1/snapshots/{name}", get(snapshots::show::<S>))
+        .route("/v1/snapshots/{name}/export", post(snapshots::export::<S>))
+        .route("/v1/verify", post(snapshots::verify::<S>))
+        .route("/v1/import", post(snapshots::import::<S>))
+        .route("/v1/collect", post(snapshots::collect::<S>))
         .route("/v1/events", get(events::<S>))
         .route("/v1/info", get(info::<S>))
         .route("/v1/down", post(down::<S>))

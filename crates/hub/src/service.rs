@@ -4,8 +4,9 @@
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
-    DownView, Event, EventsRequest, ExecEnd, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
+    CarriedView, CollectRequest, CollectView, DownView, Event, EventsRequest, ExecEnd, ExecRequest, ImportRequest,
+    Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
+    SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::name::ProcName;
 use std::future::Future;
@@ -78,6 +79,24 @@ pub trait Service: Send + Sync + 'static {
 
     /// Runs a program inside a proc, which is woken for it.
     fn exec(&self, name: ProcName, request: ExecRequest) -> impl Future<Output = Result<ExecSession, Refusal>> + Send;
+
+    /// Generations in the store and on the local disk, by proc; with `only`, those of one name.
+    fn snapshots(&self, only: Option<ProcName>) -> impl Future<Output = Result<Vec<SnapshotsView>, Refusal>> + Send;
+
+    /// One generation in the store.
+    fn snapshot(&self, which: SnapshotName) -> impl Future<Output = Result<SnapshotDetails, Refusal>> + Send;
+
+    /// Looks whether generations are what was sealed. The last item is [`Verified::End`] or an error.
+    fn verify(&self, request: VerifyRequest) -> impl Future<Output = Result<Feed<Verified>, Refusal>> + Send;
+
+    /// Writes a generation into a file, whose path is absolute.
+    fn export(&self, which: SnapshotName, file: String) -> impl Future<Output = Result<CarriedView, Refusal>> + Send;
+
+    /// Brings a generation in from a file.
+    fn import(&self, request: ImportRequest) -> impl Future<Output = Result<CarriedView, Refusal>> + Send;
+
+    /// Deletes what nothing in the store leads to any more.
+    fn collect(&self, request: CollectRequest) -> impl Future<Output = Result<CollectView, Refusal>> + Send;
 
     /// About this daemon.
     fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;

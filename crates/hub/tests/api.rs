@@ -75,6 +75,42 @@ async fn a_proc_through_its_life() {
 }
 
 #[tokio::test]
+async fn snapshots_are_asked_for() {
+    let (dir, served, client) = start().await;
+    client.run(&request("web", &["x"])).await.unwrap();
+    client.run(&request("db", &["x"])).await.unwrap();
+    assert_eq!(client.snapshots(None).await.unwrap().len(), 2);
+    assert_eq!(client.snapshots(Some(name("db"))).await.unwrap()[0].name, Some(name("db")));
+    let which: SnapshotName = "web@7".parse().unwrap();
+    let refused = refusal(client.snapshot(&which).await);
+    assert_eq!((refused.code, refused.message.ends_with("web@7")), (Code::Unknown, true));
+    let exported = client.export(&which, "/tmp/web.kip".into()).await.unwrap();
+    assert_eq!((exported.name, exported.file.as_str()), (name("web"), "/tmp/web.kip"));
+    let import = ImportRequest { file: "/tmp/web.kip".into(), name: Some(name("copy")) };
+    assert_eq!(client.import(&import).await.unwrap().name, name("copy"));
+    assert!(client.collect(&CollectRequest { dry_run: true, grace_ms: 5 }).await.unwrap().dry_run);
+    let heard = served.fake.heard.lock().unwrap().clone();
+    assert!(heard.contains(&"CollectRequest { dry_run: true, grace_ms: 5 }".to_owned()), "{heard:?}");
+    let mut feed = client.verify(&VerifyRequest { which: None, all: true }).await.unwrap();
+    let mut last = None;
+    while let Some(item) = feed.next().await.unwrap() {
+        last = Some(item);
+    }
+    assert!(matches!(last, Some(Verified::End { damaged: 1, .. })));
+    for (head, body) in [
+        ("GET /v1/snapshots/web@x", ""),
+        ("GET /v1/snapshots?name=Web", ""),
+        ("POST /v1/snapshots/@/export", r#"{"file":"/x"}"#),
+        ("POST /v1/collect", r#"{"grace":3}"#),
+        ("POST /v1/import", "{}"),
+    ] {
+        let path = dir.path().to_owned();
+        let (status, text) = tokio::task::spawn_blocking(move || by_hand(&path, head, body)).await.unwrap();
+        assert_eq!(status, 400, "{head}: {text}");
+    }
+}
+
+#[tokio::test]
 async fn refusals_carry_code_line_and_status() {
     let (dir, _served, client) = start().await;
     for (code, status) in [

@@ -1,5 +1,9 @@
 //! Messages of the API: what `kip --json` prints and what travels on the unix socket, as JSON.
 
+mod snapshot;
+
+pub use snapshot::*;
+
 use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Protocol, Spec};
@@ -499,7 +503,7 @@ pub struct Event {
     /// Which proc; null for the daemon itself.
     pub name: Option<ProcName>,
     /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`,
-    /// `pressure`.
+    /// `pressure`, `collected`, `imported`.
     pub kind: String,
     /// One line.
     pub detail: String,

@@ -11,12 +11,22 @@
 //! in a remote page file there, of which [`demand`] fetches by ranges what is needed: before the wake what cannot wait, later
 //! what a fault asks for. A crash leaves a directory that the next sweep removes.
 
+pub(crate) mod collect;
 mod demand;
+mod export;
 mod fetch;
 mod files;
+pub(crate) mod find;
+pub(crate) mod import;
+mod read_front;
+mod show;
+#[cfg(test)]
+mod snapshot_tests;
+mod survey;
 #[cfg(test)]
 mod tests;
 mod upload;
+pub(crate) mod verify;
 
 pub(crate) use demand::{Brought, DemandError};
 pub(crate) use files::Own;
@@ -110,6 +120,10 @@ pub(crate) struct Archive {
     released: Mutex<HashMap<ProcId, (Head, Version)>>,
     /// What is being fetched on demand.
     fetched: demand::Open,
+    /// Read by who stores a generation, written by a collection that waits less than is usual.
+    storing: tokio::sync::RwLock<()>,
+    /// By who collects.
+    collecting: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for Archive {
@@ -151,6 +165,8 @@ impl Archive {
             known: Mutex::default(),
             released: Mutex::default(),
             fetched: demand::Open::default(),
+            storing: tokio::sync::RwLock::default(),
+            collecting: tokio::sync::Mutex::default(),
         })
     }
 
@@ -207,7 +223,12 @@ impl Archive {
 
     /// The head of a proc, if the store has one.
     pub(crate) async fn head(&self, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
-        let read = self.store.read_reference(&self.head_key(proc)).await?;
+        self.head_in(&self.store, proc).await
+    }
+
+    /// The same by another handle on the store.
+    async fn head_in(&self, store: &Store, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
+        let read = store.read_reference(&self.head_key(proc)).await?;
         let Some((bytes, version)) = read else { return Ok(None) };
         Ok(Some((Head::open(&self.keys, proc, None, &bytes)?, version)))
     }

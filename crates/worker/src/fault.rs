@@ -49,6 +49,9 @@ pub const STEPS: &[&str] = &[
     "remove-intent",
     "remove-network",
     "remove-files",
+    "gc-marked",
+    "gc-candidates",
+    "gc-deleted",
 ];
 
 static AT: OnceLock<String> = OnceLock::new();

@@ -37,6 +37,7 @@ mod proc;
 pub mod record;
 mod recover;
 mod renew;
+mod snapshots;
 mod start;
 mod state;
 mod stop;

@@ -1,7 +1,7 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
 use crate::Worker;
-use crate::archive::{Archive, ArchiveError};
+use crate::archive::{Archive, ArchiveError, collect};
 use crate::events::{Events, now_ms};
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
@@ -60,6 +60,8 @@ pub struct Config {
     pub set_memory: Option<u64>,
     /// URL of the object store; none, and procs cannot be archived.
     pub store: Option<String>,
+    /// How often the store is collected, milliseconds; none for the usual.
+    pub collect_every: Option<u64>,
     /// How much memory procs may use.
     pub memory: MemoryMarks,
 }
@@ -131,6 +133,7 @@ pub fn enter_private_mounts(data: &Path) -> io::Result<()> {
 impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
     pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
+        let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
@@ -164,6 +167,7 @@ impl Worker {
         machine.serve_pager();
         machine.watch_keeper();
         machine.pressure.relieve(&machine);
+        collect::collect_by_itself(&machine, collect_every);
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }

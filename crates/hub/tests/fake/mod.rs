@@ -305,6 +305,46 @@ impl Service for Fake {
         Ok(ExecSession { stdin, output })
     }
 
+    async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
+        let procs = self.procs.lock().unwrap();
+        let wanted = procs.keys().filter(|name| only.as_ref().is_none_or(|only| only == *name));
+        Ok(wanted.map(snapshots_of).collect())
+    }
+
+    async fn snapshot(&self, which: SnapshotName) -> Result<SnapshotDetails, Refusal> {
+        Err(Refusal::new(Code::Unknown, format!("there is no snapshot {which}")))
+    }
+
+    async fn verify(&self, request: VerifyRequest) -> Result<Feed<Verified>, Refusal> {
+        self.hear(&request);
+        let damaged = u64::from(request.which.is_none());
+        let mut items = vec![Ok(Verified::Progress { done: 1, of: 2, bytes: 7 })];
+        if damaged > 0 {
+            let (object, what) = ("realms/default/packs/00".into(), "the object is cut short".into());
+            items.push(Ok(Verified::Damage { object, what, snapshot: "web@1".into() }));
+        }
+        match request.which.is_some_and(|which| which.generation.is_some()) {
+            true => items.push(Err(Refusal::new(Code::Failed, "the store does not answer"))),
+            false => items.push(Ok(Verified::End { generations: 1, objects: 2, bytes: 9, damaged })),
+        }
+        Ok(self.feed(items, None::<fn(u64) -> Verified>))
+    }
+
+    async fn export(&self, which: SnapshotName, file: String) -> Result<CarriedView, Refusal> {
+        self.hear(&which);
+        Ok(carried(which.proc.parse().unwrap(), file))
+    }
+
+    async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
+        self.hear(&request);
+        Ok(carried(request.name.unwrap_or_else(|| "web".parse().unwrap()), request.file))
+    }
+
+    async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
+        self.hear(&request);
+        Ok(CollectView { dry_run: request.dry_run, used: 3, waiting: vec![], deleted: vec![] })
+    }
+
     async fn info(&self) -> Result<Info, Refusal> {
         Ok(Info {
             version: "0".into(),
@@ -322,6 +362,31 @@ impl Service for Fake {
         let ended = std::mem::take(&mut *self.procs.lock().unwrap());
         Ok(DownView { ended: ended.into_keys().collect() })
     }
+}
+
+fn snapshots_of(name: &ProcName) -> SnapshotsView {
+    let generation = SnapshotView {
+        generation: Generation(1),
+        place: SnapshotPlace::Current,
+        frozen_at_ms: None,
+        bytes: Some(4096),
+        format: Some(1),
+        trouble: None,
+    };
+    SnapshotsView {
+        name: Some(name.clone()),
+        proc: Some("ab".repeat(16)),
+        state: SnapshotState::Archived,
+        owner: None,
+        generations: vec![generation],
+        packs: 0,
+        pack_bytes: 0,
+        trouble: None,
+    }
+}
+
+fn carried(name: ProcName, file: String) -> CarriedView {
+    CarriedView { name, proc: "ab".repeat(16), generation: Generation(1), packs: 2, bytes: 4096, file }
 }
 
 async fn program(request: ExecRequest, mut input: mpsc::Receiver<Vec<u8>>, sender: &mpsc::Sender<ExecOutput>) {

@@ -5,7 +5,7 @@ use kip_types::Generation;
 use std::collections::BTreeMap;
 
 /// A generation as parking leaves it: two page files, one process in both, zeros and duplicates among the pages.
-fn generation(dir: &Path, number: u64) -> PathBuf {
+pub(super) fn generation(dir: &Path, number: u64) -> PathBuf {
     let growing = kip_snapshot::begin(dir, Generation(number)).unwrap();
     let page = |seed: u64, n: u64| -> Vec<u8> {
         let mut bytes = vec![0; PAGE];
@@ -33,10 +33,10 @@ fn generation(dir: &Path, number: u64) -> PathBuf {
     kip_snapshot::seal(&growing, Generation(number), contents).unwrap().0
 }
 
-type PagesOf = BTreeMap<(u32, u64), Vec<u8>>;
+pub(super) type PagesOf = BTreeMap<(u32, u64), Vec<u8>>;
 
 /// Every page that is not zeros, and all that is beside the pages.
-fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
+pub(super) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
     let manifest: Manifest<serde_json::Value> = kip_snapshot::open(path).unwrap();
     kip_snapshot::verify(path, &manifest.parts).unwrap();
     let map = PageMap::load(path).unwrap();
@@ -59,7 +59,7 @@ fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, String) {
 }
 
 /// Of a proc with that directory.
-fn own(dir: &Path) -> Own {
+pub(super) fn own(dir: &Path) -> Own {
     Own { dir: dir.to_owned(), first_id: 0x2000_0000, woke: Arc::default() }
 }
 

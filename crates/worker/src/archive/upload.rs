@@ -1,18 +1,20 @@
 //! A generation directory into objects.
 
+use super::collect::CollectError;
 use super::files::{FilesError, Own};
 use super::{Archive, DemandError, HeadFailure};
+use crate::events::now_ms;
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
 use kip_archive::front::read::FrontReader;
 use kip_archive::front::write::{FrontError, FrontWriter};
-use kip_archive::front::{Manifest, MetadataFile, Sizes, sets_of};
-use kip_archive::gc::{Candidates, Writing};
+use kip_archive::front::{Manifest, MetadataFile, Sizes, read, sets_of};
+use kip_archive::gc::{GRACE_MS, Writing};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::index::FileKey;
 use kip_archive::keys::{Keyring, NoKey};
 use kip_archive::memory::{self, Areas, MemoryError, Pages};
-use kip_archive::names::{FrontRef, ObjectName};
+use kip_archive::names::FrontRef;
 use kip_archive::pack::{Finished, PackReader};
 use kip_archive::packing::{PackError, Packing};
 use kip_archive::seal;
@@ -21,7 +23,7 @@ use kip_checkpoint::plan::{self, Wish};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
 use kip_snapshot::remote::RemoteFile;
-use kip_store::{CheckSwapsError, GetError, Key, PutError};
+use kip_store::{CheckSwapsError, GetError, Key, PutError, Version};
 use kip_types::{Generation, ProcName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -29,9 +31,6 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use tokio::task::JoinSet;
-
-/// How long an object that nothing leads to stays at least, milliseconds: docs/design/2026-11-22-archive.md, "Collection".
-const GRACE_MS: u64 = 24 * 3600 * 1000;
 
 /// A process with as many pages, 8 MiB, is small.
 const SMALL: u32 = 2048;
@@ -86,6 +85,18 @@ pub(crate) enum UploadError {
     Head(#[from] HeadFailure),
     #[error("some of its memory is in the store and does not come")]
     Fetch(#[from] DemandError),
+    #[error(transparent)]
+    Noted(#[from] CollectError),
+    #[error("{object} was collected while this generation was stored: try again")]
+    Collected { object: String },
+    #[error("another data directory collects the store without the usual wait: try again when it has ended")]
+    Hurried,
+}
+
+/// What a generation that is stored now may refer to, and of which version of what collectors have noted that is.
+pub(super) struct Begun {
+    pub(super) writing: Writing,
+    version: Option<Version>,
 }
 
 impl Archive {
@@ -106,19 +117,26 @@ impl Archive {
             self.runtime.block_on(self.read_front_back(proc, front))?;
             return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0 });
         }
-        let writing = self.runtime.block_on(self.begin_writing())?;
+        let _no_short_collection = self.runtime.block_on(self.storing.read());
+        let begun = self.runtime.block_on(self.begin_writing())?;
         let told = (spec, newest.map(|front| front.generation));
-        let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), (&writing, own)) {
-            Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
-                self.bring(directory, None)?;
-                self.pack(proc, directory, &local, &map, told, (&writing, own))?
-            }
-            packed => packed?,
-        };
+        let (front, bytes, pack_bytes) =
+            match self.pack(proc, directory, &local, &map, told.clone(), (&begun.writing, own)) {
+                Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
+                    self.bring(directory, None)?;
+                    self.pack(proc, directory, &local, &map, told, (&begun.writing, own))?
+                }
+                packed => packed?,
+            };
         let front_bytes = bytes.len() as u64;
+        let summary = read::summary(&self.keys, Some(proc), Some(front), &bytes);
+        let written = summary.ok().flatten().expect("it was just written");
+        let packs: Vec<PackId> = written.packs.iter().map(|pack| pack.id).collect();
         self.runtime.block_on(async {
-            self.store.put(&self.front_key(proc, front), Bytes::from(bytes)).await?;
+            let key = self.front_key(proc, front);
+            self.store.put(&key, Bytes::from(bytes)).await?;
             self.read_front_back(proc, front).await?;
+            let writing = self.still_there(begun, &key, &packs).await?;
             self.publish(proc, name, front, || writing.may_publish(super::boot_ms())).await?;
             Ok::<_, UploadError>(())
         })?;
@@ -132,18 +150,45 @@ impl Archive {
         Ok(head.current.filter(|_| head.owner.id == self.owner))
     }
 
-    /// What a generation that is stored now may refer to.
-    async fn begin_writing(&self) -> Result<Writing, UploadError> {
-        use futures_util::TryStreamExt as _;
-        let mut writing = Writing::begin(super::boot_ms(), Candidates::default(), GRACE_MS);
-        let packs = Key::new(format!("{}/packs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
-        let mut listed = self.store.list(Some(&packs));
-        while let Some(object) = listed.try_next().await? {
-            if let ObjectName::Pack { pack, .. } = ObjectName::parse(object.key.as_str()) {
-                writing.saw([pack]);
+    /// What a generation that is stored now may refer to: the candidates are read, then the list of packs.
+    pub(super) async fn begin_writing(&self) -> Result<Begun, UploadError> {
+        let now = super::boot_ms();
+        let (noted, version) = self.collection().await?;
+        let mut writing = Writing::begin(now, noted.candidates.clone(), noted.grace_for(self.owner, now_ms()));
+        writing.saw(self.packs_there().await?);
+        Ok(Begun { writing, version })
+    }
+
+    /// Until when the head may be published. What was noted as a candidate since it began stays for the usual wait; if somebody
+    /// has not waited, or is about not to, that is found here.
+    pub(super) async fn still_there(
+        &self,
+        mut begun: Begun,
+        front: &Key,
+        packs: &[PackId],
+    ) -> Result<Writing, UploadError> {
+        for _ in 0..super::TRIES {
+            let (noted, version) = self.collection().await?;
+            if version == begun.version {
+                return Ok(begun.writing);
             }
+            if noted.grace_for(self.owner, now_ms()) < GRACE_MS {
+                return Err(UploadError::Hurried);
+            }
+            let there = self.packs_there().await?;
+            if let Some(gone) = packs.iter().find(|pack| !there.contains(pack)) {
+                return Err(UploadError::Collected { object: self.pack_key(*gone).as_str().to_owned() });
+            }
+            match self.store.size(front).await {
+                Ok(_) => {}
+                Err(GetError::Missing { .. }) => {
+                    return Err(UploadError::Collected { object: front.as_str().to_owned() });
+                }
+                Err(e) => return Err(UploadError::ReadBack(e)),
+            }
+            begun.version = version;
         }
-        Ok(writing)
+        Err(UploadError::Hurried)
     }
 
     /// Packs what is new, stores it and reads it back; gives the front.
@@ -233,7 +278,7 @@ impl Archive {
         Ok((which, bytes, packed.bytes))
     }
 
-    async fn read_front_back(&self, proc: ProcId, front: FrontRef) -> Result<(), UploadError> {
+    pub(super) async fn read_front_back(&self, proc: ProcId, front: FrontRef) -> Result<(), UploadError> {
         use futures_util::StreamExt as _;
         let key = self.front_key(proc, front);
         let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
@@ -302,7 +347,8 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
     areas
 }
 
-async fn store_pack(
+/// Stores a pack and reads it back.
+pub(super) async fn store_pack(
     store: kip_store::Store,
     key: kip_store::Key,
     keys: std::sync::Arc<Keyring>,
@@ -319,7 +365,7 @@ async fn store_pack(
 }
 
 /// When a generation was sealed, some milliseconds after its processes were frozen: Unix time in milliseconds.
-fn sealed_at_ms(directory: &Path) -> u64 {
+pub(super) fn sealed_at_ms(directory: &Path) -> u64 {
     let made = fs::metadata(directory).and_then(|found| found.modified());
     let since = made.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(0, |since| since.as_millis() as u64)

@@ -1,0 +1,106 @@
+//! A front from the store, all of it, without keeping its pages.
+
+use super::Archive;
+use futures_util::StreamExt as _;
+use kip_archive::files::tree::Files;
+use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::{Manifest, Sets};
+use kip_archive::ids::{KeyId, ProcId};
+use kip_archive::names::FrontRef;
+use kip_archive::pack::BlockRef;
+use kip_archive::seal::OpenError;
+use kip_archive::table::PageTable;
+use kip_store::GetError;
+use kip_types::api::SectionView;
+
+/// What a whole front says.
+#[derive(Default)]
+pub(super) struct WholeFront {
+    pub(super) manifest: Option<Manifest>,
+    pub(super) sets: Sets,
+    pub(super) table: PageTable,
+    pub(super) files: Files,
+    /// Sealed bytes of each section.
+    pub(super) sections: Vec<SectionView>,
+    pub(super) key: Option<KeyId>,
+    pub(super) bytes: u64,
+}
+
+/// A front is not as it was sealed, or not there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FrontReadError {
+    #[error(transparent)]
+    Get(#[from] GetError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+impl WholeFront {
+    /// Every block that it leads to.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &BlockRef> {
+        self.table.blocks.iter().chain(self.files.roots.values().flat_map(|tree| &tree.blocks))
+    }
+
+    fn take(&mut self, event: Event) -> &'static str {
+        match event {
+            Event::Manifest(manifest) => {
+                self.manifest = Some(*manifest);
+                "manifest"
+            }
+            Event::Sets(sets) => {
+                self.sets = sets;
+                "sets"
+            }
+            Event::PageTable(table) => {
+                self.table = table;
+                "page table"
+            }
+            Event::Files(files) => {
+                self.files = files;
+                "files"
+            }
+            Event::Metadata { .. } => "metadata",
+            Event::EagerPages { .. } | Event::Eager => "eager pages",
+            Event::SetPages { .. } => "set pages",
+            Event::End => "end",
+        }
+    }
+
+    fn count(&mut self, section: &str, bytes: u64) {
+        match self.sections.last_mut() {
+            Some(last) if last.name == section => last.bytes += bytes,
+            _ => self.sections.push(SectionView { name: section.to_owned(), bytes }),
+        }
+    }
+}
+
+impl Archive {
+    /// Reads a front and authenticates all of it; `each` gets its bytes as they come.
+    pub(super) async fn whole_front(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<WholeFront, FrontReadError> {
+        let mut object = self.store.get(&self.front_key(proc, front)).await?;
+        let mut reader = FrontReader::new(self.keys.clone(), proc, front);
+        let (mut whole, mut uncounted) = (WholeFront::default(), 0);
+        while let Some(bytes) = object.next().await {
+            let bytes = bytes?;
+            each(&bytes);
+            whole.bytes += bytes.len() as u64;
+            let mut rest = &bytes[..];
+            loop {
+                let before = rest.len();
+                let event = reader.next(&mut rest)?;
+                uncounted += (before - rest.len()) as u64;
+                let Some(event) = event else { break };
+                let section = whole.take(event);
+                whole.count(section, std::mem::take(&mut uncounted));
+            }
+        }
+        reader.finish()?;
+        whole.key = reader.header().map(|header| header.key);
+        Ok(whole)
+    }
+}
