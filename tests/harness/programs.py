@@ -47,6 +47,18 @@ def go_program(name: str) -> Path:
     return out
 
 
+@cache
+def example(name: str) -> Path:
+    """A Rust example, built beside the `kip` under test; with the whole workspace in view, so that nothing is built twice."""
+    beside = Path(os.environ.get("KIP_BIN") or SOURCES.parents[1] / "target" / "release" / "kip").resolve().parent
+    cargo = shutil.which("cargo", path=os.environ.get("PATH", "") + ":/root/.cargo/bin:/usr/local/cargo/bin")
+    assert cargo, "cargo is not installed: run scripts/setup"
+    words = [cargo, "build", "-q", "--workspace", "--example", name, "--target-dir", str(beside.parent)]
+    words += ["--release"] if beside.name == "release" else []
+    subprocess.run(words, cwd=SOURCES.parents[1], check=True, timeout=500)
+    return beside / "examples" / name
+
+
 def tarball(
     path: Path,
     files: Mapping[str, bytes | str | Path],

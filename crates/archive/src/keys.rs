@@ -168,6 +168,14 @@ impl Keyring {
         }
     }
 
+    /// Whether it opens what it sealed.
+    ///
+    /// # Errors
+    /// `Unknown`, `Destroyed`.
+    pub fn check(&self, id: KeyId) -> Result<(), NoKey> {
+        self.secret(id).map(drop)
+    }
+
     pub(crate) fn secret(&self, id: KeyId) -> Result<&Secret, NoKey> {
         let realm = || self.realm.clone();
         match self.entries.iter().find(|entry| entry.id == id).map(|entry| &entry.state) {
@@ -369,7 +377,8 @@ mod tests {
         let second = ring.rotate(6);
         ring.destroy(first, 1_795_354_137_000).unwrap();
         ring.destroy(first, 9).unwrap();
-        let told = ring.secret(first).unwrap_err().to_string();
+        assert_eq!((ring.check(first), ring.check(second)), (ring.secret(first).map(drop), Ok(())));
+        let told = ring.check(first).unwrap_err().to_string();
         assert!(told.contains("of realm blue was destroyed at 2026-11-22T13:28:57Z"), "{told}");
         assert_eq!(ring.current(), Ok(second));
         ring.destroy_all(10);

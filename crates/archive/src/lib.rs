@@ -1,7 +1,7 @@
 //! A proc in an object store: the bytes of the objects that an archived generation consists of, and what they mean.
 //!
 //! Owns the format (docs/design/2026-11-22-archive.md), the keys and the sealing, which are not optional, and the pure
-//! decisions about objects: who may replace a head, what may be deleted, what may be restored. Turns local things into
+//! decisions about objects: who may replace a head, what may be deleted. Turns local things into
 //! objects' bytes and objects' bytes, as they arrive, back. Never moves an object (the store does), never looks at a
 //! process, has no thread, and no clock but to see how young a file is: times are given, in Unix milliseconds or those of
 //! the boot clock. Reads and writes local files for keys and the filesystem difference only.
@@ -29,7 +29,6 @@ pub mod memory;
 pub mod names;
 pub mod pack;
 pub mod packing;
-pub mod policy;
 pub mod seal;
 mod stream;
 pub mod table;

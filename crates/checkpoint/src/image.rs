@@ -53,6 +53,19 @@ impl Image {
         Self::parse(path, &bytes).map_err(|source| ImageError::Damaged { path: path.to_owned(), source })
     }
 
+    /// The first entry of a file in which contents without a form may follow.
+    ///
+    /// # Errors
+    /// The file system's; what is there is no entry.
+    pub fn first(path: &Path) -> Result<Option<Message>, ImageError> {
+        let bytes = fs::read(path).map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
+        let Some(length) = bytes.get(8..12) else { return Ok(None) };
+        let end = 12usize.saturating_add(u32::from_le_bytes(length.try_into().expect("4 bytes")) as usize);
+        let cut = Image::parse(path, bytes.get(..end).unwrap_or(&bytes));
+        let image = cut.map_err(|source| ImageError::Damaged { path: path.to_owned(), source })?;
+        Ok(image.entries.into_iter().next())
+    }
+
     fn parse(path: &Path, bytes: &[u8]) -> Result<Image, Malformed> {
         let word = |at: usize| -> Result<u32, Malformed> {
             let four = bytes.get(at..at + 4).ok_or(Malformed { at })?;

@@ -2,7 +2,8 @@
 //!
 //! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`],
 //! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
-//! [`rebuild`] talks, and finished by ptrace ([`resume`]). Never stores anything for good, never decides when, knows nothing of procs.
+//! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]). Never stores anything for good, never decides
+//! when, knows nothing of procs.
 #![forbid(unsafe_code)]
 
 pub mod clocks;
@@ -13,6 +14,7 @@ pub mod image;
 pub mod locate;
 pub mod pages;
 pub mod plan;
+pub mod policy;
 pub mod rebuild;
 pub mod registers;
 pub mod restore;

@@ -1,5 +1,6 @@
 //! The command line, as DESIGN.md has it.
 
+use crate::key::KeyCommand;
 use clap::{Args, Parser, Subcommand};
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::lifecycle::Tier;
@@ -57,6 +58,9 @@ pub enum Command {
     Events(EventsArgs),
     /// Look at generations in the store, carry them elsewhere, delete what is of no use any more
     Snapshot(SnapshotArgs),
+    /// Show and change the keys that seal what is archived
+    #[command(subcommand)]
+    Key(KeyCommand),
     /// Check what Kip needs of this machine
     Doctor(DoctorArgs),
 }
@@ -92,6 +96,9 @@ pub struct UpArgs {
     /// Collect the store so often (tests); about once an hour
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
     pub collect_every: Option<u64>,
+    /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
+    pub disk: Option<u64>,
     /// Most memory that procs may use together; without it, the machine's less a reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
@@ -557,6 +564,8 @@ mod tests {
             &["run", "--image", "debian", "--", "x"],
             &["up", "--archive-after", "soon"],
             &["up", "--memory", "much"],
+            &["up", "--disk", "much", "--store", "/s"],
+            &["up", "--disk", "1G"],
             &["up", "--memory-high", "101"],
             &["up", "--memory-high", "0"],
             &["up", "--memory-low", "-1"],
@@ -565,6 +574,10 @@ mod tests {
             &["exec", "web"],
             &["wake", "web", "--id", "xyz"],
             &["inspect"],
+            &["key"],
+            &["key", "destroy"],
+            &["key", "export", "f", "--key-file", "a", "--passphrase-file", "b"],
+            &["key", "export", "f", "--passphrase", "a"],
             &["top", "-d", "0"],
             &["top", "-d", "soon"],
             &["top", "web"],

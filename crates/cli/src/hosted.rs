@@ -7,6 +7,9 @@ use kip_types::api::{
     LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
     SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
+use kip_types::keys::{
+    DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
+};
 use kip_types::name::ProcName;
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
 use kip_worker::{Config, MemoryMarks, Worker};
@@ -31,11 +34,12 @@ pub async fn open(
     only_criu: bool,
     set_memory: Option<u64>,
     (store, collect_every): (Option<String>, Option<u64>),
-    memory: MemoryMarks,
+    (memory, disk): (MemoryMarks, Option<u64>),
 ) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
+    let programs = programs()?;
     let config =
-        Config { data: data.clone(), criu, programs: programs()?, only_criu, set_memory, store, collect_every, memory };
+        Config { data: data.clone(), criu, programs, only_criu, set_memory, store, collect_every, memory, disk };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
@@ -243,6 +247,26 @@ impl Service for Hosted {
 
     async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
         self.worker.collect(request).await
+    }
+
+    async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
+        self.worker.keys().await
+    }
+
+    async fn rotate_keys(&self) -> Result<KeyView, Refusal> {
+        self.worker.rotate_keys().await
+    }
+
+    async fn destroy_key(&self, key: String, yes: bool) -> Result<DestroyedKeyView, Refusal> {
+        self.worker.destroy_key(&key, yes).await
+    }
+
+    async fn export_keys(&self, how: ExportKeysRequest) -> Result<ExportedKeys, Refusal> {
+        self.worker.export_keys(how.wrap).await
+    }
+
+    async fn import_keys(&self, what: ImportKeysRequest) -> Result<ImportedKeysView, Refusal> {
+        self.worker.import_keys(what.wrap, what.bytes.0).await
     }
 
     async fn info(&self) -> Result<Info, Refusal> {

@@ -10,6 +10,7 @@ mod doctor;
 mod exec;
 mod follow;
 mod hosted;
+mod key;
 mod output;
 mod snapshot;
 mod text;

@@ -53,7 +53,8 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         ..usual
     };
     let store = (args.store, args.collect_every);
-    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, memory).await?);
+    let marks = (memory, args.disk);
+    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks).await?);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
     hosted::close(worker, ending).await?;

@@ -9,6 +9,7 @@ mod connect;
 mod error;
 mod exec;
 mod feed;
+mod keys;
 mod snapshots;
 
 pub use error::CallError;

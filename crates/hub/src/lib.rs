@@ -13,6 +13,7 @@ pub mod admit;
 mod answer;
 mod exec;
 mod feed;
+mod keys;
 mod lock;
 mod routes;
 mod server;

@@ -8,6 +8,9 @@ use kip_types::api::{
     Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
     SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
+use kip_types::keys::{
+    DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
+};
 use kip_types::name::ProcName;
 use std::future::Future;
 use tokio::sync::mpsc;
@@ -97,6 +100,21 @@ pub trait Service: Send + Sync + 'static {
 
     /// Deletes what nothing in the store leads to any more.
     fn collect(&self, request: CollectRequest) -> impl Future<Output = Result<CollectView, Refusal>> + Send;
+
+    /// The realm's keys, oldest first.
+    fn keys(&self) -> impl Future<Output = Result<Vec<KeyView>, Refusal>> + Send;
+
+    /// Adds a key, which seals from now on.
+    fn rotate_keys(&self) -> impl Future<Output = Result<KeyView, Refusal>> + Send;
+
+    /// Destroys a key, named by its id or the beginning of it. Unless `yes`: refused, and told what that would cost.
+    fn destroy_key(&self, key: String, yes: bool) -> impl Future<Output = Result<DestroyedKeyView, Refusal>> + Send;
+
+    /// All keys, closed.
+    fn export_keys(&self, how: ExportKeysRequest) -> impl Future<Output = Result<ExportedKeys, Refusal>> + Send;
+
+    /// Takes over exported keys.
+    fn import_keys(&self, what: ImportKeysRequest) -> impl Future<Output = Result<ImportedKeysView, Refusal>> + Send;
 
     /// About this daemon.
     fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;

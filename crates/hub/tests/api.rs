@@ -8,6 +8,7 @@ use kip_client::{CallError, Client};
 use kip_hub::Ending;
 use kip_types::Tier;
 use kip_types::api::*;
+use kip_types::keys::{Hidden, KeysWrap};
 use kip_types::name::ProcName;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -108,6 +109,25 @@ async fn snapshots_are_asked_for() {
         let (status, text) = tokio::task::spawn_blocking(move || by_hand(&path, head, body)).await.unwrap();
         assert_eq!(status, 400, "{head}: {text}");
     }
+}
+
+#[tokio::test]
+async fn keys_by_their_routes() {
+    let (dir, served, client) = start().await;
+    let keys = client.keys().await.unwrap();
+    assert_eq!(keys[0].procs, [name("web")]);
+    assert_eq!(client.rotate_keys().await.unwrap(), keys[0]);
+    assert_eq!(refusal(client.destroy_key("abab", false).await).code, Code::State);
+    assert_eq!(client.destroy_key("abab", true).await.unwrap().id, "abab");
+    let wrap = || KeysWrap::Passphrase(Hidden("very secret".into()));
+    assert_eq!(client.export_keys(wrap()).await.unwrap().bytes.0, b"closed");
+    assert_eq!(client.import_keys(wrap(), b"opened".to_vec()).await.unwrap().added, ["opened"]);
+    let heard = served.fake.heard.lock().unwrap().join(" ");
+    assert!(heard.contains("6 bytes") && !heard.contains("very secret"), "{heard}");
+    let path = dir.path().to_owned();
+    let asked = move || by_hand(&path, "POST /v1/keys/import", r#"{"wrap":{"key":"0g"},"bytes":""}"#);
+    let (status, body) = tokio::task::spawn_blocking(asked).await.unwrap();
+    assert!(status == 400 && body.contains("hexadecimal"), "{status} {body}");
 }
 
 #[tokio::test]

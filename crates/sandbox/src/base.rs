@@ -120,7 +120,7 @@ const LINKS: &[(&str, &str)] = &[
 pub const USR_LINKS: &[&str] = &["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
 
 /// Character devices: name, major, minor (Linux Documentation/admin-guide/devices.txt).
-const DEVICES: &[(&str, u32, u32)] =
+pub const DEVICES: &[(&str, u32, u32)] =
     &[("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
 
 /// The skeleton could not be built.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod keys;
 pub mod lifecycle;
 pub mod name;
 pub mod spec;

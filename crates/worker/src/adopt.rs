@@ -126,7 +126,10 @@ impl Worker {
         let manifest = archive.manifest(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
         let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
         let body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;
-        let archived = Archived { front, body };
+        // All of it is read: what cannot be read is left to whoever can.
+        let ring = archive.keys();
+        let keys = archive.read_front_back(&ring, head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        let archived = Archived { front, keys, body };
         if archived.body.home.is_none() {
             return Err(failed(
                 "it was archived by an older Kip; wake it where it was, and archive it again".to_owned(),

@@ -18,6 +18,7 @@ mod fetch;
 mod files;
 pub(crate) mod find;
 pub(crate) mod import;
+mod keys;
 mod read_front;
 mod show;
 #[cfg(test)]
@@ -30,6 +31,7 @@ pub(crate) mod verify;
 
 pub(crate) use demand::{Brought, DemandError};
 pub(crate) use files::Own;
+pub(crate) use keys::KeyChangeError;
 pub(crate) use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};
@@ -37,8 +39,9 @@ use kip_archive::head::{Head, HeadError, HeadRefused, HeadSealError, HeadState, 
 use kip_archive::head::{Outcome, Swap};
 use kip_archive::ids::{BadId, OwnerId, PackId, ProcId};
 use kip_archive::index::{Index, Known};
-use kip_archive::keys::{KeyFileError, Keyring};
+use kip_archive::keys::{KeyFileError, Keyring, NoKey};
 use kip_archive::names::{FrontRef, ObjectName};
+use kip_archive::seal;
 use kip_store::{Key, OpenError, ReadReferenceError, Settings, Store, SwapError, Version};
 use kip_types::{ProcName, Realm};
 use std::collections::HashMap;
@@ -98,15 +101,27 @@ pub(crate) enum HeadFailure {
     Other { proc: ProcId, stored: String, expected: FrontRef },
     #[error(transparent)]
     TooLate(#[from] TooLate),
+    #[error("what was stored cannot be used")]
+    KeyGone(#[source] NoKey),
     #[error("the head of proc {0} changes faster than it can be changed: try again")]
     Contended(ProcId),
+}
+
+impl HeadFailure {
+    /// The head was sealed by a key that is destroyed: nobody can read it, or what it leads to, here.
+    pub(crate) fn is_of_destroyed_key(&self) -> bool {
+        matches!(self, HeadFailure::Head(HeadError::Open(seal::OpenError::Key(NoKey::Destroyed { .. }))))
+    }
 }
 
 /// The store of a data directory.
 pub(crate) struct Archive {
     pub(crate) store: Store,
     pub(crate) realm: Realm,
-    keys: Arc<Keyring>,
+    /// Whoever begins something takes the ring of the moment.
+    keys: Mutex<Arc<Keyring>>,
+    /// Held for writing while keys change.
+    changing: Arc<tokio::sync::RwLock<()>>,
     pub(crate) owner: OwnerId,
     directory: PathBuf,
     runtime: tokio::runtime::Handle,
@@ -156,7 +171,8 @@ impl Archive {
         Ok(Archive {
             store,
             realm,
-            keys: Arc::new(keys),
+            keys: Mutex::new(Arc::new(keys)),
+            changing: Arc::default(),
             owner,
             directory,
             runtime: tokio::runtime::Handle::current(),
@@ -230,7 +246,7 @@ impl Archive {
     async fn head_in(&self, store: &Store, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
         let read = store.read_reference(&self.head_key(proc)).await?;
         let Some((bytes, version)) = read else { return Ok(None) };
-        Ok(Some((Head::open(&self.keys, proc, None, &bytes)?, version)))
+        Ok(Some((Head::open(&self.keys(), proc, None, &bytes)?, version)))
     }
 
     /// Changes the head of a proc to what `follow` says comes after it, and returns that once it is known to stand. `last` is
@@ -254,7 +270,7 @@ impl Archive {
             }
             let mut swap = Swap::new(from, to);
             loop {
-                let bytes = swap.attempt().seal(&self.keys)?;
+                let bytes = swap.attempt().seal(&self.keys())?;
                 match self.store.swap_reference(&self.head_key(proc), version.as_ref(), bytes.into()).await {
                     Ok(version) => return Ok((swap.attempt().clone(), Some(version))),
                     Err(SwapError::Conflict { .. }) => break,

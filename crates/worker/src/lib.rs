@@ -10,6 +10,9 @@
 //! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
 //! | [`pressure`] | who sleeps for lack of memory, when a wake may begin |
 //! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
+//! | [`keys`] | the realm's keys, by command |
+//! | [`disk`] | who is archived for lack of room on the disk |
+//! | [`policy`] | what images from a store may ask for |
 //! | [`logs`], [`events`], [`view`], [`why`], [`exec`] | what people see |
 //!
 //! Never decides for other workers, never speaks to clients.
@@ -17,6 +20,7 @@
 
 mod adopt;
 mod archive;
+mod disk;
 mod due;
 mod events;
 mod exec;
@@ -25,6 +29,7 @@ mod helper_pool;
 mod hibernate;
 mod holdings;
 mod idle;
+mod keys;
 mod kits;
 pub mod logs;
 mod machine;
@@ -32,6 +37,7 @@ mod open;
 mod page_out;
 mod park;
 mod pins;
+mod policy;
 mod pressure;
 mod proc;
 pub mod record;

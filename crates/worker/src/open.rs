@@ -2,6 +2,7 @@
 
 use crate::Worker;
 use crate::archive::{Archive, ArchiveError, collect};
+use crate::disk;
 use crate::events::{Events, now_ms};
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
@@ -64,6 +65,8 @@ pub struct Config {
     pub collect_every: Option<u64>,
     /// How much memory procs may use.
     pub memory: MemoryMarks,
+    /// What parked procs' generations may take on the local disk, bytes; beyond that those parked the longest are archived.
+    pub disk: Option<u64>,
 }
 
 /// A worker could not be opened.
@@ -134,6 +137,7 @@ impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
     pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
+        let disk = config.disk;
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
@@ -168,6 +172,9 @@ impl Worker {
         machine.watch_keeper();
         machine.pressure.relieve(&machine);
         collect::collect_by_itself(&machine, collect_every);
+        if let Some(limit) = disk {
+            disk::watch(&machine, limit);
+        }
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }

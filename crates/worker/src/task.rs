@@ -86,6 +86,8 @@ pub(crate) enum Command {
     /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is
     /// not is removed here. `only_if_ours`: do not take it, but finish what was begun.
     TakeOver { only_if_ours: bool, reply: Reply<()> },
+    /// Archive it for `cause` if it is parked; answers when that is done.
+    ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -392,6 +394,7 @@ impl Task {
                 let _ = reply.send(result);
                 return removed;
             }
+            Command::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);

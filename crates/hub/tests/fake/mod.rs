@@ -8,6 +8,7 @@
 
 use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service};
 use kip_types::api::*;
+use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
 use kip_types::name::ProcName;
 use kip_types::spec::{Protocol, Timing};
@@ -343,6 +344,34 @@ impl Service for Fake {
     async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
         self.hear(&request);
         Ok(CollectView { dry_run: request.dry_run, used: 3, waiting: vec![], deleted: vec![] })
+    }
+
+    async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {
+        let (id, realm) = ("ab".repeat(16), Default::default());
+        let procs = vec!["web".parse().unwrap()];
+        Ok(vec![KeyView { id, realm, created_at_ms: Some(1), destroyed_at_ms: None, current: true, procs }])
+    }
+
+    async fn rotate_keys(&self) -> Result<KeyView, Refusal> {
+        Ok(self.keys().await?.remove(0))
+    }
+
+    async fn destroy_key(&self, id: String, yes: bool) -> Result<DestroyedKeyView, Refusal> {
+        self.hear(("destroy", &id, yes));
+        let costs = || Refusal::new(Code::State, "web could never be woken again");
+        let procs = yes.then(Vec::new).ok_or_else(costs)?;
+        Ok(DestroyedKeyView { id, realm: Default::default(), procs })
+    }
+
+    async fn export_keys(&self, how: ExportKeysRequest) -> Result<ExportedKeys, Refusal> {
+        self.hear(&how);
+        Ok(ExportedKeys { realm: Default::default(), keys: 1, bytes: Hex(b"closed".to_vec()) })
+    }
+
+    async fn import_keys(&self, what: ImportKeysRequest) -> Result<ImportedKeysView, Refusal> {
+        self.hear(&what);
+        let added = vec![String::from_utf8(what.bytes.0).unwrap()];
+        Ok(ImportedKeysView { realm: Default::default(), added, destroyed: vec![], current: None })
     }
 
     async fn info(&self) -> Result<Info, Refusal> {

@@ -26,6 +26,9 @@ pub(super) const CAPABILITIES: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::AUDIT_WRITE);
 
+/// The same, a bit for each (capabilities(7)).
+pub const CAPABILITY_BITS: u64 = CAPABILITIES.bits();
+
 /// The user namespace to enter.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum UserNamespace<'a> {

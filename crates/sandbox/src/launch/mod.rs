@@ -13,6 +13,7 @@ mod restore;
 mod start;
 mod template;
 
+pub use confine::CAPABILITY_BITS;
 pub use exec::DEFAULT_PATH;
 pub use start::MASKED;
 

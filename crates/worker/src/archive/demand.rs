@@ -301,7 +301,7 @@ impl Archive {
         let range = first.range().start..last.range().end;
         let name = ObjectName::Pack { realm: self.realm.clone(), pack: first.pack.id };
         let bytes = self.store.get_range(&Archive::key(&name), range.clone()).await?;
-        let (filling, keys) = (Arc::clone(filling), Arc::clone(&self.keys));
+        let (filling, keys) = (Arc::clone(filling), self.keys());
         let put = move || {
             let mut reader = PackReader::new(&keys);
             for number in blocks {

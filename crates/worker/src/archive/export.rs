@@ -151,7 +151,7 @@ impl Archive {
         let mut tar = TarFile { file, path: growing.to_owned(), written: 0, failed: None };
         let (proc, front) = (found.head.proc, found.front);
         let head = Head::imported(None, proc, found.head.name.clone(), self.realm.clone(), front)?;
-        let head = head.seal(&self.keys)?;
+        let head = head.seal(&self.keys())?;
         tar.add(&format!("{proc}/head"), &head).map_err(at)?;
         let key = self.front_key(proc, front);
         let of_front = |source: FrontReadError| ExportError::Front { object: key.as_str().to_owned(), source };
@@ -176,7 +176,7 @@ impl Archive {
         let read = self.runtime.block_on(self.whole_pack(pack));
         let read = read.map_err(|source| ExportError::Get { object: object(), source })?;
         let bytes = read.map_err(|what| ExportError::Damaged { object: object(), what })?;
-        let checked = PackReader::new(&self.keys).check(pack.id, &bytes, |_, _| {});
+        let checked = PackReader::new(&self.keys()).check(pack.id, &bytes, |_, _| {});
         checked.map_err(|source| ExportError::Open { object: object(), source })?;
         let added = tar.add(&format!("packs/{}", pack.id), &bytes);
         added.map_err(|source| ExportError::Io { path: tar.path.clone(), source })?;

@@ -191,7 +191,7 @@ impl Archive {
     async fn front(&self, proc: ProcId, which: FrontRef, coming: &mut Coming<'_>) -> Result<(), FetchError> {
         let opened = |source| FetchError::Open { proc, front: which, source };
         let mut object = self.store.get(&self.front_key(proc, which)).await?;
-        let mut reader = FrontReader::new(self.keys.clone(), proc, which);
+        let mut reader = FrontReader::new(self.keys(), proc, which);
         while let Some(bytes) = object.next().await {
             let bytes = bytes?;
             let mut rest = &bytes[..];

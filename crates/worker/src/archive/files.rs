@@ -19,6 +19,7 @@ use kip_archive::files::walk::{self, Seen, Walk, WalkError};
 use kip_archive::front::Manifest;
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::ids::ProcId;
+use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::packing::Packing;
@@ -138,7 +139,7 @@ impl Archive {
     async fn beginning(&self, proc: ProcId, front: FrontRef, files: bool) -> Result<(Manifest, Files), FetchError> {
         let opened = |source| FetchError::Open { proc, front, source };
         let mut object = self.store.get(&self.front_key(proc, front)).await?;
-        let mut reader = FrontReader::new(self.keys.clone(), proc, front);
+        let mut reader = FrontReader::new(self.keys(), proc, front);
         let mut manifest = None;
         while let Some(bytes) = object.next().await {
             let bytes = bytes?;
@@ -195,7 +196,8 @@ impl Archive {
             let (from, to_id) = if own { ids } else { (0, 0) };
             let rules =
                 Rules { ids: IdShift { from, to: to_id, count: IDS_PER_BLOCK }, strays: Strays::Refuse, limits };
-            let mut blocks = Blocks::new(self, tree);
+            let ring = self.keys();
+            let mut blocks = Blocks::new(self, tree, &ring);
             let done = restore(tree, &to, &rules, |block| blocks.take(block));
             let done = done.map_err(|source| FetchError::Restore { path: path.into(), source: Box::new(source) })?;
             limits.bytes -= done.bytes;
@@ -225,9 +227,9 @@ struct Blocks<'a> {
 }
 
 impl<'a> Blocks<'a> {
-    fn new(archive: &'a Archive, tree: &'a Tree) -> Blocks<'a> {
+    fn new(archive: &'a Archive, tree: &'a Tree, ring: &'a Keyring) -> Blocks<'a> {
         let numbers = tree.blocks.iter().enumerate().map(|(n, block)| ((block.pack.id, block.offset), n)).collect();
-        Blocks { archive, tree, numbers, come: BTreeMap::new(), reader: PackReader::new(&archive.keys) }
+        Blocks { archive, tree, numbers, come: BTreeMap::new(), reader: PackReader::new(ring) }
     }
 
     fn take(&mut self, block: &BlockRef) -> io::Result<Vec<u8>> {

@@ -167,7 +167,7 @@ impl Archive {
         let proc = proc.ok_or_else(|| export.not_ours(format!("it begins with {name:.60}, not with a head")))?;
         let bytes = export.whole(&name, &mut entry, HEAD_MAX)?;
         let path = export.path.clone();
-        let head = Head::open(&self.keys, proc, None, &bytes);
+        let head = Head::open(&self.keys(), proc, None, &bytes);
         Ok((proc, head.map_err(|source| ImportError::SealedHead { path, source })?))
     }
 
@@ -211,14 +211,14 @@ impl Archive {
             let pack = id.and_then(|id| missing.remove(&id));
             let pack = pack.ok_or_else(|| export.not_ours(format!("nothing leads to {name:.100}")))?;
             let content = export.whole(&name, &mut entry, PACK_MAX as u64)?;
-            PackReader::new(&self.keys).check(pack.id, &content, |_, _| {}).map_err(export.opened(&name))?;
+            PackReader::new(&self.keys()).check(pack.id, &content, |_, _| {}).map_err(export.opened(&name))?;
             if there.contains(&pack.id) {
                 continue;
             }
             bytes += content.len() as u64;
             let (store, key) = (self.store.clone(), self.pack_key(pack.id));
             let finished = Finished { pack, bytes: content };
-            self.runtime.block_on(store_pack(store, key, self.keys.clone(), finished))?;
+            self.runtime.block_on(store_pack(store, key, self.keys(), finished))?;
         }
         match missing.keys().next() {
             Some(pack) => Err(export.not_ours(format!("pack {pack} is missing"))),
@@ -234,7 +234,7 @@ impl Archive {
         proc: ProcId,
         front: FrontRef,
     ) -> Result<(BTreeSet<PackRef>, u64), ImportError> {
-        let mut reader = FrontReader::new(self.keys.clone(), proc, front);
+        let mut reader = FrontReader::new(self.keys(), proc, front);
         // One that is dropped before its end leaves nothing.
         let mut writer = self.store.writer(&self.front_key(proc, front));
         let (mut packs, mut total) = (BTreeSet::new(), 0);
@@ -256,7 +256,7 @@ impl Archive {
         }
         reader.finish().map_err(export.opened("front"))?;
         self.runtime.block_on(writer.finish())?;
-        self.runtime.block_on(self.read_front_back(proc, front))?;
+        self.runtime.block_on(self.read_front_back(&self.keys(), proc, front))?;
         Ok((packs, total))
     }
 }

@@ -83,7 +83,7 @@ impl Archive {
         mut each: impl FnMut(&[u8]),
     ) -> Result<WholeFront, FrontReadError> {
         let mut object = self.store.get(&self.front_key(proc, front)).await?;
-        let mut reader = FrontReader::new(self.keys.clone(), proc, front);
+        let mut reader = FrontReader::new(self.keys(), proc, front);
         let (mut whole, mut uncounted) = (WholeFront::default(), 0);
         while let Some(bytes) = object.next().await {
             let bytes = bytes?;

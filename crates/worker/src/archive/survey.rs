@@ -113,7 +113,7 @@ impl Archive {
         let mut end = SUMMARY.min(size);
         loop {
             let bytes = store.get_range(&key, 0..end).await?;
-            if let Some(manifest) = read::summary(&self.keys, Some(proc), Some(front), &bytes)? {
+            if let Some(manifest) = read::summary(&self.keys(), Some(proc), Some(front), &bytes)? {
                 let format = bytes.get(FORMAT_AT..FORMAT_AT + 2).map_or(0, |at| u16::from_le_bytes([at[0], at[1]]));
                 return Ok(Summary { manifest, format: format.into() });
             }

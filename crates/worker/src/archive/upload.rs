@@ -6,11 +6,11 @@ use super::{Archive, DemandError, HeadFailure};
 use crate::events::now_ms;
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
-use kip_archive::front::read::FrontReader;
+use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::front::write::{FrontError, FrontWriter};
 use kip_archive::front::{Manifest, MetadataFile, Sizes, read, sets_of};
 use kip_archive::gc::{GRACE_MS, Writing};
-use kip_archive::ids::{PackId, ProcId};
+use kip_archive::ids::{KeyId, PackId, ProcId};
 use kip_archive::index::FileKey;
 use kip_archive::keys::{Keyring, NoKey};
 use kip_archive::memory::{self, Areas, MemoryError, Pages};
@@ -30,13 +30,14 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tokio::task::JoinSet;
 
 /// A process with as many pages, 8 MiB, is small.
 const SMALL: u32 = 2048;
 
 /// What an upload was.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Uploaded {
     /// What the proc wakes from.
     pub(crate) front: FrontRef,
@@ -44,6 +45,10 @@ pub(crate) struct Uploaded {
     pub(crate) pack_bytes: u64,
     /// Of the front.
     pub(crate) front_bytes: u64,
+    /// The keys without which it cannot be woken: the front's and those of its packs.
+    pub(crate) keys: BTreeSet<KeyId>,
+    /// The ring that all of it was sealed with.
+    pub(crate) ring: Arc<Keyring>,
 }
 
 /// A generation is not in the store; the local one is as it was.
@@ -99,6 +104,17 @@ pub(super) struct Begun {
     version: Option<Version>,
 }
 
+impl UploadError {
+    /// What the proc has in the store was sealed by a key that is destroyed, and nothing can follow it.
+    pub(crate) fn is_of_destroyed_key(&self) -> bool {
+        match self {
+            UploadError::Head(e) => e.is_of_destroyed_key(),
+            UploadError::Damaged { source, .. } => matches!(source, seal::OpenError::Key(NoKey::Destroyed { .. })),
+            _ => false,
+        }
+    }
+}
+
 impl Archive {
     /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the runtime.
     pub(crate) fn store(
@@ -113,34 +129,37 @@ impl Archive {
         let local: kip_snapshot::Manifest<serde_json::Value> = kip_snapshot::open(directory)?;
         let map = PageMap::load(directory)?;
         let newest = self.runtime.block_on(self.newest(proc))?;
+        let ring = self.keys();
         if let Some(front) = newest.filter(|front| front.generation == local.generation) {
-            self.runtime.block_on(self.read_front_back(proc, front))?;
-            return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0 });
+            let keys = self.runtime.block_on(self.read_front_back(&ring, proc, front))?;
+            return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0, keys, ring });
         }
         let _no_short_collection = self.runtime.block_on(self.storing.read());
         let begun = self.runtime.block_on(self.begin_writing())?;
         let told = (spec, newest.map(|front| front.generation));
-        let (front, bytes, pack_bytes) =
-            match self.pack(proc, directory, &local, &map, told.clone(), (&begun.writing, own)) {
-                Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
-                    self.bring(directory, None)?;
-                    self.pack(proc, directory, &local, &map, told, (&begun.writing, own))?
-                }
-                packed => packed?,
-            };
+        let with = (&begun.writing, own, &ring);
+        let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), with) {
+            Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
+                self.bring(directory, None)?;
+                self.pack(proc, directory, &local, &map, told, with)?
+            }
+            packed => packed?,
+        };
         let front_bytes = bytes.len() as u64;
-        let summary = read::summary(&self.keys, Some(proc), Some(front), &bytes);
+        let summary = read::summary(&ring, Some(proc), Some(front), &bytes);
         let written = summary.ok().flatten().expect("it was just written");
         let packs: Vec<PackId> = written.packs.iter().map(|pack| pack.id).collect();
-        self.runtime.block_on(async {
+        let keys = self.runtime.block_on(async {
             let key = self.front_key(proc, front);
             self.store.put(&key, Bytes::from(bytes)).await?;
-            self.read_front_back(proc, front).await?;
+            let keys = self.read_front_back(&ring, proc, front).await?;
             let writing = self.still_there(begun, &key, &packs).await?;
+            let held = self.hold_keys().await;
+            held.still_open(&ring).map_err(HeadFailure::KeyGone)?;
             self.publish(proc, name, front, || writing.may_publish(super::boot_ms())).await?;
-            Ok::<_, UploadError>(())
+            Ok::<_, UploadError>(keys)
         })?;
-        Ok(Uploaded { front, pack_bytes, front_bytes })
+        Ok(Uploaded { front, pack_bytes, front_bytes, keys, ring })
     }
 
     /// The newest front that this directory has stored. It may be the generation that is to be stored: then a daemon that
@@ -199,7 +218,7 @@ impl Archive {
         local: &kip_snapshot::Manifest<serde_json::Value>,
         map: &PageMap,
         (spec, parent): (serde_json::Value, Option<Generation>),
-        (writing, own): (&Writing, &Own),
+        (writing, own, ring): (&Writing, &Own, &Arc<Keyring>),
     ) -> Result<(FrontRef, Vec<u8>, u64), UploadError> {
         let at = |path: &Path| {
             let path = path.to_owned();
@@ -221,14 +240,20 @@ impl Archive {
         let remote = number.zip(table.as_ref()).map(|(number, table)| Remote::new(table, number as u32).with(&here));
         let index = self.index.lock().expect("nobody panics with the index").clone();
         let known = self.known.lock().expect("nobody panics with it").get(&proc).cloned().unwrap_or_default();
-        let usable = |pack: &PackId| writing.may_use(pack);
+        // What another key sealed is brought and sealed anew, so that nothing that is archived now needs that.
+        let of_others = |table: &kip_archive::table::PageTable| {
+            let packs = table.packs().into_iter().filter(|pack| ring.current() != Ok(pack.key));
+            packs.map(|pack| pack.id).collect::<BTreeSet<PackId>>()
+        };
+        let of_others = table.as_ref().map(of_others).unwrap_or_default();
+        let usable = |pack: &PackId| writing.may_use(pack) && !of_others.contains(pack);
         let mut uploads = JoinSet::new();
         let mut sink = |finished: Finished| {
-            let (store, key, keys) = (self.store.clone(), self.pack_key(finished.pack.id), self.keys.clone());
+            let (store, key, keys) = (self.store.clone(), self.pack_key(finished.pack.id), Arc::clone(ring));
             uploads.spawn_on(store_pack(store, key, keys, finished), &self.runtime);
             Ok(())
         };
-        let mut packing = Packing::new(&self.keys, &index, &usable, &mut sink)?;
+        let mut packing = Packing::new(ring, &index, &usable, &mut sink)?;
         let (shared, areas) = (BTreeMap::new(), areas(directory, map));
         let remote = remote.as_ref();
         let mut pages = Pages { map, shared: &shared, areas: &areas, keys: &keys, remote, read: &mut read };
@@ -261,7 +286,7 @@ impl Archive {
                 ..Sizes::default()
             },
         };
-        let mut front = FrontWriter::begin(&self.keys, proc, &manifest)?;
+        let mut front = FrontWriter::begin(ring, proc, &manifest)?;
         front.sets(&sets_of(&map.processes))?;
         front.page_table(&archived.table)?;
         front.files(&own_files)?;
@@ -271,23 +296,39 @@ impl Archive {
         }
         front.pages_of(&archived, &mut pages)?;
         let (which, bytes) = (front.front(), front.end()?);
-        self.index.lock().expect("nobody panics with the index").merge(&packed.added);
-        self.known.lock().expect("nobody panics with it").insert(proc, archived.known);
-        known_files.keep(self);
-        self.save_index();
+        // What was stored with another key than that of the moment is not used again.
+        if ring.current() == self.keys().current() {
+            self.index.lock().expect("nobody panics with the index").merge(&packed.added);
+            self.known.lock().expect("nobody panics with it").insert(proc, archived.known);
+            known_files.keep(self);
+            self.save_index();
+        }
         Ok((which, bytes, packed.bytes))
     }
 
-    pub(super) async fn read_front_back(&self, proc: ProcId, front: FrontRef) -> Result<(), UploadError> {
+    /// Reads all of it; gives the keys that it needs.
+    pub(crate) async fn read_front_back(
+        &self,
+        ring: &Arc<Keyring>,
+        proc: ProcId,
+        front: FrontRef,
+    ) -> Result<BTreeSet<KeyId>, UploadError> {
         use futures_util::StreamExt as _;
         let key = self.front_key(proc, front);
         let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
         let mut object = self.store.get(&key).await.map_err(UploadError::ReadBack)?;
-        let mut reader = FrontReader::new(self.keys.clone(), proc, front);
+        let mut reader = FrontReader::new(Arc::clone(ring), proc, front);
+        let mut keys = BTreeSet::new();
         while let Some(bytes) = object.next().await {
-            reader.push(&bytes.map_err(UploadError::ReadBack)?).map_err(damaged)?;
+            for event in reader.push(&bytes.map_err(UploadError::ReadBack)?).map_err(&damaged)? {
+                if let Event::Manifest(manifest) = event {
+                    keys.extend(manifest.packs.iter().map(|pack| pack.key));
+                }
+            }
         }
-        reader.finish().map_err(damaged)
+        reader.finish().map_err(damaged)?;
+        keys.extend(reader.header().map(|header| header.key));
+        Ok(keys)
     }
 }
 
@@ -351,7 +392,7 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
 pub(super) async fn store_pack(
     store: kip_store::Store,
     key: kip_store::Key,
-    keys: std::sync::Arc<Keyring>,
+    keys: Arc<Keyring>,
     finished: Finished,
 ) -> Result<(), UploadError> {
     use futures_util::TryStreamExt as _;

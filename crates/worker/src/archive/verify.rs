@@ -134,7 +134,7 @@ impl Archive {
             Ok(bytes) => bytes,
             Err(what) => return Ok(Err(what)),
         };
-        let keys = self.keys.clone();
+        let keys = self.keys();
         let check = move || {
             let mut listed = HashSet::new();
             let checked = PackReader::new(&keys).check(pack.id, &bytes, |block, _| {

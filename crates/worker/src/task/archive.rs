@@ -9,14 +9,17 @@ use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
 use crate::park::Body;
+use crate::policy;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
+use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
 use kip_types::api::{Code, Refusal, SleepView};
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, State, Tier};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,6 +32,9 @@ pub(crate) const ARCHIVED: &str = "archived.json";
 pub(crate) struct Archived {
     /// What it wakes from.
     pub(crate) front: FrontRef,
+    /// The keys without which it cannot be woken; none in what an older daemon wrote, and then it may need any.
+    #[serde(default)]
+    pub(crate) keys: BTreeSet<KeyId>,
     /// Its sockets and due timers.
     pub(crate) body: Body,
 }
@@ -57,6 +63,8 @@ pub(super) struct Storing {
     replies: Vec<Reply<bool>>,
     /// Told to the upload when it wakes.
     woke: Arc<AtomicBool>,
+    /// Why, if not because of its own times or a command.
+    cause: Option<String>,
 }
 
 impl Task {
@@ -78,7 +86,7 @@ impl Task {
         let State::Parked { generation } = self.record.state else { unreachable!("it was just parked") };
         match &mut self.storing {
             Some(storing) if storing.generation == generation => storing.replies.push(reply),
-            _ => self.begin_storing(archive, generation, vec![reply]),
+            _ => self.begin_storing(archive, generation, vec![reply], None),
         }
     }
 
@@ -98,12 +106,33 @@ impl Task {
         else {
             return;
         };
-        self.begin_storing(archive, *generation, Vec::new());
+        self.begin_storing(archive, *generation, Vec::new(), None);
     }
 
-    fn begin_storing(&mut self, archive: Arc<Archive>, generation: Generation, replies: Vec<Reply<bool>>) {
+    /// Declines if it is not parked, is on its way already, or sleeps only when told to.
+    pub(super) fn archive_for_room(&mut self, cause: String, reply: Reply<bool>) {
+        let may = self.storing.is_none() && !self.proc.spec.timing.never;
+        match (&self.record.state, self.proc.shared.archive.clone()) {
+            (State::Parked { generation }, Some(archive)) if may => {
+                self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
+                self.begin_storing(archive, *generation, vec![reply], Some(cause));
+            }
+            _ => {
+                let message = format!("{} is not to be archived now", self.proc.name);
+                let _ = reply.send(Err(Refusal::new(Code::State, message)));
+            }
+        }
+    }
+
+    fn begin_storing(
+        &mut self,
+        archive: Arc<Archive>,
+        generation: Generation,
+        replies: Vec<Reply<bool>>,
+        cause: Option<String>,
+    ) {
         let woke = Arc::new(AtomicBool::new(false));
-        let storing = Storing { generation, since: Instant::now(), replies, woke: Arc::clone(&woke) };
+        let storing = Storing { generation, since: Instant::now(), replies, woke: Arc::clone(&woke), cause };
         for reply in self.storing.replace(storing).into_iter().flat_map(|overtaken| overtaken.replies) {
             let _ = reply.send(Err(self.woke_before()));
         }
@@ -114,8 +143,16 @@ impl Task {
             let result = blocking(move || {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
                 let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
-                let stored = archive.id_of(&proc.dir).map_err(|e| chain(&e));
-                stored.and_then(|id| archive.store(id, &proc.name, &directory, spec, &files).map_err(|e| chain(&e)))
+                let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));
+                let store = |id| archive.store(id, &proc.name, &directory, spec.clone(), &files);
+                match store(id()?) {
+                    // Nothing can follow what nobody can read: it begins anew, from what is here.
+                    Err(e) if e.is_of_destroyed_key() => {
+                        Archive::forget(&proc.dir).map_err(|e| format!("{}: {e}", proc.dir.display()))?;
+                        store(id()?).map_err(|e| chain(&e))
+                    }
+                    stored => stored.map_err(|e| chain(&e)),
+                }
             })
             .await;
             if let Some(own) = own {
@@ -149,7 +186,7 @@ impl Task {
             }
             Ok(uploaded) => {
                 fault::reach("archive-stored");
-                self.become_archived(generation, uploaded, storing.since).await.map(|()| false)
+                self.become_archived(generation, uploaded, storing.since, storing.cause).await.map(|()| false)
             }
         };
         for reply in storing.replies {
@@ -162,23 +199,32 @@ impl Task {
         generation: Generation,
         uploaded: Uploaded,
         since: Instant,
+        cause: Option<String>,
     ) -> Result<(), Refusal> {
         let proc = Arc::clone(&self.proc);
-        let front = uploaded.front;
+        let (front, mut keys) = (uploaded.front, uploaded.keys.clone());
+        let stays = |message: String| Refusal::new(Code::Failed, format!("{} stays parked: {message}", self.proc.name));
+        // Until all of it is done, so that whoever destroys a key knows of it.
+        let archive = self.proc.shared.archive.clone().expect("what was stored was stored somewhere");
+        let held = archive.hold_keys().await;
+        held.still_open(&uploaded.ring).map_err(|e| stays(chain(&e)))?;
+        // Its head is sealed by that, here and when it lets go.
+        keys.extend(archive.keys().current());
         let kept = blocking(move || {
             let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation));
-            let archived = manifest.map(|m| Archived { front, body: m.body }).map_err(|e| chain(&e))?;
+            let archived = manifest.map(|m| Archived { front, keys, body: m.body }).map_err(|e| chain(&e))?;
             let text = serde_json::to_vec(&archived).expect("it is plain data");
             record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))
         })
         .await;
-        kept.map_err(|message| Refusal::new(Code::Failed, format!("{} stays parked: {message}", self.proc.name)))?;
+        kept.map_err(stays)?;
         fault::reach("archive-kept");
         self.advance(Input::Archived, record::Durability::Fsync)?;
         fault::reach("archive-recorded");
         if let Some(sleep) = self.record.last_sleep.clone() {
             let total_us = sleep.total_us + since.elapsed().as_micros() as u64;
-            let last_sleep = Some(SleepView { to: Tier::Archived, total_us, ..sleep });
+            let last_sleep =
+                Some(SleepView { to: Tier::Archived, total_us, cause: cause.or(sleep.cause.clone()), ..sleep });
             self.keep(Record { last_sleep, ..self.record.clone() });
         }
         let proc = Arc::clone(&self.proc);
@@ -188,6 +234,7 @@ impl Task {
             }
         });
         tokio::join!(swept, self.let_go(front));
+        drop(held);
         fault::reach("archive-released");
         let detail = format!("{} bytes in packs, {} in its front", uploaded.pack_bytes, uploaded.front_bytes);
         self.proc.shared.events.tell(Some(&self.proc.name), "archived", detail);
@@ -305,7 +352,11 @@ impl Task {
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let fetch = blocking(move || {
-            archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e))?;
+            let fetched = archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e));
+            // Before anything of it is restored.
+            let allowed = fetched.and_then(|images| policy::check(&proc, &images, &known.body).map_err(|e| chain(&e)));
+            // What came may be in the way of others, on a disk that has no room.
+            allowed.inspect_err(|_| drop(kip_snapshot::sweep(&proc.dir, None)))?;
             plan_wake(&proc, known.front.generation, &known.body);
             Ok::<_, String>(())
         });

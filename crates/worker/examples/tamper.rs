@@ -1,0 +1,160 @@
+//! Rewrites what an archived proc would wake from, as somebody could who has the store and the keys; for tests.
+//!
+//! `tamper DATA STORE NAME WHAT`, while no daemon runs: NAME's images ask for WHAT from then on, `nothing` for the same as before.
+#![forbid(unsafe_code)]
+
+use kip_archive::front::Manifest;
+use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::write::FrontWriter;
+use kip_archive::head::Head;
+use kip_archive::ids::ProcId;
+use kip_archive::keys::Keyring;
+use kip_archive::names::{FrontRef, ObjectName};
+use kip_checkpoint::image::Image;
+use kip_checkpoint::wire::{Malformed, Message};
+use kip_store::{Key, Settings, Store};
+use kip_types::Realm;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A change of one image.
+type Change = fn(&mut Message) -> Result<(), Malformed>;
+
+fn credentials(core: &mut Message, change: impl Fn(&mut Message)) -> Result<(), Malformed> {
+    core.edit_messages(5, |own| {
+        own.edit_messages(10, |creds| {
+            change(creds);
+            Ok::<_, Malformed>(())
+        })
+    })
+}
+
+/// The image to change and how.
+fn change_of(what: &str) -> Option<(&'static str, Change)> {
+    Some(match what {
+        "user" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(3, 70_000))),
+        "capabilities" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(11, 0xffff_ffff))),
+        "privileges" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(18, 0))),
+        "filter" => ("core-2.img", |core| {
+            core.edit_messages(5, |own| {
+                own.set_varint(11, 0);
+                own.remove(12);
+                Ok::<_, Malformed>(())
+            })
+        }),
+        "ids" => ("userns", |map| {
+            map.edit_messages(1, |extent| {
+                extent.set_varint(2, 0);
+                Ok::<_, Malformed>(())
+            })
+        }),
+        "mount" => ("mountpoints", |mount| {
+            mount.set_bytes(7, b"/etc".to_vec());
+            Ok(())
+        }),
+        _ => return None,
+    })
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [data, store, name, what] = &words[..] else { return Err("tamper DATA STORE NAME WHAT".into()) };
+    let (data, dir) = (Path::new(data), Path::new(data).join("procs").join(name));
+    let realm = Realm::default();
+    let keys = Arc::new(Keyring::load(&data.join("archive"), &realm)?);
+    let proc: ProcId = fs::read_to_string(dir.join("archive-id"))?.trim().parse()?;
+    let known = dir.join("archived.json");
+    let mut archived: serde_json::Value = serde_json::from_slice(&fs::read(&known)?)?;
+    let front: FrontRef = serde_json::from_value(archived["front"].clone())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let _inside = runtime.enter();
+    let store = Store::open(store, Settings::default())?;
+    let key = |front| Key::new(ObjectName::Front { realm: realm.clone(), proc, front }.to_string()).expect("a name");
+    let bytes = runtime.block_on(async {
+        use futures_util::TryStreamExt as _;
+        store.get(&key(front)).await?.try_collect::<Vec<_>>().await
+    })?;
+    let mut reader = FrontReader::new(Arc::clone(&keys), proc, front);
+    let events = reader.push(&bytes.concat())?;
+    let (new, bytes) = rewrite(&keys, proc, events, what)?;
+    archived["front"] = serde_json::to_value(new)?;
+    fs::write(&known, serde_json::to_vec(&archived)?)?;
+    let head_key = Key::new(ObjectName::Head { realm: realm.clone(), proc }.to_string()).expect("a name");
+    runtime.block_on(async {
+        store.put(&key(new), bytes.into()).await?;
+        let (sealed, version) = store.read_reference(&head_key).await?.ok_or("there is no head")?;
+        let head = Head::open(&keys, proc, None, &sealed)?;
+        // No owner would follow a generation by itself.
+        let head = Head { current: Some(new), ..head.again() };
+        store.swap_reference(&head_key, Some(&version), head.seal(&keys)?.into()).await?;
+        Ok::<_, Box<dyn Error>>(())
+    })
+}
+
+fn rewrite(
+    keys: &Keyring,
+    proc: ProcId,
+    events: Vec<Event>,
+    what: &str,
+) -> Result<(FrontRef, Vec<u8>), Box<dyn Error>> {
+    let mut manifest: Option<Manifest> = None;
+    let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
+    for event in &events {
+        match event {
+            Event::Manifest(found) => manifest = Some((**found).clone()),
+            Event::Metadata { name, bytes, .. } => files.entry(name.clone()).or_default().extend(bytes),
+            _ => {}
+        }
+    }
+    let mut manifest = manifest.ok_or("there is no manifest")?;
+    if let Some((image, change)) = change_of(what) {
+        let (name, bytes) =
+            files.iter_mut().find(|(name, _)| name.starts_with(image)).ok_or("there is no such image")?;
+        let path = std::env::temp_dir().join(format!("tamper-{}-{name}", std::process::id()));
+        fs::write(&path, &bytes)?;
+        let mut read = Image::read(&path)?;
+        change(read.entries.first_mut().ok_or("the image is empty")?)?;
+        read.write()?;
+        *bytes = fs::read(&path)?;
+        fs::remove_file(&path)?;
+    } else if what != "nothing" {
+        return Err(format!("{what}: there is no such change").into());
+    }
+    for file in &mut manifest.metadata {
+        file.size = files[&file.name].len() as u64;
+    }
+    let mut front = FrontWriter::begin(keys, proc, &manifest)?;
+    let metadata =
+        |front: &mut FrontWriter| manifest.metadata.iter().try_for_each(|file| front.metadata(&files[&file.name]));
+    let mut is_written = false;
+    for event in events {
+        if !is_written && matches!(event, Event::EagerPages { .. } | Event::Eager | Event::SetPages { .. } | Event::End)
+        {
+            metadata(&mut front)?;
+            is_written = true;
+        }
+        let split = |pages: Vec<(u64, Vec<u8>)>| -> (Vec<u64>, Vec<u8>) {
+            let (addresses, bytes): (Vec<u64>, Vec<Vec<u8>>) = pages.into_iter().unzip();
+            (addresses, bytes.concat())
+        };
+        match event {
+            Event::Sets(sets) => front.sets(&sets)?,
+            Event::PageTable(table) => front.page_table(&table)?,
+            Event::Files(files) => front.files(&files)?,
+            Event::EagerPages { space, pages } => {
+                let (addresses, bytes) = split(pages);
+                front.eager_pages(space, &addresses, &bytes)?;
+            }
+            Event::SetPages { space, pages } => {
+                let (addresses, bytes) = split(pages);
+                front.set_pages(space, &addresses, &bytes)?;
+            }
+            Event::Manifest(_) | Event::Metadata { .. } | Event::Eager | Event::End => {}
+        }
+    }
+    let new = front.front();
+    Ok((new, front.end()?))
+}

@@ -1,0 +1,61 @@
+//! What the images of a proc may ask for: its spec and the sandbox's rules as [`kip_checkpoint::policy`] wants them.
+//!
+//! Asked for every generation that came from a store, before anything of it is restored. Not for those that never left the local
+//! disk: whoever can write there is root already.
+
+use crate::park::Body;
+use crate::proc::{IDS_PER_BLOCK, Proc};
+use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
+use kip_sandbox::{base, launch, seccomp};
+use kip_snapshot::{Manifest, SnapshotError};
+use std::path::Path;
+
+/// A generation may not be restored.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotAllowed {
+    #[error("its images cannot be judged")]
+    Facts(#[from] FactsError),
+    #[error("its images are refused")]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error("its manifest does not speak of the sockets, timers and files that it slept with")]
+    Body,
+}
+
+fn allowed(proc: &Proc, body: &Body) -> Policy {
+    let filter = seccomp::filter();
+    let code = filter.iter().flat_map(|i| {
+        let [low, high] = i.code.to_le_bytes();
+        let [a, b, c, d] = i.k.to_le_bytes();
+        [low, high, i.jt, i.jf, a, b, c, d]
+    });
+    let own = |path: &str| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    Policy {
+        // Where it was archived it had another block, which a wake moves to its own.
+        ids: (body.home.as_ref().map_or(proc.first_id(), |home| home.first_id), IDS_PER_BLOCK),
+        capabilities: launch::CAPABILITY_BITS,
+        no_new_privileges: !proc.spec.allow_setuid,
+        filter: code.collect(),
+        masks: launch::MASKED.iter().map(|path| (*path).to_owned()).collect(),
+        sockets: body.sockets.iter().map(|socket| socket.inode).collect(),
+        devices: base::DEVICES.iter().map(|(name, ..)| format!("/dev/{name}")).collect(),
+        own_ipc: body.own_ipc,
+        nice: rustix::process::getpriority_process(None).unwrap_or(0).min(0),
+        oom_score: own("/proc/self/oom_score_adj").unwrap_or(0).min(0),
+    }
+}
+
+/// Whether a generation that came from a store may be restored. `known` is what was kept here of its manifest.
+///
+/// # Errors
+/// What it asks for that its sandbox does not give; its images cannot be read.
+pub(crate) fn check(proc: &Proc, images: &Path, known: &Body) -> Result<(), NotAllowed> {
+    let manifest: Manifest<Body> = kip_snapshot::open(images)?;
+    let plain = |body| serde_json::to_value(body).expect("it is plain data");
+    if plain(&manifest.body) != plain(known) {
+        return Err(NotAllowed::Body);
+    }
+    policy::check(&policy::read(images)?, &allowed(proc, known))?;
+    Ok(())
+}

@@ -1,0 +1,77 @@
+"""What comes from a store is restored only if it asks for no more than its sandbox gives: a front that somebody with the keys
+has rewritten is refused, and says why."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import programs, servers
+from harness.clients import Redis
+from harness.kip import Kip, Proc
+from test_archive import archive
+
+ASKED = {
+    "user": "thread 2 has the user id 70000",
+    "capabilities": "thread 2 has capabilities 0x",
+    "privileges": "thread 2 runs without the no_new_privs",
+    "filter": "thread 2 runs without the system call filter",
+    "ids": "maps user ids in another way",
+    "mount": 'the mount at "/etc" is not one of its sandbox',
+}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+def tamper(kip: Kip, store: Path, proc: Proc, what: str) -> None:
+    kip.kill()
+    done = subprocess.run([programs.example("tamper"), kip.data, store, proc.name, what],
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kip.up()
+
+
+def test_what_asks_for_more_is_refused(fresh_kip: Callable[..., Kip], store: Path) -> None:
+    kip = fresh_kip("--store", str(store))
+    server = servers.redis()
+    proc = kip.run("redis", server.command, ports=server.published)
+    client = Redis(proc.port())
+    client.ask_all([("SET", f"key:{i}", b"%d" % i * 300) for i in range(3000)])
+    archive(proc)
+    # Rewritten without a change it wakes, so that it is the change which is refused.
+    tamper(kip, store, proc, "nothing")
+    assert client.ask("GET", "key:2999") == b"2999" * 300
+    archive(proc)
+    kept = {path: path.read_bytes() for path in (kip.data / "procs" / "redis").glob("archive*")}
+    objects = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    for what, told in ASKED.items():
+        tamper(kip, store, proc, what)
+        refusal = kip.refused("wake", "redis")
+        assert told in refusal and "redis cannot be woken: " in refusal and "it stays archived" in refusal, refusal
+        view = proc.inspect()
+        assert view["state"] == "archived" and view["pids"] == [], view
+        assert not list((kip.data / "procs" / "redis").glob("gen-*")), "nothing of it is left here"
+        kip.kill()
+        for path, content in (kept | objects).items():
+            path.write_bytes(content)
+        kip.up()
+    assert client.ask("GET", "key:2999") == b"2999" * 300
+
+
+@pytest.mark.parametrize("name", ["torture", "mariadb", "postfix", "nginx", "node", "bind"])
+def test_what_programs_have_is_allowed(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, name: str) -> None:
+    """Threads, forks, locks, deleted files, memory files, setgid programs, System V memory: nothing of that is refused."""
+    kip = fresh_kip("--store", str(store))
+    server = getattr(servers, name)()
+    flags = ["--allow-setuid"] if name == "postfix" else []
+    proc = kip.run(name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    archive(proc)
+    kip.cli("wake", name)
+    assert proc.state == "running"
