@@ -111,10 +111,11 @@ impl<'a> Packing<'a> {
         self.added.get(hash).or_else(|| self.index.get(hash).filter(|place| self.may_use(place)))
     }
 
-    /// Not in a pack that may go, nor in one that no key opens any more.
+    /// Not in a pack that may go, nor in one that another key opens than that which seals now: what is stored after a
+    /// rotation needs the new key only.
     pub(crate) fn may_use(&self, place: &Place) -> bool {
         let pack = &place.block.pack;
-        (self.usable)(&pack.id) && self.keys.secret(pack.key).is_ok()
+        (self.usable)(&pack.id) && self.keys.current().is_ok_and(|key| key == pack.key)
     }
 
     /// Says where content lies that was just put into a block.

@@ -240,13 +240,7 @@ impl Archive {
         let remote = number.zip(table.as_ref()).map(|(number, table)| Remote::new(table, number as u32).with(&here));
         let index = self.index.lock().expect("nobody panics with the index").clone();
         let known = self.known.lock().expect("nobody panics with it").get(&proc).cloned().unwrap_or_default();
-        // What another key sealed is brought and sealed anew, so that nothing that is archived now needs that.
-        let of_others = |table: &kip_archive::table::PageTable| {
-            let packs = table.packs().into_iter().filter(|pack| ring.current() != Ok(pack.key));
-            packs.map(|pack| pack.id).collect::<BTreeSet<PackId>>()
-        };
-        let of_others = table.as_ref().map(of_others).unwrap_or_default();
-        let usable = |pack: &PackId| writing.may_use(pack) && !of_others.contains(pack);
+        let usable = |pack: &PackId| writing.may_use(pack);
         let mut uploads = JoinSet::new();
         let mut sink = |finished: Finished| {
             let (store, key, keys) = (self.store.clone(), self.pack_key(finished.pack.id), Arc::clone(ring));
