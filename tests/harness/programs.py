@@ -49,14 +49,14 @@ def go_program(name: str) -> Path:
 
 @cache
 def example(name: str) -> Path:
-    """A Rust example, built beside the `kip` under test; with the whole workspace in view, so that nothing is built twice."""
+    """A Rust example, in the profile in which `cargo test --workspace` has built it already."""
     beside = Path(os.environ.get("KIP_BIN") or SOURCES.parents[1] / "target" / "release" / "kip").resolve().parent
+    target = beside.parent if beside.name in ("debug", "release") else SOURCES.parents[1] / "target"
     cargo = shutil.which("cargo", path=os.environ.get("PATH", "") + ":/root/.cargo/bin:/usr/local/cargo/bin")
     assert cargo, "cargo is not installed: run scripts/setup"
-    words = [cargo, "build", "-q", "--workspace", "--example", name, "--target-dir", str(beside.parent)]
-    words += ["--release"] if beside.name == "release" else []
+    words = [cargo, "build", "-q", "--workspace", "--example", name, "--target-dir", str(target)]
     subprocess.run(words, cwd=SOURCES.parents[1], check=True, timeout=500)
-    return beside / "examples" / name
+    return target / "debug" / "examples" / name
 
 
 def tarball(
