@@ -8,6 +8,8 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -364,3 +366,41 @@ def kill(kip: Kip, victim: str) -> None:
     os.kill(old, signal.SIGKILL)
     wait_for(f"there is another {victim}", lambda: kip.info()[field] not in (0, old), 30)
     wait_for("it was told", lambda: sum(event["kind"] == victim for event in kip.events()) > told, 30)
+
+
+# Reads the arguments of all processes of a control group without pause.
+LOOK = """
+import os, sys
+first = int(sys.argv[2])
+while True:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if int(pid) >= first and sys.argv[1] in open(f"/proc/{pid}/cgroup").read():
+                open(f"/proc/{pid}/cmdline", "rb").read()
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("tier", ["parked", "hibernated"])
+def test_its_arguments_are_read_meanwhile(kip: Kip, tmp_path: Path, tier: str) -> None:
+    """ps(1), and whatever else looks at the machine, touches the page where a process has its arguments, which is often that
+    of its environment and of its first frames. Touched when it is neither there nor watched, it would be one of zeros."""
+    server = servers.torture()
+    flags = ["--lazy", "on", "--env", servers.ONLY_CRIU]
+    proc = kip.run(f"looked-at-{tier}", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    client = Lines(proc.port())
+    client.check()
+    first = min(proc.inspect()["pids"])  # the others are not asked, for speed
+    looking = subprocess.Popen([sys.executable, "-c", LOOK, f"/kip-{kip.instance}/{proc.name}\n", str(first)])
+    try:
+        for _ in range(8):
+            sleep_anyhow(proc) if tier == "hibernated" else proc.sleep()
+            client.check()
+            assert tier == "hibernated" or proc.rebuilt()
+            _, *arguments = (Path(f"/proc/{pid}/cmdline").read_bytes() for pid in proc.inspect()["pids"])
+            # Of a zombie, and where the page is still out, there are none.
+            assert set(arguments) <= {b"", b"/srv/torture\x007000\x00"}, arguments
+    finally:
+        looking.kill()
+        looking.wait()

@@ -5,7 +5,8 @@
 //! 3. what will be dropped is registered, so that it is known before anything is lost that it can be;
 //! 4. written pages that are not zeros go to the swap file, then the slot map is changed; the working set is kept;
 //! 5. part by part: registration is lifted (our own dropping would wait for us to read its event), one injected call drops
-//!    the part, and it is registered again before the thread that made the call can touch anything.
+//!    the part, and it is registered again before the thread that made the call can touch anything. What somebody else
+//!    touched between the two is put right ([`crate::mend`]).
 //!
 //! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5 the thread is not let go
 //! between drop and registration, and the kernel kills the process if we die there.
@@ -13,6 +14,7 @@
 use crate::ahead::Streams;
 use crate::convert::within;
 use crate::memory::{Memory, Since};
+use crate::mend::{mend, put_back};
 use crate::plant::{Scratch, call};
 use crate::proc::Sets;
 use crate::set::{Expectation, Histories, Record};
@@ -125,9 +127,10 @@ impl Saved {
         scratch: &Scratch,
         memory: &Memory,
     ) -> io::Result<Deflated> {
-        for part in self.parts.chunks(RANGES) {
-            drop_part(pid, hand, scratch, memory, part)?;
-        }
+        let dropped = self.parts.chunks(RANGES).try_for_each(|part| drop_part(pid, hand, scratch, memory, part));
+        let state = memory.state();
+        mend(pid, state.map.runs(), |slot, page| state.read(slot, page))?;
+        dropped?;
         self.report.dropped_pages += self.pages;
         Ok(self.report)
     }
@@ -497,7 +500,8 @@ fn drop_part(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, part: &[
     for range in watched() {
         if let Err(error) = uffd::register(fd, range.clone(), Catch::Both) {
             tracing::warn!(pid, ?range, %error, "memory that cannot be watched any more is put back");
-            put_back(pid, memory, &range)?;
+            let state = memory.state();
+            put_back(pid, &[range], state.map.runs(), |slot, page| state.read(slot, page))?;
         }
     }
     let all: u64 = part.iter().map(|(range, _)| range.end - range.start).sum();
@@ -509,21 +513,6 @@ fn drop_part(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, part: &[
         }
         Err(e) => Err(e),
     }
-}
-
-/// Writes into unwatched memory what the slot map says of it.
-fn put_back(pid: u32, memory: &Memory, range: &Range<u64>) -> io::Result<()> {
-    use std::os::unix::fs::FileExt as _;
-    let file = std::fs::OpenOptions::new().write(true).open(format!("/proc/{pid}/mem"))?;
-    let state = memory.state();
-    let mut page = Aligned::new(PAGE);
-    for address in state.map.runs().inside(range).into_iter().flat_map(|part| part.step_by(PAGE)) {
-        if let Some((slot, _)) = state.map.runs().get(address) {
-            state.read(slot, &mut page)?;
-            file.write_all_at(&page, address)?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@
 //! The program `kip-pager` is [`service`]; the daemon speaks to it by [`client`], in the words of [`protocol`].
 //!
 //! From here, top down: [`proc`] one proc and the whole way; [`stop`] its threads; [`plant`] a userfaultfd from inside a
-//! sandbox; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up,
+//! sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up,
 //! with [`install`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
@@ -29,6 +29,7 @@ mod crew;
 pub mod deflate;
 pub mod install;
 pub mod memory;
+mod mend;
 pub mod parked;
 pub mod plant;
 pub mod proc;

@@ -3,11 +3,12 @@
 
 use super::{Custodian, Known, PARKED, Proc};
 use crate::deflate;
+use crate::mend::mend;
 use crate::parked::{self, Parked};
 use crate::serve::Server;
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
-use crate::source;
+use crate::source::{self, PageSource as _};
 use crate::space::{self, Kind};
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
@@ -105,6 +106,7 @@ impl Proc {
             let process = known.remove(&inside).unwrap_or_default();
             uffd::api(uffd.as_fd(), crate::memory::features())?;
             let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
+            mend(host, &runs, |slot, page| parked.read(slot, page))?;
             let slot = |page| runs.get(page).map(|(slot, _)| slot);
             let parked_set = |first| Stored::parked(&process.sets, slot, parked.clone(), first);
             let stored = set_slots.remove(&inside).and_then(parked_set);
