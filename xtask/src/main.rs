@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask check [STEP..]    checks: fmt clippy dependencies advisories edges tidy scripts docs (default: all)
-       cargo xtask test [STAGE..]    stages: build check cargo system soak (default: all but soak)";
+       cargo xtask test [STAGE..]    stages: build check cargo system measures soak (default: all but soak)";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const STAGES: [&str; 5] = ["build", "check", "cargo", "system", "soak"];
+const STAGES: [&str; 6] = ["build", "check", "cargo", "system", "measures", "soak"];
 
 struct Stage {
     name: &'static str,
@@ -29,7 +29,7 @@ pub fn run(root: &Path, chosen: &[String]) -> anyhow::Result<bool> {
         anyhow::bail!("there is no stage {unknown:?}; there are: {}", STAGES.join(" "));
     }
     let wanted = |name: &str| if chosen.is_empty() { name != "soak" } else { chosen.iter().any(|c| c == name) };
-    let needs_build = wanted("system") || wanted("soak");
+    let needs_build = ["system", "measures", "soak"].into_iter().any(wanted);
     let mut done = Vec::new();
     for name in STAGES.into_iter().filter(|name| wanted(name) || *name == "build" && needs_build) {
         println!("\n== {name}");
@@ -57,8 +57,9 @@ fn one(root: &Path, name: &'static str) -> Stage {
         "build" => status(check::cargo(root).args(["build", "--release", "--locked"])),
         "check" => check::run(root, &[]).map(|passed| (passed, Counts::default())),
         "cargo" => cargo_tests(root),
-        // A file's tests, and those that measure, are one worker's: tests/conftest.py.
-        "system" => pytest(root, "not soak", &["-n", "2", "--dist", "loadgroup"]),
+        // A file's tests are one worker's: tests/conftest.py. Those that measure are alone on the machine.
+        "system" => pytest(root, "not soak and not measures", &["-n", "2", "--dist", "loadgroup"]),
+        "measures" => pytest(root, "not soak and measures", &[]),
         "soak" => pytest(root, "soak", &[]),
         other => unreachable!("{other} is in STAGES"),
     };
@@ -70,7 +71,8 @@ fn one(root: &Path, name: &'static str) -> Stage {
         counts.failed = 1;
     }
     let result = if passed && counts.failed == 0 { "ok" } else { "FAILED" };
-    let remark = if ["cargo", "system", "soak"].contains(&name) { counts.to_string() } else { String::new() };
+    let remark =
+        if ["cargo", "system", "measures", "soak"].contains(&name) { counts.to_string() } else { String::new() };
     Stage { name, result, took: since.elapsed(), counts, remark }
 }
 
