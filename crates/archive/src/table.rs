@@ -4,10 +4,6 @@
 //! as its mapping makes it: zeros in anonymous and in shared memory, the file's content in a private mapping of a file.
 //! So a page of zeros that was written into the latter has a run of its own.
 
-mod lookup;
-
-pub use lookup::{Belongs, Lookup};
-
 use crate::index::{self, Place};
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};
