@@ -313,7 +313,7 @@ def test_a_store_that_goes_away_lets_it_wait(archiving: Kip, store: Path) -> Non
         assert answers.result(timeout=60) == values
 
 
-@pytest.mark.parametrize("lost", ["manifest.json", "pages.map", "g*-front"])
+@pytest.mark.parametrize("lost", ["manifest.json", "pages.map", "g*-remote", "g*-remote.here", "g*-remote.table"])
 def test_a_copy_that_is_lost_is_fetched_again(archiving: Kip, lost: str) -> None:
     """What came from the store and was not changed since is not synced: it may be lost with the machine, and comes again."""
     archiving.expected += [r"WARN.*(fetched again|left|its snapshot)"]

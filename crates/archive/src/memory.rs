@@ -361,8 +361,7 @@ impl Work {
                 Found::Block(place) if packing.may_use(&place) && !wishes.is_eager(address) => {
                     Some(Spot::Placed(place))
                 }
-                // The front was fetched whole: its pages are in another file of the map.
-                Found::Block(_) if remote.is_here(page) => {
+                Found::Block(_) | Found::Front if remote.is_here(page) => {
                     pages.read(run.file, page, &mut bytes)?;
                     self.page(&bytes, address, None, wishes, packing)?
                 }

@@ -95,7 +95,12 @@ impl Memory {
                     filled = install_pages(uffd, runs, pages, bytes, bits, &mut all)?;
                     Ok(filled == Filled::All)
                 });
-                if let Err(error) = &done {
+                if done.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock) {
+                    tracing::debug!(
+                        space = self.id,
+                        "a working set does not come, its pages are waited for one by one"
+                    );
+                } else if let Err(error) = &done {
                     tracing::warn!(space = self.id, %error, "a working set is not installed whole, its pages come one by one");
                 }
                 if done.is_err() || filled != Filled::All {

@@ -18,6 +18,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Where the bytes of a set are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +48,8 @@ enum Data {
     File(BlockFile),
     /// From this slot of a source on.
     Source(Arc<dyn PageSource>, u32),
+    /// In a source where their slots say, or on their way there.
+    Slots(Arc<dyn PageSource>),
 }
 
 /// Pages that are needed at about the same time, and are kept by address.
@@ -65,6 +68,24 @@ const CACHED: u64 = 64 << 10;
 /// A set that takes no more than this part of the room that is left in the page cache is not compressed: to unpack it would
 /// take half as long again as to install it.
 const PLENTY: usize = 32;
+
+/// Pages that are on their way come no more if none has for so long.
+const COMES_WITHIN: Duration = Duration::from_secs(5);
+/// And are looked for so often.
+const LOOK_EVERY: Duration = Duration::from_micros(100);
+
+/// Reads pages as soon as they have come.
+fn read_coming(source: &dyn PageSource, slot: u32, bytes: &mut [u8]) -> io::Result<()> {
+    let began = Instant::now();
+    loop {
+        match source.read(slot, bytes) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && began.elapsed() < COMES_WITHIN => {
+                std::thread::sleep(LOOK_EVERY);
+            }
+            other => return other,
+        }
+    }
+}
 
 /// Where the bytes of a set are put while they are on their way.
 #[derive(Debug, Default)]
@@ -273,6 +294,23 @@ impl Stored {
         (!pages.is_empty()).then(|| Self { pages, kinds, parts: vec![Part { first: 0, data }] })
     }
 
+    /// The same of one that came from elsewhere, or still comes: the pages for a wake of this kind lie where their slots say, and
+    /// come in the order in which they are needed.
+    pub fn coming(
+        sets: &[WorkingSet],
+        kind: &str,
+        slot: impl Fn(u64) -> Option<u32>,
+        source: Arc<dyn PageSource>,
+    ) -> Option<Self> {
+        let Expectation { kinds, pages } = Expectation::of(sets);
+        let mut set = Self { pages: Vec::new(), kinds, parts: vec![Part { first: 0, data: Data::Slots(source) }] };
+        let bits = set.bits(kind);
+        let needed = pages.into_iter().filter(|(_, kinds)| kinds & bits != 0);
+        set.pages = needed.filter_map(|(address, kinds)| Some(Page { address, slot: slot(address)?, kinds })).collect();
+        set.pages.chunks_mut(BLOCK).for_each(|block| block.sort_unstable_by_key(|page| page.address));
+        (!set.pages.is_empty()).then_some(set)
+    }
+
     /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is installed.
     pub fn bits(&self, kind: &str) -> u8 {
         self.kinds.iter().position(|known| known == kind).map_or(u8::MAX, |place| 1 << place)
@@ -282,7 +320,7 @@ impl Stored {
     pub fn memory(&self) -> usize {
         let part = |part: &Part| match &part.data {
             Data::Plain(bytes) => bytes.len(),
-            Data::File(_) | Data::Source(..) => 0,
+            Data::File(_) | Data::Source(..) | Data::Slots(_) => 0,
         };
         self.parts.iter().map(part).sum::<usize>() + self.pages.len() * size_of::<Page>()
     }
@@ -324,7 +362,7 @@ impl Stored {
         const DISK: usize = 256 / BLOCK;
         let (part, end) = self.part(block);
         match &part.data {
-            Data::Plain(_) => 1,
+            Data::Plain(_) | Data::Slots(_) => 1,
             Data::File(file) => file.at_once(block - part.first),
             Data::Source(..) => DISK.min(end - block),
         }
@@ -345,7 +383,7 @@ impl Stored {
     /// Whether a block has to be read from a disk.
     pub fn on_disk(&self, block: usize) -> bool {
         match &self.part(block).0.data {
-            Data::Plain(_) => false,
+            Data::Plain(_) | Data::Slots(_) => false,
             Data::File(file) => !file.cached,
             Data::Source(..) => true,
         }
@@ -372,13 +410,23 @@ impl Stored {
                 source.read(slot + ((blocks.start - first) * BLOCK) as u32, room(packed, length))?;
                 0
             }
+            Data::Slots(source) => {
+                let pages = self.pages(blocks.clone());
+                let mut bytes = room(packed, pages.len() * PAGE);
+                for run in pages.chunk_by(|one, next| one.slot + 1 == next.slot) {
+                    let (these, rest) = bytes.split_at_mut(run.len() * PAGE);
+                    read_coming(&**source, run[0].slot, these)?;
+                    bytes = rest;
+                }
+                0
+            }
         };
         for block in blocks {
             let pages = self.pages(block..block + 1);
             let (length, block) = (pages.len() * PAGE, block - first);
             let bytes = match data {
                 Data::Plain(bytes) => &bytes[block * BLOCK * PAGE..][..length],
-                Data::Source(..) => &packed[at..at + length],
+                Data::Source(..) | Data::Slots(_) => &packed[at..at + length],
                 Data::File(file) => unpack(file.checked(block, &packed[at..at + file.length(block)])?, plain, length)?,
             };
             if !take(pages, bytes)? {
@@ -474,6 +522,46 @@ mod tests {
         file.file.write_all_at(&page, 0).unwrap();
         let refused = stored.each(0..1, &mut Buffers::default(), |_, _| panic!("it is damaged")).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+    }
+
+    /// Pages that come while they are read, each with its slot in its bytes.
+    #[derive(Debug)]
+    struct Arriving(AtomicUsize);
+
+    impl PageSource for Arriving {
+        fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
+            let came = self.0.fetch_add(1, Ordering::Relaxed);
+            if came < slot as usize {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            buffer.chunks_mut(PAGE).zip(slot..).for_each(|(page, slot)| page.fill(slot as u8));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_set_that_comes_is_read_as_it_comes_in_order_of_need() {
+        use kip_snapshot::pages::Expected;
+        let expected = |page: u64, held_back| Expected { address: page * PAGE as u64, confirmed: 1, held_back };
+        let set = |kind: &str, pages| WorkingSet { kind: kind.into(), turn: 1, pages };
+        let port: Vec<Expected> = (0..40).rev().map(|page| expected(page, page == 7)).collect();
+        let sets = [set("port", port), set("timer", vec![expected(90, false), expected(3, false)])];
+        // What has no slot cannot be missing.
+        let slot = |address: u64| (address != 5 * PAGE as u64).then_some((address / PAGE as u64) as u32 + 100);
+        let stored = Stored::coming(&sets, "port", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap();
+        assert_eq!((stored.len(), stored.blocks()), (38, 2));
+        let mut got = Vec::new();
+        for block in 0..2 {
+            let take = |pages: &[Page], bytes: &[u8]| {
+                assert!(bytes.chunks(PAGE).zip(pages).all(|(bytes, page)| bytes.iter().all(|b| *b == page.slot as u8)));
+                got.extend(pages.iter().map(|page| page.address / PAGE as u64));
+                Ok(true)
+            };
+            stored.each(block..block + 1, &mut Buffers::default(), take).unwrap();
+        }
+        assert_eq!(got[..32], (8..40).collect::<Vec<u64>>(), "those that are needed first, by address");
+        assert_eq!(got[32..], [0, 1, 2, 3, 4, 6]);
+        assert_eq!(Stored::coming(&sets, "new", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap().len(), 39);
     }
 
     #[test]

@@ -7,9 +7,9 @@
 //! generation exist for others, and only then may the local one go (DESIGN.md, invariant 1). A crash before that leaves
 //! objects that no head leads to.
 //!
-//! Back ([`Archive::fetch`]): the front in one streamed GET, into a generation directory like any other. What it does not hold is
-//! in a remote page file there, of which [`demand`] fetches by ranges what is needed: before the wake what cannot wait, later
-//! what a fault asks for. A crash leaves a directory that the next sweep removes.
+//! Back ([`Archive::fetch`]): the front in one streamed GET, into a generation directory like any other, with all memory in a
+//! remote page file. The wake begins once the front's first part is there; working sets follow ([`stream`]), and of all else
+//! [`demand`] fetches by ranges what is needed. A crash leaves a directory that the next sweep removes.
 
 pub(crate) mod collect;
 mod demand;
@@ -23,6 +23,7 @@ mod read_front;
 mod show;
 #[cfg(test)]
 mod snapshot_tests;
+mod stream;
 mod survey;
 #[cfg(test)]
 mod tests;
@@ -30,6 +31,7 @@ mod upload;
 pub(crate) mod verify;
 
 pub(crate) use demand::{Brought, DemandError};
+use fetch::FetchError;
 pub(crate) use files::Own;
 pub(crate) use keys::KeyChangeError;
 pub(crate) use upload::Uploaded;

@@ -108,8 +108,11 @@ impl Proc {
             let runs = watch_missing(host, uffd.as_fd(), &process.runs, can_come, &parked)?;
             mend(host, &runs, |slot, page| parked.read(slot, page))?;
             let slot = |page| runs.get(page).map(|(slot, _)| slot);
-            let parked_set = |first| Stored::parked(&process.sets, slot, parked.clone(), first);
-            let stored = set_slots.remove(&inside).and_then(parked_set);
+            let stored = match (set_slots.remove(&inside), parked.sets()) {
+                (Some(first), _) => Stored::parked(&process.sets, slot, parked.clone(), first),
+                (None, None) => Stored::coming(&process.sets, kind, slot, parked.clone()),
+                (None, Some(_)) => None,
+            };
             let memory = proc.family.take_in(uffd, runs, Some(host))?;
             std::fs::write(proc.family.path(memory.id, "pid"), host.to_string())?;
             let histories = Histories::resumed(predictor, &process.sets);

@@ -1,14 +1,16 @@
 //! Pages that come from the store when they are needed, into remote page files ([`kip_snapshot::remote`]).
 //!
 //! Owns which blocks are on their way, so that none is fetched twice, and how far is read ahead: the more, the longer what is
-//! asked for lies behind what came last, as of a file that is read from its beginning. What came stays on the local disk as long
-//! as the generation does. Nothing here is durable.
+//! asked for lies behind what came last, as of a file that is read from its beginning. What comes with the front anyway
+//! ([`super::stream`]) is waited for, as long as it comes. What came stays on the local disk as long as the generation does.
+//! Nothing here is durable.
 
-use super::Archive;
+use super::{Archive, FetchError};
+use kip_archive::front::Sets;
 use kip_archive::names::ObjectName;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::seal::OpenError;
-use kip_archive::table::{Home, PageTable, Remote};
+use kip_archive::table::{Home, PageTable, Remote, Space};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PageFile, PageMap};
 use kip_snapshot::remote::{RemoteFile, TABLE};
@@ -55,6 +57,21 @@ pub(crate) enum DemandError {
         #[source]
         source: OpenError,
     },
+    #[error(transparent)]
+    Front(Box<FetchError>),
+    #[error("pages of {path} are in a front of which nothing is known here any more")]
+    NoFront { path: PathBuf },
+}
+
+impl DemandError {
+    /// What the store has is not what was stored.
+    fn is_damage(&self) -> bool {
+        match self {
+            DemandError::Open { .. } => true,
+            DemandError::Front(e) => matches!(**e, FetchError::Open { .. }),
+            _ => false,
+        }
+    }
 }
 
 /// How it went to bring pages that a running proc waits for.
@@ -73,9 +90,13 @@ pub(super) type Open = Mutex<HashMap<(u64, u64), Arc<Filling>>>;
 
 /// A remote page file that is filled.
 pub(super) struct Filling {
-    path: PathBuf,
-    file: RemoteFile,
+    pub(super) path: PathBuf,
+    pub(super) file: RemoteFile,
     table: PageTable,
+    /// All runs by space and address: whose, start, pages, first page.
+    places: Vec<(Space, u64, u32, u32)>,
+    /// Runs of pages that are in the front only, by page: first page, pages.
+    in_front: Vec<(u32, u32)>,
     /// Runs of pages that lie in blocks, by page: first page, pages, block, first page in the block.
     runs: Vec<(u32, u32, u32, u32)>,
     /// Places in `runs`, by block.
@@ -91,6 +112,8 @@ pub(super) struct Filling {
 #[derive(Default)]
 struct Coming {
     blocks: HashSet<u32>,
+    /// Pages that come with the front, as long as that comes.
+    front: Option<HashSet<u32>>,
     /// Behind the last block that was asked for, by rank, and how many are fetched next time.
     next: u32,
     ahead: u32,
@@ -100,12 +123,16 @@ struct Coming {
 }
 
 impl Filling {
-    fn new(path: PathBuf, file: RemoteFile, table: PageTable) -> Filling {
+    pub(super) fn new(path: PathBuf, file: RemoteFile, table: PageTable) -> Filling {
+        let remote = Remote::new(&table, 0);
+        let places = remote.runs().map(|(first, of, run)| (of, run.start, run.pages, first)).collect();
+        let in_front = remote.runs().filter(|(.., run)| run.home == Home::Front);
+        let in_front = in_front.map(|(first, _, run)| (first, run.pages)).collect();
         let in_block = |(first, _, run): (u32, _, &kip_archive::table::TableRun)| match run.home {
             Home::Block { block, first: at } => Some((first, run.pages, block, at)),
             Home::Front | Home::Zeros => None,
         };
-        let runs: Vec<_> = Remote::new(&table, 0).runs().filter_map(in_block).collect();
+        let runs: Vec<_> = remote.runs().filter_map(in_block).collect();
         let mut of_blocks: Vec<(u32, u32)> = (0..).zip(&runs).map(|(place, run)| (run.2, place)).collect();
         of_blocks.sort_unstable();
         let mut in_packs: Vec<u32> = (0..table.blocks.len() as u32).collect();
@@ -116,7 +143,78 @@ impl Filling {
         let mut ranks = vec![0; in_packs.len()];
         (0..).zip(&in_packs).for_each(|(rank, number)| ranks[*number as usize] = rank);
         let (state, came) = (Mutex::default(), Notify::new());
-        Filling { path, file, table, runs, of_blocks, in_packs, ranks, state, came }
+        Filling { path, file, table, places, in_front, runs, of_blocks, in_packs, ranks, state, came }
+    }
+
+    /// The number of a page.
+    fn number(&self, space: Space, address: u64) -> Option<u32> {
+        let next = self.places.partition_point(|(of, start, ..)| (*of, *start) <= (space, address));
+        let (of, start, pages, first) = *self.places.get(next.checked_sub(1)?)?;
+        let index = (address - start) / PAGE as u64;
+        (of == space && index < u64::from(pages)).then(|| first + index as u32)
+    }
+
+    /// Puts pages there by whose they are.
+    pub(super) fn put_pages(&self, space: Space, pages: &[(u64, Vec<u8>)]) -> io::Result<()> {
+        let mut numbered: Vec<(u32, &[u8])> =
+            pages.iter().filter_map(|(address, bytes)| Some((self.number(space, *address)?, &bytes[..]))).collect();
+        numbered.sort_unstable_by_key(|(number, _)| *number);
+        for run in numbered.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
+            let bytes: Vec<u8> = run.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
+            self.file.put(run[0].0, &bytes)?;
+        }
+        Ok(())
+    }
+
+    /// From now on what the sets have comes with the front; what does not is waited for until that has come. Not if it comes
+    /// already.
+    pub(super) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
+        let mut awaited = HashSet::new();
+        for (process, sets) in sets {
+            for page in sets.iter().flat_map(|set| &set.pages) {
+                awaited.extend(self.number(Space::Process(*process), page.address));
+            }
+        }
+        for (first, pages) in &self.in_front {
+            awaited.extend(*first..first + pages);
+        }
+        let here = self.file.here(0, self.file.pages())?;
+        awaited.retain(|page: &u32| !here[*page as usize]);
+        let mut state = self.state();
+        let begins = state.front.is_none();
+        state.front.get_or_insert(awaited);
+        Ok(begins)
+    }
+
+    /// It has come, or does not come any more.
+    pub(super) fn front_ended(&self) {
+        self.state().front = None;
+        self.came.notify_waiters();
+    }
+
+    /// Waits until it comes no more.
+    pub(super) async fn front_came(&self) {
+        loop {
+            let came = self.came.notified();
+            tokio::pin!(came);
+            came.as_mut().enable();
+            if self.state().front.is_none() {
+                return;
+            }
+            came.await;
+        }
+    }
+
+    /// Whether it has some of these pages, and nothing else does.
+    pub(super) fn front_lacks(&self, pages: &Range<u32>) -> io::Result<bool> {
+        let from = self.in_front.partition_point(|(first, count)| first + count <= pages.start);
+        for (first, count) in self.in_front[from..].iter().take_while(|(first, _)| *first < pages.end) {
+            let (start, end) = (pages.start.max(*first), pages.end.min(first + count));
+            if !self.file.here(start, end - start)?.iter().all(|here| *here) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn state(&self) -> MutexGuard<'_, Coming> {
@@ -129,16 +227,25 @@ impl Filling {
         places.map(|(_, place)| self.runs[*place as usize])
     }
 
-    /// The blocks of pages which are not here.
-    fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<()> {
+    /// The blocks of pages which are not here, and do not come with the front. Tells whether some do.
+    fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<bool> {
         let from = self.runs.partition_point(|(first, count, ..)| first + count <= pages.start);
+        let mut come = self.front_lacks(&pages)?;
         for (first, count, block, _) in self.runs[from..].iter().take_while(|(first, ..)| *first < pages.end) {
             let (start, end) = (pages.start.max(*first), pages.end.min(first + count));
-            if !self.file.here(start, end - start)?.iter().all(|here| *here) {
-                into.insert(*block);
+            let here = self.file.here(start, end - start)?;
+            let state = self.state();
+            let comes = |page: &u32| state.front.as_ref().is_some_and(|front| front.contains(page));
+            let mut away = (start..end).zip(here).filter(|(_, here)| !here).map(|(page, _)| page).peekable();
+            if away.peek().is_some() {
+                if away.all(|page| comes(&page)) {
+                    come = true;
+                } else {
+                    into.insert(*block);
+                }
             }
         }
-        Ok(())
+        Ok(come)
     }
 
     /// Whether some page of a block is not here.
@@ -248,6 +355,21 @@ impl Archive {
         Ok(Arc::clone(filling))
     }
 
+    /// Whether the remote page files of a generation are all there, whatever of them has come.
+    pub(crate) fn can_be_filled(&self, directory: &Path) -> bool {
+        let files = PageMap::load(directory).map(|map| map.files).unwrap_or_default();
+        let mut remote = files.iter().filter(|file| file.remote.is_some());
+        remote.all(|file| RemoteFile::open(directory, file).is_ok() && self.table_of(directory, file).is_ok())
+    }
+
+    /// Makes known what fills a file that is there under its path.
+    pub(super) fn fills(&self, filling: &Arc<Filling>) {
+        if let Ok(found) = fs::metadata(&filling.path) {
+            let mut open = self.fetched.lock().expect("nobody panics with it");
+            open.insert((found.dev(), found.ino()), Arc::clone(filling));
+        }
+    }
+
     /// The page table of a remote page file.
     pub(super) fn table_of(&self, directory: &Path, file: &PageFile) -> Result<PageTable, DemandError> {
         let path = directory.join(format!("{}{TABLE}", file.name));
@@ -323,19 +445,39 @@ impl Archive {
         for (number, file) in (0..).zip(&map.files) {
             let Some(pages) = file.remote else { continue };
             let filling = self.filling(directory, file)?;
-            let mut blocks = BTreeSet::new();
-            let io_at = |source| DemandError::Io { path: filling.path.clone(), source };
-            match which {
-                None => filling.blocks_of(0..pages, &mut blocks).map_err(io_at)?,
-                Some(which) => {
-                    for (_, first, pages) in which.iter().filter(|(file, ..)| *file == number) {
-                        filling.blocks_of(*first..first + pages, &mut blocks).map_err(io_at)?;
-                    }
-                }
-            }
-            self.runtime.block_on(self.fill(&filling, blocks))?;
+            let all = [(number, 0, pages)];
+            let of_file = which.unwrap_or(&all).iter().filter(|(file, ..)| *file == number);
+            let ranges: Vec<Range<u32>> = of_file.map(|(_, first, pages)| *first..first + pages).collect();
+            self.runtime.block_on(self.bring_ranges(&filling, directory, &ranges))?;
         }
         Ok(())
+    }
+
+    /// Brings pages of one file, wherever they are.
+    async fn bring_ranges(
+        &self,
+        filling: &Arc<Filling>,
+        directory: &Path,
+        ranges: &[Range<u32>],
+    ) -> Result<(), DemandError> {
+        let io_at = |source| DemandError::Io { path: filling.path.clone(), source };
+        let lacking = || -> Result<(BTreeSet<u32>, bool), DemandError> {
+            let (mut blocks, mut come) = (BTreeSet::new(), false);
+            for range in ranges {
+                come |= filling.blocks_of(range.clone(), &mut blocks).map_err(io_at)?;
+            }
+            Ok((blocks, come))
+        };
+        let (blocks, come) = lacking()?;
+        self.fill(filling, blocks).await?;
+        if !come {
+            return Ok(());
+        }
+        // What comes with the front may have come meanwhile, or not at all.
+        filling.front_came().await;
+        let (blocks, of_front) = lacking()?;
+        self.fill(filling, blocks).await?;
+        if of_front { self.front_again(filling, directory).await } else { Ok(()) }
     }
 
     /// After a wake: fetches what is missing, if that is little, or if nothing is known of what is needed first.
@@ -393,9 +535,13 @@ impl Archive {
             Err(e) => return Brought::Later { tell: Some(crate::task::chain(&e)) },
         };
         let mut blocks = BTreeSet::new();
-        let found = filling.blocks_of(pages, &mut blocks).and_then(|()| filling.with_ahead(&mut blocks));
-        let result = match found {
-            Ok(()) => self.fill(&filling, blocks).await,
+        let found = filling.blocks_of(pages.clone(), &mut blocks);
+        let result = match found.and_then(|come| filling.with_ahead(&mut blocks).map(|()| come)) {
+            Ok(false) => self.fill(&filling, blocks).await,
+            Ok(true) => match self.fill(&filling, blocks).await {
+                Ok(()) => self.bring_ranges(&filling, directory, &[pages]).await,
+                failed => failed,
+            },
             Err(source) => Err(DemandError::Io { path: filling.path.clone(), source }),
         };
         let mut state = filling.state();
@@ -404,8 +550,8 @@ impl Archive {
                 state.told = None;
                 Brought::All
             }
-            Err(DemandError::Open { .. }) if state.damaged => Brought::Later { tell: None },
-            Err(e @ DemandError::Open { .. }) => {
+            Err(e) if e.is_damage() && state.damaged => Brought::Later { tell: None },
+            Err(e) if e.is_damage() => {
                 state.damaged = true;
                 Brought::Damaged(crate::task::chain(&e))
             }

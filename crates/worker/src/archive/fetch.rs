@@ -1,26 +1,23 @@
 //! Objects back into a generation directory.
 
+use super::demand::Filling;
 use super::{Archive, HeadFailure};
-use futures_util::StreamExt as _;
 use kip_archive::files::restore::RestoreError;
-use kip_archive::front::read::{Event, FrontReader};
+use kip_archive::front::read::Event;
 use kip_archive::front::{Manifest, Sets};
 use kip_archive::ids::ProcId;
-use kip_archive::index::{FileKey, Place};
 use kip_archive::names::FrontRef;
 use kip_archive::seal::OpenError;
-use kip_archive::table::{Found, Home, PageTable, Remote, Space};
-use kip_snapshot::carry;
-use kip_snapshot::pages::{PAGE, PageMap, Process, Run};
+use kip_archive::table::{Home, PageTable, Remote, Space};
+use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_snapshot::{Contents, SnapshotError};
 use kip_store::GetError;
-use kip_types::Generation;
-use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use kip_types::{Generation, Realm};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A generation did not come back; what the store has is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -57,14 +54,20 @@ pub(crate) enum FetchError {
 /// A front that comes.
 struct Coming<'a> {
     growing: &'a Path,
-    /// Name of the page file with the pages that came with the front.
+    /// Of the remote page file, with where it will be.
     name: String,
+    path: PathBuf,
+    realm: &'a Realm,
     manifest: Option<Manifest>,
     sets: Sets,
-    table: PageTable,
-    file: Option<File>,
-    /// Which of its pages are which.
-    pages: BTreeMap<(Space, u64), u32>,
+    /// Where all memory lies, and what fills it: none if there is none.
+    map: PageMap,
+    filling: Option<Arc<Filling>>,
+}
+
+/// Name of the remote page file of a generation that was fetched.
+pub(super) fn remote_name(generation: Generation) -> String {
+    format!("g{generation}-remote")
 }
 
 impl Coming<'_> {
@@ -77,138 +80,85 @@ impl Coming<'_> {
         match event {
             Event::Manifest(manifest) => self.manifest = Some(*manifest),
             Event::Sets(sets) => self.sets = sets,
-            Event::PageTable(table) => self.table = table,
+            Event::PageTable(table) => self.table(table)?,
             Event::Metadata { name, bytes, .. } => {
                 let open = OpenOptions::new().append(true).create(true).open(self.growing.join(&name));
                 open.and_then(|mut file| file.write_all(&bytes)).map_err(self.io_at(&name))?;
             }
             Event::EagerPages { space, pages } | Event::SetPages { space, pages } => {
-                let io_at = self.io_at(&self.name);
-                if self.file.is_none() {
-                    let path = self.growing.join(&self.name);
-                    self.file = Some(OpenOptions::new().write(true).create_new(true).open(path).map_err(&io_at)?);
-                }
-                let first = self.pages.len() as u32;
-                let bytes: Vec<u8> = pages.iter().flat_map(|(_, bytes)| bytes).copied().collect();
-                let file = self.file.as_ref().expect("just made");
-                file.write_all_at(&bytes, u64::from(first) * PAGE as u64).map_err(&io_at)?;
-                self.pages.extend((first..).zip(&pages).map(|(page, (address, _))| ((space, *address), page)));
+                let filling = self.filling.as_ref().expect("pages of which no table speaks are refused");
+                filling.put_pages(space, &pages).map_err(self.io_at(&self.name))?;
             }
             Event::Files(_) | Event::Eager | Event::End => {}
         }
         Ok(())
     }
 
-    /// Where all memory lies: what came with the front in one file, all else in a remote one.
-    fn map(&mut self, generation: Generation, realm: &kip_types::Realm) -> Result<PageMap, FetchError> {
-        let mut map = PageMap::default();
-        let here = self.file.is_some().then(|| map.file(&self.name));
-        let remote = Remote::new(&self.table, map.files.len() as u32);
-        let is_remote = remote.runs().any(|(.., run)| run.home != Home::Front);
-        if is_remote {
-            let name = format!("g{generation}-remote");
-            let pages = self.table.pages() as u32;
-            let file = RemoteFile::create(self.growing, &name, pages)?;
-            for (first, _, run) in remote.runs().filter(|(.., run)| run.home == Home::Zeros) {
-                file.put_zeros(first, run.pages).map_err(self.io_at(&name))?;
-            }
-            let table = format!("{name}{TABLE}");
-            fs::write(self.growing.join(&table), self.table.save(realm)).map_err(self.io_at(&table))?;
-            let number = map.file(&name) as usize;
-            map.files[number].remote = Some(pages);
+    /// Makes the remote page file, of which nothing is here but zeros.
+    fn table(&mut self, table: PageTable) -> Result<(), FetchError> {
+        let pages = table.pages() as u32;
+        if pages == 0 {
+            return Ok(());
         }
-        for (first, space, run) in remote.runs() {
-            let Space::Process(number) = space else { continue };
-            let process = map.processes.entry(number).or_default();
-            let mut start = run.start;
-            let away = |from: u64, to: u64, runs: &mut Vec<Run>| {
-                let at = |address: u64| ((address - run.start) / PAGE as u64) as u32;
-                let (pages, first) = (at(to) - at(from), first + at(from));
-                if pages > 0 {
-                    append(runs, Run { start: from, pages, file: remote.file(), first });
+        let file = RemoteFile::create(self.growing, &self.name, pages)?;
+        let saved = format!("{}{TABLE}", self.name);
+        fs::write(self.growing.join(&saved), table.save(self.realm)).map_err(self.io_at(&saved))?;
+        let number = self.map.file(&self.name);
+        self.map.files[number as usize].remote = Some(pages);
+        for (first, space, run) in Remote::new(&table, number).runs() {
+            if run.home == Home::Zeros {
+                file.put_zeros(first, run.pages).map_err(self.io_at(&self.name))?;
+            }
+            if let Space::Process(inside) = space {
+                let runs = &mut self.map.processes.entry(inside).or_default().runs;
+                match runs.last_mut().filter(|last| last.end() == run.start && last.first + last.pages == first) {
+                    Some(last) => last.pages += run.pages,
+                    None => runs.push(Run { start: run.start, pages: run.pages, file: number, first }),
                 }
-            };
-            for ((_, address), page) in self.pages.range((space, run.start)..(space, run.end())) {
-                away(start, *address, &mut process.runs);
-                let file = here.expect("pages came");
-                append(&mut process.runs, Run { start: *address, pages: 1, file, first: *page });
-                start = address + PAGE as u64;
             }
-            away(start, run.end(), &mut process.runs);
         }
-        for (number, sets) in std::mem::take(&mut self.sets) {
-            map.processes.entry(number).or_insert_with(Process::default).sets = sets;
-        }
-        Ok(map)
+        self.filling = Some(Arc::new(Filling::new(self.path.join(&self.name), file, table)));
+        Ok(())
     }
 }
 
 impl Archive {
-    /// Brings a generation back into the proc's directory: its final path. Only its front is fetched. Blocking; not on a thread of
-    /// the runtime.
+    /// Brings a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
+    /// that a wake cannot do without; the rest follows. Blocking; not on a thread of the runtime.
     pub(crate) fn fetch(&self, proc: ProcId, front: FrontRef, dir: &Path) -> Result<PathBuf, FetchError> {
         let generation = front.generation;
         let growing = kip_snapshot::begin(dir, generation)?;
         let mut coming = Coming {
             growing: &growing,
-            name: format!("g{generation}-front"),
+            name: remote_name(generation),
+            path: kip_snapshot::path_of(dir, generation),
+            realm: &self.realm,
             manifest: None,
             sets: Sets::default(),
-            table: PageTable::default(),
-            file: None,
-            pages: BTreeMap::new(),
+            map: PageMap::default(),
+            filling: None,
         };
-        self.runtime.block_on(self.front(proc, front, &mut coming))?;
-        let mut map = coming.map(generation, &self.realm)?;
-        carry::write_sets(&mut map, &growing)?;
-        let Coming { name, manifest, table, pages, .. } = coming;
-        let manifest = manifest.expect("a front that is complete has one");
+        let mut stream = self.runtime.block_on(self.front_stream(proc, front))?;
+        while let Some(event) = self.runtime.block_on(stream.next())? {
+            let is_enough = event == Event::Eager;
+            coming.take(event)?;
+            if is_enough {
+                break;
+            }
+        }
+        let Coming { manifest, sets, mut map, filling, name, .. } = coming;
+        let begins = filling.as_ref().map(|filling| filling.front_begins(&sets)).transpose();
+        begins.map_err(|source| FetchError::Io { path: growing.join(&name), source })?;
+        for (number, sets) in sets {
+            map.processes.entry(number).or_default().sets = sets;
+        }
+        let manifest = manifest.expect("what comes first has come");
         let contents = Contents { engine: manifest.engine, body: manifest.body, pages: map };
         let path = kip_snapshot::seal_copy(&growing, generation, contents)?;
-        self.remember(proc, &path, &name, &table, &pages);
+        if let Some(filling) = filling {
+            self.fills(&filling);
+            stream.follow(&self.runtime, filling);
+        }
         Ok(path)
-    }
-
-    /// What came with the front and is in packs as well need not be read when it is archived again.
-    fn remember(&self, proc: ProcId, path: &Path, name: &str, table: &PageTable, pages: &BTreeMap<(Space, u64), u32>) {
-        let key = File::open(path.join(name)).and_then(|file| FileKey::of(&file));
-        let (Ok(Some(key)), Ok(map)) = (key, PageMap::load(path)) else { return };
-        let Some(file) = map.files.iter().find(|file| file.name == name) else { return };
-        let mut known = self.known.lock().expect("nobody panics with it");
-        let known = known.entry(proc).or_default();
-        for ((space, address), page) in pages {
-            let place: Option<Place> = match table.find(*space, *address) {
-                Found::Block(place) => Some(place),
-                Found::Absent | Found::Zeros | Found::Front => None,
-            };
-            if let (Some(place), Some(sum)) = (place, file.sums.get(*page as usize)) {
-                known.insert(key, *page, *sum, place);
-            }
-        }
-    }
-
-    /// Reads the front as it comes.
-    async fn front(&self, proc: ProcId, which: FrontRef, coming: &mut Coming<'_>) -> Result<(), FetchError> {
-        let opened = |source| FetchError::Open { proc, front: which, source };
-        let mut object = self.store.get(&self.front_key(proc, which)).await?;
-        let mut reader = FrontReader::new(self.keys(), proc, which);
-        while let Some(bytes) = object.next().await {
-            let bytes = bytes?;
-            let mut rest = &bytes[..];
-            while let Some(event) = reader.next(&mut rest).map_err(opened)? {
-                coming.take(event)?;
-            }
-        }
-        reader.finish().map_err(opened)
-    }
-}
-
-/// Adds pages to runs that are by address.
-fn append(runs: &mut Vec<Run>, run: Run) {
-    match runs.last_mut() {
-        Some(last) if last.end() == run.start && last.file == run.file && last.first + last.pages == run.first => {
-            last.pages += run.pages;
-        }
-        _ => runs.push(run),
     }
 }

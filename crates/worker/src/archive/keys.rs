@@ -6,6 +6,7 @@
 //! Invariant: what would be sealed by a key that was destroyed meanwhile never becomes the only copy of anything. Who lets
 //! go of a local copy looks at the ring while no change can happen ([`Archive::hold_keys`], [`HeldKeys::still_open`]).
 
+use super::stream::origin_of;
 use super::{Archive, DemandError, ENDED, ID};
 use kip_archive::ids::KeyId;
 use kip_archive::index::Index;
@@ -107,11 +108,17 @@ impl Archive {
         for file in PageMap::load(directory)?.files.iter().filter(|file| file.remote.is_some()) {
             let (remote, table) = (RemoteFile::open(directory, file)?, self.table_of(directory, file)?);
             for (first, _, run) in Remote::new(&table, 0).runs() {
-                let Home::Block { block, .. } = run.home else { continue };
                 let here = remote.here(first, run.pages);
                 let here = here.map_err(|source| DemandError::Io { path: directory.join(&file.name), source })?;
-                if !here.iter().all(|here| *here) {
-                    keys.insert(table.blocks[block as usize].pack.key);
+                if here.iter().all(|here| *here) {
+                    continue;
+                }
+                match run.home {
+                    Home::Block { block, .. } => drop(keys.insert(table.blocks[block as usize].pack.key)),
+                    Home::Front => {
+                        keys.extend(origin_of(directory, &file.name).map(|(_, of)| of.keys).unwrap_or_default())
+                    }
+                    Home::Zeros => {}
                 }
             }
         }

@@ -282,3 +282,46 @@ fn whoever_adopts_it_has_it() {
     runtime.block_on(b.remove(proc)).unwrap();
     assert!(matches!(runtime.block_on(b.adopt(proc, second)), Err(HeadFailure::Other { .. })));
 }
+
+/// The rest of a front that broke off comes once somebody needs it; one that is damaged is told as that.
+#[test]
+fn a_front_that_breaks_off_is_read_again() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let temporary = tempfile::tempdir().unwrap();
+    let (data, store) = (temporary.path().join("data"), temporary.path().join("store"));
+    fs::create_dir_all(&data).unwrap();
+    fs::create_dir_all(&store).unwrap();
+    let archive = Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap();
+    let (proc, name): (ProcId, ProcName) = (archive.id_of(&data).unwrap(), "web".parse().unwrap());
+    let path = generation(&data, 1);
+    let before = contents(&path);
+    let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
+    fs::write(data.join(crate::task::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
+    let object = store.join(archive.front_key(proc, front).as_str());
+    let whole = fs::read(&object).unwrap();
+    // The last page of the set is missing.
+    let short = &whole[..whole.len() - 100];
+    let mut damaged = whole.clone();
+    damaged[whole.len() - 110] ^= 1;
+    for broken in [short, &damaged] {
+        fs::remove_dir_all(&path).unwrap();
+        fs::write(&object, broken).unwrap();
+        archive.fetch(proc, front, &data).unwrap();
+        let map = PageMap::load(&path).unwrap();
+        let remote = &map.files[0];
+        let ask = || runtime.block_on(archive.bring_missing(&path, &remote.name, 0..remote.remote.unwrap()));
+        let Brought::Damaged(told) = ask() else { panic!("it is damaged") };
+        assert!(told.starts_with("the archived gen-1-") && told.contains("cannot be opened"), "{told}");
+        assert_eq!(ask(), Brought::Later { tell: None }, "told once");
+        let refused = crate::task::chain(&archive.bring(&path, None).unwrap_err());
+        assert_eq!(refused, told);
+        // Gone, and there again.
+        fs::remove_file(&object).unwrap();
+        assert!(matches!(ask(), Brought::Later { tell: Some(_) }));
+        fs::write(&object, &whole).unwrap();
+        assert_eq!(ask(), Brought::All);
+        assert_eq!(lacking(&path), 0);
+        assert!(contents(&path) == before);
+    }
+}

@@ -327,7 +327,8 @@ impl Task {
     /// copy was never synced, so that it may be lost with the machine.
     pub(super) async fn fetch_again(&mut self) -> bool {
         let State::Parked { generation } = self.record.state else { return false };
-        if self.proc.shared.archive.is_none() || !archived(&self.proc).is_ok_and(|a| a.front.generation == generation) {
+        let Some(archive) = self.proc.shared.archive.clone() else { return false };
+        if !archived(&self.proc).is_ok_and(|a| a.front.generation == generation) {
             return false;
         }
         let proc = Arc::clone(&self.proc);
@@ -335,7 +336,8 @@ impl Task {
             let path = kip_snapshot::path_of(&proc.dir, generation);
             let manifest = kip_snapshot::open::<Body>(&path);
             let sound = manifest.and_then(|manifest| kip_snapshot::verify(&path, &manifest.parts));
-            sound.is_err_and(|_| kip_snapshot::sweep(&proc.dir, None).is_ok())
+            let is_sound = sound.is_ok() && archive.can_be_filled(&path);
+            !is_sound && kip_snapshot::sweep(&proc.dir, None).is_ok()
         })
         .await;
         if !damaged || self.advance(Input::Archived, record::Durability::Fsync).is_err() {
