@@ -118,13 +118,12 @@ def uploads(rows: Rows, kip: Kip, client: Client, proxy: Proxy, tar: Path, sampl
         noise.sleeper.wake("archived", lambda noise=noise: noise.ask(0, PAGES))
         noise.sleeper.proc.remove()
     say(f"64 MB of noise: {samples} rounds")
-    little = Strawman(kip, client, proxy, "activeset", tar, "little")
-    little.warm(0, 200)
     for number in range(samples):
-        # One run of pages, elsewhere each time, so that few of them were in the working set.
+        # A new one each time, for the places of earlier rounds would still be in its working set. One run of pages, somewhere.
+        little = Strawman(kip, client, proxy, "activeset", tar, "little", seed=time.time_ns())
+        little.warm(0, 200)
         row = little.cycle(dice.randrange(PAGES), CHANGED, add=1 + number)
         rows.append({"what": "little", "round": number, **little.sleeper.archive(), "wake_before": row["wake"]})
-        little.sleeper.wake("archived", lambda: little.ask(0, PAGES))  # what was changed is what it was changed to
-        little.cycle(0, 200)
-    little.sleeper.proc.remove()
+        little.sleeper.wake("archived", lambda little=little: little.ask(0, PAGES))  # what was changed is what it was changed to
+        little.sleeper.proc.remove()
     say(f"1% of 64 MB changed: {samples} rounds")

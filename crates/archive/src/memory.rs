@@ -8,6 +8,7 @@
 //! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the
 //! way, and never touches a process. Nothing is kept here but one block.
 
+use crate::front::left_out;
 use crate::index::{Blocks, ContentHash, FileKey, Known, Place};
 use crate::packing::{PackError, Packing};
 use crate::table::{Found, Home, PageTable, Remote, Space};
@@ -187,11 +188,11 @@ pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) 
     let mut work = Work { blocks: Blocks::default(), open: Open::default(), out: Archived::default() };
     let (map, shared) = (pages.map, pages.shared);
     for (number, process) in &map.processes {
-        let order = order_of_need(process);
-        work.space(pages, Space::Process(*number), &process.runs, order, known, packing)?;
+        let sets = (order_of_need(process), left_out(&process.sets));
+        work.space(pages, Space::Process(*number), &process.runs, sets, known, packing)?;
     }
     for (number, runs) in shared {
-        work.space(pages, Space::Shared(*number), runs, Vec::new(), known, packing)?;
+        work.space(pages, Space::Shared(*number), runs, Default::default(), known, packing)?;
     }
     work.out.table.blocks = work.blocks.list;
     Ok(work.out)
@@ -250,7 +251,7 @@ impl Work {
         pages: &mut Pages<'_>,
         space: Space,
         runs: &[Run],
-        order: Vec<u64>,
+        (order, left_out): (Vec<u64>, HashSet<u64>),
         known: &Known,
         packing: &mut Packing<'_>,
     ) -> Result<(), MemoryError> {
@@ -269,7 +270,7 @@ impl Work {
             }
             if wishes.is_eager(address) {
                 eager.push(address);
-            } else if wishes.set.contains(&address) {
+            } else if wishes.set.contains(&address) && (home == Home::Front || !left_out.contains(&address)) {
                 filled.insert(address);
             }
         }

@@ -58,7 +58,7 @@ fn install_pages(
         run = if good { index..index + 1 } else { 0..0 };
         if let Some(page) = page.filter(|page| page.kinds & bits == 0) {
             let bytes = bytes[index * PAGE..(index + 1) * PAGE].into();
-            installed.at_hand.push((page.address, (page.slot, bytes)));
+            installed.at_hand.push((page.address, (page.slot, Some(bytes))));
         }
     }
     Ok(Filled::All)
@@ -109,6 +109,8 @@ impl Memory {
             }
             results.lock().expect("adding does not panic").push(all);
         };
+        let held_back = set.held_back().iter().map(|(address, slot)| (*address, (*slot, None)));
+        state.at_hand.extend(held_back);
         if crew().share(count / LEAST, some) > 1 {
             // To give up what was read takes time as well.
             crew().drop_later(set);

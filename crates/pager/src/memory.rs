@@ -222,7 +222,7 @@ fn next_missing(runs: &Runs, mut at: u64, present: &[Range<u64>], most: usize) -
 }
 
 /// A page that is kept at hand: the slot that it had, and its bytes.
-pub type AtHand = (u32, Box<[u8]>);
+pub type AtHand = (u32, Option<Box<[u8]>>);
 
 impl Memory {
     /// A space that is served from now on.
@@ -367,11 +367,21 @@ impl Memory {
             }
             return fill(uffd, address, &[0; PAGE], !write);
         };
-        if let Some((held, bytes)) = state.at_hand.remove(&address)
-            && held == slot
+        if let Some((held, bytes)) = state.at_hand.get(&address)
+            && *held == slot
         {
-            state.since.probed += 1;
-            return fill(uffd, address, &bytes, true);
+            let filled = match bytes {
+                Some(bytes) => fill(uffd, address, bytes, true),
+                None => with_buffer(1, |buffer| {
+                    read(&state.map, state.parked.as_deref(), slot, buffer)?;
+                    fill(uffd, address, buffer, true)
+                }),
+            };
+            if filled.is_ok() {
+                state.at_hand.remove(&address);
+                state.since.probed += 1;
+            }
+            return filled;
         }
         let (window, down) = match (state.read_ahead, slot >= PARKED) {
             (false, _) => (1, false),

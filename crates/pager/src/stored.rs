@@ -224,6 +224,8 @@ pub struct Stored {
     pages: Vec<Page>,
     kinds: Vec<String>,
     parts: Vec<Part>,
+    /// Address and slot of what is held back and has no bytes here.
+    held_back: Vec<(u64, u32)>,
 }
 
 /// A page of a set.
@@ -274,7 +276,7 @@ impl Stored {
             }
             Keep::File(path) => whole(Data::File(BlockFile::write(path, &packed(&bytes)?, false)?)),
         };
-        Ok(Some(Self { pages, kinds, parts }))
+        Ok(Some(Self { pages, kinds, parts, held_back: Vec::new() }))
     }
 
     /// The sets that a process was parked with. The bytes lie one behind the other in a source, by address, from `first` on;
@@ -291,7 +293,8 @@ impl Stored {
         let mut pages: Vec<Page> = pages.into_iter().map(page).collect();
         pages.sort_unstable_by_key(|page| page.address);
         let data = Data::Source(source, first);
-        (!pages.is_empty()).then(|| Self { pages, kinds, parts: vec![Part { first: 0, data }] })
+        let parts = vec![Part { first: 0, data }];
+        (!pages.is_empty()).then_some(Self { pages, kinds, parts, held_back: Vec::new() })
     }
 
     /// The same of one that came from elsewhere, or still comes: the pages for a wake of this kind lie where their slots say, and
@@ -303,12 +306,23 @@ impl Stored {
         source: Arc<dyn PageSource>,
     ) -> Option<Self> {
         let Expectation { kinds, pages } = Expectation::of(sets);
-        let mut set = Self { pages: Vec::new(), kinds, parts: vec![Part { first: 0, data: Data::Slots(source) }] };
+        let parts = vec![Part { first: 0, data: Data::Slots(source) }];
+        let mut set = Self { pages: Vec::new(), kinds, parts, held_back: Vec::new() };
         let bits = set.bits(kind);
-        let needed = pages.into_iter().filter(|(_, kinds)| kinds & bits != 0);
-        set.pages = needed.filter_map(|(address, kinds)| Some(Page { address, slot: slot(address)?, kinds })).collect();
+        for (address, kinds) in pages {
+            match slot(address) {
+                Some(slot) if kinds & bits != 0 => set.pages.push(Page { address, slot, kinds }),
+                Some(slot) => set.held_back.push((address, slot)),
+                None => {}
+            }
+        }
         set.pages.chunks_mut(BLOCK).for_each(|block| block.sort_unstable_by_key(|page| page.address));
-        (!set.pages.is_empty()).then_some(set)
+        (!set.pages.is_empty() || !set.held_back.is_empty()).then_some(set)
+    }
+
+    /// What is held back and has no bytes here: address, slot.
+    pub fn held_back(&self) -> &[(u64, u32)] {
+        &self.held_back
     }
 
     /// The bits of a kind of wake; of one that is not known all, so that what any kind needs is installed.
@@ -336,7 +350,7 @@ impl Stored {
         self.pages.len()
     }
 
-    /// Never: there is no set then.
+    /// Nothing is to be installed.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty()
     }
@@ -550,6 +564,7 @@ mod tests {
         let slot = |address: u64| (address != 5 * PAGE as u64).then_some((address / PAGE as u64) as u32 + 100);
         let stored = Stored::coming(&sets, "port", slot, Arc::new(Arriving(AtomicUsize::new(0)))).unwrap();
         assert_eq!((stored.len(), stored.blocks()), (38, 2));
+        assert_eq!(stored.held_back(), [(90 * PAGE as u64, 190), (7 * PAGE as u64, 107)]);
         let mut got = Vec::new();
         for block in 0..2 {
             let take = |pages: &[Page], bytes: &[u8]| {

@@ -5,7 +5,7 @@
 //! which pages are still out.
 
 use crate::pages::{PAGE, PageMap, Run, damaged};
-use crate::remote::RemoteFile;
+use crate::remote::OpenPages;
 use crate::{SnapshotError, io_at};
 use kip_types::Generation;
 use std::collections::BTreeMap;
@@ -158,28 +158,6 @@ impl Copies<'_> {
     }
 }
 
-/// A page file that is read.
-enum Source {
-    File(File),
-    Remote(RemoteFile),
-}
-
-impl Source {
-    fn has(&self, page: u32) -> bool {
-        match self {
-            Source::File(_) => true,
-            Source::Remote(file) => file.here(page, 1).is_ok_and(|here| here == [true]),
-        }
-    }
-
-    fn read(&self, page: u32, bytes: &mut [u8]) -> io::Result<()> {
-        match self {
-            Source::File(file) => file.read_exact_at(bytes, u64::from(page) * PAGE as u64),
-            Source::Remote(file) => file.read(page, bytes),
-        }
-    }
-}
-
 /// Writes [`crate::pages::SETS`]: the bytes of the sets that `map` names, which loses the pages that it has no place for, or
 /// that are not here.
 ///
@@ -189,16 +167,7 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
     let name = crate::pages::SETS;
     let path = growing.join(name);
     let mut out: Option<io::BufWriter<File>> = None;
-    let mut open = Vec::new();
-    for file in &map.files {
-        open.push(match file.remote {
-            Some(_) => Source::Remote(RemoteFile::open(growing, file)?),
-            None => {
-                let path = growing.join(&file.name);
-                Source::File(File::open(&path).map_err(io_at(&path))?)
-            }
-        });
-    }
+    let open: Vec<OpenPages> = map.files.iter().map(|file| OpenPages::open(growing, file)).collect::<Result<_, _>>()?;
     let mut page = vec![0; PAGE];
     for process in map.processes.values_mut() {
         let runs = &process.runs;
@@ -230,6 +199,7 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
 mod tests {
     use super::*;
     use crate::pages::{Expected, Process, WorkingSet};
+    use crate::remote::RemoteFile;
 
     fn run(start: u64, pages: u32, file: u32, first: u32) -> Run {
         Run { start: start * PAGE as u64, pages, file, first }

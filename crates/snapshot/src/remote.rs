@@ -149,6 +149,48 @@ impl RemoteFile {
     }
 }
 
+/// A page file that is read, wherever its pages are.
+#[derive(Debug)]
+pub enum OpenPages {
+    /// All are in it.
+    Here(File),
+    /// Those that came.
+    Remote(RemoteFile),
+}
+
+impl OpenPages {
+    /// Opens one.
+    ///
+    /// # Errors
+    /// The file system's; `Damaged`: see [`RemoteFile::open`].
+    pub fn open(dir: &Path, file: &PageFile) -> Result<OpenPages, SnapshotError> {
+        let path = dir.join(&file.name);
+        Ok(match file.remote {
+            Some(_) => OpenPages::Remote(RemoteFile::open(dir, file)?),
+            None => OpenPages::Here(File::open(&path).map_err(io_at(&path))?),
+        })
+    }
+
+    /// Whether a page is here.
+    pub fn has(&self, page: u32) -> bool {
+        match self {
+            OpenPages::Here(_) => true,
+            OpenPages::Remote(file) => file.here(page, 1).is_ok_and(|here| here == [true]),
+        }
+    }
+
+    /// Reads pages one behind the other; checksums of those that are here are the caller's to compare.
+    ///
+    /// # Errors
+    /// The file system's; those of [`RemoteFile::read`].
+    pub fn read(&self, first: u32, bytes: &mut [u8]) -> io::Result<()> {
+        match self {
+            OpenPages::Here(file) => file.read_exact_at(bytes, u64::from(first) * PAGE as u64),
+            OpenPages::Remote(file) => file.read(first, bytes),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

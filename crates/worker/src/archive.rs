@@ -133,8 +133,8 @@ pub(crate) struct Archive {
     index: Mutex<Index>,
     /// The same of each proc's page files.
     known: Mutex<HashMap<ProcId, Known>>,
-    /// Heads as this directory left them, so that the wake needs no request to know them: a cache.
-    released: Mutex<HashMap<ProcId, (Head, Version)>>,
+    /// Heads as this directory left them, so that what follows needs no request to know them: a cache.
+    heads: Mutex<HashMap<ProcId, (Head, Version)>>,
     /// What is being fetched on demand.
     fetched: demand::Open,
     /// Read by who stores a generation, written by a collection that waits less than is usual.
@@ -181,7 +181,7 @@ impl Archive {
             fit: tokio::sync::OnceCell::new(),
             index: Mutex::new(index.unwrap_or_default()),
             known: Mutex::default(),
-            released: Mutex::default(),
+            heads: Mutex::default(),
             fetched: demand::Open::default(),
             storing: tokio::sync::RwLock::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -261,13 +261,22 @@ impl Archive {
     ) -> Result<(Head, Option<Version>), HeadFailure> {
         let mut tries = 0..TRIES;
         while tries.next().is_some() {
-            let seen = match last.take() {
+            let remembered = last.take();
+            let is_remembered = remembered.is_some();
+            let seen = match remembered {
                 Some(seen) => Some(seen),
                 None => self.head(proc).await?,
             };
             let (from, mut version) = seen.unzip();
-            let to = follow(from.as_ref())?;
+            let to = match follow(from.as_ref()) {
+                // Only what a swap confirms is taken from memory.
+                Err(_) if is_remembered => continue,
+                to => to?,
+            };
             if from.as_ref() == Some(&to) {
+                if is_remembered {
+                    continue;
+                }
                 return Ok((to, version));
             }
             let mut swap = Swap::new(from, to);
@@ -294,12 +303,13 @@ impl Archive {
         Owner { id: self.owner, epoch: head.owner.epoch }
     }
 
-    /// Makes a front the newest of its proc, which stays this directory's: it may have woken meanwhile.
+    /// Makes a front the newest of its proc, which stays this directory's: it may have woken meanwhile. `last` as for a change.
     async fn publish(
         &self,
         proc: ProcId,
         name: &ProcName,
         front: FrontRef,
+        last: Option<(Head, Version)>,
         in_time: impl Fn() -> Result<(), TooLate>,
     ) -> Result<(), HeadFailure> {
         let follow = |found: Option<&Head>| {
@@ -313,7 +323,18 @@ impl Archive {
             // It may have been taken over under another name.
             Ok(Head { name: name.clone(), ..head.advance(owner, front, KEPT)? })
         };
-        self.change(proc, None, follow).await.map(drop)
+        let (head, version) = self.change(proc, last, follow).await?;
+        self.left(proc, head, version);
+        Ok(())
+    }
+
+    fn left(&self, proc: ProcId, head: Head, version: Option<Version>) {
+        let left = version.map(|version| (proc, (head, version)));
+        self.heads.lock().expect("nobody panics with it").extend(left);
+    }
+
+    fn last_left(&self, proc: ProcId) -> Option<(Head, Version)> {
+        self.heads.lock().expect("nobody panics with it").remove(&proc)
     }
 
     /// Lets go of a proc: it runs nowhere, and whoever adopts it may wake it from `front`.
@@ -325,9 +346,8 @@ impl Archive {
                 _ => Ok(head.release(self.owner_in(head))?),
             }
         };
-        let (head, version) = self.change(proc, None, follow).await?;
-        let released = version.map(|version| (head, version));
-        self.released.lock().expect("nobody panics with it").extend(released.map(|released| (proc, released)));
+        let (head, version) = self.change(proc, self.last_left(proc), follow).await?;
+        self.left(proc, head, version);
         Ok(())
     }
 
@@ -361,7 +381,7 @@ impl Archive {
 
     /// Takes a proc over that runs nowhere: from here on only this data directory may wake it, and `front` is what it wakes from.
     pub(crate) async fn adopt(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
-        let last = self.released.lock().expect("nobody panics with it").remove(&proc);
+        let last = self.last_left(proc);
         let follow = |found: Option<&Head>| {
             let head = self.at_front(proc, found, front)?;
             match head.state {

@@ -6,7 +6,7 @@
 //! Nothing here is durable.
 
 use super::{Archive, FetchError};
-use kip_archive::front::Sets;
+use kip_archive::front::{Sets, left_out};
 use kip_archive::names::ObjectName;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::seal::OpenError;
@@ -171,9 +171,9 @@ impl Filling {
     pub(super) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
         let mut awaited = HashSet::new();
         for (process, sets) in sets {
-            for page in sets.iter().flat_map(|set| &set.pages) {
-                awaited.extend(self.number(Space::Process(*process), page.address));
-            }
+            let left = left_out(sets);
+            let pages = sets.iter().flat_map(|set| &set.pages).filter(|page| !left.contains(&page.address));
+            awaited.extend(pages.filter_map(|page| self.number(Space::Process(*process), page.address)));
         }
         for (first, pages) in &self.in_front {
             awaited.extend(*first..first + pages);
@@ -246,6 +246,26 @@ impl Filling {
             }
         }
         Ok(come)
+    }
+
+    /// The blocks of pages of sets which are not here, as many as are fetched behind a wake.
+    fn blocks_of_sets(&self, map: &PageMap) -> Result<BTreeSet<u32>, DemandError> {
+        let mut blocks = BTreeSet::new();
+        let mut bytes = 0;
+        for (process, of) in &map.processes {
+            for page in of.sets.iter().flat_map(|set| &set.pages) {
+                let Some(number) = self.number(Space::Process(*process), page.address) else { continue };
+                let mut own = BTreeSet::new();
+                let found = self.blocks_of(number..number + 1, &mut own);
+                found.map_err(|source| DemandError::Io { path: self.path.clone(), source })?;
+                for block in own {
+                    if bytes < BEHIND && blocks.insert(block) {
+                        bytes += u64::from(self.block(block).sealed);
+                    }
+                }
+            }
+        }
+        Ok(blocks)
     }
 
     /// Whether some page of a block is not here.
@@ -480,7 +500,8 @@ impl Archive {
         if of_front { self.front_again(filling, directory).await } else { Ok(()) }
     }
 
-    /// After a wake: fetches what is missing, if that is little, or if nothing is known of what is needed first.
+    /// After a wake: fetches what is missing, if that is little, or if nothing is known of what is needed first; else what of the sets
+    /// did not come with the front.
     pub(crate) fn bring_behind(self: &Arc<Self>, directory: PathBuf) {
         let archive = Arc::clone(self);
         let begin = move || -> Result<_, DemandError> {
@@ -494,9 +515,10 @@ impl Archive {
                 let found = filling.blocks_of(0..pages, &mut blocks);
                 found.map_err(|source| DemandError::Io { path: filling.path.clone(), source })?;
                 let bytes: u64 = blocks.iter().map(|block| u64::from(filling.block(*block).sealed)).sum();
-                if unknown || bytes <= BEHIND {
-                    all.push((filling, blocks));
+                if !unknown && bytes > BEHIND {
+                    blocks = filling.blocks_of_sets(&map)?;
                 }
+                all.push((filling, blocks));
             }
             Ok((archive, all))
         };

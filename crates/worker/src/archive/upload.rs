@@ -22,13 +22,12 @@ use kip_archive::table::{Remote, Space};
 use kip_checkpoint::plan::{self, Wish};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
-use kip_snapshot::remote::RemoteFile;
+use kip_snapshot::remote::OpenPages;
 use kip_store::{CheckSwapsError, GetError, Key, PutError, Version};
 use kip_types::{Generation, ProcName};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -128,14 +127,17 @@ impl Archive {
         self.runtime.block_on(self.fit.get_or_try_init(|| self.store.check_swaps()))?;
         let local: kip_snapshot::Manifest<serde_json::Value> = kip_snapshot::open(directory)?;
         let map = PageMap::load(directory)?;
-        let newest = self.runtime.block_on(self.newest(proc))?;
+        let _no_short_collection = self.runtime.block_on(self.storing.read());
+        // What the one finds is not needed for the other, and each is a request or two.
+        let (last, begun) = self.runtime.block_on(async { tokio::join!(self.head(proc), self.begin_writing()) });
+        let (last, begun) = (last?, begun?);
+        let newest = last.as_ref().filter(|(head, _)| head.owner.id == self.owner).and_then(|(head, _)| head.current);
         let ring = self.keys();
+        // A daemon that died has stored it and could not record that. Sealed generations do not change.
         if let Some(front) = newest.filter(|front| front.generation == local.generation) {
             let keys = self.runtime.block_on(self.read_front_back(&ring, proc, front))?;
             return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0, keys, ring });
         }
-        let _no_short_collection = self.runtime.block_on(self.storing.read());
-        let begun = self.runtime.block_on(self.begin_writing())?;
         let told = (spec, newest.map(|front| front.generation));
         let with = (&begun.writing, own, &ring);
         let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), with) {
@@ -152,21 +154,15 @@ impl Archive {
         let keys = self.runtime.block_on(async {
             let key = self.front_key(proc, front);
             self.store.put(&key, Bytes::from(bytes)).await?;
-            let keys = self.read_front_back(&ring, proc, front).await?;
-            let writing = self.still_there(begun, &key, &packs).await?;
+            let (keys, writing) =
+                tokio::join!(self.read_front_back(&ring, proc, front), self.still_there(begun, &key, &packs));
+            let (keys, writing) = (keys?, writing?);
             let held = self.hold_keys().await;
             held.still_open(&ring).map_err(HeadFailure::KeyGone)?;
-            self.publish(proc, name, front, || writing.may_publish(super::boot_ms())).await?;
+            self.publish(proc, name, front, last, || writing.may_publish(super::boot_ms())).await?;
             Ok::<_, UploadError>(keys)
         })?;
         Ok(Uploaded { front, pack_bytes, front_bytes, keys, ring })
-    }
-
-    /// The newest front that this directory has stored. It may be the generation that is to be stored: then a daemon that
-    /// died has stored it and could not record that. Sealed generations do not change.
-    async fn newest(&self, proc: ProcId) -> Result<Option<FrontRef>, HeadFailure> {
-        let Some((head, _)) = self.head(proc).await? else { return Ok(None) };
-        Ok(head.current.filter(|_| head.owner.id == self.owner))
     }
 
     /// What a generation that is stored now may refer to: the candidates are read, then the list of packs.
@@ -224,15 +220,13 @@ impl Archive {
             let path = path.to_owned();
             move |source| UploadError::Io { path, source }
         };
-        let mut files = Vec::new();
-        for file in &map.files {
-            let path = directory.join(&file.name);
-            files.push(match file.remote {
-                Some(_) => Source::Remote(RemoteFile::open(directory, file)?),
-                None => Source::File(File::open(&path).map_err(at(&path))?),
-            });
-        }
-        let keys: Vec<Option<FileKey>> = files.iter().map(Source::key).collect();
+        let opened = map.files.iter().map(|file| OpenPages::open(directory, file));
+        let files: Vec<OpenPages> = opened.collect::<Result<_, _>>()?;
+        let key = |file: &OpenPages| match file {
+            OpenPages::Here(file) => FileKey::of(file).ok().flatten(),
+            OpenPages::Remote(_) => None,
+        };
+        let keys: Vec<Option<FileKey>> = files.iter().map(key).collect();
         let mut read = |file: u32, first: u32, bytes: &mut [u8]| files[file as usize].read(first, bytes);
         let number = map.files.iter().position(|file| file.remote.is_some());
         let table = number.map(|number| self.table_of(directory, &map.files[number])).transpose()?;
@@ -323,35 +317,6 @@ impl Archive {
         reader.finish().map_err(damaged)?;
         keys.extend(reader.header().map(|header| header.key));
         Ok(keys)
-    }
-}
-
-/// A page file that is read.
-enum Source {
-    File(File),
-    Remote(RemoteFile),
-}
-
-impl Source {
-    fn key(&self) -> Option<FileKey> {
-        match self {
-            Source::File(file) => FileKey::of(file).ok().flatten(),
-            Source::Remote(_) => None,
-        }
-    }
-
-    fn has(&self, page: u32) -> bool {
-        match self {
-            Source::File(_) => true,
-            Source::Remote(file) => file.here(page, 1).is_ok_and(|here| here == [true]),
-        }
-    }
-
-    fn read(&self, first: u32, bytes: &mut [u8]) -> io::Result<()> {
-        match self {
-            Source::File(file) => file.read_exact_at(bytes, u64::from(first) * PAGE as u64),
-            Source::Remote(file) => file.read(first, bytes),
-        }
     }
 }
 
