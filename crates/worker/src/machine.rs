@@ -30,6 +30,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -106,17 +107,12 @@ pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceErr
         move |source| InstanceError::Io { path, source }
     };
     let dir = Path::new(INSTANCES);
-    fs::create_dir_all(dir).map_err(at(dir))?;
     let remembered = fs::read_to_string(data.join("run/instance")).ok().and_then(|t| t.trim().parse::<u8>().ok());
     let order = remembered.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != remembered));
     for number in order {
         let Ok(instance) = Instance::new(number) else { continue };
         let path = dir.join(format!("instance-{number}"));
-        let mut file =
-            File::options().read(true).write(true).create(true).truncate(false).open(&path).map_err(at(&path))?;
-        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            continue;
-        }
+        let Some(mut file) = lock(&path).map_err(at(&path))? else { continue };
         // A number whose daemon died may still have procs running: it belongs to its directory while that remembers it.
         let owner = fs::read_to_string(&path).unwrap_or_default();
         let other = Path::new(owner.trim());
@@ -133,7 +129,31 @@ pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceErr
     Err(InstanceError::Full)
 }
 
-/// Gives the instance number back, for good.
+/// Locks the file at a path, which is made if it is not there; None if somebody else has the lock. Whoever gives a number back
+/// removes its file: a lock on a file that the path does not lead to any more keeps nobody away, so another is opened then.
+fn lock(path: &Path) -> io::Result<Option<File>> {
+    loop {
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        let file = match File::options().read(true).write(true).create(true).truncate(false).open(path) {
+            // The last one that gave its number back has removed the directory as well.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(None);
+        }
+        let locked = file.metadata()?;
+        match fs::metadata(path) {
+            Ok(there) if (there.dev(), there.ino()) == (locked.dev(), locked.ino()) => return Ok(Some(file)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+}
+
+/// Gives the instance number back, for good. Its lock is held until after this.
 pub(crate) fn release_instance(data: &Path, instance: Instance) {
     let _ = fs::remove_file(data.join("run/instance"));
     let _ = fs::remove_file(Path::new(INSTANCES).join(format!("instance-{}", instance.number())));
@@ -408,4 +428,33 @@ fn wake_on(ports: &[PortSpec], kind: &Kind) -> WakeOn {
     let Kind::Listener { local, .. } = kind else { return WakeOn::Connect };
     let declared = ports.iter().find(|p| p.proto == Protocol::Tcp && p.port == local.port());
     declared.map_or(WakeOn::Connect, |p| p.wake_on)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn a_lock_whose_file_is_removed_by_its_holder_is_one_holders_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("locks/instance-0");
+        let (holders, taken) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..5000 {
+                        let Some(held) = lock(&path).unwrap() else { continue };
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two have it");
+                        taken.fetch_add(1, Ordering::SeqCst);
+                        holders.fetch_sub(1, Ordering::SeqCst);
+                        fs::remove_file(&path).unwrap();
+                        let _ = fs::remove_dir(path.parent().unwrap());
+                        drop(held);
+                    }
+                });
+            }
+        });
+        assert!(taken.into_inner() > 8);
+    }
 }
