@@ -119,20 +119,35 @@ impl Saved {
     /// Drops all that is saved.
     ///
     /// # Errors
-    /// The kernel's. The process is whole all the same.
+    /// See [`DropError`].
     pub(crate) fn drop_all(
         mut self,
         pid: u32,
         hand: &Hand,
         scratch: &Scratch,
         memory: &Memory,
-    ) -> io::Result<Deflated> {
+    ) -> Result<Deflated, DropError> {
         let dropped = self.parts.chunks(RANGES).try_for_each(|part| drop_part(pid, hand, scratch, memory, part));
         let state = memory.state();
-        mend(pid, state.map.runs(), |slot, page| state.read(slot, page))?;
+        mend(pid, state.map.runs(), |slot, page| state.read(slot, page)).map_err(DropError::Lost)?;
         dropped?;
         self.report.dropped_pages += self.pages;
         Ok(self.report)
+    }
+}
+
+/// Not all that was saved could be dropped.
+#[derive(Debug)]
+pub(crate) enum DropError {
+    /// The kernel's. The process is whole all the same.
+    Kept(io::Error),
+    /// Pages are there that are not its own, and what it had there cannot be read: it must not run again.
+    Lost(io::Error),
+}
+
+impl From<io::Error> for DropError {
+    fn from(e: io::Error) -> DropError {
+        DropError::Kept(e)
     }
 }
 
@@ -487,7 +502,13 @@ fn give_up(map: &crate::slots::SlotMap, changes: &[Change]) {
 }
 
 /// Drops ranges by one call; those with `true` are watched.
-fn drop_part(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, part: &[(Range<u64>, bool)]) -> io::Result<()> {
+fn drop_part(
+    pid: u32,
+    hand: &Hand,
+    scratch: &Scratch,
+    memory: &Memory,
+    part: &[(Range<u64>, bool)],
+) -> Result<(), DropError> {
     const DONTNEED: u64 = 4;
     const SELF: u64 = -10000i64 as u64;
     let list: Vec<u8> = part.iter().flat_map(|(r, _)| [r.start, r.end - r.start]).flat_map(u64::to_le_bytes).collect();
@@ -501,7 +522,8 @@ fn drop_part(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, part: &[
         if let Err(error) = uffd::register(fd, range.clone(), Catch::Both) {
             tracing::warn!(pid, ?range, %error, "memory that cannot be watched any more is put back");
             let state = memory.state();
-            put_back(pid, &[range], state.map.runs(), |slot, page| state.read(slot, page))?;
+            let put = put_back(pid, &[range], state.map.runs(), |slot, page| state.read(slot, page));
+            put.map_err(DropError::Lost)?;
         }
     }
     let all: u64 = part.iter().map(|(range, _)| range.end - range.start).sum();
@@ -511,7 +533,7 @@ fn drop_part(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, part: &[
             tracing::debug!(pid, "not all memory was dropped");
             Ok(())
         }
-        Err(e) => Err(e),
+        Err(e) => Err(e.into()),
     }
 }
 

@@ -10,7 +10,7 @@ mod parking;
 pub use parking::Unfilled;
 
 use crate::convert;
-use crate::deflate::{self, Deflated, How};
+use crate::deflate::{self, Deflated, DropError, How};
 use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::{AskFor, Parked};
 use crate::plant::{Scratch, plant};
@@ -319,7 +319,11 @@ impl Proc {
         });
         let hand = process.hand(self.syscall_offset)?;
         let done = saved.and_then(|(memory, saved)| {
-            let mut report = saved.drop_all(pid, &hand, &scratch, &memory)?;
+            let dropped = saved.drop_all(pid, &hand, &scratch, &memory);
+            let mut report = dropped.map_err(|e| match e {
+                DropError::Kept(e) => e,
+                DropError::Lost(e) => self.must_not_run(pid, e),
+            })?;
             if way.timers {
                 report.timers = timers::left(pid, &hand, &scratch)?;
             }
@@ -328,6 +332,20 @@ impl Proc {
         scratch.unmap(&hand)?;
         hand.give_back()?;
         done
+    }
+
+    /// Keeps a stopped process from running on with pages that are not its own: as with a page that is damaged, it waits to be killed
+    /// and whoever does that is told. A signal that came while all its threads stood still is taken before any of them runs.
+    fn must_not_run(&self, pid: u32, error: io::Error) -> io::Error {
+        let what =
+            format!("memory of process {pid} that somebody touched while it was taken out cannot be put back: {error}");
+        let told = io::Error::new(error.kind(), what);
+        let stop = |pid| rustix::process::kill_process(pid, rustix::process::Signal::STOP);
+        if let Some(Err(e)) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).map(stop) {
+            tracing::error!(pid, error = %e, "a process that must not run cannot be stopped");
+        }
+        self.family.custodian.damaged(&told);
+        told
     }
 
     /// The space of a process: known, a forked child's that is matched now, or a new one.

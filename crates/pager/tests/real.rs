@@ -3,8 +3,11 @@
 mod rig;
 
 use kip_pager::proc::{Sets, Way};
+use kip_pager::slots::Change;
 use rig::{Rig, Torture, rss, stopped, tree};
-use std::process::Command;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 #[test]
 fn all_comes_back_by_faults() {
@@ -141,4 +144,55 @@ fn random_sequences_lose_nothing() {
         }
     }
     torture.good("cCio");
+}
+
+/// Reads a page of an anonymous mapping that cannot be taken out, so that the kernel's page of zeros is there.
+const READS_ZEROS: &str = "
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, 4096, 1, 0x22, -1, 0)
+assert libc.mlock(ctypes.c_void_p(at), 4096) == 0 and ctypes.string_at(at, 1) == bytes(1)
+os.write(1, b'%d\\n' % at)
+while os.read(0, 1):
+    os.write(1, b'ran\\n')
+";
+
+#[test]
+fn who_cannot_be_given_back_what_it_had_never_runs_again() {
+    let mut command = Command::new("python3");
+    command.args(["-c", READS_ZEROS]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    answers.read_line(&mut line).unwrap();
+    let at: u64 = line.trim().parse().unwrap();
+    let mut rig = Rig::new();
+    rig.sleep(child.id(), Sets::None);
+    child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    line.clear();
+    answers.read_line(&mut line).unwrap();
+    assert_eq!(line, "ran\n");
+    // As if it had been out, in a place behind the end of the swap file; what is written now finds room before that.
+    let memory = rig.proc.memory(child.id()).unwrap();
+    let (room, slot) = (rig.proc.swap().allocate(4096), rig.proc.swap().allocate(1));
+    rig.proc.swap().release(room..room + 4096);
+    memory.state().map.change(&[Change::Set(at..at + 4096, slot)]).unwrap();
+    let stopped = stopped(child.id());
+    let refused = rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap_err();
+    stopped.go();
+    let told = rig.holder.1.lock().unwrap().join("; ");
+    assert!(told.contains("that somebody touched while it was taken out cannot be put back"), "{told}, {refused:?}");
+    child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+    let state = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+    let begun = Instant::now();
+    while !state().contains(") T ") && begun.elapsed() < Duration::from_secs(5) {
+        std::thread::yield_now();
+    }
+    assert!(state().contains(") T "), "{}", state());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    line.clear();
+    answers.read_line(&mut line).unwrap();
+    assert_eq!(line, "", "it has not run");
 }

@@ -14,9 +14,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Holds descriptors in this process.
+/// Holds descriptors in this process, and remembers what is told of damage.
 #[derive(Default)]
-pub struct Holder(pub Mutex<HashMap<SpaceId, OwnedFd>>);
+pub struct Holder(pub Mutex<HashMap<SpaceId, OwnedFd>>, pub Mutex<Vec<String>>);
 
 impl Custodian for Holder {
     fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
@@ -25,6 +25,9 @@ impl Custodian for Holder {
     }
     fn release(&self, space: SpaceId) {
         self.0.lock().unwrap().remove(&space);
+    }
+    fn damaged(&self, error: &io::Error) {
+        self.1.lock().unwrap().push(error.to_string());
     }
 }
 
