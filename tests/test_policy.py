@@ -3,6 +3,8 @@ has rewritten is refused, and says why."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +65,33 @@ def test_what_asks_for_more_is_refused(fresh_kip: Callable[..., Kip], store: Pat
             path.write_bytes(content)
         kip.up()
     assert client.ask("GET", "key:2999") == b"2999" * 300
+
+
+def test_another_processor(fresh_kip: Callable[..., Kip], store: Path) -> None:
+    """A program may use all that the processor had on which it was archived. One that lacks some of it neither wakes nor adopts it,
+    and says what it lacks."""
+    kip = fresh_kip("--store", str(store))
+    proc = kip.run("redis", servers.redis().command, ports=servers.redis().published)
+    client = Redis(proc.port())
+    client.ask("SET", "a", "1")
+    archive(proc)
+    kept = {path: path.read_bytes() for path in (kip.data / "procs" / "redis").glob("archive*")}
+    kept |= {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    tamper(kip, store, proc, "processor")
+    words = r"it comes from a processor with [a-z0-9_, ]+, which this one lacks: wake it on a machine that has them"
+    refusal = kip.refused("wake", "redis")
+    assert re.search(f"redis cannot be woken: {words}; it stays archived", refusal), refusal
+    assert not list((kip.data / "procs" / "redis").glob("gen-*")), "nothing of it is left here"
+    other = fresh_kip("--store", str(store), start=False)
+    (other.data / "archive").mkdir(parents=True)
+    shutil.copy(kip.data / "archive" / "default.keys", other.data / "archive" / "default.keys")
+    other.up()
+    assert re.search(f"redis cannot be taken over: {words}", other.refused("wake", "redis"))
+    kip.kill()
+    for path, content in kept.items():
+        path.write_bytes(content)
+    kip.up()
+    assert client.ask("GET", "a") == b"1"
 
 
 @pytest.mark.parametrize("name", ["torture", "mariadb", "postfix", "nginx", "node", "bind"])

@@ -1,6 +1,7 @@
 //! Rewrites what an archived proc would wake from, as somebody could who has the store and the keys; for tests.
 //!
-//! `tamper DATA STORE NAME WHAT`, while no daemon runs: NAME's images ask for WHAT from then on, `nothing` for the same as before.
+//! `tamper DATA STORE NAME WHAT`, while no daemon runs: NAME's images ask for WHAT from then on, `nothing` for the same as before,
+//! `portable` for no more of a processor than every one has.
 #![forbid(unsafe_code)]
 
 use kip_archive::front::Manifest;
@@ -94,6 +95,22 @@ fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
+/// An image with a change of its first entry.
+fn edited(
+    name: &str,
+    bytes: &[u8],
+    change: impl Fn(&mut Message) -> Result<(), Malformed>,
+) -> Result<Vec<u8>, Box<dyn Error>> {
+    let path = std::env::temp_dir().join(format!("tamper-{}-{name}", std::process::id()));
+    fs::write(&path, bytes)?;
+    let mut read = Image::read(&path)?;
+    change(read.entries.first_mut().ok_or("the image is empty")?)?;
+    read.write()?;
+    let bytes = fs::read(&path)?;
+    fs::remove_file(&path)?;
+    Ok(bytes)
+}
+
 fn rewrite(
     keys: &Keyring,
     proc: ProcId,
@@ -113,13 +130,23 @@ fn rewrite(
     if let Some((image, change)) = change_of(what) {
         let (name, bytes) =
             files.iter_mut().find(|(name, _)| name.starts_with(image)).ok_or("there is no such image")?;
-        let path = std::env::temp_dir().join(format!("tamper-{}-{name}", std::process::id()));
-        fs::write(&path, &bytes)?;
-        let mut read = Image::read(&path)?;
-        change(read.entries.first_mut().ok_or("the image is empty")?)?;
-        read.write()?;
-        *bytes = fs::read(&path)?;
-        fs::remove_file(&path)?;
+        *bytes = edited(name, bytes, change)?;
+    } else if what == "processor" {
+        // No processor has all three.
+        manifest.cpu_features.extend(["3dnow", "xop", "amx_tile"].map(str::to_owned));
+    } else if what == "portable" {
+        manifest.cpu_features.clear();
+        for (name, bytes) in files.iter_mut().filter(|(name, _)| name.starts_with("core-")) {
+            *bytes = edited(name, bytes, |core| {
+                // Registers beyond those that every processor has.
+                core.edit_messages(2, |thread| {
+                    thread.edit_messages(3, |fpu| {
+                        fpu.remove(13);
+                        Ok::<_, Malformed>(())
+                    })
+                })
+            })?;
+        }
     } else if what != "nothing" {
         return Err(format!("{what}: there is no such change").into());
     }

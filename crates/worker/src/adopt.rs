@@ -6,7 +6,7 @@
 //! goes on, if not, it removes the record.
 
 use crate::Worker;
-use crate::archive::{self, Archive, HeadFailure};
+use crate::archive::{self, Archive, HeadFailure, processor};
 use crate::holdings::Holdings;
 use crate::kits::Kit;
 use crate::proc::Proc;
@@ -124,6 +124,7 @@ impl Worker {
         let name = if by_id { head.name.clone() } else { name.clone() };
         let failed = |message: String| Refusal::new(Code::Failed, format!("{name} cannot be taken over: {message}"));
         let manifest = archive.manifest(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        processor::check(&manifest.cpu_features).map_err(|e| failed(chain(&e)))?;
         let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
         let body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;
         // All of it is read: what cannot be read is left to whoever can.

@@ -19,6 +19,7 @@ mod files;
 pub(crate) mod find;
 pub(crate) mod import;
 mod keys;
+pub(crate) mod processor;
 mod read_front;
 mod show;
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Objects back into a generation directory.
 
 use super::demand::Filling;
+use super::processor::{self, Lacking};
 use super::{Archive, HeadFailure};
 use kip_archive::files::restore::RestoreError;
 use kip_archive::front::read::Event;
@@ -35,6 +36,8 @@ pub(crate) enum FetchError {
     },
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Processor(#[from] Lacking),
     #[error("its files have a part {name:?}, which this Kip does not know: upgrade Kip")]
     Files { name: String },
     #[error("{path} of its own files cannot be restored")]
@@ -78,7 +81,10 @@ impl Coming<'_> {
 
     fn take(&mut self, event: Event) -> Result<(), FetchError> {
         match event {
-            Event::Manifest(manifest) => self.manifest = Some(*manifest),
+            Event::Manifest(manifest) => {
+                processor::check(&manifest.cpu_features)?;
+                self.manifest = Some(*manifest);
+            }
             Event::Sets(sets) => self.sets = sets,
             Event::PageTable(table) => self.table(table)?,
             Event::Metadata { name, bytes, .. } => {

@@ -2,7 +2,7 @@
 
 use super::collect::CollectError;
 use super::files::{FilesError, Own};
-use super::{Archive, DemandError, HeadFailure};
+use super::{Archive, DemandError, HeadFailure, processor};
 use crate::events::now_ms;
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
@@ -263,7 +263,7 @@ impl Archive {
             frozen_at_ms: sealed_at_ms(directory),
             engine: local.engine.clone(),
             kernel: local.kernel.clone(),
-            cpu_features: cpu_features(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
+            cpu_features: processor::features(&fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             spec,
             body: local.body.clone(),
             metadata: metadata.iter().map(|p| MetadataFile { name: p.name.clone(), size: p.size }).collect(),
@@ -369,10 +369,4 @@ pub(super) fn sealed_at_ms(directory: &Path) -> u64 {
     let made = fs::metadata(directory).and_then(|found| found.modified());
     let since = made.ok().and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(0, |since| since.as_millis() as u64)
-}
-
-/// What the processor can do, from /proc/cpuinfo.
-fn cpu_features(text: &str) -> Vec<String> {
-    let flags = text.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':'));
-    flags.map_or_else(Vec::new, |(_, flags)| flags.split_whitespace().map(str::to_owned).collect())
 }
