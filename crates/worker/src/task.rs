@@ -163,7 +163,7 @@ pub(crate) struct Task {
     storing: Option<Storing>,
     /// Since when it has been parked, or since when another try to archive it is not worth it.
     parked_since: Option<Instant>,
-    /// Archived and not to be had: when its sockets and timers may wake it again.
+    /// What it wakes from, or a part of that, is not to be had from the store: when its sockets and timers may wake it again.
     listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     fetched: bool,

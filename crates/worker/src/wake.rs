@@ -68,6 +68,17 @@ pub(crate) enum WakeError {
     },
 }
 
+impl WakeError {
+    /// Nothing is wrong here: what it needs is in a store that does not give it, or not yet.
+    pub(crate) fn is_the_stores(&self) -> bool {
+        match self {
+            WakeError::NoStore => true,
+            WakeError::Fetch(e) => e.is_the_stores(),
+            _ => false,
+        }
+    }
+}
+
 /// Times of a wake's steps, from the event on.
 #[derive(Debug)]
 pub(crate) struct Steps {

@@ -64,6 +64,15 @@ pub(crate) enum DemandError {
 }
 
 impl DemandError {
+    /// The store does not give what it has, or not yet.
+    pub(crate) fn is_the_stores(&self) -> bool {
+        match self {
+            DemandError::Get(_) => true,
+            DemandError::Front(e) => matches!(**e, FetchError::Get(_)),
+            _ => false,
+        }
+    }
+
     /// What the store has is not what was stored.
     fn is_damage(&self) -> bool {
         match self {

@@ -233,7 +233,9 @@ impl Task {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
             }
         });
-        tokio::join!(swept, self.let_go(front));
+        if let ((), Err(error)) = tokio::join!(swept, self.let_go(front)) {
+            tracing::warn!(proc = %self.proc.name, error, "an archived proc can be woken by this data directory only");
+        }
         drop(held);
         fault::reach("archive-released");
         let detail = format!("{} bytes in packs, {} in its front", uploaded.pack_bytes, uploaded.front_bytes);
@@ -242,15 +244,13 @@ impl Task {
     }
 
     /// Says in the store that it runs nowhere. If that does not succeed it is still this directory's there, and wakes here only.
-    async fn let_go(&mut self, front: FrontRef) {
-        let Some(archive) = &self.proc.shared.archive else { return };
-        let Ok(id) = archive.id_of(&self.proc.dir) else { return };
-        let error = match tokio::time::timeout(RELEASED_WITHIN, archive.release(id, front)).await {
-            Ok(Ok(_)) => return,
-            Ok(Err(e)) => chain(&e),
-            Err(_) => "the store does not answer".to_owned(),
-        };
-        tracing::warn!(proc = %self.proc.name, error, "an archived proc can be woken by this data directory only");
+    async fn let_go(&mut self, front: FrontRef) -> Result<(), String> {
+        let Some(archive) = &self.proc.shared.archive else { return Ok(()) };
+        let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
+        match tokio::time::timeout(RELEASED_WITHIN, archive.release(id, front)).await {
+            Ok(released) => released.map_err(|e| chain(&e)),
+            Err(_) => Err("the store does not answer".to_owned()),
+        }
     }
 
     /// It will not wake from the store any more, so that nobody else may either.
@@ -356,15 +356,24 @@ impl Task {
         let fetch = blocking(move || {
             let fetched = archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e));
             // Before anything of it is restored.
-            let allowed = fetched.and_then(|images| policy::check(&proc, &images, &known.body).map_err(|e| chain(&e)));
-            // What came may be in the way of others, on a disk that has no room.
-            allowed.inspect_err(|_| drop(kip_snapshot::sweep(&proc.dir, None)))?;
+            fetched.and_then(|images| policy::check(&proc, &images, &known.body).map_err(|e| chain(&e)))?;
             plan_wake(&proc, known.front.generation, &known.body);
             Ok::<_, String>(())
         });
         // Only if it is known that nobody else may wake it does it run.
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
-        adopted.map_err(|e| chain(&e)).and(fetched)?;
+        let is_ours = adopted.is_ok();
+        if let Err(message) = adopted.map_err(|e| chain(&e)).and(fetched) {
+            // The next try makes it anew, and cannot where this one's is; it may also be in the way of others, on a disk that has no
+            // room.
+            let proc = Arc::clone(&self.proc);
+            let _ = blocking(move || kip_snapshot::sweep(&proc.dir, None)).await;
+            // Another machine may be able to wake it.
+            if is_ours && let Err(error) = self.let_go(known.front).await {
+                tracing::debug!(proc = %self.proc.name, error, "one that could not be woken is not let go");
+            }
+            return Err(message);
+        }
         fault::reach("fetch-done");
         self.advance(Input::Fetched, record::Durability::Rename).map_err(|refusal| refusal.message)?;
         fault::reach("fetch-recorded");

@@ -59,8 +59,7 @@ impl Task {
             let trigger = format!("timer ({})", sleep::source_word(next.source));
             self.wake_in_turn(trigger, Instant::now(), next.tick).await;
         } else if self.listens_again.is_some_and(|at| Instant::now() >= at) {
-            self.listens_again = None;
-            self.resume_archived();
+            self.listen_again();
         } else if self.archives_at().is_some_and(|at| Instant::now() >= at) {
             self.archive_by_itself();
         } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)

@@ -1,5 +1,6 @@
 //! Down and up: the transitions to and from parked.
 
+use super::archive::FETCH_AGAIN;
 use super::{AFTER_TICKS, Running, Sleeping, Task, blocking, chain};
 use crate::events::now_ms;
 use crate::fault;
@@ -33,6 +34,25 @@ const LAZY_FROM: u64 = 8 << 20;
 const REST_WITHIN: Duration = Duration::from_millis(100);
 /// Between the first and the second try of a wake.
 const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
+
+/// A wake that failed.
+struct Unwoken {
+    refusal: Refusal,
+    /// It waits for what the store does not give.
+    is_the_stores: bool,
+}
+
+impl From<Refusal> for Unwoken {
+    fn from(refusal: Refusal) -> Unwoken {
+        Unwoken { refusal, is_the_stores: false }
+    }
+}
+
+impl From<Unwoken> for Refusal {
+    fn from(unwoken: Unwoken) -> Refusal {
+        unwoken.refusal
+    }
+}
 
 impl Task {
     pub(super) async fn park_on_request(&mut self) -> Result<bool, Refusal> {
@@ -151,14 +171,16 @@ impl Task {
             State::Parked { .. } => {
                 let at = Instant::now();
                 match self.wake(trigger.clone(), at, false).await {
-                    Err(_) if self.fetch_again().await => self.wake(trigger, at, false).await.map(|()| false),
-                    woken => woken.map(|()| false),
+                    Err(_) if self.fetch_again().await => self.wake(trigger, at, false).await?,
+                    woken => woken?,
                 }
+                Ok(false)
             }
             State::Archived { .. } => {
                 let at = Instant::now();
                 self.fetch().await?;
-                self.wake(trigger, at, false).await.map(|()| false)
+                self.wake(trigger, at, false).await?;
+                Ok(false)
             }
             _ => Err(Refusal::new(
                 Code::State,
@@ -167,16 +189,21 @@ impl Task {
         }
     }
 
-    /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5).
+    /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5). Of a store that
+    /// does not give what is needed it only waits: its generation is as good as it was.
     pub(super) async fn wake_retrying(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
-        if self.wake(trigger.clone(), at, tick).await.is_ok() {
-            return Ok(());
+        match self.wake(trigger.clone(), at, tick).await {
+            Ok(()) | Err(Unwoken { is_the_stores: true, .. }) => return Ok(()),
+            Err(_) => {}
         }
         if !self.fetch_again().await {
             // What was missing for a moment, a helper or the launcher, may be there again.
             tokio::time::sleep(SECOND_TRY_AFTER).await;
         }
-        let Err(refusal) = self.wake(trigger, at, tick).await else { return Ok(()) };
+        let refusal = match self.wake(trigger, at, tick).await {
+            Ok(()) | Err(Unwoken { is_the_stores: true, .. }) => return Ok(()),
+            Err(Unwoken { refusal, .. }) => refusal,
+        };
         self.start_cold(&refusal.message).await
     }
 
@@ -201,7 +228,7 @@ impl Task {
         self.start(false).await
     }
 
-    pub(super) async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+    async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {
         let mut steps = Steps::since(at);
         if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
@@ -213,6 +240,7 @@ impl Task {
         self.advance(Input::Wake, record::Durability::Rename)?;
         self.proc.shared.events.tell(Some(&self.proc.name), "waking", trigger.clone());
         fault::reach("wake-intent");
+        self.listens_again = None;
         self.overtake_storing();
         self.proc.shared.unwatch_sockets(&self.proc);
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
@@ -252,16 +280,41 @@ impl Task {
                 self.sleeping = Some(Sleeping { next });
                 let message = self.wake_failure(&e);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-                if let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) {
-                    self.proc.shared.watch_sockets(&self.proc, &manifest.body);
+                let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
+                match manifest {
+                    Ok(manifest) if !e.is_the_stores() => self.proc.shared.watch_sockets(&self.proc, &manifest.body),
+                    // Who waits for it is not to try without pause.
+                    _ => {
+                        self.sleeping = None;
+                        self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+                    }
                 }
-                Err(Refusal::new(Code::Failed, message))
+                Err(Unwoken { refusal: Refusal::new(Code::Failed, message), is_the_stores: e.is_the_stores() })
             }
+        }
+    }
+
+    /// Its sockets and timers may wake it again.
+    pub(super) fn listen_again(&mut self) {
+        self.listens_again = None;
+        match self.record.state {
+            State::Archived { .. } => self.resume_archived(),
+            State::Parked { generation } => {
+                match kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) {
+                    Ok(manifest) => self.begin_sleeping(&manifest.body),
+                    // Somebody may put it right.
+                    Err(_) => self.listens_again = Some(Instant::now() + FETCH_AGAIN),
+                }
+            }
+            _ => {}
         }
     }
 
     fn wake_failure(&self, e: &WakeError) -> String {
         let name = &self.proc.name;
+        if e.is_the_stores() {
+            return format!("{name} cannot be woken: {}; it stays parked", chain(e));
+        }
         format!(
             "{name} cannot be woken: {}; its snapshot is kept, `kip stop {name}` and `kip start {name}` start it cold on its newest files",
             chain(e)
