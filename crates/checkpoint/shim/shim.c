@@ -16,6 +16,7 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -37,7 +38,7 @@
 #define MOVE_MOUNT_F_EMPTY_PATH 0x4
 #endif
 
-enum order { ORDER_DUP = 0, ORDER_SETNS = 1, ORDER_CGROUP = 2, ORDER_MOUNT = 3 };
+enum order { ORDER_DUP = 0, ORDER_SETNS = 1, ORDER_CGROUP = 2, ORDER_MOUNT = 3, ORDER_VOLUME = 4 };
 
 struct one {
 	uint32_t order, argument;
@@ -70,6 +71,29 @@ __attribute__((constructor)) static void start(void)
 	prctl(PR_SET_NAME, "criu-helper", 0, 0, 0);
 }
 
+/* Other helpers have the same /run: what is there may be from one of them. */
+static int mount_volume(uint32_t number, int fd)
+{
+	char place[64];
+	struct stat status;
+	int file;
+
+	if (fstat(fd, &status))
+		return -1;
+	if (S_ISDIR(status.st_mode)) {
+		snprintf(place, sizeof(place), "/run/kip/dir%u", number);
+		if (mkdir(place, 0755) && errno != EEXIST)
+			return -1;
+	} else {
+		snprintf(place, sizeof(place), "/run/kip/file%u", number);
+		file = open(place, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+		if (file < 0)
+			return -1;
+		close(file);
+	}
+	return (int)syscall(SYS_move_mount, fd, "", -1, place, MOVE_MOUNT_F_EMPTY_PATH);
+}
+
 static int apply(struct one *o, int fd)
 {
 	switch (o->order) {
@@ -83,6 +107,8 @@ static int apply(struct one *o, int fd)
 		restoring = 1;
 		return (int)syscall(SYS_move_mount, fd, "", -1, o->argument == 0 ? "/run/kip/root" : "/run/kip/usr",
 				    MOVE_MOUNT_F_EMPTY_PATH);
+	case ORDER_VOLUME:
+		return mount_volume(o->argument, fd);
 	}
 	errno = EINVAL;
 	return -1;

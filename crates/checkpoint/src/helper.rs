@@ -34,6 +34,8 @@ pub enum Order {
     MountRoot,
     /// Attach this detached mount as the tree's /usr.
     MountUsr,
+    /// Attach this detached mount, of a file or directory, at [`volume_place`] of this number.
+    MountVolume(u32),
 }
 
 impl Order {
@@ -44,6 +46,7 @@ impl Order {
             Order::Cgroup => [2, 0],
             Order::MountRoot => [3, 0],
             Order::MountUsr => [3, 1],
+            Order::MountVolume(n) => [4, n],
         }
     }
 }
@@ -92,6 +95,11 @@ pub struct HelperConfig {
 pub const ROOT: &str = "/run/kip/root";
 /// Where it attaches the tree's /usr.
 pub const USR: &str = "/run/kip/usr";
+
+/// Where it attaches one of the tree's volumes. The shim makes what is not there.
+pub fn volume_place(number: u32, is_dir: bool) -> String {
+    format!("/run/kip/{}{number}", if is_dir { "dir" } else { "file" })
+}
 
 /// A waiting helper.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! Takes a process tree apart into images and brings it back: by CRIU, or, where it can, by a restorer of our own.
 //!
-//! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`],
+//! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`], [`volumes`],
 //! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
 //! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]). Never stores anything for good, never decides
 //! when, knows nothing of procs.
@@ -21,4 +21,5 @@ pub mod restore;
 pub mod resume;
 pub mod rpc;
 pub mod sockets;
+pub mod volumes;
 pub mod wire;

@@ -9,7 +9,7 @@ mod read;
 
 pub use read::{FactsError, read};
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A set of capabilities, a bit for each (capabilities(7)).
 pub type Capabilities = u64;
@@ -52,6 +52,8 @@ pub struct MountFact {
     pub external: Option<String>,
     /// Nothing but a whole file system that shares nothing.
     pub is_plain: bool,
+    /// MS_* flags, mount(2).
+    pub flags: u64,
 }
 
 /// A file that is open, mapped, or a directory that a task is in.
@@ -113,6 +115,8 @@ pub struct Policy {
     pub filter: Vec<u8>,
     /// Paths inside that are masked.
     pub masks: BTreeSet<String>,
+    /// Volumes by the keys of their mounts: where each is inside, and whether it is read-only.
+    pub volumes: BTreeMap<String, (String, bool)>,
     /// Inodes of sockets that are held for it.
     pub sockets: BTreeSet<u32>,
     /// Paths of devices that may be open.
@@ -125,6 +129,10 @@ pub struct Policy {
     pub oom_score: i32,
 }
 
+/// Flags of mounts, mount(2).
+const RDONLY: u64 = 1;
+const NOSUID: u64 = 2;
+const NODEV: u64 = 4;
 /// Images that every snapshot may have; those of TCP are not read, for sockets are held.
 const IMAGES: [&str; 22] = [
     "core",
@@ -317,6 +325,11 @@ fn check_mount(mount: &MountFact, policy: &Policy) -> Result<(), Refused> {
     let point = mount.point.as_str();
     let is_ours = match (&mount.external, mount.kind) {
         (Some(key), _) if point == "/usr" => key == "usr",
+        (Some(key), _) if policy.volumes.contains_key(key) => {
+            let (at, read_only) = &policy.volumes[key];
+            let wanted = NOSUID | NODEV | if *read_only { RDONLY } else { 0 };
+            at == point && mount.flags & wanted == wanted
+        }
         (Some(key), _) => {
             let is_mask = policy.masks.contains(point);
             is_mask && *key == point.trim_start_matches('/').replace('/', "-")

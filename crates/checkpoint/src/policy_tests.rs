@@ -29,7 +29,7 @@ fn file(path: &str) -> FileFact {
 }
 
 fn mount(point: &str, kind: u64, external: Option<&str>) -> MountFact {
-    MountFact { point: point.into(), kind, external: external.map(Into::into), is_plain: true }
+    MountFact { point: point.into(), kind, external: external.map(Into::into), is_plain: true, flags: 0 }
 }
 
 fn facts() -> Facts {
@@ -61,6 +61,8 @@ fn policy() -> Policy {
         no_new_privileges: true,
         filter: FILTER.to_vec(),
         masks: ["/proc/kmsg".to_owned()].into(),
+        volumes: [("volume-0".to_owned(), ("/data".to_owned(), true)), ("volume-1".into(), ("/log".into(), false))]
+            .into(),
         sockets: [77].into(),
         devices: ["/dev/null".to_owned()].into(),
         own_ipc: false,
@@ -318,4 +320,24 @@ fn images_that_ask_for_more_are_refused() {
     whole.set_bytes(5, twice.encode());
     write(dir.path(), "core-1.img", &[whole]);
     assert!(matches!(read(dir.path()), Err(FactsError::Repeated { image }) if image == "core-1.img"));
+}
+
+#[test]
+fn volumes_are_where_they_were_and_as_closed() {
+    let volume = |point: &str, key: &str, flags| MountFact { flags, ..mount(point, 0, Some(key)) };
+    let mut facts = facts();
+    // MS_RDONLY 1, MS_NOSUID 2, MS_NODEV 4, MS_RELATIME 1 << 21.
+    facts.mounts.extend([volume("/data", "volume-0", 7 | 1 << 21), volume("/log", "volume-1", 6)]);
+    assert_eq!(check(&facts, &policy()), Ok(()));
+    for bad in [
+        volume("/etc", "volume-0", 7),
+        volume("/data", "volume-1", 7),
+        volume("/data", "volume-2", 7),
+        volume("/data", "volume-0", 6),
+        volume("/log", "volume-1", 4),
+        volume("/log", "volume-1", 2),
+        volume("/usr", "volume-1", 6),
+    ] {
+        assert!(matches!(refused(|f| f.mounts.push(bad.clone())), Refused::Mount { .. }), "{bad:?}");
+    }
 }

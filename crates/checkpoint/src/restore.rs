@@ -5,7 +5,7 @@
 //! has taken over.
 
 use crate::dump::{LOCK_SKIP, causes, log_level};
-use crate::helper::{Helper, HelperError, Order, ROOT, USR};
+use crate::helper::{Helper, HelperError, Order, ROOT, USR, volume_place};
 use crate::rpc::{InheritFd, Kind, Opts, Request};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -28,10 +28,23 @@ pub struct RestoreRequest<'a> {
     pub root: BorrowedFd<'a>,
     /// Detached mount of /usr.
     pub usr: BorrowedFd<'a>,
+    /// The volumes.
+    pub volumes: &'a [RestoredVolume<'a>],
     /// Mounts from outside, key and path in the helper. `usr` is added by this function under the key `usr`.
     pub external_mounts: &'a [(String, String)],
     /// Descriptors for the restored processes to take over, by CRIU's key, for example `socket:[7]`.
     pub inherit: &'a [(String, BorrowedFd<'a>)],
+}
+
+/// A volume, as the images have it.
+#[derive(Debug)]
+pub struct RestoredVolume<'a> {
+    /// The key of its mount.
+    pub key: String,
+    /// Detached mount of it.
+    pub fd: BorrowedFd<'a>,
+    /// A directory; else a file.
+    pub is_dir: bool,
 }
 
 /// The restore failed; nothing of it is left.
@@ -68,6 +81,8 @@ pub fn restore(
     let mut orders: Vec<(Order, BorrowedFd<'_>)> = request.cgroups.iter().map(|fd| (Order::Cgroup, *fd)).collect();
     orders.push((Order::MountRoot, request.root));
     orders.push((Order::MountUsr, request.usr));
+    let volumes: Vec<_> = (0..).zip(request.volumes).collect();
+    orders.extend(volumes.iter().map(|(n, volume)| (Order::MountVolume(*n), volume.fd)));
     let mut inherit_fd = Vec::new();
     for (n, (key, fd)) in (FIRST_INHERITED..).zip(request.inherit) {
         orders.push((Order::Dup(n), *fd));
@@ -78,6 +93,7 @@ pub fn restore(
     let mut external: Vec<String> =
         request.external_mounts.iter().map(|(key, path)| format!("mnt[{key}]:{path}")).collect();
     external.push(format!("mnt[usr]:{USR}"));
+    external.extend(volumes.iter().map(|(n, v)| format!("mnt[{}]:{}", v.key, volume_place(*n, v.is_dir))));
     let opts = Opts {
         images_dir_fd: -1,
         images_dir: Some(request.images.to_string_lossy().into_owned()),

@@ -1,11 +1,13 @@
 //! The command line, as DESIGN.md has it.
 
 use crate::key::KeyCommand;
+use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use kip_types::volume::VolumeSpec;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,6 +63,9 @@ pub enum Command {
     /// Show and change the keys that seal what is archived
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Show and remove volumes that are kept under a name
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Check what Kip needs of this machine
     Doctor(DoctorArgs),
 }
@@ -133,6 +138,14 @@ pub struct RunArgs {
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(help = "Publish [HOST:]PORT[/udp][,wake=data]; may be repeated", long = "port", value_name = "PORT")]
     pub ports: Vec<PortSpec>,
+    // Not a doc comment either.
+    #[arg(
+        help = "Put files of this machine at DST, SRC:DST[:ro]: SRC is an absolute path, or the name of a volume that Kip keeps; may be repeated",
+        long = "volume",
+        short = 'v',
+        value_name = "SRC:DST"
+    )]
+    pub volumes: Vec<VolumeSpec>,
     /// Most memory, for example 64M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mem: Option<u64>,
@@ -432,6 +445,7 @@ impl RunArgs {
             workdir: self.workdir,
             image,
             ports: self.ports,
+            volumes: self.volumes,
             limits,
             timing,
             allow_setuid: self.allow_setuid,
@@ -486,6 +500,10 @@ mod tests {
             "8080:80",
             "--port",
             "53/udp",
+            "-v",
+            "/srv/x:/data:ro",
+            "--volume",
+            "db:/db",
             "--mem",
             "64M",
             "--cpus",
@@ -517,6 +535,7 @@ mod tests {
         let spec = &request.spec;
         assert_eq!(spec.command, ["sh", "-c", "x", "--json", "--"]);
         assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 53));
+        assert_eq!(spec.volumes, ["/srv/x:/data:ro", "db:/db"].map(|v| v.parse().unwrap()));
         assert_eq!((spec.env["A"].as_str(), spec.env["E"].as_str()), ("b=c", ""));
         assert_eq!(
             spec.timing,
@@ -561,6 +580,10 @@ mod tests {
             &["run", "--name", "Not_A_Name", "--", "x"],
             &["run", "--env", "A", "--", "x"],
             &["run", "--mem", "much", "--", "x"],
+            &["run", "-v", "data", "--", "x"],
+            &["run", "-v", "./data:/data", "--", "x"],
+            &["volume", "rm"],
+            &["volume", "rm", "../x"],
             &["run", "--image", "debian", "--", "x"],
             &["up", "--archive-after", "soon"],
             &["up", "--memory", "much"],

@@ -2,7 +2,7 @@
 
 use crate::args::{Command, LogsArgs};
 use crate::output::{print, print_json};
-use crate::{exec, follow, key, snapshot, text, top, view};
+use crate::{exec, follow, key, snapshot, text, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -42,6 +42,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         }
         Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
         Command::Key(command) => key::call(client, command, json).await?,
+        Command::Volume(command) => volume::call(client, command, json).await?,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
     }
     Ok(ExitCode::SUCCESS)

@@ -11,6 +11,7 @@ use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
 };
 use kip_types::name::ProcName;
+use kip_types::volume::{VolumeName, VolumeView};
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
 use kip_worker::{Config, MemoryMarks, Worker};
 use std::path::{Path, PathBuf};
@@ -267,6 +268,14 @@ impl Service for Hosted {
 
     async fn import_keys(&self, what: ImportKeysRequest) -> Result<ImportedKeysView, Refusal> {
         self.worker.import_keys(what.wrap, what.bytes.0).await
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
+        self.worker.volumes().await
+    }
+
+    async fn remove_volume(&self, name: VolumeName) -> Result<(), Refusal> {
+        self.worker.remove_volume(name).await
     }
 
     async fn info(&self) -> Result<Info, Refusal> {

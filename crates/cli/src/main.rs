@@ -17,6 +17,7 @@ mod text;
 mod top;
 mod up;
 mod view;
+mod volume;
 
 use args::{Cli, Command};
 use clap::error::ErrorKind;

@@ -5,6 +5,7 @@ use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
 };
 use kip_types::spec::{Image, Spec};
+use kip_types::volume::VolumeSpec;
 use std::fmt::Write;
 
 /// Longest command in a table, characters.
@@ -129,8 +130,14 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
         Image::Host => ("image", "host".to_owned()),
         Image::Tar(path) => ("image", format!("tarball {}", path.display())),
     });
+    rows.extend(spec.volumes.iter().map(|v| ("volume", volume(v))));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
+}
+
+/// `db at /data`
+fn volume(volume: &VolumeSpec) -> String {
+    format!("{} at {}{}", volume.source, volume.target, if volume.read_only { ", read-only" } else { "" })
 }
 
 fn limits(spec: &Spec) -> Vec<(&'static str, String)> {
@@ -226,6 +233,7 @@ pub fn why(why: &WhyView) -> String {
         .and_then(|sleep| sleep.cause.as_ref());
     rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
+    rows.extend(why.pinned_by.iter().map(|line| ("pinned by", line.clone())));
     let taken = why.taken_over_by.as_ref();
     rows.extend(
         taken.map(|by| {

@@ -11,6 +11,7 @@ mod exec;
 mod feed;
 mod keys;
 mod snapshots;
+mod volumes;
 
 pub use error::CallError;
 pub use exec::{Exec, ExecInput, ExecOutput, Received};

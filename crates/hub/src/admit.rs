@@ -5,6 +5,7 @@
 use kip_types::api::{Code, Refusal, RunRequest};
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{Image, Spec, Timing};
+use kip_types::volume::check_volumes;
 use std::collections::BTreeSet;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
@@ -44,6 +45,7 @@ fn check(spec: &Spec) -> Result<(), String> {
     }
     check_program(spec)?;
     check_ports(spec)?;
+    check_volumes(&spec.volumes).map_err(|e| e.to_string())?;
     if let Image::Tar(path) = &spec.image
         && !path.is_absolute()
     {
@@ -139,6 +141,9 @@ mod tests {
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"memory_bytes":5}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"cpus":0.0}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"pids":0}}}"#).contains("processes"));
+        let volume = r#"{"source":{"named":"a"},"target":"/proc"}"#;
+        let closed = format!(r#"{{"spec":{{"name":"a","command":["x"],"volumes":[{volume}]}}}}"#);
+        assert!(refused(&closed).contains("the sandbox's own"));
         let port = r#"{"proto":"tcp","port":80,"host_port":8080}"#;
         let twice = format!(r#"{{"spec":{{"name":"a","command":["x"],"ports":[{port},{port}]}}}}"#);
         assert!(refused(&twice).contains("twice"));

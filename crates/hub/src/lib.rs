@@ -20,6 +20,7 @@ mod server;
 mod service;
 mod snapshots;
 mod socket;
+mod volumes;
 
 pub use lock::{DataLock, LockError};
 pub use server::{Ending, Hub, ServeError};

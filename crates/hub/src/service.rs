@@ -12,6 +12,7 @@ use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
 };
 use kip_types::name::ProcName;
+use kip_types::volume::{VolumeName, VolumeView};
 use std::future::Future;
 use tokio::sync::mpsc;
 
@@ -115,6 +116,12 @@ pub trait Service: Send + Sync + 'static {
 
     /// Takes over exported keys.
     fn import_keys(&self, what: ImportKeysRequest) -> impl Future<Output = Result<ImportedKeysView, Refusal>> + Send;
+
+    /// Named volumes, sorted by name.
+    fn volumes(&self) -> impl Future<Output = Result<Vec<VolumeView>, Refusal>> + Send;
+
+    /// Deletes a named volume with its files. One that a proc has is `Code::State`.
+    fn remove_volume(&self, name: VolumeName) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// About this daemon.
     fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;

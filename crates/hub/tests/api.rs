@@ -76,6 +76,16 @@ async fn a_proc_through_its_life() {
 }
 
 #[tokio::test]
+async fn volumes_are_asked_for() {
+    let (dir, served, client) = start().await;
+    assert_eq!(client.volumes().await.unwrap()[0].bytes, 4096);
+    let refused = refusal(client.remove_volume(&"db".parse().unwrap()).await);
+    assert_eq!((refused.code, refused.message.as_str()), (Code::State, "volume db is in use"));
+    assert_eq!(served.fake.heard.lock().unwrap()[..], ["VolumeName(\"db\")"]);
+    assert_eq!(by_hand(dir.path(), "DELETE /v1/volumes/.trash-db", "").0, 400);
+}
+
+#[tokio::test]
 async fn snapshots_are_asked_for() {
     let (dir, served, client) = start().await;
     client.run(&request("web", &["x"])).await.unwrap();

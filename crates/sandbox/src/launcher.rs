@@ -79,6 +79,8 @@ pub struct StartRequest<'a> {
     pub allow_setuid: bool,
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,
+    /// Host id of its id 0.
+    pub uid_base: u32,
     /// The slot's.
     pub namespaces: &'a Namespaces,
     /// The network namespace.
@@ -228,9 +230,11 @@ impl Launcher {
             request.stderr,
             request.status,
         ];
+        let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, request.allow_setuid);
-        let (init_pid, pidfd) = self.process(&Request::Start(program), &fds)?;
+        let start = Request::Start { program, volumes, uid_base: request.uid_base };
+        let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
 
@@ -251,8 +255,9 @@ impl Launcher {
             request.control,
             request.program,
         ];
+        let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let (init_pid, pidfd) = self.process(&Request::Restore, &fds)?;
+        let (init_pid, pidfd) = self.process(&Request::Restore { volumes }, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
 
@@ -282,7 +287,7 @@ impl Launcher {
     /// For [`crate::rootfs::RootfsSpec::mount`].
     pub(crate) fn mount(&self, root_layers: usize, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
         let [root, usr] = self.ready(&Request::Mount { root_layers }, fds)?;
-        Ok(Mounts { root, usr })
+        Ok(Mounts { root, usr, volumes: Vec::new() })
     }
 
     /// The next end of an exec, if one is there. Never blocks.
@@ -348,6 +353,12 @@ impl Drop for Launcher {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Where the volumes are attached; their mounts go to the other descriptors.
+fn attached<'a>(mounts: &'a Mounts, fds: &mut Vec<BorrowedFd<'a>>) -> Vec<String> {
+    fds.extend(mounts.volumes.iter().map(|v| v.fd.as_fd()));
+    mounts.volumes.iter().map(|v| v.target.clone()).collect()
 }
 
 fn program(command: &[String], env: &[String], workdir: Option<&str>, allow_setuid: bool) -> Program {

@@ -11,8 +11,16 @@ use std::fmt;
 pub(crate) enum Request {
     /// First of all: (events socket). Answered by [`Reply::Ready`].
     Events,
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, cgroup task files..): [`Reply::Process`].
-    Start(Program),
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, stdout, stderr, status, volumes.., cgroup task files..):
+    /// [`Reply::Process`].
+    Start {
+        /// What to run.
+        program: Program,
+        /// Where the volumes are attached.
+        volumes: Vec<String>,
+        /// Host id of the sandbox's id 0, who owns what is made for them to lie on.
+        uid_base: u32,
+    },
     /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..): [`Reply::Process`].
     Exec {
         /// By which its end will be told.
@@ -20,8 +28,12 @@ pub(crate) enum Request {
         /// What to run.
         program: Program,
     },
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, cgroup task files..): [`Reply::Process`].
-    Restore,
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, volumes.., cgroup task files..):
+    /// [`Reply::Process`].
+    Restore {
+        /// Where the volumes are attached.
+        volumes: Vec<String>,
+    },
     /// (): [`Reply::Ready`] with (user ns, uts ns, ipc ns).
     Namespaces {
         /// Host id of the sandbox's id 0.
@@ -100,6 +112,8 @@ pub enum Step {
     Root,
     /// Attaching `/usr`.
     Usr,
+    /// Attaching a volume.
+    Volume,
     /// Mounting `/proc`.
     Proc,
     /// Masking a path of `/proc`.
@@ -145,6 +159,7 @@ impl fmt::Display for Step {
             Step::Namespaces => "enter the namespaces",
             Step::Root => "attach the root filesystem",
             Step::Usr => "attach /usr (is it a directory in the sandbox?)",
+            Step::Volume => "attach a volume",
             Step::Proc => "mount /proc (is it a directory in the sandbox?)",
             Step::Mask => "mask a path of /proc",
             Step::Pivot => "change to the root filesystem",

@@ -15,6 +15,7 @@
 
 use crate::launcher::{LaunchError, Launcher};
 use crate::protocol::Step;
+use crate::volume::Volume;
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -28,24 +29,30 @@ use std::time::{Duration, Instant};
 /// How long a mount may take to go after the last process in it has ended: the kernel does that later, by a worker.
 const OLD_MOUNT_GOES: Duration = Duration::from_millis(1000);
 
-/// The two overlays of a proc, as detached mounts that can be attached once.
+/// The two overlays of a proc, as detached mounts that can be attached once, and its volumes.
 #[derive(Debug)]
 pub struct Mounts {
     /// `/`
     pub root: OwnedFd,
     /// `/usr`
     pub usr: OwnedFd,
+    /// What lies on them, in the order in which it is attached.
+    pub volumes: Vec<Volume>,
 }
 
 impl Mounts {
-    /// Other detached mounts of the same filesystems, so that the originals can be kept and given out again and again:
+    /// Other detached mounts of the same overlays, so that the originals can be kept and given out again and again:
     /// open_tree(2), from Linux 6.15 on. On older kernels mount again when the old mounts are gone.
     ///
     /// # Errors
     /// EINVAL where it does not work, and when the mount was attached and has been unmounted since.
     pub fn duplicate(&self) -> io::Result<Mounts> {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-        Ok(Mounts { root: open_tree(&self.root, "", flags)?, usr: open_tree(&self.usr, "", flags)? })
+        Ok(Mounts {
+            root: open_tree(&self.root, "", flags)?,
+            usr: open_tree(&self.usr, "", flags)?,
+            volumes: Vec::new(),
+        })
     }
 }
 

@@ -1,5 +1,6 @@
-//! The one mount system call that rustix does not have: giving a detached mount a mapping of user ids.
+//! The one mount system call that rustix does not have: changing a detached mount, in particular its mapping of user ids.
 
+use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -10,10 +11,32 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// EINVAL when the filesystem has no such mounts (overlayfs has not; tmpfs only from 6.3) or the mount was in use or
 /// mapped already, EPERM without CAP_SYS_ADMIN or for the initial user namespace.
 pub fn idmap(tree: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
+    set(tree, user_namespace, MountAttrFlags::empty(), MountPropagationFlags::empty())
+}
+
+/// The same of a mount that is given into a sandbox: beside the mapping it gets these attributes, and nothing that is mounted
+/// below it on the host arrives.
+///
+/// # Errors
+/// As [`idmap`].
+pub fn idmap_private(
+    tree: BorrowedFd<'_>,
+    user_namespace: BorrowedFd<'_>,
+    attributes: MountAttrFlags,
+) -> io::Result<()> {
+    set(tree, user_namespace, attributes, MountPropagationFlags::PRIVATE)
+}
+
+fn set(
+    tree: BorrowedFd<'_>,
+    user_namespace: BorrowedFd<'_>,
+    attributes: MountAttrFlags,
+    propagation: MountPropagationFlags,
+) -> io::Result<()> {
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_set: libc::MOUNT_ATTR_IDMAP | u64::from(attributes.bits()),
         attr_clr: 0,
-        propagation: 0,
+        propagation: u64::from(propagation.bits()),
         userns_fd: user_namespace.as_raw_fd() as u64,
     };
     // SAFETY: the path is an empty C string with static lifetime, `attributes` lives through the call and its size is

@@ -9,8 +9,10 @@ pub mod keys;
 pub mod lifecycle;
 pub mod name;
 pub mod spec;
+pub mod volume;
 
 pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use lifecycle::{Generation, State, Tier};
 pub use name::{ProcName, Realm};
 pub use spec::{Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
+pub use volume::{VolumeName, VolumeSource, VolumeSpec};

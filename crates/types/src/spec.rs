@@ -1,6 +1,7 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
 use crate::name::{ProcName, Realm};
+use crate::volume::VolumeSpec;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -230,6 +231,9 @@ pub struct Spec {
     /// Published ports.
     #[serde(default)]
     pub ports: Vec<PortSpec>,
+    /// Files of this machine, which pin it here.
+    #[serde(default)]
+    pub volumes: Vec<VolumeSpec>,
     /// Cgroup limits.
     #[serde(default)]
     pub limits: Limits,

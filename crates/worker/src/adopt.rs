@@ -9,6 +9,7 @@ use crate::Worker;
 use crate::archive::{self, Archive, HeadFailure, processor};
 use crate::holdings::Holdings;
 use crate::kits::Kit;
+use crate::park::Body;
 use crate::proc::Proc;
 use crate::record::RecordError;
 use crate::state::Record;
@@ -109,6 +110,23 @@ impl Archive {
     }
 }
 
+/// Volumes that a refusal names.
+const NAMED: usize = 3;
+
+/// It wakes only where its volumes are.
+fn pinned(name: &ProcName, head: &Head, body: &Body) -> Refusal {
+    let mut needs = body.pinned_by();
+    let more = needs.len().saturating_sub(NAMED);
+    needs.truncate(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let message = format!(
+        "{name} cannot be taken over: its volumes pin it to data directory {}: it needs {}{more}; wake it there",
+        head.owner.id,
+        needs.join(", ")
+    );
+    Refusal::new(Code::State, message)
+}
+
 impl Worker {
     /// Takes a proc over that is not here, and returns its name here. `unknown`: what is said if there is no store.
     pub(crate) async fn take_over(
@@ -126,7 +144,10 @@ impl Worker {
         let manifest = archive.manifest(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
         processor::check(&manifest.cpu_features).map_err(|e| failed(chain(&e)))?;
         let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
-        let body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;
+        let body: Body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;
+        if !spec.volumes.is_empty() || !body.volumes.is_empty() {
+            return Err(pinned(&name, &head, &body));
+        }
         // All of it is read: what cannot be read is left to whoever can.
         let ring = archive.keys();
         let keys = archive.read_front_back(&ring, head.proc, front).await.map_err(|e| failed(chain(&e)))?;

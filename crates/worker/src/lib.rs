@@ -13,6 +13,7 @@
 //! | [`keys`] | the realm's keys, by command |
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`policy`] | what images from a store may ask for |
+//! | [`volumes`] | files of the host that procs have |
 //! | [`logs`], [`events`], [`view`], [`why`], [`exec`] | what people see |
 //!
 //! Never decides for other workers, never speaks to clients.
@@ -50,6 +51,7 @@ mod stop;
 mod task;
 mod tree;
 mod view;
+mod volumes;
 mod wake;
 mod why;
 
@@ -118,8 +120,9 @@ impl Worker {
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
         let worker = Arc::clone(self);
-        let (proc, kit, record) = blocking(move || worker.create(spec)).await?;
+        let (proc, kit, record, claim) = blocking(move || worker.create(spec)).await?;
         let handle = self.adopt(proc, record, Some(kit));
+        drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
         if started.is_err() {
             self.forget(&name);
@@ -128,12 +131,13 @@ impl Worker {
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
-    fn create(&self, spec: Spec) -> Result<(Arc<Proc>, kits::Kit, Record), Refusal> {
+    fn create(&self, mut spec: Spec) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
         if self.procs.lock().expect("no holder of this lock panics").contains_key(&name) {
             return Err(taken(&name));
         }
+        let claim = volumes::declare(machine, &mut spec)?;
         let kit = machine
             .kits
             .take()
@@ -161,7 +165,7 @@ impl Worker {
             shared: Arc::clone(machine),
             prepared: Mutex::default(),
         };
-        Ok((Arc::new(proc), kit, record))
+        Ok((Arc::new(proc), kit, record, claim))
     }
 
     /// All names.

@@ -15,6 +15,7 @@ use crate::pressure::{Grant, Pressure};
 use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::record::Records;
 use crate::task::{self, Command, Handle, chain};
+use crate::volumes::Claims;
 use kip_keeper::Keeper;
 use kip_net::custody::{Held, Kind};
 use kip_net::wake::WakePoll;
@@ -72,6 +73,7 @@ pub(crate) struct Machine {
     pub(crate) wake_plane: Arc<WakePoll<Slot>>,
     pub(crate) records: Records,
     pub(crate) handles: Mutex<HashMap<Slot, Handle>>,
+    pub(crate) claims: Claims,
     pub(crate) closing: AtomicBool,
     pub(crate) _instance_lock: File,
     pub(crate) _fast_breakpoints: Option<OwnedFd>,

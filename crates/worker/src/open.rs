@@ -16,6 +16,7 @@ use crate::record::{self, Records};
 use crate::recover;
 use crate::state::Record;
 use crate::task::{blocking, chain};
+use crate::volumes::{self, Claims};
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
 use kip_keeper::Keeper;
@@ -243,6 +244,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     for e in leftovers {
         tracing::warn!(error = chain(&e), "something removed is still on disk");
     }
+    volumes::sweep(&config.data);
     let remembered = recover::read_all(&records)?;
     let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
     let new = keeper.found() == kip_keeper::Found::Started;
@@ -285,6 +287,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         logs: LogPump::start()?,
         wake_plane: Arc::new(WakePoll::new()?),
         handles: Mutex::new(HashMap::new()),
+        claims: Claims::default(),
         closing: false.into(),
         _instance_lock: lock,
         _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),

@@ -16,12 +16,15 @@ use crate::holdings::key;
 use crate::pins::{self, Pin, PinError};
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::tree::{self, Tree};
+use crate::volumes;
+use crate::volumes::sleep::{Slept, UnfitVolume};
 use crate::wake::take;
 use kip_checkpoint::clocks::{self, Boot, ClockError, Clocks, Frozen, Now, Since};
 use kip_checkpoint::dump::{DumpError, DumpRequest, dump};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::{self, PlanError};
 use kip_checkpoint::sockets;
+use kip_checkpoint::volumes::is_below;
 use kip_keeper::KeeperError;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal::{self, Recipe};
@@ -67,6 +70,9 @@ pub(crate) struct Home {
     pub(crate) boot: Boot,
     /// CRIU's keys of its pipes, by the keys of the holdings.
     pub(crate) pipes: BTreeMap<String, String>,
+    /// The machine's name.
+    #[serde(default)]
+    pub(crate) machine: String,
 }
 
 /// What a generation's manifest says beyond its files.
@@ -85,9 +91,19 @@ pub(crate) struct Body {
     /// Where it was made; none in generations of a Kip before 0.2.
     #[serde(default)]
     pub(crate) home: Option<Home>,
+    /// Volumes, mounted in this order.
+    #[serde(default)]
+    pub(crate) volumes: Vec<Slept>,
 }
 
 impl Body {
+    /// The volumes without which it does not wake, and where they are.
+    pub(crate) fn pinned_by(&self) -> Vec<String> {
+        let machine = self.home.as_ref().map_or("", |home| home.machine.as_str());
+        let line = |v: &Slept| format!("{} at {} on machine {machine}", v.path.display(), v.target);
+        self.volumes.iter().map(line).collect()
+    }
+
     /// Its clocks as they are in this boot of the machine.
     pub(crate) fn clocks_now(&self) -> Clocks {
         match (&self.home, Boot::read()) {
@@ -105,6 +121,7 @@ struct Seen {
     at_rest: bool,
     pending: BTreeMap<u32, u64>,
     masks: Vec<String>,
+    volumes: Vec<Slept>,
     own_ipc: bool,
     /// Some of its memory may be out: the pager knows it.
     out: bool,
@@ -153,6 +170,8 @@ pub(crate) enum ParkError {
     },
     #[error("the state cannot be recorded")]
     Record(#[source] crate::record::RecordError),
+    #[error(transparent)]
+    Volume(#[from] UnfitVolume),
     #[error("its processes cannot be read")]
     Tree(#[source] io::Error),
 }
@@ -189,11 +208,13 @@ pub(crate) fn park(
     let tree = Tree::read(pids);
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
+    let volumes = volumes::sleep::look(proc, init)?;
     let own_ipc = tree.maps_system_v();
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
     let borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
+    external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
     let request = DumpRequest {
         pid: init,
         images: &images,
@@ -205,7 +226,7 @@ pub(crate) fn park(
     let (before, asleep) = options_before(&tree);
     let since = tree.waiting();
     let at_rest = asleep.is_some() && asleep == tree.asleep();
-    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, own_ipc, out };
+    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, volumes, own_ipc, out };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
@@ -264,13 +285,16 @@ fn settle(
     let arrived = tree.pending().into_iter().map(new).fold(0, |a, b| a | b);
     let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, at_rest: seen.at_rest };
     let clocks = clocks::settle(images, now, &seen.since, &frozen)?;
-    let paths = sockets::file_paths(images)?;
+    let mut volumes = seen.volumes.clone();
+    volumes::sleep::note_files(&mut volumes, images, init)?;
+    let mut paths = sockets::file_paths(images)?;
+    paths.retain(|path| !volumes.iter().any(|v| is_below(path, &v.point)));
     let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
     let objects = if proc.shared.only_criu.load(Ordering::Relaxed) { Vec::new() } else { take_objects(&tree, images)? };
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let home = Some(home_of(proc).map_err(ParkError::Tree)?);
-    let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc, home };
+    let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc, home, volumes };
     fds.extend(objects);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     fault::reach("park-images");
@@ -296,7 +320,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
             pipes.insert(key.to_owned(), pipe_key(&held)?);
         }
     }
-    Ok(Home { first_id: proc.first_id(), boot: Boot::read()?, pipes })
+    Ok(Home { first_id: proc.first_id(), boot: Boot::read()?, pipes, machine: proc.shared.name.clone() })
 }
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.

@@ -5,9 +5,11 @@
 
 use crate::park::Body;
 use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::volumes::sleep::key;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
 use kip_sandbox::{base, launch, seccomp};
 use kip_snapshot::{Manifest, SnapshotError};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// A generation may not be restored.
@@ -38,12 +40,23 @@ fn allowed(proc: &Proc, body: &Body) -> Policy {
         no_new_privileges: !proc.spec.allow_setuid,
         filter: code.collect(),
         masks: launch::MASKED.iter().map(|path| (*path).to_owned()).collect(),
+        volumes: volumes(proc, body),
         sockets: body.sockets.iter().map(|socket| socket.inode).collect(),
         devices: base::DEVICES.iter().map(|(name, ..)| format!("/dev/{name}")).collect(),
         own_ipc: body.own_ipc,
         nice: rustix::process::getpriority_process(None).unwrap_or(0).min(0),
         oom_score: own("/proc/self/oom_score_adj").unwrap_or(0).min(0),
     }
+}
+
+/// By the keys of their mounts. Whether one is read-only is its spec's to say.
+fn volumes(proc: &Proc, body: &Body) -> BTreeMap<String, (String, bool)> {
+    let all = body.volumes.iter().enumerate();
+    all.filter_map(|(number, slept)| {
+        let spec = proc.spec.volumes.iter().find(|v| v.target == slept.target)?;
+        Some((key(number), (slept.point.clone(), spec.read_only)))
+    })
+    .collect()
 }
 
 /// Whether a generation that came from a store may be restored. `known` is what was kept here of its manifest.

@@ -7,6 +7,7 @@ use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
 use crate::task::{Task, blocking, chain};
+use crate::volumes;
 use kip_net::nat::Forward;
 use kip_net::reserve;
 use kip_sandbox::archive;
@@ -83,7 +84,9 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
     fault::reach("start-namespaces");
     let mounts = proc.mounts_of(namespaces.user.as_fd(), false);
-    let mounts = mounts.map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
+    let mut mounts = mounts.map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
+    let volumes = volumes::for_start(proc, namespaces.user.as_fd());
+    mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volume", &e))?;
     fault::reach("start-mounts");
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
     let env = environment(proc.name.as_str(), &proc.spec.env);
@@ -95,6 +98,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         workdir: workdir.as_deref(),
         allow_setuid: proc.spec.allow_setuid,
         mounts,
+        uid_base: proc.first_id(),
         namespaces: &namespaces,
         net: kit.net.fd.as_fd(),
         cgroup: &tasks,

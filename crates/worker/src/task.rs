@@ -163,7 +163,8 @@ pub(crate) struct Task {
     storing: Option<Storing>,
     /// Since when it has been parked, or since when another try to archive it is not worth it.
     parked_since: Option<Instant>,
-    /// What it wakes from, or a part of that, is not to be had from the store: when its sockets and timers may wake it again.
+    /// What it wakes from, or a part of that, is not to be had from the store, or it is parked without its volumes: when its sockets
+    /// and timers may wake it again.
     listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     fetched: bool,
@@ -278,17 +279,19 @@ impl Task {
                 self.look_at_pager().await;
             }
             State::Archived { .. } => self.resume_archived(),
-            State::Parked { generation } => {
-                let dir = kip_snapshot::path_of(&self.proc.dir, generation);
-                match kip_snapshot::open::<Body>(&dir) {
-                    Ok(manifest) => self.begin_sleeping(&manifest.body),
-                    Err(e) => {
-                        tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read");
-                        self.sleeping = Some(Sleeping { next: None });
-                    }
-                }
-            }
+            State::Parked { generation } => self.resume_parked(generation),
             _ => {}
+        }
+    }
+
+    fn resume_parked(&mut self, generation: Generation) {
+        let dir = kip_snapshot::path_of(&self.proc.dir, generation);
+        match kip_snapshot::open::<Body>(&dir) {
+            Ok(manifest) => self.begin_sleeping(&manifest.body),
+            Err(e) => {
+                tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read");
+                self.sleeping = Some(Sleeping { next: None });
+            }
         }
     }
 

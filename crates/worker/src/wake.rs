@@ -17,14 +17,16 @@ use crate::park::{Body, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
 use crate::start::reopen;
+use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::ids;
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::pages::{is_for_criu, make_whole};
-use kip_checkpoint::restore::{RestoreError, RestoreRequest, Stage, restore};
+use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
 use kip_sandbox::cgroup::CgroupError;
+use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_types::api::StepView;
@@ -52,6 +54,8 @@ pub(crate) enum WakeError {
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("the file system of the proc cannot be mounted")]
     Mounts(#[source] kip_sandbox::rootfs::RootfsError),
+    #[error(transparent)]
+    Volumes(#[from] VolumeChanged),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
     #[error("{what} is no longer held")]
@@ -168,10 +172,13 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     manifest.body.clocks = manifest.body.clocks_now();
     let body = &manifest.body;
     let with_pins = pins::base_changed(&body.pins);
+    // First: what is not as it was is no fault of the plan's.
+    let mut volumes = Some(volumes::for_wake(proc, &body.volumes)?);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     if let Some(ready) = rebuild::ready(proc, &images, &manifest) {
         bring(proc, &images, &manifest, ready.needed(), steps)?;
-        match rebuild::rebuild(proc, &images, &manifest, &ready, with_pins, trigger, steps) {
+        let volumes = volumes.take().expect("nobody has used them");
+        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes), trigger, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {
@@ -189,6 +196,8 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     steps.done("helper");
     fault::reach("wake-helper");
     let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
+    let mounted = volumes.map_or_else(|| volumes::for_wake(proc, &body.volumes), Ok)?;
+    let volumes: Vec<_> = mounted.iter().enumerate().map(restored).collect();
     steps.done("mounts");
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
@@ -205,6 +214,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
         cgroups: &cgroups,
         root: mounts.root.as_fd(),
         usr: mounts.usr.as_fd(),
+        volumes: &volumes,
         external_mounts: &external,
         inherit: &inherit,
     };
@@ -255,6 +265,10 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             Ok(pid)
         }
     }
+}
+
+fn restored((number, volume): (usize, &Volume)) -> RestoredVolume<'_> {
+    RestoredVolume { key: volumes::key(number), fd: volume.fd.as_fd(), is_dir: volume.is_dir }
 }
 
 /// Sockets and pipes for the program to take over, by CRIU's keys.

@@ -13,6 +13,7 @@ use crate::proc::Proc;
 use crate::task::sleep_word;
 use crate::task::{Handle, Status, chain};
 use crate::tree::Tree;
+use crate::volumes;
 use kip_checkpoint::clocks::Now;
 use kip_types::State;
 use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
@@ -88,6 +89,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone(),
         taken_over_by: record.taken_over_by.clone(),
+        pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec),
     }
 }
 

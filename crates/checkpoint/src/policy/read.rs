@@ -213,6 +213,7 @@ fn mount(entry: &Message) -> MountFact {
         kind: entry.number(1),
         external: entry.string(18),
         is_plain: !shares && entry.string(6).as_deref() == Some("/"),
+        flags: entry.number(5),
     }
 }
 

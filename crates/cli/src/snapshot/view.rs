@@ -96,6 +96,7 @@ pub fn details(view: &SnapshotDetails) -> String {
             row("sockets", view.sockets.map_or_else(dash, |count| count.to_string())),
         ],
     );
+    section("pinned by", view.pinned_by.iter().map(|line| row("volume", line.clone())).collect());
     let sections = view.sections.iter().map(|one| row(&one.name, bytes(one.bytes)));
     section(&format!("front, {}", bytes(view.bytes)), sections.collect());
     let pages = view.pages;

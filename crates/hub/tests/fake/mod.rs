@@ -12,6 +12,7 @@ use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
 use kip_types::name::ProcName;
 use kip_types::spec::{Protocol, Timing};
+use kip_types::volume::{VolumeName, VolumeView};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -269,7 +270,18 @@ impl Service for Fake {
             last_sleep: view.last_sleep.clone(),
             last_wake: view.last_wake.clone(),
             taken_over_by: None,
+            pinned_by: Vec::new(),
         })
+    }
+
+    async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
+        let (name, path) = ("db".parse().unwrap(), "/d/volumes/db".into());
+        Ok(vec![VolumeView { name, path, bytes: 4096, users: vec![] }])
+    }
+
+    async fn remove_volume(&self, name: VolumeName) -> Result<(), Refusal> {
+        self.hear(&name);
+        Err(Refusal::new(Code::State, format!("volume {name} is in use")))
     }
 
     async fn logs(&self, name: ProcName, which: LogsRequest) -> Result<Feed<LogLine>, Refusal> {

@@ -12,6 +12,7 @@ mod prepare;
 mod restore;
 mod start;
 mod template;
+mod volumes;
 
 pub use confine::CAPABILITY_BITS;
 pub use exec::DEFAULT_PATH;
@@ -173,9 +174,11 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start(program) => {
-                let ([root, usr, user, net, uts, ipc, stdout, stderr, status], cgroups) = first(fds)?;
-                let parts = start::Parts { root, usr, user, net, uts, ipc, stdout, stderr, status, cgroups };
+            Request::Start { program, volumes, uid_base } => {
+                let ([root, usr, user, net, uts, ipc, stdout, stderr, status], rest) = first(fds)?;
+                let (volumes, cgroups) = volumes::split(volumes, rest)?;
+                let mounts = start::Files { root, usr, volumes, owner: Some(uid_base) };
+                let parts = start::Parts { mounts, user, net, uts, ipc, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
@@ -186,9 +189,11 @@ impl Server {
                 self.execs.insert(child.pid, id);
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
-            Request::Restore => {
-                let ([root, usr, user, net, uts, ipc, control, program], cgroups) = first(fds)?;
-                let parts = restore::Parts { root, usr, user, net, uts, ipc, control, program, cgroups };
+            Request::Restore { volumes } => {
+                let ([root, usr, user, net, uts, ipc, control, program], rest) = first(fds)?;
+                let (volumes, cgroups) = volumes::split(volumes, rest)?;
+                let mounts = start::Files { root, usr, volumes, owner: None };
+                let parts = restore::Parts { mounts, user, net, uts, ipc, control, program, cgroups };
                 let child = restore::restore(&parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }

@@ -10,7 +10,7 @@
 
 use super::Spawned;
 use super::confine::become_root;
-use super::start::{enter_cgroups, enter_mounts, enter_namespaces, open_null, place_stdio};
+use super::start::{Files, enter_cgroups, enter_mounts, enter_namespaces, open_null, place_stdio};
 use crate::protocol::{Failure, Step};
 use crate::restorer::CONTROL_FD;
 use kip_sys::ns::{Clone, Strings};
@@ -21,8 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// The descriptors of a restore, in the order of the request.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub root: OwnedFd,
-    pub usr: OwnedFd,
+    pub mounts: Files,
     pub user: OwnedFd,
     pub net: OwnedFd,
     pub uts: OwnedFd,
@@ -59,7 +58,7 @@ fn build(parts: &Parts) -> Result<(), Failure> {
     enter_cgroups(&parts.cgroups)?;
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
-    enter_mounts(parts.root.as_fd(), parts.usr.as_fd())?;
+    enter_mounts(&parts.mounts)?;
     become_root()?;
     kip_sys::ns::close_on_exec_from(0).map_err(Failure::at(Step::Stdio))?;
     // A tenant that broke its null device sleeps and wakes all the same.

@@ -2,6 +2,7 @@
 
 use super::confine::{UserNamespace, confine};
 use super::template::{NEW_ROOT, enter_root, mount_proc};
+use super::volumes::{self, Placed};
 use super::{Prepared, Spawned};
 use crate::init;
 use crate::protocol::{Failure, Program, Step};
@@ -18,11 +19,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub const MASKED: &[&str] =
     &["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger", "/proc/kmsg", "/proc/kallsyms"];
 
+/// The sandbox's files, as detached mounts.
+#[derive(Debug)]
+pub(super) struct Files {
+    pub root: OwnedFd,
+    pub usr: OwnedFd,
+    pub volumes: Vec<Placed>,
+    /// Who owns what is made for volumes to lie on; none: it is there.
+    pub owner: Option<u32>,
+}
+
 /// The descriptors of a start, in the order of the request.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub root: OwnedFd,
-    pub usr: OwnedFd,
+    pub mounts: Files,
     pub user: OwnedFd,
     pub net: OwnedFd,
     pub uts: OwnedFd,
@@ -59,7 +69,7 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
     enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
-    enter_mounts(parts.root.as_fd(), parts.usr.as_fd())?;
+    enter_mounts(&parts.mounts)?;
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
     place_stdio([null.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
     confine(UserNamespace::Itself(parts.user.as_fd()), program.allow_setuid, &prepared.filter)
@@ -87,9 +97,12 @@ pub(super) fn enter_namespaces(net: BorrowedFd<'_>, uts: BorrowedFd<'_>, ipc: Bo
 
 /// Puts the sandbox's mounts in the place of the template's, of which nothing stays: in a mount namespace that is a copy
 /// of the launcher's, and with a /proc of the caller's pid namespace.
-pub(super) fn enter_mounts(root: BorrowedFd<'_>, usr: BorrowedFd<'_>) -> Result<(), Failure> {
+pub(super) fn enter_mounts(files: &Files) -> Result<(), Failure> {
+    let root = files.root.as_fd();
     move_mount(root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(Failure::at(Step::Root))?;
-    attach(usr, root, "usr").map_err(Failure::at(Step::Usr))?;
+    attach(files.usr.as_fd(), root, "usr").map_err(Failure::at(Step::Usr))?;
+    // Before /proc, so that no link of the tenant's leads one into it.
+    volumes::attach(&files.volumes, root, files.owner)?;
     let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
     attach(proc.as_fd(), root, "proc").map_err(Failure::at(Step::Proc))?;
     for path in MASKED {

@@ -80,6 +80,7 @@ impl Place {
             workdir,
             allow_setuid: self.allow_setuid,
             mounts,
+            uid_base: UID_BASE,
             namespaces: &self.namespaces,
             net: self.net.as_fd(),
             cgroup: &self.cgroup.task_files().unwrap(),

@@ -212,6 +212,9 @@ pub struct SnapshotDetails {
     pub sockets: Option<u64>,
     /// Its timers.
     pub timers: Vec<SnapshotTimer>,
+    /// The volumes without which it does not wake, and where they are, a line for each; then nobody else can take it over.
+    #[serde(default)]
+    pub pinned_by: Vec<String>,
 }
 
 /// A section of a front.

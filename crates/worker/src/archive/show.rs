@@ -54,6 +54,7 @@ impl Archive {
             roots: roots.collect(),
             sockets: body.as_ref().map(|body| body.sockets.len() as u64),
             timers: body.as_ref().map(timers).unwrap_or_default(),
+            pinned_by: body.as_ref().map(Body::pinned_by).unwrap_or_default(),
         })
     }
 }

@@ -13,6 +13,7 @@ use crate::record;
 use crate::state::Record;
 use crate::stop::Network;
 use crate::tree::{self, Tree};
+use crate::volumes::sleep as volumes;
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::Source;
 use kip_checkpoint::dump::DumpError;
@@ -204,6 +205,13 @@ impl Task {
             Ok(()) | Err(Unwoken { is_the_stores: true, .. }) => return Ok(()),
             Err(Unwoken { refusal, .. }) => refusal,
         };
+        if lacks_volumes(Arc::clone(&self.proc), self.record.generation()).await {
+            // It would lack them as well if it began anew.
+            self.sleeping = None;
+            self.proc.shared.unwatch_sockets(&self.proc);
+            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+            return Err(refusal);
+        }
         self.start_cold(&refusal.message).await
     }
 
@@ -263,6 +271,7 @@ impl Task {
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;
+                self.listens_again = None;
                 self.keep(next);
                 fault::reach("wake-recorded");
                 if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
@@ -320,6 +329,16 @@ impl Task {
             chain(e)
         )
     }
+}
+
+/// Whether a volume of a parked proc is not there.
+async fn lacks_volumes(proc: Arc<Proc>, generation: Generation) -> bool {
+    blocking(move || {
+        let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation));
+        let mounted = manifest.map(|manifest| volumes::for_wake(&proc, &manifest.body.volumes));
+        mounted.is_ok_and(|mounted| mounted.is_err_and(|e| e.is_absence()))
+    })
+    .await
 }
 
 /// Where a running proc goes next, and how long it must be quiet for that.

@@ -16,7 +16,8 @@ use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, RestoreRequest};
-use kip_sandbox::rootfs::RootfsError;
+use kip_sandbox::rootfs::{Mounts, RootfsError};
+use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
@@ -95,7 +96,7 @@ pub(super) fn rebuild(
     images: &Path,
     manifest: &Manifest<Body>,
     ready: &Ready,
-    with_pins: bool,
+    (with_pins, volumes): (bool, Vec<Volume>),
     trigger: &str,
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
@@ -105,7 +106,7 @@ pub(super) fn rebuild(
     }
     steps.done("plan");
     fault::reach("wake-helper");
-    let mounts = proc.take_mounts(with_pins).map_err(Failure::Mounts)?;
+    let mounts = Mounts { volumes, ..proc.take_mounts(with_pins).map_err(Failure::Mounts)? };
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
     let bytes = manifest.parts.iter().map(|p| p.size).sum();
