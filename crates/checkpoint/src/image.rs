@@ -66,7 +66,7 @@ impl Image {
         Ok(image.entries.into_iter().next())
     }
 
-    fn parse(path: &Path, bytes: &[u8]) -> Result<Image, Malformed> {
+    pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<Image, Malformed> {
         let word = |at: usize| -> Result<u32, Malformed> {
             let four = bytes.get(at..at + 4).ok_or(Malformed { at })?;
             Ok(u32::from_le_bytes(four.try_into().expect("4 bytes")))

@@ -2,7 +2,7 @@
 //!
 //! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`], [`volumes`],
 //! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
-//! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]). Never stores anything for good, never decides
+//! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]) and what is in them ([`look`]). Never stores anything for good, never decides
 //! when, knows nothing of procs.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod helper;
 pub mod ids;
 pub mod image;
 pub mod locate;
+pub mod look;
 pub mod pages;
 pub mod plan;
 pub mod policy;

@@ -14,8 +14,10 @@ mod memory;
 mod settings;
 mod tasks;
 
+pub(crate) use files::kind;
 pub use files::{Object, objects};
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
+pub(crate) use memory::status;
 
 use crate::image::ImageError;
 use crate::registers::Registers;

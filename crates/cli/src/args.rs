@@ -3,7 +3,7 @@
 use crate::key::KeyCommand;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
-use kip_types::api::{LeftOpen, RunRequest};
+use kip_types::api::{Detail, LeftOpen, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
@@ -40,8 +40,8 @@ pub enum Command {
     Ps,
     /// Watch procs by tier, memory, CPU and wakes; `q` ends it
     Top(TopArgs),
-    /// Show everything about a proc
-    Inspect(NameArg),
+    /// Show everything about a proc, or what is inside of it, without waking it
+    Inspect(InspectArgs),
     /// Show what a proc wrote
     Logs(LogsArgs),
     /// Run a program inside a proc; exits with its code
@@ -75,6 +75,37 @@ pub enum Command {
 pub struct NameArg {
     /// Name of the proc
     pub name: String,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Name of the proc
+    pub name: String,
+    /// What each process has open, and the proc's own files: those that differ from its base, the first 200 by path
+    #[arg(long, group = "detail")]
+    pub files: bool,
+    /// Each process's command line, directory, user and environment, which may hold secrets
+    #[arg(long, group = "detail")]
+    pub env: bool,
+    /// Sockets: addresses, state, bytes queued, who has them open, whether Kip holds them
+    #[arg(long, group = "detail")]
+    pub sockets: bool,
+    /// Each process's memory: what is mapped where, and how much of it is in memory, out, on disk, in the store
+    #[arg(long, group = "detail")]
+    pub maps: bool,
+}
+
+impl InspectArgs {
+    /// What is asked for beyond the proc itself.
+    pub fn detail(&self) -> Option<Detail> {
+        let all = [
+            (self.files, Detail::Files),
+            (self.env, Detail::Env),
+            (self.sockets, Detail::Sockets),
+            (self.maps, Detail::Maps),
+        ];
+        all.into_iter().find_map(|(asked, detail)| asked.then_some(detail))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -597,6 +628,7 @@ mod tests {
             &["exec", "web"],
             &["wake", "web", "--id", "xyz"],
             &["inspect"],
+            &["inspect", "web", "--files", "--env"],
             &["key"],
             &["key", "destroy"],
             &["key", "export", "f", "--key-file", "a", "--passphrase-file", "b"],

@@ -1,8 +1,8 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, LogsArgs};
+use crate::args::{Command, InspectArgs, LogsArgs};
 use crate::output::{print, print_json};
-use crate::{exec, follow, key, snapshot, text, top, view, volume};
+use crate::{details, exec, follow, key, snapshot, text, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -25,7 +25,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
-        Command::Inspect(args) => show(&client.inspect(&name(&args.name)?).await?, json, view::inspect)?,
+        Command::Inspect(args) => inspect(client, &args, json).await?,
         Command::Stop(args) => show(&client.stop(&name(&args.name)?, args.grace).await?, json, stopped)?,
         Command::Rm(args) => {
             let name = name(&args.name)?;
@@ -59,6 +59,14 @@ pub fn show<T: Serialize>(value: &T, json: bool, human: impl FnOnce(&T) -> Strin
 
 pub fn name(text: &str) -> anyhow::Result<ProcName> {
     text.parse().with_context(|| format!("there is no proc {text:?}"))
+}
+
+async fn inspect(client: &Client, args: &InspectArgs, json: bool) -> anyhow::Result<()> {
+    let name = name(&args.name)?;
+    match args.detail() {
+        None => show(&client.inspect(&name).await?, json, view::inspect),
+        Some(of) => show(&client.details(&name, of).await?, json, details::details),
+    }
 }
 
 fn stopped(view: &ProcView) -> String {

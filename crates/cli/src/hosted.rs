@@ -3,9 +3,10 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    CarriedView, Code, CollectRequest, CollectView, DownView, Event, EventsRequest, ExecRequest, ImportRequest, Info,
-    LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
-    SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest, ExecRequest,
+    ImportRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest,
+    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest,
+    WhyView,
 };
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
@@ -149,6 +150,10 @@ impl Service for Hosted {
 
     async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal> {
         self.worker.inspect(&name).await
+    }
+
+    async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {
+        self.worker.details(&name, of).await
     }
 
     async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {

@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod details;
 mod doctor;
 mod exec;
 mod follow;

@@ -84,6 +84,11 @@ async fn a_proc_through_its_life() {
     assert_eq!(inspected["last_wake"]["steps"][1]["name"], "restore");
     assert_eq!(inspected["tier"], "hot");
     assert!(said(data, &["inspect", "web"]).await.contains("last wake"));
+    for detail in ["--files", "--env", "--sockets", "--maps"] {
+        let inside = json(&said(data, &["inspect", "web", detail, "--json"]).await);
+        assert_eq!((&inside["name"], &inside["tier"]), (&"web".into(), &"hot".into()), "{detail}");
+        assert!(said(data, &["inspect", "web", detail]).await.starts_with("web, hot, generation "), "{detail}");
+    }
     assert!(said(data, &["why", "web"]).await.contains("descriptor 7 of pid 12 is an io_uring"));
 
     assert!(refused(data, &["rm", "web"]).await.contains("--force"));

@@ -22,8 +22,8 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
 use kip_types::api::{
-    DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+    Detail, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, LogLine,
+    LogsRequest, Moved, ProcView, RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
 };
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
@@ -76,6 +76,17 @@ impl Client {
     /// One proc.
     pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, CallError> {
         self.get(&format!("/v1/procs/{name}")).await
+    }
+
+    /// A proc from within. Does not wake it.
+    pub async fn details(&self, name: &ProcName, of: Detail) -> Result<Details, CallError> {
+        let path = with_query(&format!("/v1/procs/{name}/details"), &DetailsRequest { of });
+        Ok(match of {
+            Detail::Files => Details::Files(self.get(&path).await?),
+            Detail::Env => Details::Env(self.get(&path).await?),
+            Detail::Sockets => Details::Sockets(self.get(&path).await?),
+            Detail::Maps => Details::Maps(self.get(&path).await?),
+        })
     }
 
     /// Starts a stopped proc again.

@@ -17,8 +17,8 @@ use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
-    Code, DownView, EXEC_PROTOCOL, EventsRequest, ExecRequest, Info, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
+    Code, Details, DetailsRequest, DownView, EXEC_PROTOCOL, EventsRequest, ExecRequest, Info, LogsRequest, Moved,
+    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -38,6 +38,7 @@ pub fn router<S: Service>(hub: Hub<S>) -> Router {
         .route("/v1/procs/{name}/wake", post(wake::<S>))
         .route("/v1/procs/{name}/exec", post(exec::<S>))
         .route("/v1/procs/{name}/why", get(why::<S>))
+        .route("/v1/procs/{name}/details", get(details::<S>))
         .route("/v1/procs/{name}/logs", get(logs::<S>))
         .route("/v1/snapshots", get(snapshots::list::<S>))
         .route("/v1/snapshots/{name}", get(snapshots::show::<S>))
@@ -96,6 +97,14 @@ async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<ProcView
 
 async fn inspect<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<ProcView>> {
     Ok(Json(hub.service.inspect(name).await?))
+}
+
+async fn details<S: Service>(
+    State(hub): State<Hub<S>>,
+    Name(name): Name,
+    AskedQuery(request): AskedQuery<DetailsRequest>,
+) -> Answer<Json<Details>> {
+    Ok(Json(hub.service.details(name, request.of).await?))
 }
 
 async fn remove<S: Service>(

@@ -4,9 +4,9 @@
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
-    CarriedView, CollectRequest, CollectView, DownView, Event, EventsRequest, ExecEnd, ExecRequest, ImportRequest,
-    Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
-    SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest, ExecEnd, ExecRequest,
+    ImportRequest, Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
+    SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
@@ -55,6 +55,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// One proc. Does not wake it.
     fn inspect(&self, name: ProcName) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// A proc from within: open files, environments, sockets, maps of memory. Does not wake it.
+    fn details(&self, name: ProcName, of: Detail) -> impl Future<Output = Result<Details, Refusal>> + Send;
 
     /// Starts a stopped proc again, on its files.
     fn start(&self, name: ProcName) -> impl Future<Output = Result<ProcView, Refusal>> + Send;

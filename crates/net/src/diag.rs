@@ -4,6 +4,10 @@
 //! with its socket locked. The messages are read by hand: the packet crate for them needs another version of its core
 //! than the rtnetlink one, and all we want is one fixed structure (`struct inet_diag_msg`).
 
+mod unix;
+
+pub use unix::UnixInfo;
+
 use kip_types::Protocol;
 use netlink_sys::Socket;
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
@@ -214,17 +218,24 @@ impl Diag {
         port: Option<u16>,
         found: &mut Vec<SocketInfo>,
     ) -> io::Result<()> {
-        let mut request = Vec::with_capacity(HEADER + REQUEST);
-        request.extend(((HEADER + REQUEST) as u32).to_ne_bytes());
-        request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-        request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
-        request.extend([0; 8]);
+        let mut request = Vec::with_capacity(REQUEST);
         request.extend([family, if proto == Protocol::Tcp { 6 } else { 17 }, 0, 0]);
         request.extend(mask.to_ne_bytes());
         // struct inet_diag_sockid begins with the local port; zero means any.
         request.extend(port.unwrap_or(0).to_be_bytes());
-        request.resize(HEADER + REQUEST, 0);
-        self.socket.send(&request, 0)?;
+        request.resize(REQUEST, 0);
+        self.ask(&request, |body| found.extend(parse(body, proto)))
+    }
+
+    /// Sends a request of one family and hands each answer over.
+    fn ask(&self, request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let mut message = Vec::with_capacity(HEADER + request.len());
+        message.extend(((HEADER + request.len()) as u32).to_ne_bytes());
+        message.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+        message.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
+        message.extend([0; 8]);
+        message.extend(request);
+        self.socket.send(&message, 0)?;
         loop {
             let (bytes, _) = self.socket.recv_from_full()?;
             let mut rest = &bytes[..];
@@ -236,7 +247,7 @@ impl Diag {
                     NLMSG_ERROR if body.len() >= 4 => {
                         return Err(io::Error::from_raw_os_error(-(u32_at(body, 0) as i32)));
                     }
-                    SOCK_DIAG_BY_FAMILY => found.extend(parse(body, proto)),
+                    SOCK_DIAG_BY_FAMILY => each(body),
                     _ => {}
                 }
                 rest = &rest[length.next_multiple_of(4).min(rest.len())..];

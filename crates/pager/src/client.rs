@@ -1,5 +1,9 @@
 //! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one keeps nobody waiting.
 
+mod looking;
+
+pub use looking::PeekedPage;
+
 use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Rebuilt, Request, Status, Woken};
 use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};

@@ -133,6 +133,19 @@ impl Parked {
         Some((index, slot - self.files[index].0))
     }
 
+    /// The file and page of a slot whose page is not here; none if it is. Asks for nothing.
+    ///
+    /// # Errors
+    /// The file system's; there is no such slot.
+    pub fn away(&self, slot: u32) -> io::Result<Option<(&str, u32)>> {
+        let (index, page) = self.place(slot).ok_or(io::ErrorKind::InvalidInput)?;
+        let (_, file, pages) = &self.files[index];
+        match pages {
+            Pages::Remote(remote) if remote.here(page, 1)? == [false] => Ok(Some((&file.name, page))),
+            _ => Ok(None),
+        }
+    }
+
     /// The slot of a run's first page.
     pub fn slot(&self, run: &Run) -> u32 {
         self.files[run.file as usize].0 + run.first
@@ -218,6 +231,7 @@ mod tests {
         }
         let told: Vec<_> = heard.try_iter().collect();
         assert_eq!(told, [("remote".to_owned(), 10..11), ("remote".to_owned(), 12..14)]);
+        assert_eq!((parked.away(slot).unwrap(), parked.away(slot + 1).unwrap()), (Some(("remote", 10)), None));
         remote.put(10, &[2; PAGE]).unwrap();
         remote.put_zeros(12, 2).unwrap();
         parked.read(slot, &mut pages).unwrap();

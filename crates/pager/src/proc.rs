@@ -5,8 +5,10 @@
 //! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
 //! takes both up with [`Proc::adopt`].
 
+mod looking;
 mod parking;
 
+pub use looking::{Peeked, peek_whole};
 pub use parking::Unfilled;
 
 use crate::convert;

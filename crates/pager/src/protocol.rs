@@ -10,9 +10,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
+/// Most pages of a [`Peek`]: an answer has a line for each.
+pub const MOST_PEEKED: usize = 256;
 
 /// What a proc's memory is to be taken out with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,17 @@ pub struct Rebuilt {
     pub prefetch: bool,
     /// As in [`Watch`].
     pub kind: String,
+}
+
+/// Pages that somebody wants to see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peek {
+    /// The proc.
+    pub name: String,
+    /// As in [`Order`].
+    pub processes: PathBuf,
+    /// Host pid and address of each, at most [`MOST_PEEKED`].
+    pub pages: Vec<(u32, u64)>,
 }
 
 /// What the daemon asks for.
@@ -127,6 +140,13 @@ pub enum Request {
         /// The file, made anew.
         file: PathBuf,
     },
+    /// Writes what missing pages hold, as [`Request::Account`], into the file that comes with it. Changes nothing.
+    Chart {
+        /// The proc.
+        name: String,
+    },
+    /// Writes pages one behind the other into the file that comes with it. Wakes nobody.
+    Peek(Peek),
     /// How is it with this proc?
     Look {
         /// The proc.
@@ -229,6 +249,18 @@ pub enum Answer {
     Woken(Woken),
     /// To [`Request::Look`].
     Look(Look),
+    /// To [`Request::Chart`].
+    Charted {
+        /// If not, nothing is out, and the file is empty.
+        known: bool,
+    },
+    /// To [`Request::Peek`]: of which pages there are only zeros in the file.
+    Peeked {
+        /// Those that come from a store: place in the request, file in `parked` of the proc's directory, page.
+        away: Vec<(u32, String, u32)>,
+        /// Those that cannot be read: place in the request, and why.
+        unread: Vec<(u32, String)>,
+    },
     /// To [`Request::Settle`]: whether the proc is known.
     Settled {
         /// If not, nothing is out.

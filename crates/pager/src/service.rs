@@ -5,6 +5,7 @@
 
 mod adoption;
 mod custody;
+mod looking;
 mod parking;
 
 use crate::memory::Bell;
@@ -249,6 +250,8 @@ impl Service {
                 }
                 Request::Settle { name } => self.settle(&name).map(|known| Answer::Settled { known }),
                 Request::Account { name, file } => self.account(&name, &file).map(|()| Answer::Done),
+                Request::Chart { name } => self.chart(&name, fds),
+                Request::Peek(peek) => self.peek(&peek, fds),
                 Request::Look { name } => Ok(Answer::Look(self.look(&name))),
                 Request::Mirror => self.mirror().map(|()| Answer::Done),
             };

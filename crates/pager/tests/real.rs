@@ -2,7 +2,7 @@
 
 mod rig;
 
-use kip_pager::proc::{Sets, Way};
+use kip_pager::proc::{Peeked, Sets, Way};
 use kip_pager::slots::Change;
 use rig::{Rig, Torture, rss, stopped, tree};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -195,4 +195,47 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     line.clear();
     answers.read_line(&mut line).unwrap();
     assert_eq!(line, "", "it has not run");
+}
+
+/// Page by page: who looks at what is out gets what the program had there, and nothing comes back for that.
+#[test]
+fn a_look_brings_nothing_back() {
+    let mut torture = Torture::start(&["a", "few", "arguments"]);
+    let mut rig = Rig::new();
+    let pid = torture.pid;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let arguments: u64 =
+        stat.rsplit(')').next().unwrap().split_ascii_whitespace().nth(48 - 3).unwrap().parse().unwrap();
+    let cmdline = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    let in_page = |bytes: &[u8; 4096]| {
+        let at = (arguments & 0xfff) as usize;
+        bytes[at..(at + cmdline.len()).min(4096)].to_vec()
+    };
+    let mut bytes = [0; 4096];
+    let peek =
+        |rig: &Rig, bytes: &mut [u8; 4096]| rig.proc.peek(pid, arguments & !0xfff, bytes).map(|p| p == Peeked::Here);
+    assert!(rig.proc.chart().unwrap().processes.is_empty(), "nothing was ever out");
+    assert!(peek(&rig, &mut bytes).unwrap());
+    assert!(cmdline.starts_with(&in_page(&bytes)));
+    for sets in [Sets::None, Sets::Memory] {
+        let asleep = rig.sleep(pid, sets);
+        let faults = |rig: &Rig| rig.proc.memory(pid).unwrap().state().since.faults.len();
+        let before = faults(&rig);
+        let chart = rig.proc.chart().unwrap();
+        let runs = &chart.processes[&pid].runs;
+        let page = runs.iter().find(|run| (run.start..run.end()).contains(&arguments)).expect("its stack is out");
+        assert_eq!(chart.files[page.file as usize].name, "swap");
+        bytes.fill(0);
+        assert!(peek(&rig, &mut bytes).unwrap());
+        assert!(cmdline.starts_with(&in_page(&bytes)) && !in_page(&bytes).is_empty());
+        for run in runs {
+            assert_eq!(rig.proc.peek(pid, run.start, &mut bytes).unwrap(), Peeked::Here);
+        }
+        assert_eq!(rss(pid), asleep, "nothing came back");
+        assert_eq!(faults(&rig), before);
+        assert!(rig.proc.peek(pid, 0x1000, &mut bytes).is_err(), "nothing is mapped there");
+        torture.good("wc");
+        assert!(peek(&rig, &mut bytes).unwrap());
+        assert!(cmdline.starts_with(&in_page(&bytes)), "or there again");
+    }
 }

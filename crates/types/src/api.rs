@@ -1,7 +1,9 @@
 //! Messages of the API: what `kip --json` prints and what travels on the unix socket, as JSON.
 
+mod details;
 mod snapshot;
 
+pub use details::*;
 pub use snapshot::*;
 
 use crate::lifecycle::{Generation, Tier};

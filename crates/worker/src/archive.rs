@@ -19,6 +19,7 @@ mod files;
 pub(crate) mod find;
 pub(crate) mod import;
 mod keys;
+mod look;
 pub(crate) mod processor;
 mod read_front;
 mod show;
@@ -35,6 +36,7 @@ pub(crate) use demand::{Brought, DemandError};
 use fetch::FetchError;
 pub(crate) use files::Own;
 pub(crate) use keys::KeyChangeError;
+pub(crate) use look::Stored;
 pub(crate) use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};

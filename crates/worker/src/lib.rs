@@ -14,13 +14,15 @@
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
-//! | [`logs`], [`events`], [`view`], [`why`], [`exec`] | what people see |
+//! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
+//! | [`beside`] | looks that may take their time |
 //!
 //! Never decides for other workers, never speaks to clients.
 #![forbid(unsafe_code)]
 
 mod adopt;
 mod archive;
+mod beside;
 mod disk;
 mod due;
 mod events;
@@ -30,6 +32,7 @@ mod helper_pool;
 mod hibernate;
 mod holdings;
 mod idle;
+mod inspect;
 mod keys;
 mod kits;
 pub mod logs;
@@ -66,7 +69,7 @@ use crate::state::Record;
 use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
-use kip_types::api::{Code, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
+use kip_types::api::{Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -188,11 +191,13 @@ impl Worker {
     /// One proc. Does not wake it.
     pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, Refusal> {
         let mut handle = self.handle(name)?;
-        // A client may have its reply before the wake is recorded: what is under way is waited for.
-        let settled =
-            handle.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
-        let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
+        settle(&mut handle).await;
         Ok(blocking(move || view::proc_view(&handle)).await)
+    }
+
+    /// A proc from within. Does not wake it, and changes nothing.
+    pub async fn details(&self, name: &ProcName, of: Detail) -> Result<Details, Refusal> {
+        inspect::details(&mut self.handle(name)?, of).await
     }
 
     /// Why it is in the tier that it is in. Watches a running proc for a second; touches, wakes and waits for nobody.
@@ -336,6 +341,12 @@ impl Worker {
         blocking(move || machine.dismantle()).await?;
         Ok(names)
     }
+}
+
+/// A client may have its reply before the wake is recorded: what is under way is waited for, but not long.
+async fn settle(handle: &mut Handle) {
+    let settled = handle.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
+    let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
 }
 
 /// Ends all of them, so many at the same time. Those that had begun are waited for when one cannot be ended.

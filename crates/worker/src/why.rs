@@ -1,12 +1,13 @@
 //! `kip why`: what keeps a proc awake now, or what will wake it.
 //!
-//! Reads, and wakes and touches nobody. It never waits for the program either: the look at its processes is done on a
-//! thread of its own, given up after [`LOOK_WITHIN`]. A thread that is stuck then ends when what it waits for does;
-//! while [`MOST_LOOKS`] are under way no other is begun.
+//! Reads, and wakes and touches nobody. It never waits for the program either: [`crate::beside`].
 
 mod flows;
 mod look;
 
+pub(crate) use look::{plain, word};
+
+use crate::beside;
 use crate::holdings::key;
 use crate::idle::Activity;
 use crate::proc::Proc;
@@ -21,34 +22,12 @@ use look::Subject;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
 
 /// A look takes one second, plus what reading takes.
 const LOOK_WITHIN: Duration = Duration::from_secs(4);
-/// Looks under way at the same time.
-const MOST_LOOKS: usize = 16;
 /// Sockets and threads in lines for people.
 const MOST_LINES: usize = 5;
-
-static LOOKS: AtomicUsize = AtomicUsize::new(0);
-
-/// One of [`MOST_LOOKS`].
-struct Permit;
-
-impl Permit {
-    fn take() -> Option<Permit> {
-        let taken = LOOKS.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| (n < MOST_LOOKS).then_some(n + 1));
-        taken.ok().map(|_| Permit)
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        LOOKS.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 /// Why it is in the tier that it is in.
 pub(crate) async fn why(handle: &Handle) -> WhyView {
@@ -123,22 +102,8 @@ fn next_wake(status: &Status) -> Option<NextWakeView> {
 }
 
 async fn look_within(proc: &Arc<Proc>) -> Result<SeenView, String> {
-    let Some(permit) = Permit::take() else {
-        return Err(format!("{MOST_LOOKS} looks at procs are under way"));
-    };
-    let (tell, told) = oneshot::channel();
     let proc = Arc::clone(proc);
-    let spawned = std::thread::Builder::new().name("kip-look".to_owned()).spawn(move || {
-        let _permit = permit;
-        // Nobody waits any more after LOOK_WITHIN.
-        let _ = tell.send(subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e))));
-    });
-    spawned.map_err(|e| e.to_string())?;
-    match tokio::time::timeout(LOOK_WITHIN, told).await {
-        Ok(Ok(seen)) => seen,
-        Ok(Err(_)) => Err("the thread that looked has ended".to_owned()),
-        Err(_) => Err(format!("that took longer than {} s", LOOK_WITHIN.as_secs())),
-    }
+    beside::look(LOOK_WITHIN, move || subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e)))).await?
 }
 
 fn subject(proc: &Proc) -> Result<Subject, String> {
@@ -293,14 +258,5 @@ mod tests {
         assert_eq!(culprits(&seen(vec![socket(Some(2000), 0)]), 20_000, false).len(), 1, "no traffic was seen");
         let many = culprits(&seen(vec![socket(None, 0); 7]), 20_000, true);
         assert_eq!((many.len(), many[6].as_str()), (7, "and 2 more sockets"));
-    }
-
-    #[test]
-    fn looks_are_limited() {
-        let permits: Vec<Permit> = std::iter::from_fn(Permit::take).take(100).collect();
-        assert_eq!(permits.len(), MOST_LOOKS);
-        assert!(Permit::take().is_none());
-        drop(permits);
-        assert!(Permit::take().is_some());
     }
 }

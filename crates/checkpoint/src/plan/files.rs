@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// `fd_types` of CRIU's images.
-pub(super) mod kind {
+pub(crate) mod kind {
     pub(crate) const REG: u64 = 1;
     pub(crate) const PIPE: u64 = 2;
     pub(crate) const UNIXSK: u64 = 5;

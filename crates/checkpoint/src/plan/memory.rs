@@ -11,19 +11,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// VMA_AREA_* of CRIU's images.
-mod status {
-    pub(super) const REGULAR: u64 = 1;
-    pub(super) const STACK: u64 = 1 << 1;
-    pub(super) const VSYSCALL: u64 = 1 << 2;
-    pub(super) const VDSO: u64 = 1 << 3;
-    pub(super) const HEAP: u64 = 1 << 5;
-    pub(super) const FILE_PRIVATE: u64 = 1 << 6;
-    pub(super) const FILE_SHARED: u64 = 1 << 7;
-    pub(super) const ANON_SHARED: u64 = 1 << 8;
-    pub(super) const ANON_PRIVATE: u64 = 1 << 9;
-    pub(super) const VVAR: u64 = 1 << 12;
-    pub(super) const MEMFD: u64 = 1 << 14;
-    pub(super) const KNOWN: u64 = REGULAR
+pub(crate) mod status {
+    pub(crate) const REGULAR: u64 = 1;
+    pub(crate) const STACK: u64 = 1 << 1;
+    pub(crate) const VSYSCALL: u64 = 1 << 2;
+    pub(crate) const VDSO: u64 = 1 << 3;
+    pub(crate) const HEAP: u64 = 1 << 5;
+    pub(crate) const FILE_PRIVATE: u64 = 1 << 6;
+    pub(crate) const FILE_SHARED: u64 = 1 << 7;
+    pub(crate) const ANON_SHARED: u64 = 1 << 8;
+    pub(crate) const ANON_PRIVATE: u64 = 1 << 9;
+    pub(crate) const VVAR: u64 = 1 << 12;
+    pub(crate) const MEMFD: u64 = 1 << 14;
+    pub(crate) const KNOWN: u64 = REGULAR
         | STACK
         | VSYSCALL
         | VDSO

@@ -191,6 +191,20 @@ impl Service for Fake {
         self.change(&name, |view| view.clone())
     }
 
+    async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {
+        let (generation, tier) = self.change(&name, |view| (view.generation, view.tier.unwrap_or(Tier::Hot)))?;
+        let looked = Looked { name, tier, generation };
+        Ok(match of {
+            Detail::Files => {
+                let own = OwnFilesView { complete: true, ..OwnFilesView::default() };
+                Details::Files(FilesView { looked, processes: Vec::new(), own })
+            }
+            Detail::Env => Details::Env(EnvView { looked, processes: Vec::new() }),
+            Detail::Sockets => Details::Sockets(SocketsView { looked, sockets: Vec::new() }),
+            Detail::Maps => Details::Maps(MapsView { looked, processes: Vec::new() }),
+        })
+    }
+
     async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {
         assert!(name.as_str() != "panic", "this test wants it");
         self.change(&name, |view| {

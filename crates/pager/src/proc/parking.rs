@@ -8,11 +8,11 @@ use crate::parked::{self, Parked};
 use crate::serve::Server;
 use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs};
-use crate::source::{self, PageSource as _};
+use crate::source::PageSource as _;
 use crate::space::{self, Kind};
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
-use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
+use kip_snapshot::pages::{PageMap, Process, Run};
 use kip_sys::uffd::{self, Catch};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
@@ -183,35 +183,22 @@ impl Proc {
         if self.family.spaces().values().any(|member| member.pid.is_none()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "a child was forked meanwhile"));
         }
-        let mut map = PageMap::default();
-        for file in self.family.parked.iter().flat_map(|parked| parked.files()) {
-            map.files.push(PageFile { name: format!("{PARKED}/{}", file.name), ..file.clone() });
-        }
-        let swap = map.file("swap");
-        for (pid, known) in &mut self.known {
-            let Some(memory) = self.family.spaces().get(&known.id).map(|member| member.memory.clone()) else {
+        let (mut map, swap) = self.files();
+        let all: Vec<_> = self.known.iter().map(|(pid, known)| (*pid, known.id)).collect();
+        for (pid, id) in all {
+            let Some(memory) = self.family.spaces().get(&id).map(|member| member.memory.clone()) else {
                 continue;
             };
             let state = memory.state();
-            let mut runs = Vec::new();
-            for (range, slot) in state.map.runs().iter() {
-                let pages = ((range.end - range.start) / PAGE as u64) as u32;
-                let place = match &self.family.parked {
-                    Some(parked) if slot >= source::PARKED => {
-                        parked.place(slot).map(|(file, first)| (file as u32, first))
-                    }
-                    _ => Some((swap, slot)),
-                };
-                let (file, first) = place.ok_or(io::ErrorKind::InvalidData)?;
-                runs.push(Run { start: range.start, pages, file, first });
-            }
+            let runs = self.runs_in(state.map.runs(), swap)?;
+            let known = self.known.get_mut(&pid).expect("nobody forgets meanwhile");
             if known.set.is_none() {
-                match deflate::learn(*pid, &state.since, &mut known.histories) {
+                match deflate::learn(pid, &state.since, &mut known.histories) {
                     Err(e) if has_ended(&e) => continue,
                     other => other?,
                 }
             }
-            map.processes.insert(*pid, Process { runs, sets: known.histories.told() });
+            map.processes.insert(pid, Process { runs, sets: known.histories.told() });
         }
         Ok(map)
     }

@@ -74,7 +74,7 @@ impl FrontStream {
 /// What `archived.json` says of where a generation came from.
 #[derive(serde::Deserialize)]
 pub(super) struct Origin {
-    front: FrontRef,
+    pub(super) front: FrontRef,
     /// The keys that all of it takes.
     #[serde(default)]
     pub(super) keys: BTreeSet<KeyId>,

@@ -159,7 +159,7 @@ fn sockets(diag: &Diag, subject: &Subject, programs: &[Found]) -> Result<Vec<Soc
 }
 
 /// An IPv4 address that an IPv6 socket has, as an IPv4 one.
-fn plain(address: SocketAddr) -> SocketAddr {
+pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
@@ -181,7 +181,7 @@ fn tcp(info: &SocketInfo, flows: &Flows) -> SocketView {
     }
 }
 
-fn word(state: TcpState) -> &'static str {
+pub(crate) fn word(state: TcpState) -> &'static str {
     match state {
         TcpState::Established => "established",
         TcpState::CloseWait => "close-wait",

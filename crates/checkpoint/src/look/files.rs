@@ -1,0 +1,255 @@
+//! What is open.
+
+use super::{Images, damaged};
+use crate::image::ImageError;
+use crate::plan::kind;
+use crate::wire::{Malformed, Message};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// `fd_types` that no plan has.
+const FIFO: u64 = 3;
+const INETSK: u64 = 4;
+const INOTIFY: u64 = 8;
+const PACKETSK: u64 = 10;
+const TTY: u64 = 11;
+/// `remap_type` of a file that has no name.
+const REMAP_PROCFS: u64 = 2;
+/// `st_mode`.
+const TYPE: u64 = 0o170_000;
+const CHARACTER: u64 = 0o020_000;
+const DIRECTORY: u64 = 0o040_000;
+const BLOCK: u64 = 0o060_000;
+const FIFO_MODE: u64 = 0o010_000;
+/// open(2).
+const O_RDWR: u64 = 2;
+const O_CLOEXEC: u64 = 0o2_000_000;
+const O_DIRECTORY: u64 = 0o200_000;
+
+/// What a descriptor is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileKind {
+    /// Something with a path.
+    Path {
+        /// `file`, `directory`, `device` or `fifo`.
+        kind: &'static str,
+        /// As the program sees it.
+        path: String,
+    },
+    /// memfd_create(2).
+    Memory {
+        /// Its name.
+        name: String,
+    },
+    /// Known by the number of its inode.
+    Pipe {
+        /// That.
+        inode: u64,
+    },
+    /// TCP, UDP, raw, and whatever else the images do not describe.
+    Socket {
+        /// Of sockfs.
+        inode: u64,
+    },
+    /// A unix socket, of images what they say of it.
+    Unix {
+        /// Of sockfs.
+        inode: u64,
+        /// None where the kernel can be asked.
+        state: Option<UnixState>,
+        /// The file's id in the images.
+        id: u64,
+    },
+    /// A netlink socket.
+    Netlink {
+        /// Of sockfs.
+        inode: u64,
+        /// Which family.
+        protocol: Option<u64>,
+        /// The file's id in the images.
+        id: u64,
+    },
+    /// What the kernel has without a name.
+    Anonymous {
+        /// `epoll`, `eventfd` and the like.
+        kind: String,
+    },
+}
+
+/// What images say of a unix socket.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UnixState {
+    /// SOCK_*.
+    pub kind: u8,
+    /// As of TCP: 1 connected, 7 not, 10 listening.
+    pub state: u8,
+    /// Path, `@NAME`, or empty.
+    pub name: String,
+    /// Inode of the other side, or 0.
+    pub peer: u64,
+    /// Bytes to be read.
+    pub queued: u64,
+}
+
+/// An open file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenFile {
+    /// Descriptor.
+    pub fd: i32,
+    /// What it is.
+    pub kind: FileKind,
+    /// Flags of open(2), O_CLOEXEC included.
+    pub flags: u64,
+    /// Where the next read or write begins.
+    pub offset: Option<u64>,
+    /// It has no name any more.
+    pub deleted: bool,
+}
+
+/// A name of a unix socket as people write it: abstract ones begin with `@`.
+fn unix_name(bytes: &[u8]) -> String {
+    match bytes.split_first() {
+        Some((0, rest)) => format!("@{}", String::from_utf8_lossy(rest).trim_end_matches('\0')),
+        _ => String::from_utf8_lossy(bytes).trim_end_matches('\0').to_owned(),
+    }
+}
+
+/// The files of a tree, by their ids.
+pub(super) struct Files {
+    by_id: BTreeMap<u64, Message>,
+    /// Memory files by the number of their inode: name, CRIU's number for the contents.
+    memory: BTreeMap<u64, (String, u64)>,
+    deleted: BTreeSet<u64>,
+    /// Bytes in the queues of sockets, by file id.
+    queues: BTreeMap<u64, u64>,
+}
+
+impl Files {
+    pub(super) fn read(images: &Images) -> Result<Files, ImageError> {
+        let memory = images.entries("memfd.img")?;
+        let nameless = images.entries("remap-fpath.img")?.into_iter().filter(|remap| remap.number(3) != REMAP_PROCFS);
+        Ok(Files {
+            by_id: images.entries("files.img")?.into_iter().map(|file| (file.number(2), file)).collect(),
+            memory: memory
+                .iter()
+                .map(|file| (file.number(7), (file.string(1).unwrap_or_default(), file.number(5))))
+                .collect(),
+            deleted: nameless.map(|remap| remap.number(1)).collect(),
+            queues: queues(images).map_err(damaged("sk-queues.img"))?,
+        })
+    }
+
+    fn part(&self, id: u64, number: u32) -> Option<Message> {
+        self.by_id.get(&id)?.message(number).ok().flatten()
+    }
+
+    /// The path of a regular file, empty if it is none.
+    pub(super) fn path_of(&self, id: u64) -> String {
+        self.part(id, 3).and_then(|reg| reg.string(6)).unwrap_or_default()
+    }
+
+    /// Whether a file has no name any more.
+    pub(super) fn is_nameless(&self, id: u64) -> bool {
+        self.deleted.contains(&id)
+    }
+
+    /// The name of a memory file, and CRIU's number for its contents.
+    pub(super) fn memory_file(&self, id: u64) -> (String, u64) {
+        let inode = self.part(id, 20).map_or(0, |file| file.number(5));
+        self.memory.get(&inode).cloned().unwrap_or_default()
+    }
+
+    /// An entry of a table of descriptors.
+    pub(super) fn open(&self, descriptor: &Message) -> Option<OpenFile> {
+        let id = descriptor.number(1);
+        let file = self.by_id.get(&id)?;
+        let cloexec = if descriptor.number(2) & 1 != 0 { O_CLOEXEC } else { 0 };
+        let part = |number| self.part(id, number).unwrap_or_default();
+        let anonymous = |kind: &str| FileKind::Anonymous { kind: kind.to_owned() };
+        let (kind, flags) = match file.number(1) {
+            kind::REG => self.regular(&part(3)),
+            kind::PIPE => {
+                let pipe = part(18);
+                (FileKind::Pipe { inode: pipe.number(2) }, pipe.number(3))
+            }
+            FIFO => {
+                let path = self.path_of(part(17).number(3));
+                (FileKind::Path { kind: "fifo", path }, self.part(part(17).number(3), 3).map_or(0, |reg| reg.number(2)))
+            }
+            INETSK => (FileKind::Socket { inode: part(4).number(2) }, part(4).number(9)),
+            kind::UNIXSK => {
+                let socket = part(16);
+                let state = UnixState {
+                    kind: socket.number(3) as u8,
+                    state: socket.number(4) as u8,
+                    name: unix_name(socket.bytes(11).unwrap_or_default()),
+                    peer: socket.number(8),
+                    queued: self.queues.get(&id).copied().unwrap_or(0),
+                };
+                (FileKind::Unix { inode: socket.number(2), state: Some(state), id }, socket.number(5))
+            }
+            kind::NETLINKSK => {
+                let socket = part(7);
+                (FileKind::Netlink { inode: socket.number(2), protocol: socket.varint(3), id }, socket.number(5))
+            }
+            PACKETSK => (FileKind::Socket { inode: 0 }, part(6).number(4)),
+            kind::MEMFD => {
+                let memory = part(20);
+                (FileKind::Memory { name: self.memory_file(id).0 }, memory.number(2))
+            }
+            // Its flags cannot be asked for while it is in use, so nobody tells them: [`OpenFile::flags`].
+            kind::EVENTPOLL => return Some(OpenFile::epoll(descriptor.number(4) as i32)),
+            kind::EVENTFD => (anonymous("eventfd"), part(8).number(2)),
+            kind::SIGNALFD => (anonymous("signalfd"), part(10).number(2)),
+            kind::TIMERFD => (anonymous("timerfd"), part(12).number(2)),
+            INOTIFY => (anonymous("inotify"), part(13).number(2)),
+            TTY => (anonymous("terminal"), part(19).number(3)),
+            other => (anonymous(&format!("kind {other}")), 0),
+        };
+        let has_offset = matches!(kind, FileKind::Path { kind: "file", .. } | FileKind::Memory { .. });
+        let offset = match &kind {
+            FileKind::Memory { .. } => part(20).number(3),
+            _ => part(3).number(3),
+        };
+        let deleted = self.deleted.contains(&id) && matches!(kind, FileKind::Path { .. });
+        let fd = descriptor.number(4) as i32;
+        Some(OpenFile { fd, kind, flags: flags | cloexec, offset: has_offset.then_some(offset), deleted })
+    }
+
+    fn regular(&self, reg: &Message) -> (FileKind, u64) {
+        let (path, flags) = (reg.string(6).unwrap_or_default(), reg.number(2));
+        if let Some(inode) = path.strip_prefix("/socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok()) {
+            return (FileKind::Socket { inode }, flags);
+        }
+        let kind = match reg.number(10) & TYPE {
+            CHARACTER | BLOCK => "device",
+            DIRECTORY => "directory",
+            FIFO_MODE => "fifo",
+            0 if flags & O_DIRECTORY != 0 => "directory",
+            _ => "file",
+        };
+        (FileKind::Path { kind, path }, flags)
+    }
+}
+
+impl OpenFile {
+    /// An epoll set, of which nothing else is told: to ask for its flags is to wait for whoever takes events from it.
+    pub fn epoll(fd: i32) -> OpenFile {
+        let kind = FileKind::Anonymous { kind: "epoll".to_owned() };
+        OpenFile { fd, kind, flags: O_RDWR, offset: None, deleted: false }
+    }
+}
+
+/// How much waits in each socket: entries with as many bytes behind each as it says.
+fn queues(images: &Images) -> Result<BTreeMap<u64, u64>, Malformed> {
+    let mut found: BTreeMap<u64, u64> = BTreeMap::new();
+    let Some(bytes) = images.0.get("sk-queues.img") else { return Ok(found) };
+    let mut at = 8;
+    while at < bytes.len() {
+        let length = bytes.get(at..at + 4).ok_or(Malformed { at })?;
+        let length = u32::from_le_bytes(length.try_into().expect("4 bytes")) as usize;
+        let packet = Message::decode(bytes.get(at + 4..at + 4 + length).ok_or(Malformed { at })?)?;
+        *found.entry(packet.number(1)).or_default() += packet.number(2);
+        at = at.saturating_add(4 + length).saturating_add(packet.number(2) as usize);
+    }
+    Ok(found)
+}

@@ -1,0 +1,110 @@
+//! What is mapped.
+
+use super::Images;
+use super::files::Files;
+use crate::pages::{PRESENT, pages_of};
+use crate::plan::status;
+use crate::wire::{Malformed, Message};
+use std::ops::Range;
+
+const PAGE: u64 = kip_snapshot::pages::PAGE as u64;
+/// CRIU's for System V memory.
+const SYSTEM_V: u64 = 1 << 10;
+const MAP_SHARED: u64 = 1;
+
+/// What a mapping is of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// Private memory: where no page of it lies, it is zeros.
+    Private {
+        /// `[heap]`, `[stack]` or `[anonymous]`.
+        name: String,
+    },
+    /// Memory shared with others, and how much of it the images have.
+    Shared {
+        /// `[shared]`, or the name of a memory file.
+        name: String,
+        /// Bytes; none where there are no images.
+        stored: Option<u64>,
+    },
+    /// A file: where no page of it lies, it is as the file has it.
+    File {
+        /// Its path as the program sees it.
+        path: String,
+    },
+    /// The kernel's own.
+    Kernel {
+        /// `[vdso]` and the like.
+        name: String,
+    },
+}
+
+/// A mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// Addresses.
+    pub range: Range<u64>,
+    /// PROT_READ, PROT_WRITE and PROT_EXEC.
+    pub protection: u64,
+    /// MAP_SHARED.
+    pub shared: bool,
+    /// Where in the file it begins.
+    pub offset: u64,
+    /// What it is of.
+    pub what: What,
+}
+
+/// The mappings of a process.
+pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<Vec<Mapping>, Malformed> {
+    let heap = mm.number(6)..mm.number(7);
+    let stack = mm.number(5);
+    let mut found = Vec::new();
+    for vma in mm.messages(14)? {
+        let (range, state) = (vma.number(1)..vma.number(2), vma.number(7));
+        let shared = vma.number(6) & MAP_SHARED != 0;
+        let kernel = |name: &str| What::Kernel { name: name.to_owned() };
+        let private = |name: &str| What::Private { name: name.to_owned() };
+        let what = if state & status::VSYSCALL != 0 {
+            kernel("[vsyscall]")
+        } else if state & status::VDSO != 0 {
+            kernel("[vdso]")
+        } else if state & status::VVAR != 0 {
+            kernel("[vvar]")
+        } else if state & (status::ANON_SHARED | status::MEMFD | SYSTEM_V) != 0 {
+            let (name, contents) = match state & status::MEMFD != 0 {
+                true => files.memory_file(vma.number(4)),
+                false => (String::new(), vma.number(4)),
+            };
+            // CRIU finds memory without a name as a memory file of this one.
+            let nameless = name.is_empty() || name == "/dev/zero";
+            let name = if nameless { "[shared]".to_owned() } else { format!("/memfd:{name}") };
+            What::Shared { name, stored: Some(stored(images, contents, &vma)?) }
+        } else if state & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
+            let (path, id) = (files.path_of(vma.number(4)), vma.number(4));
+            What::File { path: if files.is_nameless(id) { format!("{path} (deleted)") } else { path } }
+        } else if state & status::STACK != 0 || range.contains(&stack) {
+            private("[stack]")
+        } else if state & status::HEAP != 0 || range.start < heap.end && heap.start < range.end {
+            private("[heap]")
+        } else {
+            private("[anonymous]")
+        };
+        found.push(Mapping { range, protection: vma.number(5), shared, offset: vma.number(3), what });
+    }
+    Ok(found)
+}
+
+/// How much of a shared mapping the images have: their addresses are offsets from its memory's start.
+fn stored(images: &Images, contents: u64, vma: &Message) -> Result<u64, Malformed> {
+    let name = format!("pagemap-shmem-{contents}.img");
+    let from = vma.number(3);
+    let part = from..from.saturating_add(vma.number(2).saturating_sub(vma.number(1)));
+    let entries = images.entries(&name).map_err(|_| Malformed { at: 0 })?;
+    let mut bytes = 0;
+    for entry in entries.iter().skip(1).filter(|entry| entry.number(4) & PRESENT != 0) {
+        let start = entry.number(1);
+        let end = start.saturating_add(pages_of(entry).saturating_mul(PAGE));
+        bytes += end.min(part.end).saturating_sub(start.max(part.start));
+    }
+    Ok(bytes)
+}

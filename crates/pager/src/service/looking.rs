@@ -1,0 +1,54 @@
+//! Orders that only look.
+
+use super::{Service, line, listed, lock};
+use crate::proc::{Peeked, peek_whole};
+use crate::protocol::{Answer, Peek};
+use crate::swap::PAGE;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+fn first(fds: Vec<OwnedFd>) -> Result<OwnedFd, String> {
+    fds.into_iter().next().ok_or_else(|| "there is no file to write to".to_owned())
+}
+
+impl Service {
+    pub(super) fn chart(&self, name: &str, fds: Vec<OwnedFd>) -> Result<Answer, String> {
+        let file = first(fds)?;
+        let Some(slot) = self.known(name) else { return Ok(Answer::Charted { known: false }) };
+        let guard = lock(&slot);
+        let Some(entry) = guard.as_ref() else { return Ok(Answer::Charted { known: false }) };
+        let map = entry.proc.chart().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
+        map.save_as(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd()))).map_err(line)?;
+        Ok(Answer::Charted { known: true })
+    }
+
+    pub(super) fn peek(&self, peek: &Peek, fds: Vec<OwnedFd>) -> Result<Answer, String> {
+        let file = File::from(first(fds)?);
+        let slot = self.slot(&peek.name);
+        // Nothing of it is taken out meanwhile.
+        let guard = lock(&slot);
+        let own = listed(&peek.processes).map_err(|e| format!("{}: {e}", peek.processes.display()))?;
+        let (mut away, mut unread) = (Vec::new(), Vec::new());
+        for (index, (pid, address)) in (0..).zip(&peek.pages) {
+            let mut bytes = [0; PAGE];
+            let peeked = match guard.as_ref() {
+                // Numbers of processes are used again.
+                _ if !own.contains(pid) => Err(io::Error::new(io::ErrorKind::NotFound, "it has ended")),
+                Some(entry) => entry.proc.peek(*pid, *address, &mut bytes),
+                None => peek_whole(*pid, *address, &mut bytes),
+            };
+            match peeked {
+                Ok(Peeked::Here) => {
+                    let written = file.write_all_at(&bytes, u64::from(index) * PAGE as u64);
+                    written.map_err(|e| format!("pages cannot be handed over: {e}"))?;
+                }
+                Ok(Peeked::Away { file, page }) => away.push((index, file.to_owned(), page)),
+                Err(e) => unread.push((index, e.to_string())),
+            }
+        }
+        Ok(Answer::Peeked { away, unread })
+    }
+}

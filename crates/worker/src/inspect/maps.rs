@@ -1,0 +1,155 @@
+//! A mapping and where its pages are.
+
+use kip_checkpoint::look::{Mapping, What};
+use kip_types::api::{MapView, WhereView};
+use std::ops::Range;
+
+/// Where pages lie that are not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In memory.
+    Memory,
+    /// In the machine's swap.
+    Swapped,
+    /// In the proc's swap file.
+    Out,
+    /// In a generation on the local disk.
+    Snapshot,
+    /// In the store only.
+    Store,
+}
+
+/// Where pages of a process lie: ranges of addresses, by address and none over another. What is in none is zeros, or as a file
+/// has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Places {
+    pub(super) ranges: Vec<(Range<u64>, Place)>,
+    /// What the images have of shared memory is in the store.
+    pub(super) is_stored: bool,
+}
+
+impl Places {
+    /// Adds what lies in `below` where nothing lies yet.
+    pub(super) fn add_below(&mut self, below: impl IntoIterator<Item = (Range<u64>, Place)>) {
+        let mut below: Vec<_> = below.into_iter().collect();
+        below.sort_unstable_by_key(|(range, _)| range.start);
+        let mut added = Vec::new();
+        let mut above = self.ranges.iter().map(|(range, _)| range.clone()).peekable();
+        for (mut range, place) in below {
+            while above.next_if(|over| over.end <= range.start).is_some() {}
+            while let Some(over) = above.peek().filter(|over| over.start < range.end) {
+                if over.start > range.start {
+                    added.push((range.start..over.start, place));
+                }
+                range.start = over.end.min(range.end);
+                if over.end > range.end || range.is_empty() {
+                    break;
+                }
+                above.next();
+            }
+            if !range.is_empty() {
+                added.push((range, place));
+            }
+        }
+        self.ranges.extend(added);
+        self.ranges.sort_unstable_by_key(|(range, _)| range.start);
+    }
+
+    fn within(&self, mapping: &Range<u64>) -> WhereView {
+        let mut found = WhereView::default();
+        let first = self.ranges.partition_point(|(range, _)| range.end <= mapping.start);
+        for (range, place) in self.ranges[first..].iter().take_while(|(range, _)| range.start < mapping.end) {
+            let bytes = range.end.min(mapping.end) - range.start.max(mapping.start);
+            *match place {
+                Place::Memory => &mut found.memory_bytes,
+                Place::Swapped => &mut found.swapped_bytes,
+                Place::Out => &mut found.out_bytes,
+                Place::Snapshot => &mut found.snapshot_bytes,
+                Place::Store => &mut found.store_bytes,
+            } += bytes;
+        }
+        found
+    }
+}
+
+/// What people see of it.
+pub(super) fn view(mapping: &Mapping, places: &Places) -> MapView {
+    let bytes = mapping.range.end.saturating_sub(mapping.range.start);
+    let mut pages = places.within(&mapping.range);
+    let WhereView { memory_bytes, swapped_bytes, out_bytes, snapshot_bytes, store_bytes, .. } = pages;
+    let mut left = bytes.saturating_sub(memory_bytes + swapped_bytes + out_bytes + snapshot_bytes + store_bytes);
+    let what = match &mapping.what {
+        What::Private { name } => {
+            pages.zero_bytes = left;
+            name
+        }
+        What::Shared { name, stored } => {
+            let stored = stored.map(|stored| stored.min(left));
+            left -= stored.unwrap_or(0);
+            let place = if places.is_stored { &mut pages.store_bytes } else { &mut pages.snapshot_bytes };
+            *place += stored.unwrap_or(0);
+            // While somebody has it, it may be there though it is not mapped here.
+            let rest = if stored.is_some() { &mut pages.zero_bytes } else { &mut pages.file_bytes };
+            *rest = left;
+            name
+        }
+        What::File { path: name } | What::Kernel { name } => {
+            pages.file_bytes = left;
+            name
+        }
+    };
+    let bit = |bit: u64, letter: char| if mapping.protection & bit != 0 { letter } else { '-' };
+    MapView {
+        start: format!("{:x}", mapping.range.start),
+        end: format!("{:x}", mapping.range.end),
+        access: [bit(1, 'r'), bit(2, 'w'), bit(4, 'x'), if mapping.shared { 's' } else { 'p' }].iter().collect(),
+        what: what.clone(),
+        offset: mapping.offset,
+        bytes,
+        pages,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_below_is_seen_where_nothing_is_above() {
+        let ranges = vec![(2..4, Place::Memory), (6..7, Place::Swapped)];
+        let mut places = Places { ranges, is_stored: false };
+        places.add_below([(8..9, Place::Store), (0..7, Place::Out), (7..8, Place::Snapshot)]);
+        let expected = [
+            (0..2, Place::Out),
+            (2..4, Place::Memory),
+            (4..6, Place::Out),
+            (6..7, Place::Swapped),
+            (7..8, Place::Snapshot),
+            (8..9, Place::Store),
+        ];
+        assert_eq!(places.ranges, expected);
+        let mut wide = Places { ranges: vec![(0..10, Place::Memory)], is_stored: false };
+        wide.add_below([(1..2, Place::Out), (3..4, Place::Out), (9..12, Place::Out)]);
+        assert_eq!(wide.ranges, [(0..10, Place::Memory), (10..12, Place::Out)]);
+    }
+
+    #[test]
+    fn what_its_pages_are_adds_up_to_a_mapping() {
+        let mapping = |range, what| Mapping { range, protection: 5, shared: false, offset: 0, what };
+        let places = Places { ranges: vec![(0..0x3000, Place::Out), (0x4000..0x5000, Place::Memory)], is_stored: true };
+        let view = |mapping: &Mapping| super::view(mapping, &places);
+        let private = view(&mapping(0x2000..0x8000, What::Private { name: "[heap]".into() }));
+        assert_eq!(
+            (private.access.as_str(), private.what.as_str(), private.start.as_str()),
+            ("r-xp", "[heap]", "2000")
+        );
+        let expected =
+            WhereView { out_bytes: 0x1000, memory_bytes: 0x1000, zero_bytes: 0x4000, ..WhereView::default() };
+        assert_eq!(private.pages, expected);
+        let file = view(&mapping(0x2000..0x4000, What::File { path: "/x".into() }));
+        assert_eq!((file.pages.out_bytes, file.pages.file_bytes), (0x1000, 0x1000));
+        let shared = What::Shared { name: "[shared]".into(), stored: Some(0x2000) };
+        let shared = view(&mapping(0x6000..0x9000, shared)).pages;
+        assert_eq!((shared.store_bytes, shared.zero_bytes, shared.file_bytes), (0x2000, 0x1000, 0));
+    }
+}
