@@ -82,7 +82,9 @@ async fn volumes_are_asked_for() {
     let refused = refusal(client.remove_volume(&"db".parse().unwrap()).await);
     assert_eq!((refused.code, refused.message.as_str()), (Code::State, "volume db is in use"));
     assert_eq!(served.fake.heard.lock().unwrap()[..], ["VolumeName(\"db\")"]);
-    assert_eq!(by_hand(dir.path(), "DELETE /v1/volumes/.trash-db", "").0, 400);
+    let path = dir.path().to_owned();
+    let asked = move || by_hand(&path, "DELETE /v1/volumes/.trash-db", "");
+    assert_eq!(tokio::task::spawn_blocking(asked).await.unwrap().0, 400);
 }
 
 #[tokio::test]
