@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 16] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -17,6 +17,8 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("kip-net", &[TYPES, SYS]),
     ("kip-sandbox", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
+    // Layers are unpacked as tarballs are, by the one code that may do so.
+    ("kip-image", &[TYPES, "kip-sandbox"]),
     // Blobs and references in object storage; what they mean is for those above.
     ("kip-store", &[]),
     // Archives what a snapshot is: its page map and working sets. Moves no object, which is the store's.
@@ -34,6 +36,7 @@ const ALLOWED: [(&str, &[&str]); 15] = [
             "kip-keeper",
             "kip-net",
             "kip-sandbox",
+            "kip-image",
             "kip-checkpoint",
             "kip-snapshot",
             "kip-pager",

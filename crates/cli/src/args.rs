@@ -1,9 +1,11 @@
 //! The command line, as DESIGN.md has it.
 
+use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
 use kip_types::api::{Detail, LeftOpen, RunRequest};
+use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
@@ -60,6 +62,9 @@ pub enum Command {
     Events(EventsArgs),
     /// Look at generations in the store, carry them elsewhere, delete what is of no use any more
     Snapshot(SnapshotArgs),
+    /// Bring, list and remove images
+    #[command(subcommand)]
+    Image(ImageCommand),
     /// Show and change the keys that seal what is archived
     #[command(subcommand)]
     Key(KeyCommand),
@@ -167,6 +172,25 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub tar: Option<PathBuf>,
     // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Image whose files it has instead of the host's: a name, oci:PATH[:TAG] or docker-archive:FILE",
+        long,
+        value_name = "IMAGE",
+        conflicts_with = "tar"
+    )]
+    pub image: Option<String>,
+    /// When the image is brought from where its name leads
+    #[arg(long, value_name = "WHEN", default_value = "missing", requires = "image")]
+    pub pull: When,
+    #[command(flatten)]
+    pub registry: RegistryArgs,
+    /// Run this program of the image instead of its own; the command's words are its arguments
+    #[arg(long, value_name = "PROGRAM", requires = "image")]
+    pub entrypoint: Option<String>,
+    /// Publish every port that the image exposes, each by a host port of Kip's choice
+    #[arg(short = 'P', long, requires = "image")]
+    pub publish_all: bool,
+    // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(help = "Publish [HOST:]PORT[/udp][,wake=data]; may be repeated", long = "port", value_name = "PORT")]
     pub ports: Vec<PortSpec>,
     // Not a doc comment either.
@@ -192,6 +216,12 @@ pub struct RunArgs {
     /// Working directory inside the proc
     #[arg(long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
+    pub user: Option<String>,
+    /// What `kip stop` sends first, instead of SIGTERM
+    #[arg(long, value_name = "SIGNAL")]
+    pub stop_signal: Option<String>,
     /// Idle this long, it leaves the hot tier
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub idle: Option<u64>,
@@ -225,8 +255,8 @@ pub struct RunArgs {
     /// Return only when its ports listen
     #[arg(long)]
     pub wait_ready: bool,
-    /// Program and arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// Program and arguments; with an image, the arguments of its own program
+    #[arg(last = true, required_unless_present = "image", value_name = "CMD")]
     pub command: Vec<String>,
 }
 
@@ -463,13 +493,19 @@ impl RunArgs {
             cpus: self.cpus,
             pids: self.pids.unwrap_or_else(|| Limits::default().pids),
         };
-        let image = match self.tar {
+        let image = match (self.tar, &self.image) {
             // The daemon's working directory is another.
-            Some(file) => Image::Tar(std::path::absolute(file)?),
-            None => Image::Host,
+            (Some(file), _) => Image::Tar(std::path::absolute(file)?),
+            (None, Some(reference)) => Image::Oci(OciImage {
+                reference: reference.clone(),
+                entrypoint: self.entrypoint.map(|word| if word.is_empty() { vec![] } else { vec![word] }),
+                publish_all: self.publish_all,
+                ..OciImage::default()
+            }),
+            (None, None) => Image::Host,
         };
         let spec = Spec {
-            name: self.name.unwrap_or_else(|| stem(&self.command)),
+            name: self.name.unwrap_or_else(|| stem(self.image.as_deref(), &self.command)),
             realm: Realm::default(),
             command: self.command,
             env: self.env.into_iter().collect::<BTreeMap<_, _>>(),
@@ -480,16 +516,21 @@ impl RunArgs {
             limits,
             timing,
             allow_setuid: self.allow_setuid,
+            user: self.user,
+            stop_signal: self.stop_signal,
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, left_open })
     }
 }
 
-/// A name for a command, to which the hub adds a number: its base name in a name's alphabet.
-fn stem(command: &[String]) -> ProcName {
+/// A name for a command, or an image, to which the hub adds a number: its base name in a name's alphabet.
+fn stem(image: Option<&str>, command: &[String]) -> ProcName {
     /// Leaves room for the number.
     const LONGEST: usize = MAX_NAME - 20;
-    let program = command.first().map_or("", |word| word.rsplit('/').next().unwrap_or(word));
+    let word = image.or(command.first().map(String::as_str)).unwrap_or("");
+    let program = word.rsplit('/').next().unwrap_or(word);
+    // The tag of an image says nothing about it.
+    let program = image.map_or(program, |_| program.split([':', '@']).next().unwrap_or(program));
     let letters = program.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
     let text: String = letters.take(LONGEST).collect();
     text.trim_matches('-').parse().unwrap_or_else(|_| "proc".parse().expect("a valid name"))
@@ -506,6 +547,15 @@ mod tests {
             Command::Run(args) => args.into_request().unwrap(),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn an_image_s_command_is_arguments() {
+        let request = run_request(&["--image", "host:5000/team/web:1", "-P", "--entrypoint", "/x", "--", "-a", "b"]);
+        assert_eq!((request.spec.name.as_str(), request.spec.command), ("web", vec!["-a".to_owned(), "b".to_owned()]));
+        let Image::Oci(image) = request.spec.image else { panic!("no image") };
+        assert_eq!((image.publish_all, image.entrypoint), (true, Some(vec!["/x".to_owned()])));
+        assert!(run_request(&["--image", "web"]).spec.command.is_empty());
     }
 
     #[test]
@@ -615,7 +665,13 @@ mod tests {
             &["run", "-v", "./data:/data", "--", "x"],
             &["volume", "rm"],
             &["volume", "rm", "../x"],
-            &["run", "--image", "debian", "--", "x"],
+            &["run", "--image", "debian", "--tar", "x.tar"],
+            &["run", "--entrypoint", "/bin/sh", "--", "x"],
+            &["run", "-P", "--", "x"],
+            &["run", "--image", "debian", "--pull", "often"],
+            &["image", "pull"],
+            &["image", "pull", "/etc"],
+            &["image", "load", "oci:"],
             &["up", "--archive-after", "soon"],
             &["up", "--memory", "much"],
             &["up", "--disk", "much", "--store", "/s"],

@@ -1,8 +1,8 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, InspectArgs, LogsArgs};
+use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
 use crate::output::{print, print_json};
-use crate::{details, exec, follow, key, snapshot, text, top, view, volume};
+use crate::{details, exec, follow, image, key, snapshot, text, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -21,7 +21,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
     match command {
         Command::Up(_) | Command::Doctor(_) => unreachable!("these are not calls of a daemon"),
         Command::Down => down(client, json).await?,
-        Command::Run(args) => show(&client.run(&args.into_request()?).await?, json, view::run)?,
+        Command::Run(args) => run(client, args, json).await?,
         Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
@@ -41,11 +41,21 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             follow::show(feed, json, view::event).await?;
         }
         Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
+        Command::Image(command) => image::call(client, command, json).await?,
         Command::Key(command) => key::call(client, command, json).await?,
         Command::Volume(command) => volume::call(client, command, json).await?,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Brings the image first, if there is one and that is wanted.
+async fn run(client: &Client, mut args: RunArgs, json: bool) -> anyhow::Result<()> {
+    if let Some(text) = &args.image {
+        let name = image::ensure(client, text, args.pull, &args.registry).await?;
+        args.image = Some(name);
+    }
+    show(&client.run(&args.into_request()?).await?, json, view::run)
 }
 
 #[derive(Serialize)]

@@ -8,6 +8,7 @@ use kip_types::api::{
     SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest,
     WhyView,
 };
+use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
 };
@@ -281,6 +282,28 @@ impl Service for Hosted {
 
     async fn remove_volume(&self, name: VolumeName) -> Result<(), Refusal> {
         self.worker.remove_volume(name).await
+    }
+
+    async fn images(&self) -> Result<Vec<ImageView>, Refusal> {
+        self.worker.images().await
+    }
+
+    async fn image(&self, reference: String) -> Result<ImageDetails, Refusal> {
+        self.worker.image(reference).await
+    }
+
+    async fn pull_image(&self, request: PullRequest) -> Result<Feed<PullProgress>, Refusal> {
+        let (out, feed) = mpsc::channel(FEED);
+        self.worker.pull_image(request, out);
+        Ok(feed)
+    }
+
+    async fn remove_image(&self, reference: String) -> Result<ImagesRemoved, Refusal> {
+        self.worker.remove_image(reference).await
+    }
+
+    async fn collect_images(&self, request: ImagesCollectRequest) -> Result<ImagesRemoved, Refusal> {
+        self.worker.collect_images(request).await
     }
 
     async fn info(&self) -> Result<Info, Refusal> {

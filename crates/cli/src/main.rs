@@ -11,6 +11,7 @@ mod doctor;
 mod exec;
 mod follow;
 mod hosted;
+mod image;
 mod key;
 mod output;
 mod snapshot;

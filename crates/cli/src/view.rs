@@ -129,8 +129,11 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.push(match &spec.image {
         Image::Host => ("image", "host".to_owned()),
         Image::Tar(path) => ("image", format!("tarball {}", path.display())),
+        Image::Oci(image) => ("image", format!("{} ({})", image.reference, image.digest)),
     });
     rows.extend(spec.volumes.iter().map(|v| ("volume", volume(v))));
+    rows.extend(spec.user.iter().map(|user| ("user", user.clone())));
+    rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
 }

@@ -9,6 +9,7 @@ mod connect;
 mod error;
 mod exec;
 mod feed;
+mod images;
 mod keys;
 mod snapshots;
 mod volumes;

@@ -4,7 +4,7 @@
 
 use kip_types::api::{Code, Refusal, RunRequest};
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Image, Spec, Timing};
+use kip_types::spec::{Image, Spec, Timing, parse_signal};
 use kip_types::volume::check_volumes;
 use std::collections::BTreeSet;
 
@@ -51,6 +51,9 @@ fn check(spec: &Spec) -> Result<(), String> {
     {
         return Err(format!("the tarball's path {} is not absolute", path.display()));
     }
+    if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
+        return Err(format!("stop {e}"));
+    }
     let limits = &spec.limits;
     if let Some(bytes) = limits.memory_bytes.filter(|b| *b < MEMORY_MIN_BYTES) {
         return Err(format!("a memory limit of {bytes} bytes is too small: give at least {MEMORY_MIN_BYTES}"));
@@ -66,6 +69,8 @@ fn check(spec: &Spec) -> Result<(), String> {
 
 fn check_program(spec: &Spec) -> Result<(), String> {
     match spec.command.first() {
+        // An image may have a program of its own.
+        None if matches!(spec.image, Image::Oci(_)) => {}
         None => return Err("no command was given".to_owned()),
         Some(program) if program.is_empty() => return Err("the command's first word is empty".to_owned()),
         Some(_) => {}

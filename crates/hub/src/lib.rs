@@ -13,6 +13,7 @@ pub mod admit;
 mod answer;
 mod exec;
 mod feed;
+mod images;
 mod keys;
 mod lock;
 mod routes;

@@ -51,6 +51,7 @@ pub fn router<S: Service>(hub: Hub<S>) -> Router {
         .route("/v1/down", post(down::<S>))
         .merge(crate::keys::routes::<S>())
         .merge(crate::volumes::routes::<S>())
+        .merge(crate::images::routes::<S>())
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))

@@ -8,6 +8,7 @@ use kip_types::api::{
     ImportRequest, Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
     SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
+use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
 };
@@ -125,6 +126,24 @@ pub trait Service: Send + Sync + 'static {
 
     /// Deletes a named volume with its files. One that a proc has is `Code::State`.
     fn remove_volume(&self, name: VolumeName) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// Images that are here, by name.
+    fn images(&self) -> impl Future<Output = Result<Vec<ImageView>, Refusal>> + Send;
+
+    /// One image: by its name, or its id or digest or the beginning of one.
+    fn image(&self, reference: String) -> impl Future<Output = Result<ImageDetails, Refusal>> + Send;
+
+    /// Brings an image. The last item is [`PullProgress::End`] or an error; it ends when the feed is dropped.
+    fn pull_image(&self, request: PullRequest) -> impl Future<Output = Result<Feed<PullProgress>, Refusal>> + Send;
+
+    /// Removes an image's name, and of its layers what nothing else needs.
+    fn remove_image(&self, reference: String) -> impl Future<Output = Result<ImagesRemoved, Refusal>> + Send;
+
+    /// Removes what no image and no proc needs.
+    fn collect_images(
+        &self,
+        request: ImagesCollectRequest,
+    ) -> impl Future<Output = Result<ImagesRemoved, Refusal>> + Send;
 
     /// About this daemon.
     fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;

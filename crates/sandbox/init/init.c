@@ -1,6 +1,7 @@
 /* Pid 1 of a sandbox: starts the program, tells how that went, reaps whatever is orphaned, ends with the program.
  *
- *   kip-init WORKDIR COMMAND [ARGUMENT]...      (an empty WORKDIR is "/"; the environment is the program's)
+ *   kip-init WORKDIR IDS COMMAND [ARGUMENT]...  (an empty WORKDIR is "/"; the environment is the program's; IDS are
+ *                                                UID,GID[,GROUP]... or nothing: then it runs as root)
  *   kip-init --resume PID                       (the program is there, as a child of the process that becomes init)
  *
  * Descriptor 3 is the write end of the status pipe. Records of 8 bytes go there, struct record below:
@@ -20,20 +21,21 @@ typedef unsigned long word;
 
 enum { SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_madvise = 28, SYS_clone = 56,
        SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_fcntl = 72, SYS_chdir = 80, SYS_setsid = 112,
-       SYS_exit_group = 231 };
+       SYS_setgroups = 116, SYS_setresuid = 117, SYS_setresgid = 119, SYS_prctl = 157, SYS_exit_group = 231 };
 enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EACCES = 13, ENOTDIR = 20, ENAMETOOLONG = 36 };
 enum { CLONE_VM = 0x100, CLONE_VFORK = 0x4000, SIGCHLD = 17, SIG_SETMASK = 2, F_SETFD = 2, FD_CLOEXEC = 1,
-       MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096 };
+       MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096, GROUPS = 64, PR_SET_DUMPABLE = 4 };
 
 struct record {
     char type;
-    char step; /* of an 'E': 1 the working directory, 2 the program, 3 the process itself */
+    char step; /* of an 'E': 1 the working directory, 2 the program, 3 the process itself, 4 its ids */
     char unused[2];
     int value;
 };
 
 struct start {
     char *workdir;
+    char *ids;
     char **argv;
     char **envp;
     int error; /* written by the child, which shares our memory, before it exits */
@@ -123,13 +125,41 @@ static int exec_by_path(char **argv, char **envp)
     }
 }
 
+/* The ids of the program, root's if none are named. Not called for pid 1 itself. */
+static long take_ids(char *ids)
+{
+    unsigned numbers[2 + GROUPS];
+    int count = 0;
+    if (!*ids)
+        return 0;
+    for (char *c = ids;; c++) {
+        unsigned number = 0;
+        for (; *c >= '0' && *c <= '9'; c++)
+            number = number * 10 + *c - '0';
+        if (count < 2 + GROUPS)
+            numbers[count++] = number;
+        if (!*c)
+            break;
+    }
+    long error = call(SYS_setgroups, count - 2, (word)(numbers + 2), 0, 0);
+    if (!error)
+        error = call(SYS_setresgid, numbers[1], numbers[1], numbers[1], 0);
+    if (!error)
+        error = call(SYS_setresuid, numbers[0], numbers[0], numbers[0], 0);
+    return error;
+}
+
 static void child(struct start *start)
 {
     call(SYS_setsid, 0, 0, 0, 0);
     long moved = call(SYS_chdir, (word)(*start->workdir ? start->workdir : "/"), 0, 0, 0);
+    long taken = moved < 0 ? 0 : take_ids(start->ids);
     if (moved < 0) {
         start->error = -moved;
         start->step = 1;
+    } else if (taken < 0) {
+        start->error = -taken;
+        start->step = 4;
     } else {
         start->error = exec_by_path(start->argv, start->envp);
         start->step = 2;
@@ -148,6 +178,8 @@ __attribute__((noinline)) static int start_program(struct start *start)
 {
     char stack[4 * PAGE] __attribute__((aligned(16)));
     long pid = spawn(child, start, stack + sizeof stack);
+    /* The child took other ids while it shared our memory, which made that nobody's to look at, nor to checkpoint. */
+    call(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0);
     if (pid < 0) {
         start->error = -pid;
         start->step = 3;
@@ -188,8 +220,10 @@ __attribute__((noreturn, used)) static void begin(word *stack)
     call(SYS_fcntl, STATUS_FD, F_SETFD, FD_CLOEXEC, 0);
     if (argc < 3)
         end(2);
-    struct start start = { argv[1], argv + 2, envp, 0, 0 };
     long program = resumed(argc, argv);
+    if (!program && argc < 4)
+        end(2);
+    struct start start = { argv[1], argv[2], argv + 3, envp, 0, 0 };
     if (!program) {
         program = start_program(&start);
         if (start.error) {

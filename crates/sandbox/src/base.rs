@@ -5,10 +5,16 @@
 //! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /usr is not in it
 //! but mounted from the host.
 //!
+//! Beside it `DIR/image-<fingerprint>/`, which lies *above* the layers of an image: only what every sandbox needs to run at all, our
+//! pid 1, the devices, places for mounts and the name servers. Nothing else of the host is in a proc that has an image.
+//!
 //! A crash leaves `DIR/.new-*`, which the next call removes.
 
 use crate::init;
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, chownat, mknodat, utimensat};
+use crate::rootfs::OPAQUE;
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags, chownat, mknodat, setxattr, utimensat,
+};
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -105,6 +111,17 @@ const DIRS: &[(&str, u32)] = &[
     (".kip", 0o755),
 ];
 
+/// Those above the layers of an image.
+const OVER_IMAGE: &[(&str, u32)] = &[
+    ("etc", 0o755),
+    ("dev", 0o755),
+    ("dev/shm", 0o1777),
+    ("proc", 0o555),
+    ("sys", 0o555),
+    ("usr", 0o755),
+    (".kip", 0o755),
+];
+
 /// Links, where they lead to, relative or seen from inside.
 const LINKS: &[(&str, &str)] = &[
     ("etc/mtab", "/proc/mounts"),
@@ -143,6 +160,8 @@ fn failed<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(
 pub struct Base {
     /// The directory that is to be the lowest layer of `/`. Procs remember it: an overlay accepts no other afterwards.
     pub root: PathBuf,
+    /// The directory that is to lie above the layers of an image, with an empty `usr`; remembered likewise.
+    pub over_image: PathBuf,
 }
 
 impl Base {
@@ -158,21 +177,10 @@ impl Base {
         fs::create_dir_all(dir).map_err(failed("create", dir))?;
         remove_remains(dir);
         let root = dir.join(format!("{:016x}", fingerprint(host)));
-        if root.is_dir() {
-            return Ok(Base { root });
-        }
-        let fresh = dir.join(format!(".new-{}", std::process::id()));
-        build(&fresh, host).inspect_err(|_| {
-            let _ = fs::remove_dir_all(&fresh);
-        })?;
-        sync_tree(&fresh)?;
-        match fs::rename(&fresh, &root) {
-            Ok(()) => {}
-            // Somebody else was faster with the same.
-            Err(_) if root.is_dir() => drop(fs::remove_dir_all(&fresh)),
-            Err(e) => return Err(failed("name", &root)(e)),
-        }
-        Ok(Base { root })
+        ensure(dir, &root, |fresh| build(fresh, host))?;
+        let over_image = dir.join(format!("image-{:016x}", fingerprint_over_image(host)));
+        ensure(dir, &over_image, |fresh| build_over_image(fresh, host))?;
+        Ok(Base { root, over_image })
     }
 
     /// Removes the skeletons in `dir` that are neither this one nor in `used`.
@@ -182,12 +190,30 @@ impl Base {
     pub fn remove_others(&self, dir: &Path, used: &[PathBuf]) -> Result<(), BaseError> {
         for entry in fs::read_dir(dir).map_err(failed("read", dir))?.flatten() {
             let path = entry.path();
-            if path != self.root && !used.contains(&path) {
+            if path != self.root && path != self.over_image && !used.contains(&path) {
                 fs::remove_dir_all(&path).map_err(failed("remove", &path))?;
             }
         }
         Ok(())
     }
+}
+
+/// Builds a skeleton unless it is there.
+fn ensure(dir: &Path, root: &Path, build: impl FnOnce(&Path) -> Result<(), BaseError>) -> Result<(), BaseError> {
+    if root.is_dir() {
+        return Ok(());
+    }
+    let fresh = dir.join(format!(".new-{}", std::process::id()));
+    build(&fresh).inspect_err(|_| {
+        let _ = fs::remove_dir_all(&fresh);
+    })?;
+    sync_tree(&fresh)?;
+    match fs::rename(&fresh, root) {
+        // Somebody else was faster with the same.
+        Err(_) if root.is_dir() => drop(fs::remove_dir_all(&fresh)),
+        done => done.map_err(failed("name", root))?,
+    }
+    Ok(())
 }
 
 /// Nobody else builds in this directory: it belongs to one daemon, which holds a lock.
@@ -210,6 +236,13 @@ fn fingerprint(host: &Path) -> u64 {
     for name in ETC {
         fingerprint_of(&host.join("etc").join(name), &mut hasher);
     }
+    hasher.finish()
+}
+
+fn fingerprint_over_image(host: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (init::BINARY, OVER_IMAGE, LINKS, DEVICES).hash(&mut hasher);
+    resolv_conf(host).map(|p| fs::read(p).ok()).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -240,18 +273,47 @@ fn build(root: &Path, host: &Path) -> Result<(), BaseError> {
         let path = root.join(name);
         symlink(Path::new("usr").join(name), &path).map_err(failed("link", &path))?;
     }
-    for (name, major, minor) in DEVICES {
-        let path = root.join("dev").join(name);
-        let device = rustix::fs::makedev(*major, *minor);
-        mknodat(CWD, &path, FileType::CharacterDevice, Mode::from(0o666), device).map_err(failed("make", &path))?;
-        set_mode(&path, 0o666)?;
-    }
+    make_devices(root)?;
     for name in ETC {
         copy(&host.join("etc").join(name), &root.join("etc").join(name))?;
     }
     write(&root.join("etc/hosts"), b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", 0o644)?;
     write(&root.join("etc/hostname"), b"localhost\n", 0o644)?;
     write(&root.join("etc/fstab"), b"", 0o644)?;
+    write_own(root, host)
+}
+
+/// What lies above the layers of an image.
+fn build_over_image(root: &Path, host: &Path) -> Result<(), BaseError> {
+    make_dir(root, 0o755)?;
+    for (name, mode) in OVER_IMAGE {
+        make_dir(&root.join(name), *mode)?;
+    }
+    for (name, target) in LINKS.iter().filter(|(name, _)| name.starts_with("dev/")) {
+        let path = root.join(name);
+        symlink(target, &path).map_err(failed("link", &path))?;
+    }
+    make_devices(root)?;
+    // An image's own devices are none of the proc's.
+    for name in ["dev", ".kip"] {
+        let path = root.join(name);
+        setxattr(&path, OPAQUE, b"y", XattrFlags::empty()).map_err(failed("close", &path))?;
+    }
+    write_own(root, host)
+}
+
+fn make_devices(root: &Path) -> Result<(), BaseError> {
+    for (name, major, minor) in DEVICES {
+        let path = root.join("dev").join(name);
+        let device = rustix::fs::makedev(*major, *minor);
+        mknodat(CWD, &path, FileType::CharacterDevice, Mode::from(0o666), device).map_err(failed("make", &path))?;
+        set_mode(&path, 0o666)?;
+    }
+    Ok(())
+}
+
+/// The host's name servers and our pid 1.
+fn write_own(root: &Path, host: &Path) -> Result<(), BaseError> {
     if let Some(text) = resolv_conf(host).and_then(|p| fs::read(p).ok()) {
         write(&root.join("etc/resolv.conf"), &text, 0o644)?;
     }

@@ -1,5 +1,6 @@
 //! The sandbox's pid 1 (`init/init.c`) as the rest of the system sees it: its bytes, its place and its status records.
 
+use crate::protocol::Ids;
 use kip_types::lifecycle::Exit;
 
 /// The program, static and freestanding.
@@ -23,7 +24,19 @@ pub enum StartStep {
     Exec,
     /// clone(2).
     Process,
+    /// Taking the ids of the user it runs as.
+    Ids,
 }
+
+/// How pid 1 is told whom the program runs as: UID,GID[,GROUP]..; empty for the sandbox's root.
+pub(crate) fn ids_word(ids: Option<&Ids>) -> String {
+    let Some(ids) = ids else { return String::new() };
+    let numbers = [ids.uid, ids.gid].into_iter().chain(ids.groups.iter().copied());
+    numbers.map(|n| n.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// Most supplementary groups that pid 1 takes.
+pub const MOST_GROUPS: usize = 64;
 
 /// A record of the status pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +67,7 @@ impl Record {
             (b'E', 1) => Some(Record::NotStarted { step: StartStep::WorkDir, errno: value }),
             (b'E', 2) => Some(Record::NotStarted { step: StartStep::Exec, errno: value }),
             (b'E', 3) => Some(Record::NotStarted { step: StartStep::Process, errno: value }),
+            (b'E', 4) => Some(Record::NotStarted { step: StartStep::Ids, errno: value }),
             (b'X', 0) => Some(Record::Ended(exit_of(value))),
             _ => None,
         }

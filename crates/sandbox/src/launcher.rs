@@ -6,7 +6,7 @@
 
 use crate::init::exit_of;
 use crate::launch::DEFAULT_PATH;
-use crate::protocol::{Ended, Failure, Program, Reply, Request, Step};
+use crate::protocol::{Ended, Failure, Ids, Lower, Program, Reply, Request, Step};
 use crate::rootfs::Mounts;
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
@@ -77,6 +77,8 @@ pub struct StartRequest<'a> {
     pub workdir: Option<&'a str>,
     /// Lets setuid programs inside gain their owner's identity.
     pub allow_setuid: bool,
+    /// Whom the program runs as; none is the sandbox's root.
+    pub ids: Option<&'a Ids>,
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,
     /// Host id of its id 0.
@@ -129,6 +131,8 @@ pub struct ExecRequest<'a> {
     pub workdir: Option<&'a str>,
     /// As at the start.
     pub allow_setuid: bool,
+    /// As at the start.
+    pub ids: Option<&'a Ids>,
     /// As at the start.
     pub cgroup: &'a [OwnedFd],
     /// Its stdin.
@@ -232,7 +236,7 @@ impl Launcher {
         ];
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, request.allow_setuid);
+        let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
         let start = Request::Start { program, volumes, uid_base: request.uid_base };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
@@ -269,7 +273,7 @@ impl Launcher {
         let id = self.next_exec.fetch_add(1, Ordering::Relaxed);
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, request.allow_setuid);
+        let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
         let (pid, pidfd) = self.process(&Request::Exec { id, program }, &fds)?;
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
@@ -285,8 +289,8 @@ impl Launcher {
     }
 
     /// For [`crate::rootfs::RootfsSpec::mount`].
-    pub(crate) fn mount(&self, root_layers: usize, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
-        let [root, usr] = self.ready(&Request::Mount { root_layers }, fds)?;
+    pub(crate) fn mount(&self, lower: Lower, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
+        let [root, usr] = self.ready(&Request::Mount(lower), fds)?;
         Ok(Mounts { root, usr, volumes: Vec::new() })
     }
 
@@ -361,8 +365,14 @@ fn attached<'a>(mounts: &'a Mounts, fds: &mut Vec<BorrowedFd<'a>>) -> Vec<String
     mounts.volumes.iter().map(|v| v.target.clone()).collect()
 }
 
-fn program(command: &[String], env: &[String], workdir: Option<&str>, allow_setuid: bool) -> Program {
-    Program { argv: command.to_vec(), env: env.to_vec(), workdir: workdir.map(str::to_owned), allow_setuid }
+fn program(
+    command: &[String],
+    env: &[String],
+    workdir: Option<&str>,
+    (allow_setuid, ids): (bool, Option<&Ids>),
+) -> Program {
+    let workdir = workdir.map(str::to_owned);
+    Program { argv: command.to_vec(), env: env.to_vec(), workdir, allow_setuid, ids: ids.cloned() }
 }
 
 fn unexpected(reply: &Reply) -> LaunchError {

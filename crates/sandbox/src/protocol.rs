@@ -41,12 +41,34 @@ pub(crate) enum Request {
         /// Of the uts namespace.
         hostname: String,
     },
-    /// (tree of the proc's directory, lower trees of root.., lower trees of usr..), topmost layer first:
-    /// [`Reply::Ready`] with (root, usr).
-    Mount {
-        /// How many lower trees are root's.
+    /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with (root, usr).
+    Mount(Lower),
+}
+
+/// What the lower trees of a mount are.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Lower {
+    /// First root's, then usr's.
+    Host {
+        /// How many are root's.
         root_layers: usize,
     },
+    /// Root's; usr's are directories of that name in some of them.
+    Image {
+        /// Which, by their place.
+        usr: Vec<usize>,
+    },
+}
+
+/// Whom a program runs as, inside.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ids {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
 }
 
 /// What is common to the first program and to an exec.
@@ -59,6 +81,8 @@ pub(crate) struct Program {
     pub workdir: Option<String>,
     /// No no_new_privs.
     pub allow_setuid: bool,
+    /// None is the sandbox's root.
+    pub ids: Option<Ids>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

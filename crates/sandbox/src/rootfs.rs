@@ -5,6 +5,13 @@
 //! /usr   DIR/upper/usr   over  pins/usr   over  the layer's usr      over  the host's /usr
 //! ```
 //!
+//! With an image nothing of the host is in it, and no pins are needed, for layers of images never change:
+//!
+//! ```text
+//! /      DIR/upper/root  over  the base for images  over  the image's layers
+//! /usr   DIR/upper/usr   over  an empty directory   over  the usr of those layers
+//! ```
+//!
 //! Lower layers belong to root on disk and are mounted with the proc's mapping of ids; the upper ones belong to its
 //! block of ids as they are (a mapped upper directory silently mounts read-only and without nfs_export). The mounts are
 //! detached descriptors, made by the launcher in its own mount namespace: nothing ever appears in the host's.
@@ -14,9 +21,9 @@
 //! ([`RootfsError::InUse`]). So a proc keeps its base, and its pins directories exist from the first mount on.
 
 use crate::launcher::{LaunchError, Launcher};
-use crate::protocol::Step;
+use crate::protocol::{Lower, Step};
 use crate::volume::Volume;
-use rustix::fs::CWD;
+use rustix::fs::{CWD, getxattr};
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 use std::fs;
@@ -25,6 +32,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+/// The extended attribute of a directory that hides those of its name in lower layers.
+pub const OPAQUE: &str = "trusted.overlay.opaque";
 
 /// How long a mount may take to go after the last process in it has ended: the kernel does that later, by a worker.
 const OLD_MOUNT_GOES: Duration = Duration::from_millis(1000);
@@ -65,6 +75,8 @@ pub struct RootfsSpec {
     pub layer: Option<PathBuf>,
     /// A directory with `root` and `usr`, both there, that hold pinned files of the base.
     pub pins: Option<PathBuf>,
+    /// Layers of an image, topmost first, none twice. Then `base` is [`crate::base::Base::over_image`], and nothing else is there.
+    pub image: Option<Vec<PathBuf>>,
     /// The proc's directory: `upper/{root,usr}` and `work/{root,usr}` are made in it.
     pub dir: PathBuf,
     /// Host id of its id 0.
@@ -102,6 +114,12 @@ pub enum RootfsError {
         /// The proc's directory.
         dir: PathBuf,
     },
+    /// A layer of its image was removed.
+    #[error("layer {} of its image is not there any more: pull the image again", path.display())]
+    NoLayer {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// An older mount of the same upper directories is alive, and still is a second later.
     #[error("{} is still mounted", dir.display())]
     InUse {
@@ -138,15 +156,29 @@ impl RootfsSpec {
 
     fn try_mount(&self, launcher: &Launcher, user_namespace: BorrowedFd<'_>) -> Result<Mounts, RootfsError> {
         let state = clone_tree(&self.dir)?;
+        let mapped = |path: PathBuf| map_tree(&path, user_namespace);
+        if let Some(layers) = &self.image {
+            if let Some(absent) = layers.iter().find(|layer| !layer.is_dir()) {
+                return Err(RootfsError::NoLayer { path: absent.clone() });
+            }
+            let root = std::iter::once(self.base.clone()).chain(visible(layers, Path::new(""))?);
+            let all: Vec<PathBuf> = root.collect();
+            let usr: Vec<usize> = visible(&all, Path::new("usr"))?
+                .iter()
+                .map(|usr| all.iter().position(|layer| usr.starts_with(layer)).expect("each is below one of them"))
+                .collect();
+            let root = all.into_iter().map(mapped).collect::<Result<Vec<_>, _>>()?;
+            let fds: Vec<_> = [&state].into_iter().chain(&root).map(|f| f.as_fd()).collect();
+            return launcher.mount(Lower::Image { usr }, &fds).map_err(|e| self.explain(e));
+        }
         let pins = self.pins.iter();
         let root = pins.clone().map(|p| p.join("root")).chain(self.layer.clone()).chain([self.base.clone()]);
         let layer_usr = self.layer.iter().map(|l| l.join("usr")).filter(|u| u.is_dir());
         let usr = pins.map(|p| p.join("usr")).chain(layer_usr).chain([PathBuf::from("/usr")]);
-        let mapped = |path: PathBuf| map_tree(&path, user_namespace);
         let root = root.map(mapped).collect::<Result<Vec<_>, _>>()?;
         let usr = usr.map(mapped).collect::<Result<Vec<_>, _>>()?;
         let fds: Vec<_> = [&state].into_iter().chain(&root).chain(&usr).map(|f| f.as_fd()).collect();
-        launcher.mount(root.len(), &fds).map_err(|e| self.explain(e))
+        launcher.mount(Lower::Host { root_layers: root.len() }, &fds).map_err(|e| self.explain(e))
     }
 
     fn explain(&self, error: LaunchError) -> RootfsError {
@@ -219,6 +251,27 @@ impl RootfsSpec {
         }
         Ok(())
     }
+}
+
+/// The directories `below` of layers, topmost first, as far as none above hides the others.
+fn visible(layers: &[PathBuf], below: &Path) -> Result<Vec<PathBuf>, RootfsError> {
+    let mut seen = Vec::new();
+    for layer in layers {
+        let dir = layer.join(below);
+        match fs::symlink_metadata(&dir) {
+            Ok(meta) if meta.is_dir() => {}
+            // A deletion.
+            Ok(_) => break,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(failed("look at", &dir)(e)),
+        }
+        let opaque = getxattr(&dir, OPAQUE, &mut [0u8; 8][..]).is_ok();
+        seen.push(dir);
+        if opaque {
+            break;
+        }
+    }
+    Ok(seen)
 }
 
 /// The tree below a directory, without what is mounted there, as a mount of its own.

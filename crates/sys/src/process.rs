@@ -44,6 +44,17 @@ pub fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> io::Result<()
     Ok(rustix::process::pidfd_send_signal(pidfd, signal)?)
 }
 
+/// The same with any signal from 1 to 64: rustix has names only for the first 31.
+///
+/// # Errors
+/// EINVAL for another number, ESRCH when it has ended and been waited for, EPERM.
+pub fn pidfd_send_signal_number(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+    let none = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the third argument may be null, and the kernel reads no other memory.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0) };
+    if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Waits up to `timeout` for the process to end (none waits for ever) and tells whether it has: poll(2) on a pidfd,
 /// Linux 5.3. A zombie has ended. Zero only looks.
 ///

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod image;
 pub mod keys;
 pub mod lifecycle;
 pub mod name;

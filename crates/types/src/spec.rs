@@ -1,5 +1,6 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
+use crate::image::OciImage;
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,8 @@ pub enum Image {
     Host,
     /// A tarball (plain, gzip or zstd) that lies over the host base. The path is absolute and on the daemon's machine.
     Tar(PathBuf),
+    /// An image's layers and nothing of the host.
+    Oci(OciImage),
 }
 
 /// Limits enforced by cgroups. None means unlimited, except `pids`.
@@ -217,7 +220,7 @@ pub struct Spec {
     /// Its tenant.
     #[serde(default)]
     pub realm: Realm,
-    /// Program and arguments; never empty.
+    /// Program and arguments; never empty. Only in a request, the image's own may be meant by none.
     pub command: Vec<String>,
     /// Environment on top of PATH, HOME, HOSTNAME.
     #[serde(default)]
@@ -243,6 +246,42 @@ pub struct Spec {
     /// Lets setuid and setgid programs inside gain their owner's identity (within the proc's own user namespace).
     #[serde(default)]
     pub allow_setuid: bool,
+    /// Whom the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and /etc/group) or numbers; none is root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// What `kip stop` sends first, name or number; none is SIGTERM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<String>,
+}
+
+/// Signals by name: signal(7), those of x86_64.
+const SIGNALS: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
+    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
+    "PWR", "SYS",
+];
+
+/// A signal could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("signal {0:?} is not valid: write a name or a number from 1 to 64, for example SIGQUIT or 3")]
+pub struct BadSignal(String);
+
+/// Reads `SIGQUIT`, `quit`, `3` or `SIGRTMIN+3`.
+pub fn parse_signal(s: &str) -> Result<i32, BadSignal> {
+    /// The first that C libraries leave to programs.
+    const RTMIN: i32 = 34;
+    let bad = || BadSignal(s.to_owned());
+    let upper = s.to_ascii_uppercase();
+    let name = upper.strip_prefix("SIG").unwrap_or(&upper);
+    if let Some(at) = SIGNALS.iter().position(|known| *known == name) {
+        return Ok(at as i32 + 1);
+    }
+    let number = match name.strip_prefix("RTMIN") {
+        Some("") => Some(RTMIN),
+        Some(more) => more.strip_prefix('+').and_then(|n| n.parse::<i32>().ok()).map(|n| RTMIN + n),
+        None => s.parse().ok(),
+    };
+    number.filter(|n| (1..=64).contains(n)).ok_or_else(bad)
 }
 
 /// A duration could not be read.
@@ -304,6 +343,16 @@ mod tests {
         assert_eq!((p.proto, p.wake_on), (Protocol::Tcp, WakeOn::Data));
         for bad in ["", "0", "80/sctp", "a:80", "70000", "80,wake=x", ":80"] {
             assert!(bad.parse::<PortSpec>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_signals() {
+        for (text, number) in [("SIGTERM", 15), ("quit", 3), ("9", 9), ("SIGRTMIN+3", 37), ("WINCH", 28), ("SYS", 31)] {
+            assert_eq!(parse_signal(text), Ok(number), "{text}");
+        }
+        for bad in ["", "SIG", "0", "65", "SIGRTMIN+99", "TERMINATE"] {
+            assert!(parse_signal(bad).is_err(), "{bad}");
         }
     }
 

@@ -157,6 +157,9 @@ impl Worker {
                 "it was archived by an older Kip; wake it where it was, and archive it again".to_owned(),
             ));
         }
+        let _in_use = self.has_layers(&spec).await.map_err(|refusal| {
+            Refusal::new(refusal.code, format!("{name} cannot be taken over: {}", refusal.message))
+        })?;
         let (machine, spec) = (Arc::clone(&self.machine), Spec { name: name.clone(), ..spec });
         if self.names().contains(&name) {
             return Err(taken(&name));
@@ -165,7 +168,7 @@ impl Worker {
             let Kit { slot, net } = machine.kits.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
             // It gets another when it is known to be ours, as after a reboot.
             drop(net);
-            let new = Record::new(slot.number(), machine.base.root.clone());
+            let new = Record::new(slot.number(), machine.base_of(&spec));
             let state = State::Archived { generation: front.generation };
             let record = Record { state, program: PROGRAM, ..new };
             let text = serde_json::to_vec(&archived).expect("it is plain data");

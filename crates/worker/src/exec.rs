@@ -3,11 +3,13 @@
 //! The proc stays awake as long as one runs. A client that goes away ends its program.
 
 use crate::proc::Proc;
+use crate::start::{environment_of, give_output, user_in};
 use crate::task::{Ticket, blocking, chain};
-use kip_sandbox::launcher::{ExecEnded, ExecId, ExecRequest as Launch, Executing, environment};
+use kip_sandbox::launcher::{ExecEnded, ExecId, ExecRequest as Launch, Executing};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
 use kip_types::lifecycle::Exit;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -116,13 +118,18 @@ fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
         return Err(refuse(Code::Invalid, "no command given".to_owned()));
     };
     let init = proc.init_pid().ok_or_else(|| refuse(Code::State, "the proc has ended".to_owned()))?;
+    let root = File::open(format!("/proc/{init}/root")).map_err(io)?;
+    let user = user_in(proc, root.as_fd()).map_err(|e| refuse(Code::Invalid, chain(&e)))?;
     let init = kip_sys::process::pidfd_open(init).map_err(io)?;
     let (stdin, stdout, stderr) =
         (make_pipe(proc, true).map_err(io)?, make_pipe(proc, false).map_err(io)?, make_pipe(proc, false).map_err(io)?);
     let cgroup = proc.cgroup.task_files().map_err(|e| refuse(Code::Failed, chain(&e)))?;
     let mut all = proc.spec.env.clone();
     all.extend(request.env.clone());
-    let env = environment(proc.name.as_str(), &all);
+    let env = environment_of(proc, user.as_ref(), all);
+    if let Some(user) = &user {
+        give_output(proc, user, &[&stdin.theirs, &stdout.theirs, &stderr.theirs]).map_err(io)?;
+    }
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     let executing = proc.shared.launcher().exec(Launch {
         init: init.as_fd(),
@@ -130,6 +137,7 @@ fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
         env: &env,
         workdir: workdir.as_deref(),
         allow_setuid: proc.spec.allow_setuid,
+        ids: user.as_ref().map(|user| &user.ids),
         cgroup: &cgroup,
         stdin: stdin.theirs.as_fd(),
         stdout: stdout.theirs.as_fd(),

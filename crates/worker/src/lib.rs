@@ -11,6 +11,7 @@
 //! | [`pressure`] | who sleeps for lack of memory, when a wake may begin |
 //! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
 //! | [`keys`] | the realm's keys, by command |
+//! | [`images`] | images and the layers that procs keep |
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
@@ -32,6 +33,7 @@ mod helper_pool;
 mod hibernate;
 mod holdings;
 mod idle;
+mod images;
 mod inspect;
 mod keys;
 mod kits;
@@ -70,6 +72,7 @@ use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
 use kip_types::api::{Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
+use kip_types::spec::parse_signal;
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -119,6 +122,8 @@ impl Worker {
 
     /// Creates and starts a proc. The spec is complete: nothing is left open.
     pub async fn run(self: &Arc<Self>, spec: Spec, wait_ready: bool) -> Result<ProcView, Refusal> {
+        // Its layers are kept until the proc is known, which keeps them then.
+        let (spec, _in_use) = self.complete(spec).await?;
         check_spec(&spec)?;
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
@@ -145,7 +150,7 @@ impl Worker {
             .kits
             .take()
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
-        let record = Record::new(kit.slot.number(), machine.base.root.clone());
+        let record = Record::new(kit.slot.number(), machine.base_of(&spec));
         let dir = machine.records.create(&name, &spec, &record).map_err(|e| {
             let _ = machine.pool.release(&[kit.slot]);
             machine.kits.free(kit.slot);
@@ -390,6 +395,9 @@ fn check_spec(spec: &Spec) -> Result<(), Refusal> {
         if spec.ports[..n].iter().any(|p| (p.proto, p.port) == (port.proto, port.port)) {
             return invalid(format!("{name}: {} port {} is given twice", port.proto, port.port));
         }
+    }
+    if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
+        return invalid(format!("{name}: stop {e}"));
     }
     if let Image::Tar(path) = &spec.image
         && !path.is_file()

@@ -16,6 +16,7 @@ use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::record::Records;
 use crate::task::{self, Command, Handle, chain};
 use crate::volumes::Claims;
+use kip_image::Images;
 use kip_keeper::Keeper;
 use kip_net::custody::{Held, Kind};
 use kip_net::wake::WakePoll;
@@ -25,7 +26,7 @@ use kip_pager::protocol::Event;
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::{LaunchError, Launcher};
-use kip_types::{PortSpec, Protocol, State, WakeOn};
+use kip_types::{Image, PortSpec, Protocol, Spec, State, WakeOn};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -64,6 +65,7 @@ pub(crate) struct Machine {
     pub(crate) kits: Kits,
     pub(crate) nat: Nat,
     pub(crate) base: Base,
+    pub(crate) images: Arc<Images>,
     pub(crate) cgroups: Cgroups,
     pub(crate) pressure: Arc<Pressure>,
     pub(crate) helpers: Arc<HelperPool>,
@@ -173,6 +175,14 @@ impl Machine {
     /// First host id of a slot's block.
     pub(crate) fn first_id(&self, slot: Slot) -> u32 {
         first_id(self.instance, slot)
+    }
+
+    /// The skeleton of a new proc.
+    pub(crate) fn base_of(&self, spec: &Spec) -> PathBuf {
+        match &spec.image {
+            Image::Oci(_) => self.base.over_image.clone(),
+            Image::Host | Image::Tar(_) => self.base.root.clone(),
+        }
     }
 
     fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {

@@ -19,6 +19,7 @@ use crate::task::{blocking, chain};
 use crate::volumes::{self, Claims};
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
+use kip_image::Images;
 use kip_keeper::Keeper;
 use kip_net::nat::{Forward, Published};
 use kip_net::wake::WakePoll;
@@ -106,6 +107,9 @@ pub enum OpenError {
     /// The skeleton.
     #[error("the base of the procs' files")]
     Base(#[from] kip_sandbox::base::BaseError),
+    /// The images.
+    #[error("the images")]
+    Images(#[from] kip_image::ImageError),
     /// Control groups.
     #[error("control groups")]
     Cgroups(#[from] kip_sandbox::cgroup::CgroupError),
@@ -252,6 +256,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
+    let images = Arc::new(Images::open(&config.data.join("images"))?);
     let cgroups = Cgroups::detect()?;
     let group = cgroups.open(&format!("kip-{}", instance.number()));
     let pressure = Pressure::new(config.memory.clone(), group);
@@ -279,6 +284,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         kits,
         nat,
         base,
+        images,
         cgroups,
         pressure,
         helpers,

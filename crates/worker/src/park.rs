@@ -32,7 +32,7 @@ use kip_pager::client::PagerError;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, SnapshotError};
-use kip_types::Generation;
+use kip_types::{Generation, Image};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -289,7 +289,11 @@ fn settle(
     volumes::sleep::note_files(&mut volumes, images, init)?;
     let mut paths = sockets::file_paths(images)?;
     paths.retain(|path| !volumes.iter().any(|v| is_below(path, &v.point)));
-    let pins = pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?;
+    let pins = match proc.spec.image {
+        // Nothing of the host is below it, and its layers stay as long as the proc.
+        Image::Oci(_) => Vec::new(),
+        _ => pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?,
+    };
     let objects = if proc.shared.only_criu.load(Ordering::Relaxed) { Vec::new() } else { take_objects(&tree, images)? };
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();

@@ -1,6 +1,7 @@
 //! What of a proc never changes while it exists: name, spec, slot, directories, cgroup; and its held descriptors.
 
 use crate::holdings::{Holdings, key};
+use crate::images;
 use crate::machine::Machine;
 use crate::pins;
 use crate::tree::Tree;
@@ -79,6 +80,7 @@ impl Proc {
             base: self.base.clone(),
             layer: self.layer(),
             pins: with_pins.then(|| self.dir.join("pins")),
+            image: images::layers_of(&self.spec).map(|layers| self.shared.images.layer_dirs(&layers)),
             dir: self.dir.clone(),
             uid_base: self.first_id(),
             hostname: self.name.to_string(),

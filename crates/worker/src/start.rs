@@ -12,15 +12,18 @@ use kip_net::nat::Forward;
 use kip_net::reserve;
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
+use kip_sandbox::launch::DEFAULT_PATH;
 use kip_sandbox::launcher::{StartRequest, environment};
+use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::lifecycle::Input;
 use kip_types::{Image, Protocol, State};
 use rustix::fs::{Mode, OFlags};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,7 +92,11 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volume", &e))?;
     fault::reach("start-mounts");
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
-    let env = environment(proc.name.as_str(), &proc.spec.env);
+    let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
+    if let Some(user) = &user {
+        give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;
+    }
+    let env = environment_of(proc, user.as_ref(), proc.spec.env.clone());
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
     let request = StartRequest {
@@ -97,6 +104,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         env: &env,
         workdir: workdir.as_deref(),
         allow_setuid: proc.spec.allow_setuid,
+        ids: user.as_ref().map(|user| &user.ids),
         mounts,
         uid_base: proc.first_id(),
         namespaces: &namespaces,
@@ -169,6 +177,25 @@ pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }
 
+/// Whom its programs run as, by the files below `root`; none for the sandbox's root.
+pub(crate) fn user_in(proc: &Proc, root: BorrowedFd<'_>) -> Result<Option<User>, UserError> {
+    proc.spec.user.as_deref().map(|wanted| users::find(root, wanted)).transpose()
+}
+
+/// The environment of its programs.
+pub(crate) fn environment_of(proc: &Proc, user: Option<&User>, mut wanted: BTreeMap<String, String>) -> Vec<String> {
+    if let Some(home) = user.and_then(|user| user.home.clone()) {
+        wanted.entry("HOME".to_owned()).or_insert(home);
+    }
+    environment(proc.name.as_str(), &wanted)
+}
+
+/// Lets a user open /dev/stdout and /dev/stderr again.
+pub(crate) fn give_output(proc: &Proc, user: &User, pipes: &[&OwnedFd]) -> io::Result<()> {
+    let (uid, gid) = (proc.first_id() + user.ids.uid, proc.first_id() + user.ids.gid);
+    pipes.iter().try_for_each(|pipe| std::os::unix::fs::fchown(pipe, Some(uid), Some(gid)))
+}
+
 fn unpack(proc: &Proc) -> Result<(), Refusal> {
     let Image::Tar(tarball) = &proc.spec.image else { return Ok(()) };
     let layer = proc.dir.join("layer");
@@ -232,8 +259,9 @@ fn exec_failed(proc: &Proc, step: StartStep, errno: i32) -> Refusal {
     let e = io::Error::from_raw_os_error(errno);
     let message = match (step, e.kind()) {
         (StartStep::Exec, io::ErrorKind::NotFound) => format!(
-            "{}: command {program:?} is not in the proc's files (PATH there is /usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)",
-            proc.name
+            "{}: command {program:?} is not in the proc's files (PATH there is {})",
+            proc.name,
+            proc.spec.env.get("PATH").map_or(DEFAULT_PATH, String::as_str)
         ),
         (StartStep::Exec, io::ErrorKind::PermissionDenied) => {
             format!("{}: command {program:?} may not be executed", proc.name)

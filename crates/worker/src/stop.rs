@@ -11,6 +11,8 @@ use kip_net::Slot;
 use kip_sandbox::init;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::Exit;
+use kip_types::spec::parse_signal;
+use rustix::process::Signal;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,17 +58,19 @@ pub(crate) fn reported_exit(proc: &Proc) -> Option<Exit> {
     None
 }
 
-/// Ends the program: SIGTERM, then, after `grace`, SIGKILL to everything. Returns how it ended; none if it was not running.
+/// Ends the program: SIGTERM or what its spec has instead, then, after `grace`, SIGKILL to everything. Returns how it ended; none if it was not running.
 pub(crate) async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit> {
     let proc = Arc::clone(proc);
     blocking(move || {
         let pids = proc.cgroup.pids().unwrap_or_default();
         let tree = Tree::read(&pids);
         let ran = !tree.pids.is_empty();
+        let asked = proc.spec.stop_signal.as_deref().and_then(|text| parse_signal(text).ok());
+        let signal = asked.unwrap_or(Signal::TERM.as_raw());
         if !grace.is_zero()
             && let Some(host) = tree.threads.get(&program)
             && let Ok(pidfd) = kip_sys::process::pidfd_open(*host)
-            && kip_sys::process::pidfd_send_signal(pidfd.as_fd(), rustix::process::Signal::TERM).is_ok()
+            && kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok()
         {
             proc.wait_until_empty(grace);
         }

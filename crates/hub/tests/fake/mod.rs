@@ -8,6 +8,7 @@
 
 use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service};
 use kip_types::api::*;
+use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
 use kip_types::name::ProcName;
@@ -336,6 +337,30 @@ impl Service for Fake {
         let procs = self.procs.lock().unwrap();
         let wanted = procs.keys().filter(|name| only.as_ref().is_none_or(|only| only == *name));
         Ok(wanted.map(snapshots_of).collect())
+    }
+
+    async fn images(&self) -> Result<Vec<ImageView>, Refusal> {
+        Ok(vec![])
+    }
+
+    async fn image(&self, reference: String) -> Result<ImageDetails, Refusal> {
+        Err(Refusal::new(Code::Unknown, format!("there is no image {reference} here")))
+    }
+
+    async fn pull_image(&self, request: PullRequest) -> Result<Feed<PullProgress>, Refusal> {
+        self.hear(&request);
+        let here = PullProgress::Here { layer: "sha256:00".into() };
+        Ok(self.feed(vec![Ok(here), Err(Refusal::new(Code::Failed, "the registry does not answer"))], None))
+    }
+
+    async fn remove_image(&self, reference: String) -> Result<ImagesRemoved, Refusal> {
+        self.hear(&reference);
+        Ok(ImagesRemoved { references: vec![reference], ..ImagesRemoved::default() })
+    }
+
+    async fn collect_images(&self, request: ImagesCollectRequest) -> Result<ImagesRemoved, Refusal> {
+        self.hear(&request);
+        Ok(ImagesRemoved::default())
     }
 
     async fn snapshot(&self, which: SnapshotName) -> Result<SnapshotDetails, Refusal> {

@@ -1,6 +1,6 @@
 //! The last steps before a program of the tenant's runs: giving up everything it must not have.
 
-use crate::protocol::{Failure, Step};
+use crate::protocol::{Failure, Ids, Step};
 use kip_sys::caps::Instruction;
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -66,6 +66,16 @@ pub(super) fn confine(namespace: UserNamespace<'_>, allow_setuid: bool, filter: 
 pub(super) fn become_root() -> Result<(), Failure> {
     let (uid, gid) = (Uid::ROOT, Gid::ROOT);
     set_thread_groups(&[])
+        .and_then(|()| set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| set_thread_res_uid(uid, uid, uid))
+        .map_err(Failure::at(Step::Ids))
+}
+
+/// Takes the ids of another user of the namespace. Its capabilities go with the ids 0: capabilities(7).
+pub(super) fn become_user(ids: &Ids) -> Result<(), Failure> {
+    let (uid, gid) = (Uid::from_raw(ids.uid), Gid::from_raw(ids.gid));
+    let groups: Vec<Gid> = ids.groups.iter().map(|id| Gid::from_raw(*id)).collect();
+    set_thread_groups(&groups)
         .and_then(|()| set_thread_res_gid(gid, gid, gid))
         .and_then(|()| set_thread_res_uid(uid, uid, uid))
         .map_err(Failure::at(Step::Ids))

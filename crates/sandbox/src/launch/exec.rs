@@ -1,6 +1,6 @@
 //! Running another program in a sandbox that is there.
 
-use super::confine::{UserNamespace, confine};
+use super::confine::{UserNamespace, become_user, confine};
 use super::start::{enter_cgroups, place_stdio};
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Program, Step};
@@ -40,6 +40,9 @@ pub(super) fn exec(prepared: &Prepared, parts: &Parts, program: &Program) -> Res
         kip_sys::ns::close_on_exec_from(3).map_err(Failure::at(Step::Stdio))?;
         kip_sys::ns::unblock_signals().map_err(Failure::at(Step::Exec))?;
         rustix::process::chdir(workdir.as_c_str()).map_err(Failure::at(Step::WorkDir))?;
+        if let Some(ids) = &program.ids {
+            become_user(ids)?;
+        }
         let mut best = Errno::NOENT.into();
         for path in &candidates {
             let error = kip_sys::ns::exec(path, &arguments, &environment);
@@ -90,6 +93,7 @@ mod tests {
             env: env.iter().map(|s| s.to_string()).collect(),
             workdir: None,
             allow_setuid: false,
+            ids: None,
         };
         assert_eq!(candidates(&program("ls", &["PATH=/a::/b"])), ["/a/ls", "./ls", "/b/ls"]);
         assert_eq!(candidates(&program("./ls", &["PATH=/a"])), ["./ls"]);

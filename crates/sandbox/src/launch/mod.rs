@@ -200,13 +200,9 @@ impl Server {
             Request::Namespaces { uid_base, hostname } => {
                 Ok((Reply::Ready, prepare::namespaces(prepared, uid_base, &hostname)?.into()))
             }
-            Request::Mount { root_layers } => {
-                let ([state], mut root) = first(fds)?;
-                if root_layers > root.len() {
-                    return Err(Failure::new(Step::Request, Errno::INVAL));
-                }
-                let usr = root.split_off(root_layers);
-                Ok((Reply::Ready, prepare::mount(&state, &root, &usr)?.into()))
+            Request::Mount(lower) => {
+                let ([state], trees) = first(fds)?;
+                Ok((Reply::Ready, prepare::mount(&state, &trees, &lower)?.into()))
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::Prepared;
 use super::template::{LAYERS, MOST_LAYERS};
-use crate::protocol::{Failure, Step};
+use crate::protocol::{Failure, Lower, Step};
 use kip_sys::ns::{Child, Clone, Unshare, clone_child, unshare};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
@@ -14,6 +14,9 @@ use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fmt::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Least length of a string that fsconfig(2) does not take.
+const MOST_OPTION: usize = 256;
 
 /// Size of a proc's block of ids.
 const BLOCK: u32 = 65_536;
@@ -73,14 +76,22 @@ fn reap(child: &Child) -> rustix::io::Result<()> {
 }
 
 /// Mounts `/` and `/usr` from a tree with `upper/{root,usr}` and `work/{root,usr}` and from lower trees, top first.
-pub(super) fn mount(state: &OwnedFd, root: &[OwnedFd], usr: &[OwnedFd]) -> Result<[OwnedFd; 2], Failure> {
-    if root.len() + usr.len() > MOST_LAYERS || root.is_empty() || usr.is_empty() {
+pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result<[OwnedFd; 2], Failure> {
+    let place = |n: usize, below: &str| format!("{LAYERS}/{}{below}", n + 1);
+    let (root, usr): (Vec<String>, Vec<String>) = match lower {
+        Lower::Host { root_layers } => {
+            let all = (0..trees.len()).map(|n| place(n, ""));
+            (all.clone().take(*root_layers).collect(), all.skip(*root_layers).collect())
+        }
+        Lower::Image { usr } => {
+            ((0..trees.len()).map(|n| place(n, "")).collect(), usr.iter().map(|n| place(*n, "/usr")).collect())
+        }
+    };
+    if trees.len() > MOST_LAYERS || root.is_empty() || usr.is_empty() {
         return Err(Failure::new(Step::Request, Errno::TOOBIG));
     }
-    let layers = Layers::attach(std::iter::once(state).chain(root).chain(usr)).map_err(Failure::at(Step::Layers))?;
-    let root_mount = layers.overlay("root", 1..root.len() + 1)?;
-    let usr_mount = layers.overlay("usr", root.len() + 1..root.len() + usr.len() + 1)?;
-    Ok([root_mount, usr_mount])
+    let layers = Layers::attach(std::iter::once(state).chain(trees)).map_err(Failure::at(Step::Layers))?;
+    Ok([layers.overlay("root", &root)?, layers.overlay("usr", &usr)?])
 }
 
 /// The layers while they are attached in the launcher's mount namespace.
@@ -99,16 +110,17 @@ impl Layers {
         Ok(layers)
     }
 
-    fn overlay(&self, name: &str, lower: std::ops::Range<usize>) -> Result<OwnedFd, Failure> {
-        let mut lower_dirs = String::new();
-        for n in lower {
-            let colon = if lower_dirs.is_empty() { "" } else { ":" };
-            write!(lower_dirs, "{colon}{LAYERS}/{n}").expect("a String takes anything");
-        }
+    fn overlay(&self, name: &str, lower: &[String]) -> Result<OwnedFd, Failure> {
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC).map_err(Failure::at(Step::Overlay))?;
         let mounted = (|| {
             fsconfig_set_string(&context, "source", "kip")?;
-            fsconfig_set_string(&context, "lowerdir", lower_dirs.as_str())?;
+            // In one go as long as it fits; one by one from Linux 6.7 on.
+            let joined = lower.join(":");
+            if joined.len() < MOST_OPTION {
+                fsconfig_set_string(&context, "lowerdir", joined.as_str())?;
+            } else {
+                lower.iter().try_for_each(|dir| fsconfig_set_string(&context, "lowerdir+", dir.as_str()))?;
+            }
             fsconfig_set_string(&context, "upperdir", format!("{LAYERS}/0/upper/{name}"))?;
             fsconfig_set_string(&context, "workdir", format!("{LAYERS}/0/work/{name}"))?;
             // Without them inotify watches and files open below cannot be checkpointed.

@@ -1,7 +1,7 @@
 //! The launcher's own mount namespace: a small tmpfs and nothing of the host's.
 //!
 //! Every sandbox's mount namespace begins as a copy of this one, so what is not here cannot leak, and copying is cheap.
-//! It holds `/dev/null` (for masks), `/new` (where a sandbox's root is attached before pivot_root), `/layers/N` (where
+//! It holds `/dev/null` (for masks), `/new` (where a sandbox's root is attached before pivot_root), `/l/N` (where
 //! the layers of an overlay are attached while it is mounted: kernels before 6.15 take no detached mount as a layer) and
 //! `/proc`, for its being there: within a user namespace the kernel mounts a proc only beside one that is wholly visible
 //! (mount_namespaces(7)). With everything else of the template it is gone from a sandbox when that changes its root.
@@ -16,12 +16,12 @@ use std::os::fd::OwnedFd;
 
 /// Where the sandbox's root is attached.
 pub(super) const NEW_ROOT: &str = "/new";
-/// Where the layers are.
-pub(super) const LAYERS: &str = "/layers";
+/// Where the layers are. Short, for the paths of all of them are one option of a mount.
+pub(super) const LAYERS: &str = "/l";
 /// Where a proc is that nobody uses.
 const PROC: &str = "/proc";
-/// Most layers of a root and its /usr together.
-pub(super) const MOST_LAYERS: usize = 24;
+/// Most layers of a root and its /usr together; an image has at most 127 (the limit of those who build them).
+pub(super) const MOST_LAYERS: usize = 200;
 
 /// What the launcher keeps of the host: descriptors that cannot be walked out of.
 #[derive(Debug)]

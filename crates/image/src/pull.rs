@@ -1,0 +1,171 @@
+//! The steps of a pull: find, bring what is not here, name.
+//!
+//! The name comes last, when all that it means is here and synced. Until then a pull leaves layers that may be of use to another,
+//! and nothing that counts.
+
+use crate::content::{Config, Descriptor};
+use crate::digest::Digest;
+use crate::error::ImageError;
+use crate::images::{ImageRecord, Images, InUse, full_name};
+use crate::origin::{Blob, Origin};
+use crate::registry::Registry;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use kip_types::image::{ImageSource, PullProgress};
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Layers that come at the same time.
+const AT_ONCE: usize = 3;
+/// Progress is told about so often, bytes.
+const TELL_EVERY: u64 = 1 << 20;
+
+/// What is to be pulled.
+#[derive(Debug, Clone)]
+pub struct Pull {
+    /// From where. Paths are absolute.
+    pub source: ImageSource,
+    /// By what it is called here; none for its own name.
+    pub name: Option<String>,
+    /// User and password.
+    pub login: Option<(String, String)>,
+    /// Without TLS, wherever the registry is.
+    pub plain_http: bool,
+}
+
+/// Told how far a pull is, from any thread.
+type Tell = Arc<dyn Fn(PullProgress) + Send + Sync>;
+
+impl Images {
+    /// Brings an image; layers that are here are not brought again.
+    ///
+    /// # Errors
+    /// See [`ImageError`]. Dropping it ends it: what has come of blobs stays for the next one.
+    pub async fn pull(self: &Arc<Self>, request: Pull, tell: Tell) -> Result<ImageRecord, ImageError> {
+        let in_use = Arc::new(self.in_use().await);
+        let asked = request.clone();
+        let origin = blocking(move || Origin::open(&asked)).await?;
+        let found = origin.find().await?;
+        let reference = name_of(&request, found.name)?;
+        let config = Config::read(&reference, &found.config)?;
+        let mut layers = config.layers().to_vec();
+        if layers.len() != found.layers.len() {
+            let why = format!("its configuration has {} layers and its manifest {}", layers.len(), found.layers.len());
+            return Err(ImageError::NoImage { reference, why });
+        }
+        let mut known = BTreeSet::new();
+        let each: Vec<(Digest, Blob)> =
+            layers.iter().cloned().zip(found.layers).filter(|(layer, _)| known.insert(layer.clone())).collect();
+        let bring = each.into_iter().map(|(layer, blob)| {
+            let (images, origin, tell, reference) = (Arc::clone(self), origin.clone(), Arc::clone(&tell), &reference);
+            // What cannot be called off any more keeps it.
+            let in_use = Arc::clone(&in_use);
+            async move { images.bring(reference, &origin, (layer, blob), (&tell, in_use)).await }
+        });
+        futures_util::stream::iter(bring).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+        let id = Digest::of(&found.config);
+        let digest = found.top.as_deref().map_or_else(|| id.clone(), Digest::of);
+        let (images, called) = (Arc::clone(self), reference.clone());
+        let layers = blocking(move || images.add_parents(&called, &mut layers).map(|()| layers)).await?;
+        let at_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+        let record = ImageRecord { reference, digest, id, layers, at_ms, source: request.source.to_string() };
+        let (images, named) = (Arc::clone(self), record.clone());
+        blocking(move || {
+            images.write_blob(&found.config)?;
+            found.top.iter().try_for_each(|top| images.write_blob(top))?;
+            images.write_ref(&named)
+        })
+        .await?;
+        Ok(record)
+    }
+
+    async fn bring(
+        self: &Arc<Self>,
+        reference: &str,
+        origin: &Origin,
+        (layer, blob): (Digest, Blob),
+        (tell, in_use): (&Tell, Arc<InUse>),
+    ) -> Result<(), ImageError> {
+        let name = layer.to_string();
+        if self.layer_dir(&layer).is_dir() {
+            tell(PullProgress::Here { layer: name });
+            return Ok(());
+        }
+        match (origin, blob) {
+            (Origin::Registry(registry), Blob::Named(blob)) => {
+                self.bring_from(registry, reference, (&layer, &blob), (tell, in_use)).await?;
+            }
+            (Origin::Registry(_), Blob::File(_)) => unreachable!("registries have no files"),
+            (Origin::Local(local), blob) => {
+                let (images, local, tell) = (Arc::clone(self), Arc::clone(local), Arc::clone(tell));
+                let (reference, layer) = (reference.to_owned(), layer.clone());
+                blocking(move || {
+                    let _in_use = in_use;
+                    let (path, packed) = local.layer(&blob, &progress(&layer, &tell))?;
+                    tell(PullProgress::Unpacking { layer: layer.to_string() });
+                    images.install(&reference, &layer, (&path, packed))
+                })
+                .await?;
+            }
+        }
+        tell(PullProgress::Done { layer: name });
+        Ok(())
+    }
+
+    async fn bring_from(
+        self: &Arc<Self>,
+        registry: &Registry,
+        reference: &str,
+        (layer, blob): (&Digest, &Descriptor),
+        (tell, in_use): (&Tell, Arc<InUse>),
+    ) -> Result<(), ImageError> {
+        let lock = self.lock_of(&blob.digest);
+        let _alone = lock.lock().await;
+        if self.layer_dir(layer).is_dir() {
+            return Ok(());
+        }
+        let part = self.part(&blob.digest);
+        registry.fetch(blob, &part, &progress(layer, tell)).await?;
+        tell(PullProgress::Unpacking { layer: layer.to_string() });
+        let (images, reference, layer) = (Arc::clone(self), reference.to_owned(), layer.clone());
+        blocking(move || {
+            let _in_use = in_use;
+            let file = File::open(&part).map_err(ImageError::io("open", &part))?;
+            let installed = images.install(&reference, &layer, (&part, file));
+            // It is what its digest says: to bring it again would change nothing. A full disk needs the room.
+            let _ = std::fs::remove_file(&part);
+            installed
+        })
+        .await
+    }
+}
+
+fn progress(layer: &Digest, tell: &Tell) -> impl Fn(u64, u64) + Send + Sync + 'static {
+    let (layer, tell, told) = (layer.to_string(), Arc::clone(tell), AtomicU64::new(0));
+    move |done, of| {
+        if done >= told.load(Ordering::Relaxed) + TELL_EVERY || done == of {
+            told.store(done, Ordering::Relaxed);
+            tell(PullProgress::Fetching { layer: layer.clone(), done, of });
+        }
+    }
+}
+
+/// By what an image is called here: what it is to be called, else its own name, else its source.
+fn name_of(request: &Pull, own: Option<String>) -> Result<String, ImageError> {
+    let source = request.source.to_string();
+    match &request.name {
+        Some(name) if *name == source => Ok(source),
+        Some(name) => full_name(name),
+        None => Ok(own.unwrap_or(source)),
+    }
+}
+
+/// Runs it where it may block.
+pub(crate) async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(f).await {
+        Ok(done) => done,
+        Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
+}

@@ -1,0 +1,306 @@
+//! Images for procs: what one says about running its program put into a spec, and who keeps which layers.
+//!
+//! A proc's spec names its image's layers by digest, so the proc keeps them from the moment it is recorded until it is removed, in
+//! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
+
+use crate::Worker;
+use crate::task::{blocking, chain};
+use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
+use kip_types::api::{Code, Refusal};
+use kip_types::image::{
+    ImageConfig, ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, LayerView, OciImage, PullProgress,
+    PullRequest,
+};
+use kip_types::spec::parse_signal;
+use kip_types::{Image, PortSpec, ProcName, Protocol, Spec, WakeOn};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+fn refused(e: ImageError) -> Refusal {
+    let code = match &e {
+        ImageError::Unknown { .. } | ImageError::NotFound { .. } => Code::Unknown,
+        ImageError::Reference { .. } | ImageError::NoImage { .. } | ImageError::Platform { .. } => Code::Invalid,
+        ImageError::Ambiguous { .. } => Code::Invalid,
+        ImageError::Busy | ImageError::Missing { .. } => Code::State,
+        ImageError::Io { .. } => Code::Exhausted,
+        _ => Code::Failed,
+    };
+    Refusal::new(code, chain(&e))
+}
+
+/// A proc's layers, lowest first; none without an image. What is no digest is on no disk.
+pub(crate) fn layers_of(spec: &Spec) -> Option<Vec<Digest>> {
+    match &spec.image {
+        Image::Oci(image) => Some(image.layers.iter().filter_map(|layer| layer.parse().ok()).collect()),
+        _ => None,
+    }
+}
+
+/// Puts what the image says where the spec says nothing.
+fn fill(spec: &mut Spec, asked: &OciImage, config: ImageConfig) -> Result<(), Refusal> {
+    let name = spec.name.clone();
+    let invalid = |message: String| Refusal::new(Code::Invalid, format!("{name}: {message}"));
+    // Who gives another program does not mean the arguments of the image's own.
+    let (mut command, usual) = match &asked.entrypoint {
+        Some(other) => (other.clone(), Vec::new()),
+        None => (config.entrypoint, config.cmd),
+    };
+    command.extend(if spec.command.is_empty() { usual } else { std::mem::take(&mut spec.command) });
+    if command.first().is_none_or(String::is_empty) {
+        return Err(invalid(format!("image {} names no program: write one after `--`", asked.reference)));
+    }
+    spec.command = command;
+    for (key, value) in config.env.iter().filter_map(|line| line.split_once('=')).filter(|(key, _)| !key.is_empty()) {
+        spec.env.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+    }
+    if spec.workdir.is_none() && !config.workdir.is_empty() {
+        spec.workdir = Some(PathBuf::from("/").join(&config.workdir));
+    }
+    if spec.user.is_none() && !config.user.is_empty() {
+        spec.user = Some(config.user);
+    }
+    if spec.stop_signal.is_none() && !config.stop_signal.is_empty() {
+        parse_signal(&config.stop_signal).map_err(|e| invalid(format!("its image's stop {e}")))?;
+        spec.stop_signal = Some(config.stop_signal);
+    }
+    for port in config.exposed_ports.iter().filter(|_| asked.publish_all).filter_map(|text| exposed(text)) {
+        if !spec.ports.iter().any(|p| (p.proto, p.port) == (port.proto, port.port)) {
+            spec.ports.push(port);
+        }
+    }
+    Ok(())
+}
+
+/// `80/tcp`, `53/udp` or `80`; none for protocols that are not forwarded.
+fn exposed(text: &str) -> Option<PortSpec> {
+    let (port, proto) = match text.split_once('/') {
+        None | Some((_, "tcp")) => (text.split('/').next()?, Protocol::Tcp),
+        Some((port, "udp")) => (port, Protocol::Udp),
+        Some(_) => return None,
+    };
+    let port = port.parse().ok().filter(|port| *port != 0)?;
+    Some(PortSpec { proto, port, host_port: None, wake_on: WakeOn::Connect })
+}
+
+impl Worker {
+    /// Completes a spec that names an image. What it needs stays here as long as what is returned with it.
+    pub(crate) async fn complete(&self, mut spec: Spec) -> Result<(Spec, Option<InUse>), Refusal> {
+        let Image::Oci(asked) = spec.image.clone() else { return Ok((spec, None)) };
+        let images = Arc::clone(&self.machine.images);
+        let in_use = images.in_use().await;
+        blocking(move || {
+            let record = images.find(&asked.reference).map_err(refused)?;
+            let missing = images.missing(&record.layers);
+            if !missing.is_empty() {
+                let (reference, of) = (record.reference, record.layers.len());
+                return Err(refused(ImageError::Missing { reference, missing, of }));
+            }
+            let config = images.config(&record).map_err(refused)?.run();
+            fill(&mut spec, &asked, config)?;
+            spec.image = Image::Oci(OciImage {
+                reference: record.reference,
+                digest: record.digest.to_string(),
+                layers: record.layers.iter().map(Digest::to_string).collect(),
+                entrypoint: None,
+                publish_all: false,
+            });
+            Ok((spec, Some(in_use)))
+        })
+        .await
+    }
+
+    /// Whether the layers of a proc's image are here; they stay as long as what is returned.
+    pub(crate) async fn has_layers(&self, spec: &Spec) -> Result<Option<InUse>, Refusal> {
+        let Image::Oci(image) = &spec.image else { return Ok(None) };
+        let in_use = self.machine.images.in_use().await;
+        let layers = layers_of(spec).unwrap_or_default();
+        let missing = self.machine.images.missing(&layers);
+        if missing.is_empty() && layers.len() == image.layers.len() {
+            return Ok(Some(in_use));
+        }
+        let (reference, of) = (format!("{} ({})", image.reference, image.digest), image.layers.len());
+        let error = chain(&ImageError::Missing { reference: image.reference.clone(), missing, of });
+        Err(Refusal::new(Code::State, format!("it needs image {reference}: {error}")))
+    }
+
+    /// Procs with an image, with its layers.
+    fn image_users(&self) -> Vec<(ProcName, Vec<Digest>)> {
+        let procs = self.procs.lock().expect("no holder of this lock panics");
+        procs.iter().filter_map(|(name, handle)| Some((name.clone(), layers_of(&handle.proc.spec)?))).collect()
+    }
+
+    fn image_view(&self, record: &ImageRecord) -> ImageView {
+        let of_it = |(_, layers): &(ProcName, Vec<Digest>)| *layers == record.layers;
+        ImageView {
+            reference: record.reference.clone(),
+            digest: record.digest.to_string(),
+            id: record.id.to_string(),
+            layers: record.layers.iter().map(Digest::to_string).collect(),
+            bytes: self.machine.images.bytes(&record.layers),
+            at_ms: record.at_ms,
+            source: record.source.clone(),
+            procs: self.image_users().into_iter().filter(of_it).map(|(name, _)| name).collect(),
+        }
+    }
+
+    /// All images, by name.
+    pub async fn images(self: &Arc<Self>) -> Result<Vec<ImageView>, Refusal> {
+        let worker = Arc::clone(self);
+        blocking(move || {
+            let all = worker.machine.images.list().map_err(refused)?;
+            Ok(all.iter().map(|record| worker.image_view(record)).collect())
+        })
+        .await
+    }
+
+    /// Everything about one.
+    pub async fn image(self: &Arc<Self>, reference: String) -> Result<ImageDetails, Refusal> {
+        let worker = Arc::clone(self);
+        blocking(move || {
+            let images = &worker.machine.images;
+            let record = images.find(&reference).map_err(refused)?;
+            let config = images.config(&record).map_err(refused)?.run();
+            let layer = |digest: &Digest| {
+                let known = images.layer(digest);
+                let (bytes, left_out) = known.map_or((None, Vec::new()), |(bytes, left)| (Some(bytes), left));
+                LayerView { digest: digest.to_string(), bytes, left_out }
+            };
+            let layer_views = record.layers.iter().map(layer).collect();
+            Ok(ImageDetails { view: worker.image_view(&record), config, layer_views })
+        })
+        .await
+    }
+
+    /// Brings an image; how far it is goes to `out`, [`PullProgress::End`] or an error at last. Whoever does not want to know any
+    /// more ends it.
+    pub fn pull_image(self: &Arc<Self>, request: PullRequest, out: mpsc::Sender<Result<PullProgress, Refusal>>) {
+        let worker = Arc::clone(self);
+        tokio::spawn(async move {
+            let PullRequest { source, name, login, plain_http } = request;
+            let login = login.map(|login| (login.user, login.password.0));
+            let told = out.clone();
+            // Who reads slowly misses some.
+            let tell = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
+            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http }, tell);
+            let pulled = tokio::select! {
+                pulled = pull => pulled.map_err(refused),
+                () = out.closed() => return,
+            };
+            let end = match pulled {
+                Ok(record) => {
+                    worker.machine.events.tell(None, "image", format!("{} is here", record.reference));
+                    blocking(move || Ok(PullProgress::End { image: Box::new(worker.image_view(&record)) })).await
+                }
+                Err(refusal) => Err(refusal),
+            };
+            let _ = out.send(end).await;
+        });
+    }
+
+    /// What must stay for procs. Refused while there is one of which nothing is known.
+    fn layers_in_use(&self) -> Result<BTreeSet<Digest>, Refusal> {
+        let users = self.image_users();
+        let known = self.names().len();
+        let dir = self.machine.data.join("procs");
+        let there = fs::read_dir(&dir)
+            .map(|d| d.flatten().filter(|e| !e.file_name().as_encoded_bytes().starts_with(b".")).count());
+        if there.is_ok_and(|there| there > known) {
+            let message = "a proc is being made or its record cannot be read: what it needs is not known".to_owned();
+            return Err(Refusal::new(Code::State, message));
+        }
+        Ok(users.into_iter().flat_map(|(_, layers)| layers).collect())
+    }
+
+    fn kept_for(&self, mut removed: ImagesRemoved) -> Result<ImagesRemoved, Refusal> {
+        let named: BTreeSet<Digest> =
+            self.machine.images.list().map_err(refused)?.into_iter().flat_map(|r| r.layers).collect();
+        let kept = |(_, layers): &(ProcName, Vec<Digest>)| layers.iter().any(|layer| !named.contains(layer));
+        removed.kept_for = self.image_users().into_iter().filter(kept).map(|(name, _)| name).collect();
+        Ok(removed)
+    }
+
+    /// Removes a name, and what only that name needed.
+    pub async fn remove_image(self: &Arc<Self>, reference: String) -> Result<ImagesRemoved, Refusal> {
+        let worker = Arc::clone(self);
+        blocking(move || {
+            let used = worker.layers_in_use()?;
+            worker.kept_for(worker.machine.images.remove(&reference, &used).map_err(refused)?)
+        })
+        .await
+    }
+
+    /// Removes what nothing needs.
+    pub async fn collect_images(self: &Arc<Self>, request: ImagesCollectRequest) -> Result<ImagesRemoved, Refusal> {
+        let worker = Arc::clone(self);
+        blocking(move || {
+            let used = worker.layers_in_use()?;
+            let removed = worker.machine.images.collect(&used, request.all, request.dry_run).map_err(refused)?;
+            worker.kept_for(removed)
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(command: &[&str]) -> Spec {
+        let command: Vec<String> = command.iter().map(|w| (*w).to_owned()).collect();
+        serde_json::from_value(serde_json::json!({ "name": "web", "command": command })).unwrap()
+    }
+
+    fn config() -> ImageConfig {
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect();
+        ImageConfig {
+            entrypoint: words("/server"),
+            cmd: words("--port 80"),
+            env: words("A=image B=image PATH=/opt/bin broken"),
+            user: "web".into(),
+            workdir: "srv".into(),
+            exposed_ports: words("80/tcp 53/udp 9/sctp"),
+            stop_signal: "SIGQUIT".into(),
+            volumes: words("/data"),
+        }
+    }
+
+    #[test]
+    fn the_owner_s_word_goes_before_the_image_s() {
+        let asked = OciImage::default();
+        let mut plain = spec(&[]);
+        fill(&mut plain, &asked, config()).unwrap();
+        assert_eq!(plain.command, ["/server", "--port", "80"]);
+        assert_eq!((plain.env["A"].as_str(), plain.env.len()), ("image", 3));
+        assert_eq!((plain.user.as_deref(), plain.stop_signal.as_deref()), (Some("web"), Some("SIGQUIT")));
+        assert_eq!((plain.workdir, plain.ports), (Some("/srv".into()), vec![]));
+
+        let mut own = spec(&["--port", "81"]);
+        own.env.insert("A".into(), "mine".into());
+        own.user = Some("0".into());
+        own.workdir = Some("/".into());
+        own.ports = vec!["8080:80".parse().unwrap()];
+        fill(&mut own, &OciImage { publish_all: true, ..OciImage::default() }, config()).unwrap();
+        assert_eq!(own.command, ["/server", "--port", "81"]);
+        assert_eq!((own.env["A"].as_str(), own.user.as_deref()), ("mine", Some("0")));
+        let ports: Vec<_> = own.ports.iter().map(|p| (p.proto, p.host_port, p.port)).collect();
+        assert_eq!(ports, [(Protocol::Tcp, Some(8080), 80), (Protocol::Udp, None, 53)]);
+    }
+
+    #[test]
+    fn another_entrypoint_takes_no_arguments_of_the_image() {
+        let asked = |words: &[&str]| OciImage {
+            entrypoint: Some(words.iter().map(|w| (*w).to_owned()).collect()),
+            ..OciImage::default()
+        };
+        let mut other = spec(&[]);
+        fill(&mut other, &asked(&["/bin/sh"]), config()).unwrap();
+        assert_eq!(other.command, ["/bin/sh"]);
+        let mut none = spec(&["/x"]);
+        fill(&mut none, &asked(&[]), config()).unwrap();
+        assert_eq!(none.command, ["/x"]);
+        assert!(fill(&mut spec(&[]), &asked(&[]), config()).unwrap_err().message.contains("names no program"));
+    }
+}
