@@ -136,13 +136,19 @@ pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceErr
 /// Locks the file at a path, which is made if it is not there; None if somebody else has the lock. Whoever gives a number back
 /// removes its file: a lock on a file that the path does not lead to any more keeps nobody away, so another is opened then.
 fn lock(path: &Path) -> io::Result<Option<File>> {
+    const TRIES: u32 = 1000;
+    let opened = || {
+        path.parent().map(fs::create_dir_all).transpose()?;
+        File::options().read(true).write(true).create(true).truncate(false).open(path)
+    };
+    let mut tries = 0;
     loop {
-        if let Some(dir) = path.parent() {
-            fs::create_dir_all(dir)?;
-        }
-        let file = match File::options().read(true).write(true).create(true).truncate(false).open(path) {
-            // The last one that gave its number back has removed the directory as well.
-            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+        tries += 1;
+        let file = match opened() {
+            // The last one to give its number back removes the directory as well, maybe right now.
+            Err(e) if tries < TRIES && matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {
+                continue;
+            }
             opened => opened?,
         };
         if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
