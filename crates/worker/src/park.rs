@@ -292,7 +292,12 @@ fn settle(
     let pins = match proc.spec.image {
         // Nothing of the host is below it, and its layers stay as long as the proc.
         Image::Oci(_) => Vec::new(),
-        _ => pins::pin(&paths, &proc.dir.join("pins"), &proc.dirs_over_usr())?,
+        _ => {
+            let dir = proc.dir.join("pins");
+            let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr())?;
+            pins.push(pins::pin_init(&proc.base, &dir)?);
+            pins
+        }
     };
     let objects = if proc.shared.only_criu.load(Ordering::Relaxed) { Vec::new() } else { take_objects(&tree, images)? };
     let (mut fds, sockets): (Vec<_>, Vec<_>) =

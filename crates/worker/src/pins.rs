@@ -4,6 +4,7 @@
 //! mounts the pins above the base only when the base has changed, so that an unchanged machine keeps the same layers.
 //! Crash: a pin too many is harmless and replaced at the next sleep.
 
+use kip_sandbox::init;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
@@ -28,9 +29,9 @@ pub(crate) fn note_use(pins: &Path, in_use: bool) -> io::Result<()> {
 /// What identified a base file when it was pinned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pin {
-    /// Path on the host and inside, below /usr.
+    /// Path on the host and inside, below /usr; or that of the sandbox's own init inside.
     pub(crate) path: String,
-    /// Device, inode, size in bytes, modification time in nanoseconds since the epoch.
+    /// Device, inode, size in bytes, modification time in nanoseconds since the epoch. Of init 0, 0, size, CRC-32.
     pub(crate) id: (u64, u64, u64, i64),
 }
 
@@ -93,6 +94,36 @@ pub(crate) fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Ve
     Ok(made)
 }
 
+fn init_id(init: &[u8]) -> (u64, u64, u64, i64) {
+    (0, 0, init.len() as u64, crc32fast::hash(init).into())
+}
+
+/// Pins the sandbox's init, which pid 1 has mapped: another Kip has another. `base` is what the proc has below its own files.
+pub(crate) fn pin_init(base: &Path, pins: &Path) -> Result<Pin, PinError> {
+    let inside = init::PATH.trim_start_matches('/');
+    let (own, target) = (base.join(inside), pins.join("root").join(inside));
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| PinError { path, source }
+    };
+    let have = fs::read(&target).ok();
+    let bytes = match have {
+        // It runs on that.
+        Some(bytes) if pins.join(IN_USE).exists() => bytes,
+        have => {
+            let bytes = fs::read(&own).map_err(failed(&own))?;
+            if have.as_ref() != Some(&bytes) {
+                let temporary = target.with_extension("kip-new");
+                fs::create_dir_all(target.parent().unwrap_or(pins)).map_err(failed(&target))?;
+                let _ = fs::remove_file(&temporary);
+                copy(&own, &temporary).and_then(|()| fs::rename(&temporary, &target)).map_err(failed(&target))?;
+            }
+            bytes
+        }
+    };
+    Ok(Pin { path: init::PATH.to_owned(), id: init_id(&bytes) })
+}
+
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
     let meta = fs::metadata(from)?;
     fs::copy(from, to)?;
@@ -122,9 +153,13 @@ fn make_parents(pins: &Path, below: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether any pinned file of the host is no longer the one that was pinned.
+/// Whether any pinned file is no longer the one that was pinned, of the host or of this Kip.
 pub(crate) fn base_changed(pins: &[Pin]) -> bool {
-    pins.iter().any(|p| identity(Path::new(&p.path)).ok() != Some(p.id))
+    let is_same = |pin: &Pin| match pin.path.as_str() {
+        init::PATH => pin.id == init_id(init::BINARY),
+        path => identity(Path::new(path)).is_ok_and(|id| id == pin.id),
+    };
+    !pins.iter().all(is_same)
 }
 
 #[cfg(test)]
@@ -146,6 +181,16 @@ mod tests {
         let mut other = made.clone();
         other[0].id.1 += 1;
         assert!(base_changed(&other));
+        fs::create_dir_all(dir.path().join("base/.kip")).unwrap();
+        fs::write(dir.path().join("base/.kip/init"), init::BINARY).unwrap();
+        let own = pin_init(&dir.path().join("base"), &pins).unwrap();
+        assert!(!base_changed(&[own.clone()]) && fs::read(pins.join("root/.kip/init")).unwrap() == init::BINARY);
+        fs::write(dir.path().join("base/.kip/init"), b"another").unwrap();
+        assert!(base_changed(&[pin_init(&dir.path().join("base"), &pins).unwrap()]), "another Kip's");
+        note_use(&pins, true).unwrap();
+        fs::write(dir.path().join("base/.kip/init"), init::BINARY).unwrap();
+        assert!(base_changed(&[pin_init(&dir.path().join("base"), &pins).unwrap()]), "it runs on that");
+        note_use(&pins, false).unwrap();
         // A pin that the program runs on is kept when the host's file is replaced.
         note_use(&pins, true).unwrap();
         fs::remove_file(pins.join("usr/bin/true")).unwrap();
