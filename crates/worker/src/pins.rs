@@ -184,7 +184,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("base/.kip")).unwrap();
         fs::write(dir.path().join("base/.kip/init"), init::BINARY).unwrap();
         let own = pin_init(&dir.path().join("base"), &pins).unwrap();
-        assert!(!base_changed(&[own.clone()]) && fs::read(pins.join("root/.kip/init")).unwrap() == init::BINARY);
+        assert!(!base_changed(&[own]) && fs::read(pins.join("root/.kip/init")).unwrap() == init::BINARY);
         fs::write(dir.path().join("base/.kip/init"), b"another").unwrap();
         assert!(base_changed(&[pin_init(&dir.path().join("base"), &pins).unwrap()]), "another Kip's");
         note_use(&pins, true).unwrap();
