@@ -4,6 +4,7 @@ layers, what goes and what stays; what is refused, each with one line. Registrie
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -44,6 +45,16 @@ def web() -> Image:
 def here(fresh_kip: Callable[..., Kip], tmp_path: Path, web: Image) -> tuple[Kip, str]:
     """A daemon of the test's own, and the image in a layout."""
     return fresh_kip(), f"oci:{layout(tmp_path / 'web', one=web)}:one"
+
+
+def two(fresh_kip: Callable[..., Kip], tmp_path: Path, *flags: str) -> tuple[Kip, Kip]:
+    """A daemon, and one with the same store and keys that is not up yet."""
+    (tmp_path / "store").mkdir()
+    flags = ("--store", str(tmp_path / "store"), *flags)
+    here, there = fresh_kip(*flags), fresh_kip(*flags, start=False)
+    (there.data / "archive").mkdir(parents=True)
+    (there.data / "archive/default.keys").write_bytes((here.data / "archive/default.keys").read_bytes())
+    return here, there
 
 
 # Running.
@@ -332,13 +343,42 @@ def test_criu_wakes_it_as_well(fresh_kip: Callable[..., Kip], tmp_path: Path, we
     assert proc.exec("id").stdout.startswith("uid=33(web)")
 
 
+@pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["plan", "criu"])
+def test_another_kip_wakes_it_with_the_init_that_it_had(
+    fresh_kip: Callable[..., Kip], tmp_path: Path, web: Image, flags: tuple[str, ...]
+) -> None:
+    """Pid 1 has it mapped. When it starts anew it gets the other Kip's."""
+    here, there = two(fresh_kip, tmp_path, *flags)
+    init = next((here.data / "base").glob("image-*/.kip/init")).read_bytes()
+    # A byte of the header's padding, which nobody reads: elf(5).
+    other = init[:12] + b"K" + init[13:]
+    (tmp_path / "bin").mkdir()
+    for program in (path for path in here.program.parent.glob("kip*") if os.access(path, os.X_OK) and path.is_file()):
+        new = tmp_path / "bin" / program.name
+        new.write_bytes(program.read_bytes().replace(init, other))
+        new.chmod(0o755)
+    there.program = tmp_path / "bin/kip"
+    there.up()
+    source = f"oci:{layout(tmp_path / 'web', a=web)}"
+    to_store(run(here, "web", source, "-P", ready=True))
+    there.cli("image", "load", source)
+    proc = Proc(there, "web")
+    there.cli("wake", "web")
+    for _ in range(2):
+        assert http_get(proc.port(8080)) == b"first\n"
+        assert proc.exec("cat", "/.kip/init", binary=True).stdout == init
+        proc.sleep()
+    to_store(proc)
+    assert http_get(proc.port(8080)) == b"first\n"
+    assert proc.exec("cat", "/.kip/init", binary=True).stdout == init
+    proc.stop()
+    proc.start()
+    assert proc.exec("cat", "/.kip/init", binary=True).stdout == other
+
+
 def test_elsewhere_its_layers_must_be_there(fresh_kip: Callable[..., Kip], tmp_path: Path, web: Image) -> None:
     """Another data directory takes it over if it has the image's layers, by whatever name, and says what is missing if not."""
-    (tmp_path / "store").mkdir()
-    store = ("--store", str(tmp_path / "store"))
-    here, there = fresh_kip(*store), fresh_kip(*store, start=False)
-    (there.data / "archive").mkdir(parents=True)
-    (there.data / "archive/default.keys").write_bytes((here.data / "archive/default.keys").read_bytes())
+    here, there = two(fresh_kip, tmp_path)
     there.up()
     source = f"oci:{layout(tmp_path / 'web', a=web)}"
     here.cli("image", "load", source, "--name", "web:2")

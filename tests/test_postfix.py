@@ -47,6 +47,7 @@ def cycles(postfix: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sle
         send_mail(port, "alice@kip.test", token)
         view = postfix.wait_state("running")
         assert view["last_wake"]["trigger"].startswith("tcp") or sleep is not Proc.sleep
+        assert sleep is not Proc.sleep or postfix.rebuilt()
     for token in tokens:
         wait_delivered(postfix, token)
     text = mailbox(postfix)
@@ -58,6 +59,8 @@ def cycles(postfix: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sle
 def test_mail_wakes_and_is_delivered(postfix: Proc) -> None:
     postfix.sleep()
     send_mail(postfix.port(25), "alice@kip.test", "the first mail")
+    postfix.wait_state("running")
+    assert postfix.rebuilt()
     wait_delivered(postfix, "the first mail")
     owner = postfix.exec("stat", "-c", "%U %a", "/var/mail/alice").stdout.split()
     assert owner == ["alice", "600"], "the local delivery agent took on the identity of the recipient"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,6 +15,7 @@ import pytest
 from harness import servers
 from harness.clients import Http, Lines, http_get
 from harness.kip import Kip, Proc
+from harness.wait import wait_for
 
 # Magic, checksum, length of the description.
 HEAD = 24
@@ -129,3 +133,126 @@ def test_two_ways_in_turn(kip: Kip, tmp_path: Path) -> None:
             plan_of(proc).unlink()
         steady.check()
         assert proc.rebuilt() == (cycle % 2 == 0)
+
+
+HELLO = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/tmp/absolute'); print(s.recv(9).decode())"
+
+
+@pytest.fixture
+def places(fresh_kip: Callable[..., Kip], tmp_path: Path) -> Proc:
+    server = servers.places()
+    kip = fresh_kip()
+    return kip.run("places", server.command, ports=server.published, tar=server.tarball(tmp_path))
+
+
+def use(client: Lines) -> dict[str, str]:
+    answer = client.ask("round")
+    assert answer.startswith("ok "), answer
+    return dict(word.split("=") for word in answer.split()[1:])
+
+
+def test_what_has_a_path(places: Proc) -> None:
+    """Unix sockets bound to a path, absolute and relative, listening, connected, with somebody who waits, with datagrams, without
+    their file; FIFOs; deleted files: held, and found by their paths from inside."""
+    client = Lines(places.port())
+    before = use(client)
+    assert before["pid"] != "0"
+    for _ in range(8):
+        assert places.exec("python3", "-c", HELLO).stdout.strip() == "hello"
+        places.sleep()
+        after = use(client)
+        assert places.rebuilt()
+        # Who connected before the sleep was a process of another pid namespace.
+        assert after == {**before, "pid": "0"}
+
+
+def test_what_has_a_path_by_both_ways_in_turn(places: Proc) -> None:
+    """What was held on mounts of earlier runs CRIU dumps and makes anew, and so on."""
+    client = Lines(places.port())
+    use(client)
+    for cycle in range(6):
+        places.sleep()
+        if cycle % 2:
+            plan_of(places).unlink()
+        use(client)
+        assert places.rebuilt() == (cycle % 2 == 0)
+        assert places.exec("python3", "-c", HELLO).stdout.strip() == "hello"
+
+
+@pytest.mark.parametrize("who", ["daemon", "keeper"])
+def test_what_has_a_path_outlives(places: Proc, who: str) -> None:
+    """The mounts are held twice."""
+    kip, client = places.kip, Lines(places.port())
+    use(client)
+    for _ in range(2):
+        places.sleep()
+        if who == "daemon":
+            kip.kill()
+            kip.up()
+        else:
+            kip.expected.append(r"keeper")
+            old = kip.info()["keeper_pid"]
+            os.kill(old, signal.SIGKILL)
+            wait_for("there is another keeper", lambda: kip.info()["keeper_pid"] not in (0, old), 30)
+        use(client)
+        assert places.rebuilt()
+
+
+def test_a_path_when_all_that_was_held_is_lost(places: Proc) -> None:
+    """New mounts, and CRIU makes sockets and files anew; the next wake is by plan again."""
+    kip = places.kip
+    use(Lines(places.port()))
+    places.sleep()
+    kip.expected.append(r"keeper")
+    keeper = kip.info()["keeper_pid"]
+    kip.kill()
+    os.kill(keeper, signal.SIGKILL)
+    kip.up()
+    client = Lines(places.port())
+    use(client)
+    assert not places.rebuilt()
+    places.sleep()
+    use(client)
+    assert places.rebuilt()
+
+
+def test_a_path_when_the_base_has_changed(kip: Kip, tmp_path: Path) -> None:
+    """The sleeper wakes with other mounts, so CRIU does it; from then on it has those."""
+    server = servers.places()
+    directory = Path(f"/usr/local/lib/kip-places-{os.getpid()}")
+    directory.mkdir()
+    try:
+        python = directory / "python"
+        shutil.copy(Path("/usr/bin/python3").resolve(), python)
+        command = [str(python), *server.command[1:]]
+        places = kip.run("based", command, ports=server.published, tar=server.tarball(tmp_path))
+        client = Lines(places.port())
+        use(client)
+        places.sleep()
+        new = directory / "new"
+        new.write_bytes(python.read_bytes() + b"upgraded")
+        new.chmod(0o755)
+        new.rename(python)
+        for by_plan in (False, True, True):
+            use(client)
+            assert places.rebuilt() == by_plan
+            places.sleep()
+        places.remove()
+    finally:
+        shutil.rmtree(directory)
+
+
+def test_a_fifo_or_deleted_file_in_a_volume(kip: Kip, tmp_path: Path) -> None:
+    """They are on a mount of which the next snapshot knows nothing, so CRIU does it."""
+    server = servers.places()
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o777)
+    flags = ["-v", f"{volume}:/tmp"]
+    places = kip.run("in-volume", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
+    client = Lines(places.port())
+    for _ in range(3):
+        use(client)
+        places.sleep()
+        use(client)
+        assert not places.rebuilt()
+    places.remove()

@@ -250,7 +250,7 @@ exec mariadbd --defaults-file=/etc/mysql/my.cnf
 
 
 # What torture has that only CRIU restores: with this in its environment the wakes of torture are by plan.
-ONLY_CRIU = "TORTURE_SKIP=shm,memfd,deleted,inotify,accept unix,read fifo,msgrcv"
+ONLY_CRIU = "TORTURE_SKIP=shm,memfd,inotify,msgrcv"
 
 
 def torture(static: bool = False) -> Server:
@@ -275,6 +275,12 @@ def echo(*ports: int) -> Server:
     published = tuple(f"{p}{proto}" for p in inside for proto in ("", "/udp"))
     command = ["/usr/bin/python3", "/srv/echo.py", *map(str, inside)]
     return Server("echo", command, inside[0], {"srv/echo.py": programs.SOURCES / "echo.py"}, ports=published)
+
+
+def places() -> Server:
+    """One of everything that has a place in the file system; programs/places.py."""
+    files = {"srv/places.py": programs.SOURCES / "places.py"}
+    return Server("places", ["/usr/bin/python3", "/srv/places.py", "7300"], 7300, files)
 
 
 def alarm() -> Server:

@@ -7,9 +7,11 @@ use kip_snapshot::remote::RemoteFile;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Mutex;
+use std::thread;
 
 /// Page flags of pagemap images.
 pub(crate) const IN_PARENT: u64 = 1;
@@ -53,65 +55,90 @@ fn is_criu(name: &str) -> bool {
 }
 
 /// Makes images whole that CRIU is to restore: pagemaps and page files in `scratch`, which has links to those in `images`,
-/// get all pages of the map.
+/// get all pages of the map. Processes are done at the same time, on all cores.
 ///
 /// # Errors
 /// See [`ImageError`]; a page that is damaged, or of a remote file and not here.
 pub fn make_whole(images: &Path, scratch: &Path, map: &PageMap) -> Result<(), ImageError> {
-    for (pid, process) in &map.processes {
-        let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
-        if process.runs.iter().all(whole) {
-            continue;
+    let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
+    let lacking = map.processes.iter().filter(|(_, process)| !process.runs.iter().all(whole));
+    let lacking = Mutex::new(lacking);
+    let next = || lacking.lock().expect("no holder of this lock panics").next();
+    let work = || {
+        while let Some((pid, process)) = next() {
+            make_process_whole(images, scratch, map, *pid, &process.runs)?;
         }
-        let name = format!("pagemap-{pid}.img");
-        let mut image = Image::read(&images.join(&name))?;
-        image.entries.truncate(1);
-        let Some(head) = image.entries.first() else { continue };
-        let path = scratch.join(format!("pages-{}.img", head.number(1)));
-        write_pages(images, &path, map, &process.runs).map_err(|source| ImageError::Io { path, source })?;
-        for run in &process.runs {
-            let entry = [(1, run.start), (2, u64::from(run.pages)), (4, PRESENT), (5, u64::from(run.pages))];
-            image.entries.push(Message(entry.map(|(field, value)| (field, Value::Varint(value))).to_vec()));
+        Ok(())
+    };
+    let cores = thread::available_parallelism().map_or(1, |n| n.get());
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..cores).map(|_| scope.spawn(work)).collect();
+        let all =
+            std::iter::once(work()).chain(others.into_iter().map(|other| other.join().expect("it does not panic")));
+        all.collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+fn make_process_whole(images: &Path, scratch: &Path, map: &PageMap, pid: u32, runs: &[Run]) -> Result<(), ImageError> {
+    let name = format!("pagemap-{pid}.img");
+    let mut image = Image::read(&images.join(&name))?;
+    image.entries.truncate(1);
+    let Some(head) = image.entries.first() else { return Ok(()) };
+    let path = scratch.join(format!("pages-{}.img", head.number(1)));
+    write_pages(images, &path, map, runs).map_err(|source| ImageError::Io { path, source })?;
+    // What follows each other in memory is one, wherever it came from: CRIU reads each by itself.
+    let mut whole: Vec<(u64, u64)> = Vec::new();
+    for run in runs {
+        match whole.last_mut() {
+            Some((start, pages)) if *start + *pages * PAGE as u64 == run.start => *pages += u64::from(run.pages),
+            _ => whole.push((run.start, run.pages.into())),
         }
-        image.path = scratch.join(&name);
-        image.write()?;
     }
-    Ok(())
+    for (start, pages) in whole {
+        let entry = [(1, start), (2, pages), (4, PRESENT), (5, pages)];
+        image.entries.push(Message(entry.map(|(field, value)| (field, Value::Varint(value))).to_vec()));
+    }
+    image.path = scratch.join(&name);
+    image.write()
+}
+
+/// A page file that is read.
+enum Source {
+    Remote(RemoteFile),
+    Local(File),
 }
 
 /// Writes all pages of some runs into a file that replaces the one at `path`.
 fn write_pages(images: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io::Result<()> {
     const CHUNK: u32 = 256;
     let new = path.with_extension("whole");
-    let mut out = File::create(&new)?;
-    let mut open: BTreeMap<u32, File> = BTreeMap::new();
+    let mut out = BufWriter::with_capacity(CHUNK as usize * PAGE, File::create(&new)?);
+    let mut open: BTreeMap<u32, Source> = BTreeMap::new();
     let mut buffer = vec![0; CHUNK as usize * PAGE];
     for run in runs {
         let file = &map.files[run.file as usize];
-        if file.remote.is_some() {
-            let remote = RemoteFile::open(images, file).map_err(io::Error::other)?;
-            for done in (0..run.pages).step_by(CHUNK as usize) {
-                let bytes = &mut buffer[..CHUNK.min(run.pages - done) as usize * PAGE];
-                remote.read(run.first + done, bytes)?;
-                out.write_all(bytes)?;
-            }
-            continue;
-        }
         if let Entry::Vacant(place) = open.entry(run.file) {
-            place.insert(File::open(images.join(&file.name))?);
+            place.insert(match file.remote {
+                Some(_) => Source::Remote(RemoteFile::open(images, file).map_err(io::Error::other)?),
+                None => Source::Local(File::open(images.join(&file.name))?),
+            });
         }
-        let mut done = 0;
-        while done < run.pages {
-            let (first, pages) = (run.first + done, CHUNK.min(run.pages - done));
-            let bytes = &mut buffer[..pages as usize * PAGE];
-            open[&run.file].read_exact_at(bytes, u64::from(first) * PAGE as u64)?;
-            if let Some(page) = file.first_damaged(first as usize, bytes) {
-                return Err(damaged(&file.name, page));
+        for done in (0..run.pages).step_by(CHUNK as usize) {
+            let first = run.first + done;
+            let bytes = &mut buffer[..CHUNK.min(run.pages - done) as usize * PAGE];
+            match &open[&run.file] {
+                Source::Remote(remote) => remote.read(first, bytes)?,
+                Source::Local(local) => {
+                    local.read_exact_at(bytes, u64::from(first) * PAGE as u64)?;
+                    if let Some(page) = file.first_damaged(first as usize, bytes) {
+                        return Err(damaged(&file.name, page));
+                    }
+                }
             }
             out.write_all(bytes)?;
-            done += pages;
         }
     }
+    out.flush()?;
     fs::rename(new, path)
 }
 

@@ -46,6 +46,8 @@ pub enum Received {
     Pages(String),
     /// The held object with this file id of the images.
     Object(u64),
+    /// The held file with this file id, which has no name any more, opened once more.
+    Deleted(u64),
     /// The held INET socket with this inode.
     Socket(u32),
     /// /dev/userfaultfd.
@@ -85,6 +87,9 @@ pub struct Plan {
     pub tasks: BTreeMap<u64, PlannedTask>,
     /// Number of the first descriptor of the restorer's own.
     pub base: u64,
+    /// Some of what is held is bound to the proc's files: it takes the same filesystems as before.
+    #[serde(default)]
+    pub same_files: bool,
     /// What of the page files is read, as number of the file, first page and pages, if some is left out; else all is.
     #[serde(default)]
     pub eager: Vec<(u32, u32, u32)>,
@@ -138,13 +143,9 @@ pub struct Wish<'a> {
 
 /// Makes the plan.
 pub fn compile(images: &Path, wish: &Wish<'_>) -> Result<Plan, PlanError> {
-    for (prefix, what) in [
-        ("remap-fpath", "a deleted file is open or mapped"),
-        ("ghost-file", "a deleted file is open or mapped"),
-        ("ipcns-shm", "System V memory"),
-        ("ipcns-msg", "System V messages"),
-        ("ipcns-sem", "System V semaphores"),
-    ] {
+    for (prefix, what) in
+        [("ipcns-shm", "System V memory"), ("ipcns-msg", "System V messages"), ("ipcns-sem", "System V semaphores")]
+    {
         if has_any(images, prefix)? {
             return unsupported(what);
         }
@@ -154,7 +155,8 @@ pub fn compile(images: &Path, wish: &Wish<'_>) -> Result<Plan, PlanError> {
     let tree = tasks::read(images)?;
     let tasks::Written { planned, program, eager } = tasks::write(&mut writer, &mut files, images, &tree, wish)?;
     let eager = eager.iter().map(|run| (run.file, run.first, run.pages)).collect();
-    Ok(Plan { received: files.received, tasks: planned, base: program.base, eager, program: program.bytes, at: 0 })
+    let files::Files { received, same_files, .. } = files;
+    Ok(Plan { received, tasks: planned, base: program.base, same_files, eager, program: program.bytes, at: 0 })
 }
 
 fn has_any(images: &Path, prefix: &str) -> Result<bool, PlanError> {
@@ -234,6 +236,7 @@ mod tests {
             ],
             tasks: BTreeMap::from([(1, task)]),
             base: 320,
+            same_files: true,
             eager: vec![(0, 1, 2)],
             program: (0..9000u32).map(|n| n as u8).collect(),
             at: 4096,

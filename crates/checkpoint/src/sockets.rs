@@ -6,7 +6,7 @@
 //! image that is turned already changes nothing.
 
 use crate::image::{Image, ImageError, numbered};
-use crate::wire::{Message, Value};
+use crate::wire::{Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -104,10 +104,15 @@ const UNIXSK: u64 = 5;
 /// open in that task but also in one with a lower pid, CRIU 4.2 stops with an assertion. Of the two orders one is
 /// always good: if each end's lowest pid had the other end open as well, the two would be equal. CRIU meets the ends
 /// in the reverse order of the image.
+///
+/// A connection that nobody has accepted yet has the listener as its peer, which does not have it: such a peer CRIU only
+/// finds when it comes first.
 pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
     let path = images.join("files.img");
     let mut files = Image::read(&path)?;
     let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+    const LISTENS: u64 = 10;
+    let mut listeners = BTreeSet::new();
     // (place in the image, id, peer's inode) by inode.
     let mut ends: BTreeMap<u64, (usize, u64, u64)> = BTreeMap::new();
     for (place, file) in files.entries.iter().enumerate() {
@@ -115,6 +120,9 @@ pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
             && let Some(socket) = file.message(16).map_err(damaged)?
         {
             ends.insert(socket.number(2), (place, file.number(2), socket.number(8)));
+            if socket.number(4) == LISTENS {
+                listeners.insert(socket.number(2));
+            }
         }
     }
     let owners = owners(images)?;
@@ -133,6 +141,11 @@ pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
             swaps.push((*place, *peer_place));
         }
     }
+    for listener in &listeners {
+        let place = ends[listener].0;
+        let first = ends.values().filter(|(_, _, peer)| peer == listener).map(|(waiting, ..)| *waiting).min();
+        swaps.extend(first.filter(|waiting| *waiting < place).map(|waiting| (waiting, place)));
+    }
     if swaps.is_empty() {
         return Ok(());
     }
@@ -140,6 +153,41 @@ pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
         files.entries.swap(a, b);
     }
     files.write()
+}
+
+/// Where each of the tree's mounts is, by CRIU's number of it.
+pub(crate) fn mounts(images: &Path) -> Result<BTreeMap<u64, String>, ImageError> {
+    let mut mounts = BTreeMap::new();
+    for (_, path) in numbered(images, "mountpoints")? {
+        let entries = Image::read(&path)?.entries;
+        mounts.extend(entries.iter().map(|mount| (mount.number(2), mount.string(7).unwrap_or_default())));
+    }
+    Ok(mounts)
+}
+
+/// Says of unix sockets that have a path that they have it in the tree's root, where the images name a mount that is not
+/// the tree's any more: that of an earlier run in which they were bound, and from which they were held. Only CRIU reads it.
+pub fn mend_mounts(images: &Path) -> Result<(), ImageError> {
+    let mounts = mounts(images)?;
+    let root = mounts.iter().find(|(_, place)| place.as_str() == "/").map(|(id, _)| *id);
+    let path = images.join("files.img");
+    let mut files = Image::read(&path)?;
+    let mut changed = false;
+    for file in &mut files.entries {
+        file.edit_messages::<Malformed>(16, |socket| {
+            // A signed number, in zigzag.
+            if let (Some(id), Some(root)) = (socket.varint(17), root)
+                && id != 1
+                && !mounts.contains_key(&(id >> 1))
+            {
+                socket.set_varint(17, root << 1);
+                changed = true;
+            }
+            Ok(())
+        })
+        .map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+    }
+    if changed { files.write() } else { Ok(()) }
 }
 
 /// One place where each file is open, (pid inside, descriptor number) by the file's id.

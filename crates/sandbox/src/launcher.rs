@@ -81,8 +81,6 @@ pub struct StartRequest<'a> {
     pub ids: Option<&'a Ids>,
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,
-    /// Host id of its id 0.
-    pub uid_base: u32,
     /// The slot's.
     pub namespaces: &'a Namespaces,
     /// The network namespace.
@@ -237,7 +235,7 @@ impl Launcher {
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
-        let start = Request::Start { program, volumes, uid_base: request.uid_base };
+        let start = Request::Start { program, volumes };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
@@ -286,6 +284,16 @@ impl Launcher {
         let request = Request::Namespaces { uid_base, hostname: hostname.to_owned() };
         let [user, uts, ipc] = self.ready(&request, &[])?;
         Ok(Namespaces { user, uts, ipc })
+    }
+
+    /// Other detached mounts of a running sandbox's filesystems, by the pidfd of its init. As long as they are held no new ones
+    /// can be mounted from the same directories.
+    ///
+    /// # Errors
+    /// See [`LaunchError`].
+    pub fn copy_mounts(&self, init: BorrowedFd<'_>) -> Result<Mounts, LaunchError> {
+        let [root, usr] = self.ready(&Request::Copy, &[init])?;
+        Ok(Mounts { root, usr, volumes: Vec::new() })
     }
 
     /// For [`crate::rootfs::RootfsSpec::mount`].

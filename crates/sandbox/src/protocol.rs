@@ -18,8 +18,6 @@ pub(crate) enum Request {
         program: Program,
         /// Where the volumes are attached.
         volumes: Vec<String>,
-        /// Host id of the sandbox's id 0, who owns what is made for them to lie on.
-        uid_base: u32,
     },
     /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..): [`Reply::Process`].
     Exec {
@@ -41,6 +39,8 @@ pub(crate) enum Request {
         /// Of the uts namespace.
         hostname: String,
     },
+    /// (a sandbox's init): [`Reply::Ready`] with other mounts of its (root, usr).
+    Copy,
     /// (tree of the proc's directory, lower trees..), topmost layer first: [`Reply::Ready`] with (root, usr).
     Mount(Lower),
 }
@@ -170,6 +170,8 @@ pub enum Step {
     Layers,
     /// Mounting an overlay.
     Overlay,
+    /// Making other mounts of a sandbox's filesystems.
+    Copy,
 }
 
 impl fmt::Display for Step {
@@ -200,6 +202,7 @@ impl fmt::Display for Step {
             Step::NewUtsIpc => "make uts and ipc namespaces",
             Step::Layers => "attach the layers of the root filesystem",
             Step::Overlay => "mount the overlay",
+            Step::Copy => "make other mounts of a sandbox's filesystems",
         })
     }
 }

@@ -5,10 +5,10 @@
 //! /usr   DIR/upper/usr   over  pins/usr   over  the layer's usr      over  the host's /usr
 //! ```
 //!
-//! With an image nothing of the host is in it, and no pins are needed, for layers of images never change:
+//! With an image nothing of the host is in it, and only Kip's init is ever pinned, for layers of images never change:
 //!
 //! ```text
-//! /      DIR/upper/root  over  the base for images  over  the image's layers
+//! /      DIR/upper/root  over  pins/root  over  the base for images  over  the image's layers
 //! /usr   DIR/upper/usr   over  an empty directory   over  the usr of those layers
 //! ```
 //!
@@ -25,7 +25,7 @@ use crate::protocol::{Lower, Step};
 use crate::volume::Volume;
 use rustix::fs::{CWD, getxattr};
 use rustix::io::Errno;
-use rustix::mount::{OpenTreeFlags, open_tree};
+use rustix::mount::{FsPickFlags, OpenTreeFlags, fsconfig_reconfigure, fspick, open_tree};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -66,6 +66,16 @@ impl Mounts {
     }
 }
 
+/// Lets go what the kernel remembers of a filesystem's files and nobody has open, as a remount does: it takes memory and, of
+/// files of a lower layer that have been replaced since, disk.
+///
+/// # Errors
+/// fspick(2), fsconfig(2).
+pub fn forget_cached(mount: BorrowedFd<'_>) -> io::Result<()> {
+    let context = fspick(mount, "", FsPickFlags::FSPICK_EMPTY_PATH | FsPickFlags::FSPICK_CLOEXEC)?;
+    Ok(fsconfig_reconfigure(&context)?)
+}
+
 /// What a proc's filesystem is made of.
 #[derive(Debug, Clone)]
 pub struct RootfsSpec {
@@ -75,7 +85,8 @@ pub struct RootfsSpec {
     pub layer: Option<PathBuf>,
     /// A directory with `root` and `usr`, both there, that hold pinned files of the base.
     pub pins: Option<PathBuf>,
-    /// Layers of an image, topmost first, none twice. Then `base` is [`crate::base::Base::over_image`], and nothing else is there.
+    /// Layers of an image, topmost first, none twice. Then `base` is [`crate::base::Base::over_image`], and there is no
+    /// `layer`.
     pub image: Option<Vec<PathBuf>>,
     /// The proc's directory: `upper/{root,usr}` and `work/{root,usr}` are made in it.
     pub dir: PathBuf,
@@ -161,7 +172,8 @@ impl RootfsSpec {
             if let Some(absent) = layers.iter().find(|layer| !layer.is_dir()) {
                 return Err(RootfsError::NoLayer { path: absent.clone() });
             }
-            let root = std::iter::once(self.base.clone()).chain(visible(layers, Path::new(""))?);
+            let pins = self.pins.iter().map(|p| p.join("root"));
+            let root = pins.chain([self.base.clone()]).chain(visible(layers, Path::new(""))?);
             let all: Vec<PathBuf> = root.collect();
             let usr: Vec<usize> = visible(&all, Path::new("usr"))?
                 .iter()

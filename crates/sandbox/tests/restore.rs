@@ -303,3 +303,42 @@ fn children(parent: u32) -> Vec<String> {
     let names = std::fs::read_dir("/proc").unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     names.filter(|pid| pid.bytes().all(|b| b.is_ascii_digit()) && of(pid) == Some(parent)).collect()
 }
+
+#[test]
+fn held_mounts_keep_what_is_bound_to_a_path_of_a_sandbox_that_is_gone() {
+    let place = Place::new();
+    let command =
+        "exec python3 -c \"import socket, time; s = socket.socket(socket.AF_UNIX); s.bind('/srv/here'); s.listen()
+print('up', flush=True); time.sleep(1000)\"";
+    let mut running = place.start(&["/bin/sh", "-c", command]);
+    running.wait_for_line("up");
+    let program = std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+        let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
+        let parent = status.lines().find_map(|l| l.strip_prefix("PPid:"))?.trim().parse().ok();
+        (parent == Some(running.started.init_pid)).then(|| entry.file_name().into_string().unwrap().parse().unwrap())
+    });
+    let program = kip_sys::process::pidfd_open(program.unwrap()).unwrap();
+    let held = kip_sys::process::pidfd_getfd(program.as_fd(), 3).unwrap();
+    let mut kept = place.launcher.copy_mounts(running.started.pidfd.as_fd()).unwrap();
+    running.kill();
+    let try_connect = "import socket; socket.socket(socket.AF_UNIX).connect('/srv/here'); print('met')";
+    // As often as one likes, from a start and from a restore alike.
+    for _ in 0..2 {
+        let mut running = place.start_on(kept, &["/bin/sh", "-c", "echo up; exec sleep 1000"]);
+        running.wait_for_line("up");
+        assert_eq!(place.exec(&running, &["python3", "-c", try_connect]).unwrap().0, "met\n");
+        kept = place.launcher.copy_mounts(running.started.pidfd.as_fd()).unwrap();
+        running.kill();
+    }
+    let restored = Restored::start_on(&place, kept, &reporter(&place));
+    kept = place.launcher.copy_mounts(restored.started.pidfd.as_fd()).unwrap();
+    restored.end();
+    assert!(place.spec.mount(&place.launcher, place.namespaces.user.as_fd()).is_err(), "one filesystem at a time");
+    drop((kept, held));
+    // Gone with the last that held it: the file is there, and nobody behind it.
+    let mut running = place.start(&["/bin/sh", "-c", "echo up; exec sleep 1000"]);
+    running.wait_for_line("up");
+    let script = format!("try:\n  {try_connect}\nexcept ConnectionRefusedError: print('refused')");
+    assert_eq!(place.exec(&running, &["python3", "-c", &script]).unwrap().0, "refused\n");
+    running.kill();
+}

@@ -22,7 +22,7 @@ use kip_archive::names::{FrontRef, ObjectName};
 use kip_store::Key;
 use kip_types::api::{Code, Refusal};
 use kip_types::{ProcName, Spec, State};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// The first process that pid 1 makes, as numbered inside.
 const PROGRAM: u32 = 2;
@@ -190,8 +190,7 @@ impl Worker {
             let cgroup = machine.cgroups.open(&machine.cgroup_name(&spec.name));
             let holdings = Holdings::new(&spec.name, Arc::clone(&machine.keeper));
             let (name, base) = (spec.name.clone(), record.base.clone());
-            let proc =
-                Proc { name, spec, dir, slot, base, cgroup, holdings, shared: machine, prepared: Mutex::default() };
+            let proc = Proc { name, spec, dir, slot, base, cgroup, holdings, shared: machine };
             Ok::<_, Refusal>((Arc::new(proc), record))
         });
         let (proc, record) = recorded.await?;

@@ -1,5 +1,5 @@
-//! The descriptors of one proc that must outlive whoever uses them: pipes, port reservations, and of a parked proc sockets
-//! and namespaces. There are thousands of procs, so nothing is here that somebody else keeps alive anyway.
+//! The descriptors of one proc that must outlive whoever uses them: pipes, port reservations, and of a parked proc sockets,
+//! namespaces and mounts. There are thousands of procs, so nothing is here that somebody else keeps alive anyway.
 //!
 //! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
 
@@ -29,6 +29,12 @@ pub(crate) mod key {
     pub(crate) const IPC: &str = "asleep/ns/ipc";
     /// The user namespace where the IPC namespace is not held: it is in the snapshot.
     pub(crate) const USER: &str = "asleep/ns/user";
+    /// Prefix of the mounts of its files.
+    pub(crate) const MOUNTS: &str = "asleep/mount/";
+    /// Another mount of its `/`.
+    pub(crate) const ROOT: &str = "asleep/mount/root";
+    /// And of its `/usr`.
+    pub(crate) const USR: &str = "asleep/mount/usr";
     /// Prefix of the INET sockets of a parked proc, by inode.
     pub(crate) const SOCKET: &str = "asleep/socket/";
     /// Prefix of what else the kernel keeps of a parked proc, by the file's id in the images.

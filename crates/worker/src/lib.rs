@@ -162,17 +162,7 @@ impl Worker {
         let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
         let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
         let base = record.base.clone();
-        let proc = Proc {
-            name,
-            spec,
-            dir,
-            slot: kit.slot,
-            base,
-            cgroup,
-            holdings,
-            shared: Arc::clone(machine),
-            prepared: Mutex::default(),
-        };
+        let proc = Proc { name, spec, dir, slot: kit.slot, base, cgroup, holdings, shared: Arc::clone(machine) };
         Ok((Arc::new(proc), kit, record, claim))
     }
 

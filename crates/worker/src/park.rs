@@ -29,6 +29,7 @@ use kip_keeper::KeeperError;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal::{self, Recipe};
 use kip_pager::client::PagerError;
+use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, SnapshotError};
@@ -125,6 +126,8 @@ struct Seen {
     own_ipc: bool,
     /// Some of its memory may be out: the pager knows it.
     out: bool,
+    /// Other mounts of its files.
+    mounts: Option<Mounts>,
 }
 
 /// What was made of a frozen tree.
@@ -211,6 +214,10 @@ pub(crate) fn park(
     let volumes = volumes::sleep::look(proc, init)?;
     let own_ipc = tree.maps_system_v();
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
+    let mounts = proc.copy_mounts(init);
+    if let Err(error) = &mounts {
+        tracing::info!(proc = %proc.name, %error, "its mounts cannot be held, CRIU will do the next wake");
+    }
     let borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
@@ -226,7 +233,8 @@ pub(crate) fn park(
     let (before, asleep) = options_before(&tree);
     let since = tree.waiting();
     let at_rest = asleep.is_some() && asleep == tree.asleep();
-    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, volumes, own_ipc, out };
+    let mounts = mounts.ok();
+    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, volumes, own_ipc, out, mounts };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
@@ -289,23 +297,28 @@ fn settle(
     volumes::sleep::note_files(&mut volumes, images, init)?;
     let mut paths = sockets::file_paths(images)?;
     paths.retain(|path| !volumes.iter().any(|v| is_below(path, &v.point)));
-    let pins = match proc.spec.image {
+    if matches!(proc.spec.image, Image::Oci(_)) {
         // Nothing of the host is below it, and its layers stay as long as the proc.
-        Image::Oci(_) => Vec::new(),
-        _ => {
-            let dir = proc.dir.join("pins");
-            let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr())?;
-            pins.push(pins::pin_init(&proc.base, &dir)?);
-            pins
-        }
-    };
-    let objects = if proc.shared.only_criu.load(Ordering::Relaxed) { Vec::new() } else { take_objects(&tree, images)? };
+        paths.clear();
+    }
+    let dir = proc.dir.join("pins");
+    let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr())?;
+    pins.push(pins::pin_init(&proc.base, &dir)?);
+    sockets::mend_mounts(images)?;
+    // Without the mounts what has a path would be in the way of new ones.
+    let is_for_criu = proc.shared.only_criu.load(Ordering::Relaxed) || seen.mounts.is_none();
+    let objects = if is_for_criu { Vec::new() } else { take_objects(&tree, images)? };
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let home = Some(home_of(proc).map_err(ParkError::Tree)?);
     let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc, home, volumes };
     fds.extend(objects);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
+    if let Some(Mounts { root, usr, .. }) = &seen.mounts {
+        for (key, fd) in [(key::ROOT, root), (key::USR, usr)] {
+            fds.push((key.to_owned(), fd.try_clone().map_err(ParkError::Tree)?));
+        }
+    }
     fault::reach("park-images");
     let pages = pages(proc, images, generation, &tree, seen.out)?;
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();

@@ -26,6 +26,11 @@ pub(crate) fn note_use(pins: &Path, in_use: bool) -> io::Result<()> {
     }
 }
 
+/// Whether the last run had the pins over the base.
+pub(crate) fn are_in_use(pins: &Path) -> bool {
+    pins.join(IN_USE).exists()
+}
+
 /// What identified a base file when it was pinned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pin {
@@ -54,7 +59,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64, u64, i64)> {
 
 /// Pins those of `paths` that come from the host's /usr, that is, are in none of `above` (directories that lie over /usr).
 pub(crate) fn pin(paths: &[String], pins: &Path, above: &[PathBuf]) -> Result<Vec<Pin>, PinError> {
-    let in_use = pins.join(IN_USE).exists();
+    let in_use = are_in_use(pins);
     // Both layers must be there, whatever is in them.
     for layer in ["root", "usr"] {
         let path = pins.join(layer);

@@ -8,13 +8,13 @@ use crate::tree::Tree;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
-use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec};
+use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
 use kip_types::{Image, ProcName, Spec};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Ids in one block: 0 to 65,535 inside.
@@ -25,13 +25,6 @@ const MOUNT_WITHIN: Duration = Duration::from_secs(5);
 
 fn lost(why: &io::Error) -> LaunchError {
     LaunchError::Gone(io::Error::other(format!("its user namespace is no longer held: {why}")))
-}
-
-/// Mounts made ahead of a wake.
-#[derive(Debug)]
-pub(crate) struct Prepared {
-    mounts: Mounts,
-    with_pins: bool,
 }
 
 /// A proc, apart from its state.
@@ -47,8 +40,6 @@ pub(crate) struct Proc {
     pub(crate) cgroup: Cgroup,
     pub(crate) holdings: Holdings,
     pub(crate) shared: Arc<Machine>,
-    /// Mounts for the next wake, made when it fell asleep.
-    pub(crate) prepared: Mutex<Option<Prepared>>,
 }
 
 impl Proc {
@@ -118,30 +109,36 @@ impl Proc {
         }
     }
 
-    /// Makes the mounts of the next wake ahead of it. All processes must be gone.
-    pub(crate) fn prepare_mounts(&self, with_pins: bool) {
-        match self.mounts(with_pins) {
-            Ok(mounts) => {
-                *self.prepared.lock().expect("no holder of this lock panics") = Some(Prepared { mounts, with_pins });
+    /// Other mounts of its filesystems while it runs. Held through the sleep they keep them as they are, and with them what the
+    /// kernel knows by inode: sockets that have a path, FIFOs, open files that are deleted.
+    pub(crate) fn copy_mounts(&self, init: u32) -> io::Result<Mounts> {
+        let pidfd = kip_sys::process::pidfd_open(init)?;
+        self.shared.launcher().copy_mounts(pidfd.as_fd()).map_err(io::Error::other)
+    }
+
+    /// The mounts that are held, unless a wake is to have others: pins over the base, or no longer.
+    pub(crate) fn held_mounts(&self, with_pins: bool) -> Option<Mounts> {
+        let get = |key| self.holdings.get(key)?.try_clone().ok();
+        let are_those = with_pins == pins::are_in_use(&self.dir.join("pins"));
+        Some(Mounts { root: get(key::ROOT)?, usr: get(key::USR)?, volumes: Vec::new() }).filter(|_| are_those)
+    }
+
+    /// What is held of its files is to be no more than it needs.
+    pub(crate) fn forget_cached_files(&self) {
+        for mount in [key::ROOT, key::USR].into_iter().filter_map(|key| self.holdings.get(key)) {
+            if let Err(error) = forget_cached(mount.as_fd()) {
+                tracing::debug!(proc = %self.name, %error, "what the kernel remembers of its files stays");
             }
-            Err(e) => tracing::debug!(proc = %self.name, error = %e, "no mounts ahead of the wake"),
         }
     }
 
-    /// The mounts of a wake: those made ahead, unless the base has changed since.
+    /// The mounts of a wake: those that are held, or new ones. They are held no longer, for nothing can be attached twice.
     pub(crate) fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
-        let prepared = self.drop_mounts();
-        if let Some(prepared) = prepared
-            && prepared.with_pins == with_pins
-        {
-            return Ok(prepared.mounts);
+        let held = self.held_mounts(with_pins);
+        if let Err(e) = self.holdings.drop_prefix(key::MOUNTS) {
+            tracing::warn!(proc = %self.name, error = %e, "the keeper did not let mounts go");
         }
-        self.mounts(with_pins)
-    }
-
-    /// Gives up what was made ahead.
-    pub(crate) fn drop_mounts(&self) -> Option<Prepared> {
-        self.prepared.lock().expect("no holder of this lock panics").take()
+        held.map_or_else(|| self.mounts(with_pins), Ok)
     }
 
     /// Namespaces that are held through parking, with their CLONE_NEW* types.

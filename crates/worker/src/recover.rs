@@ -20,7 +20,7 @@ use kip_types::lifecycle::Exit;
 use kip_types::{Generation, ProcName, Spec, State};
 use std::fs;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a dump or restore that was under way may take to come to its end.
@@ -67,17 +67,7 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
     let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
     let dir = machine.records.directory(&name);
     let base = record.base.clone();
-    let proc = Arc::new(Proc {
-        name,
-        spec,
-        dir,
-        slot,
-        base,
-        cgroup,
-        holdings,
-        shared: Arc::clone(machine),
-        prepared: Mutex::default(),
-    });
+    let proc = Arc::new(Proc { name, spec, dir, slot, base, cgroup, holdings, shared: Arc::clone(machine) });
     let state = match record.state.clone() {
         State::Parked { generation } if is_lost_copy(&proc, generation) => {
             tracing::warn!(proc = %proc.name, "what came from the store is lost on the local disk: it is fetched again");

@@ -48,7 +48,6 @@ pub(crate) fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<
     let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
     let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
     let recipes = recipes.ok_or(RenewError::Unknown)?;
-    drop(proc.drop_mounts());
     proc.holdings.drop_prefix("")?;
     let machine = &proc.shared;
     machine.pool.release(&[proc.slot])?;

@@ -105,7 +105,6 @@ pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
             warn("processes", &e);
         }
         crate::hibernate::forget(&proc);
-        drop(proc.drop_mounts());
         let _ = proc.shared.logs.remove(proc.name.as_str());
         if network == Network::Removed
             && let Err(e) = proc.shared.nat.unpublish(&[proc.slot])

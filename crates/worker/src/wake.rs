@@ -175,7 +175,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     // First: what is not as it was is no fault of the plan's.
     let mut volumes = Some(volumes::for_wake(proc, &body.volumes)?);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
-    if let Some(ready) = rebuild::ready(proc, &images, &manifest) {
+    if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
         bring(proc, &images, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
         match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes), trigger, steps) {

@@ -12,6 +12,7 @@ use std::path::Path;
 pub(crate) mod kind {
     pub(crate) const REG: u64 = 1;
     pub(crate) const PIPE: u64 = 2;
+    pub(crate) const FIFO: u64 = 3;
     pub(crate) const UNIXSK: u64 = 5;
     pub(crate) const EVENTFD: u64 = 6;
     pub(crate) const EVENTPOLL: u64 = 7;
@@ -56,7 +57,7 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
             Err(PlanError::Unsupported { .. }) => return Ok(Vec::new()),
             other => other?,
         }
-        if file.number(1) != kind::REG
+        if (file.number(1) != kind::REG || files.is_deleted(*id))
             && let Some(&(pid, fd)) = places.get(id)
         {
             found.push(Object { id: *id, pid, fd });
@@ -69,8 +70,15 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
 #[derive(Debug)]
 pub(super) struct Files {
     by_id: BTreeMap<u64, Message>,
+    /// How CRIU keeps files that their path does not lead to any more.
+    remapped: BTreeMap<u64, u64>,
+    /// CRIU's numbers of the mounts of `/` and `/usr`.
+    root: Option<u64>,
+    usr: Option<u64>,
     /// Memory files by the number of their inode.
     memory: BTreeMap<u64, Message>,
+    /// Something that is handed over is bound to a place in the file system.
+    pub same_files: bool,
     /// What is handed over, by its place.
     pub received: Vec<Received>,
     /// (path, flags, position, size or !0) of what is opened, by its place after those.
@@ -100,10 +108,28 @@ impl Files {
     pub(super) fn read(images: &Path) -> Result<Files, PlanError> {
         let entries = Image::read(&images.join("files.img"))?.entries;
         let by_id = entries.into_iter().map(|f| (f.number(2), f)).collect();
-        let path = images.join("memfd.img");
-        let memory = if path.exists() { Image::read(&path)?.entries } else { Vec::new() };
+        let entries = |name: &str| {
+            let path = images.join(name);
+            if path.exists() { Image::read(&path).map(|image| image.entries) } else { Ok(Vec::new()) }
+        };
+        let remapped = entries("remap-fpath.img")?;
+        let remapped = remapped.into_iter().map(|r| (r.number(1), r.number(3))).collect();
+        let memory = entries("memfd.img")?;
         let memory = memory.into_iter().map(|m| (m.number(7), m)).collect();
-        Ok(Files { by_id, memory, received: vec![Received::Plan], opened: Vec::new(), places: BTreeMap::new() })
+        let mounts = sockets::mounts(images)?;
+        let of = |place: &str| mounts.iter().find(|(_, at)| at.as_str() == place).map(|(id, _)| *id);
+        let (received, opened, places) = (vec![Received::Plan], Vec::new(), BTreeMap::new());
+        Ok(Files {
+            by_id,
+            remapped,
+            root: of("/"),
+            usr: of("/usr"),
+            memory,
+            same_files: false,
+            received,
+            opened,
+            places,
+        })
     }
 
     fn file(&self, id: u64) -> Result<&Message, PlanError> {
@@ -128,35 +154,60 @@ impl Files {
         match file.number(1) {
             kind::REG => {
                 let reg = file.message(3)?.unwrap_or_default();
-                if inode_of(&reg).is_none() {
-                    self.path(&reg)?;
+                match inode_of(&reg) {
+                    None if self.is_deleted(file.number(2)) => {
+                        self.check_overlay(&reg).and_then(|()| check_owner(&reg))
+                    }
+                    None => self.path(&reg).map(drop),
+                    Some(_) => Ok(()),
                 }
-                Ok(())
             }
             kind::UNIXSK => {
                 let socket = file.message(16)?.unwrap_or_default();
-                // One that has a place in the file system holds that: the next mount of it would find it busy.
+                // Once its mount is not the tree's any more the kernel leaves where that was out of the directory.
                 match socket.bytes(11).and_then(|name| name.first()) {
-                    Some(first) if *first != 0 => unsupported("a unix socket bound to a path"),
-                    _ => Ok(()),
+                    Some(0 | b'/') | None => Ok(()),
+                    Some(_) if is_mount(self.root, socket.varint(17)) => Ok(()),
+                    Some(_) => unsupported("a unix socket bound to a relative path that is not in /"),
                 }
+            }
+            kind::FIFO => {
+                let reg = file.message(17)?.unwrap_or_default().number(3);
+                self.check_overlay(&self.file(reg)?.message(3)?.unwrap_or_default())
             }
             kind::PIPE | kind::EVENTFD | kind::EVENTPOLL | kind::SIGNALFD | kind::NETLINKSK | kind::TIMERFD => Ok(()),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
     }
 
+    /// Held, it is on a mount that is not the tree's any more, and CRIU has to find it on one that is.
+    fn check_overlay(&self, reg: &Message) -> Result<(), PlanError> {
+        let id = reg.varint(7);
+        if is_mount(self.root, id) || is_mount(self.usr, id) {
+            return Ok(());
+        }
+        unsupported(format!("{} in a volume, a FIFO or deleted", reg.string(6).unwrap_or_default()))
+    }
+
+    /// Whether it is a file whose last name is gone.
+    fn is_deleted(&self, id: u64) -> bool {
+        const GHOST: u64 = 1;
+        self.remapped.get(&id) == Some(&GHOST)
+    }
+
     /// The path of a regular file, if it can be opened by it.
     fn path(&self, reg: &Message) -> Result<String, PlanError> {
         let path = reg.string(6).unwrap_or_default();
-        let owner = reg.message(5)?.unwrap_or_default();
+        if self.remapped.contains_key(&reg.number(1)) {
+            return unsupported(format!("{path}, which is deleted, is mapped or in use otherwise"));
+        }
         if !path.starts_with('/') || path.starts_with("/proc/") || reg.number(9) != 0 {
             return unsupported(format!("the open file {path}"));
         }
-        if owner.number(5) != 0 || reg.number(2) & TMPFILE == TMPFILE {
+        if reg.number(2) & TMPFILE == TMPFILE {
             return unsupported(format!("how {path} is open"));
         }
-        Ok(path)
+        check_owner(reg).map(|()| path)
     }
 
     /// An open file of the program's, with what all who share it share.
@@ -165,11 +216,16 @@ impl Files {
         self.check(&file)?;
         let key = Key::File(id);
         if file.number(1) != kind::REG {
+            self.same_files |= has_path(&file)?;
             return Ok(self.receive(key, Received::Object(id)));
         }
         let reg = file.message(3)?.unwrap_or_default();
         if let Some(inode) = inode_of(&reg) {
             return Ok(self.receive(key, Received::Socket(inode)));
+        }
+        if self.is_deleted(id) {
+            self.same_files = true;
+            return Ok(self.receive(key, Received::Deleted(id)));
         }
         let path = self.path(&reg)?;
         let size = reg.varint(8).unwrap_or(u64::MAX);
@@ -246,6 +302,26 @@ impl Files {
             .collect();
         writer.list(&items)
     }
+}
+
+/// Whether a mount is that one, by its number as images have it: signed, in zigzag.
+fn is_mount(mount: Option<u64>, id: Option<u64>) -> bool {
+    mount.is_some() && mount == id.map(|id| id >> 1)
+}
+
+/// Nobody is sent signals about it.
+fn check_owner(reg: &Message) -> Result<(), PlanError> {
+    match reg.message(5)?.unwrap_or_default().number(5) {
+        0 => Ok(()),
+        _ => unsupported(format!("how {} is open", reg.string(6).unwrap_or_default())),
+    }
+}
+
+/// Whether an object is one by its place in the file system.
+fn has_path(file: &Message) -> Result<bool, PlanError> {
+    let socket = file.message(16)?.unwrap_or_default();
+    let is_named = socket.bytes(11).and_then(|name| name.first()).is_some_and(|first| *first != 0);
+    Ok(file.number(1) == kind::FIFO || is_named)
 }
 
 /// The inode of a socket that has been turned into a file: see [`crate::sockets`].

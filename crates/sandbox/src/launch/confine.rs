@@ -38,20 +38,24 @@ pub(super) enum UserNamespace<'a> {
     Of(BorrowedFd<'a>),
 }
 
-/// Enters the user namespace as its root and gives up the rest, for good.
-pub(super) fn confine(namespace: UserNamespace<'_>, allow_setuid: bool, filter: &[Instruction]) -> Result<(), Failure> {
+/// Enters the user namespace as its root.
+pub(super) fn enter_user(namespace: UserNamespace<'_>) -> Result<(), Failure> {
     match namespace {
         UserNamespace::Itself(fd) => move_into_link_name_space(fd, Some(LinkNameSpaceType::User)),
         UserNamespace::Of(pidfd) => move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::USER),
     }
     .map_err(Failure::at(Step::UserNamespace))?;
     if let UserNamespace::Itself(_) = namespace {
-        // CRIU only dumps a mount namespace that belongs to the user namespace of its processes. The mounts in the copy
-        // are locked, and the capability to change them goes below.
+        // CRIU only dumps a mount namespace that belongs to the user namespace of its processes. What is attached before this
+        // would be locked in the copy, and nobody could make other mounts of it, one by one.
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
         kip_sys::ns::unshare(mount).map_err(Failure::at(Step::UserNamespace))?;
     }
-    become_root()?;
+    become_root()
+}
+
+/// Gives up all that the program is not to have, for good.
+pub(super) fn confine(allow_setuid: bool, filter: &[Instruction]) -> Result<(), Failure> {
     limit_bounding_set().map_err(Failure::at(Step::Capabilities))?;
     if !allow_setuid {
         set_no_new_privs(true).map_err(Failure::at(Step::NoNewPrivs))?;

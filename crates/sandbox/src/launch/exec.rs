@@ -1,6 +1,6 @@
 //! Running another program in a sandbox that is there.
 
-use super::confine::{UserNamespace, become_user, confine};
+use super::confine::{UserNamespace, become_user, confine, enter_user};
 use super::start::{enter_cgroups, place_stdio};
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Program, Step};
@@ -69,7 +69,8 @@ fn join(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fai
         | ThreadNameSpaceType::MOUNT;
     move_into_thread_name_spaces(parts.init.as_fd(), kinds).map_err(Failure::at(Step::Namespaces))?;
     place_stdio([parts.stdin.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
-    confine(UserNamespace::Of(parts.init.as_fd()), program.allow_setuid, &prepared.filter)
+    enter_user(UserNamespace::Of(parts.init.as_fd()))?;
+    confine(program.allow_setuid, &prepared.filter)
 }
 
 /// The paths to try, as execvp(3) has them, to be resolved inside.

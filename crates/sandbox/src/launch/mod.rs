@@ -174,10 +174,10 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start { program, volumes, uid_base } => {
+            Request::Start { program, volumes } => {
                 let ([root, usr, user, net, uts, ipc, stdout, stderr, status], rest) = first(fds)?;
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, owner: Some(uid_base) };
+                let mounts = start::Files { root, usr, volumes, may_make: true };
                 let parts = start::Parts { mounts, user, net, uts, ipc, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
@@ -192,13 +192,17 @@ impl Server {
             Request::Restore { volumes } => {
                 let ([root, usr, user, net, uts, ipc, control, program], rest) = first(fds)?;
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, owner: None };
+                let mounts = start::Files { root, usr, volumes, may_make: false };
                 let parts = restore::Parts { mounts, user, net, uts, ipc, control, program, cgroups };
                 let child = restore::restore(&parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
             Request::Namespaces { uid_base, hostname } => {
                 Ok((Reply::Ready, prepare::namespaces(prepared, uid_base, &hostname)?.into()))
+            }
+            Request::Copy => {
+                let [init] = exactly(fds)?;
+                Ok((Reply::Ready, prepare::copy(&init)?.into()))
             }
             Request::Mount(lower) => {
                 let ([state], trees) = first(fds)?;

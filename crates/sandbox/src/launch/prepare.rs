@@ -11,7 +11,7 @@ use rustix::mount::{
     fsconfig_set_string, fsmount, fsopen, move_mount, open_tree, unmount,
 };
 use rustix::process::{Pid, Signal, WaitOptions, pidfd_send_signal, waitpid};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, ThreadNameSpaceType, move_into_link_name_space, move_into_thread_name_spaces};
 use std::fmt::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -92,6 +92,18 @@ pub(super) fn mount(state: &OwnedFd, trees: &[OwnedFd], lower: &Lower) -> Result
     }
     let layers = Layers::attach(std::iter::once(state).chain(trees)).map_err(Failure::at(Step::Layers))?;
     Ok([layers.overlay("root", &root)?, layers.overlay("usr", &usr)?])
+}
+
+/// Other mounts of the `/` and `/usr` of a sandbox, detached. The same filesystems: they live on by these, and with them
+/// whatever the kernel keeps by inode, when the sandbox is gone. From within, for older kernels copy no detached mount.
+pub(super) fn copy(init: &OwnedFd) -> Result<[OwnedFd; 2], Failure> {
+    super::in_child(Step::Copy, || {
+        move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT)
+            .map_err(Failure::at(Step::Namespaces))?;
+        // Nobody inside can replace what something is mounted on.
+        let one = |path| open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
+        Ok([one("/").map_err(Failure::at(Step::Copy))?, one("/usr").map_err(Failure::at(Step::Copy))?])
+    })
 }
 
 /// The layers while they are attached in the launcher's mount namespace.

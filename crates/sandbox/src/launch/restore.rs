@@ -11,6 +11,7 @@
 use super::Spawned;
 use super::confine::become_root;
 use super::start::{Files, enter_cgroups, enter_mounts, enter_namespaces, open_null, place_stdio};
+use super::template::mount_proc;
 use crate::protocol::{Failure, Step};
 use crate::restorer::CONTROL_FD;
 use kip_sys::ns::{Clone, Strings};
@@ -58,7 +59,8 @@ fn build(parts: &Parts) -> Result<(), Failure> {
     enter_cgroups(&parts.cgroups)?;
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
-    enter_mounts(&parts.mounts)?;
+    let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
+    enter_mounts(&parts.mounts, &proc)?;
     become_root()?;
     kip_sys::ns::close_on_exec_from(0).map_err(Failure::at(Step::Stdio))?;
     // A tenant that broke its null device sleeps and wakes all the same.

@@ -1,6 +1,6 @@
 //! Starting a sandbox: one child whose steps read from top to bottom.
 
-use super::confine::{UserNamespace, confine};
+use super::confine::{UserNamespace, confine, enter_user};
 use super::template::{NEW_ROOT, enter_root, mount_proc};
 use super::volumes::{self, Placed};
 use super::{Prepared, Spawned};
@@ -25,8 +25,8 @@ pub(super) struct Files {
     pub root: OwnedFd,
     pub usr: OwnedFd,
     pub volumes: Vec<Placed>,
-    /// Who owns what is made for volumes to lie on; none: it is there.
-    pub owner: Option<u32>,
+    /// What volumes lie on is made if it is missing; else it has to be there.
+    pub may_make: bool,
 }
 
 /// The descriptors of a start, in the order of the request.
@@ -54,7 +54,7 @@ pub(super) fn start(prepared: &Prepared, parts: &Parts, program: &Program) -> Re
     let environment =
         Strings::new(program.env.iter().cloned().map(CString::new).collect::<Result<_, _>>().map_err(bad)?);
     let path = CString::new(init::PATH).expect("a constant without NUL");
-    let how = Clone { shared: true, new_mount: true, new_pid: true, ..Clone::default() };
+    let how = Clone { shared: true, new_pid: true, ..Clone::default() };
     super::spawn(how, || {
         build(prepared, parts, program)?;
         // From here on a descriptor numbered 3 is gone, whatever it was.
@@ -71,10 +71,13 @@ fn build(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<(), Fa
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));
     enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
-    enter_mounts(&parts.mounts)?;
+    // It belongs to the pid namespace, and this one to the initial user namespace.
+    let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
+    enter_user(UserNamespace::Itself(parts.user.as_fd()))?;
+    enter_mounts(&parts.mounts, &proc)?;
     let null = open_null().map_err(Failure::at(Step::Stdio))?;
     place_stdio([null.as_fd(), parts.stdout.as_fd(), parts.stderr.as_fd()])?;
-    confine(UserNamespace::Itself(parts.user.as_fd()), program.allow_setuid, &prepared.filter)
+    confine(program.allow_setuid, &prepared.filter)
 }
 
 /// Each process moves itself, before it has a second thread.
@@ -98,17 +101,16 @@ pub(super) fn enter_namespaces(net: BorrowedFd<'_>, uts: BorrowedFd<'_>, ipc: Bo
 }
 
 /// Puts the sandbox's mounts in the place of the template's, of which nothing stays: in a mount namespace that is a copy
-/// of the launcher's, and with a /proc of the caller's pid namespace.
-pub(super) fn enter_mounts(files: &Files) -> Result<(), Failure> {
+/// of the launcher's. The caller is root of the sandbox.
+pub(super) fn enter_mounts(files: &Files, proc: &OwnedFd) -> Result<(), Failure> {
     let root = files.root.as_fd();
     move_mount(root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(Failure::at(Step::Root))?;
     attach(files.usr.as_fd(), root, "usr").map_err(Failure::at(Step::Usr))?;
     // Before /proc, so that no link of the tenant's leads one into it.
-    volumes::attach(&files.volumes, root, files.owner)?;
-    let proc = mount_proc().map_err(Failure::at(Step::Proc))?;
+    volumes::attach(&files.volumes, root, files.may_make)?;
     attach(proc.as_fd(), root, "proc").map_err(Failure::at(Step::Proc))?;
     for path in MASKED {
-        mask(&proc, path).map_err(Failure::at(Step::Mask))?;
+        mask(proc, path).map_err(Failure::at(Step::Mask))?;
     }
     rustix::process::fchdir(root).and_then(|()| enter_root()).map_err(Failure::at(Step::Pivot))
 }

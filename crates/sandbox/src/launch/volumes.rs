@@ -4,10 +4,9 @@
 //! (openat2(2), RESOLVE_IN_ROOT), so it leads nowhere else.
 
 use crate::protocol::{Failure, Step};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, move_mount};
-use rustix::thread::{set_thread_res_gid, set_thread_res_uid};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 /// A volume's mount, and where it belongs inside.
@@ -26,16 +25,16 @@ pub(super) fn split(targets: Vec<String>, mut fds: Vec<OwnedFd>) -> Result<(Vec<
     Ok((fds.into_iter().zip(targets).map(|(mount, target)| Placed { mount, target }).collect(), rest))
 }
 
-/// Attaches them in their order. What one lies on is made for `owner`, if it is missing.
-pub(super) fn attach(volumes: &[Placed], root: BorrowedFd<'_>, owner: Option<u32>) -> Result<(), Failure> {
+/// Attaches them in their order. With `may_make`, what one lies on is made by root of the sandbox, the caller, if it is missing.
+pub(super) fn attach(volumes: &[Placed], root: BorrowedFd<'_>, may_make: bool) -> Result<(), Failure> {
     for volume in volumes {
         let attached = is_dir(&volume.mount).and_then(|is_dir| {
-            let target = match (find(root, &volume.target, is_dir), owner) {
-                (Err(Errno::NOENT), Some(owner)) => {
-                    make(root, &volume.target, is_dir, owner)?;
+            let target = match find(root, &volume.target, is_dir) {
+                Err(Errno::NOENT) if may_make => {
+                    make(root, &volume.target, is_dir)?;
                     find(root, &volume.target, is_dir)?
                 }
-                (found, _) => found?,
+                found => found?,
             };
             let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
             move_mount(&volume.mount, "", &target, "", flags)
@@ -62,7 +61,7 @@ fn find(root: BorrowedFd<'_>, path: &str, is_dir: bool) -> rustix::io::Result<Ow
 }
 
 /// Makes an empty file or directory at a path inside, and the directories above it that are missing.
-fn make(root: BorrowedFd<'_>, path: &str, is_dir: bool, owner: u32) -> rustix::io::Result<()> {
+fn make(root: BorrowedFd<'_>, path: &str, is_dir: bool) -> rustix::io::Result<()> {
     let mut directory = find(root, "/", true)?;
     let mut ends = path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]).peekable();
     let mut begin = 1;
@@ -72,7 +71,7 @@ fn make(root: BorrowedFd<'_>, path: &str, is_dir: bool, owner: u32) -> rustix::i
         let wanted = is_dir || !last;
         directory = match find(root, &path[..end], wanted) {
             Err(Errno::NOENT) => {
-                make_one(&directory, name, wanted, owner)?;
+                make_one(&directory, name, wanted)?;
                 find(root, &path[..end], wanted)?
             }
             found => found?,
@@ -82,31 +81,12 @@ fn make(root: BorrowedFd<'_>, path: &str, is_dir: bool, owner: u32) -> rustix::i
     Ok(())
 }
 
-fn make_one(directory: &OwnedFd, name: &str, is_dir: bool, owner: u32) -> rustix::io::Result<()> {
-    let create = || match is_dir {
-        true => rustix::fs::mkdirat(directory, name, Mode::from(0o755)),
-        false => {
-            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            rustix::fs::openat(directory, name, flags, Mode::from(0o644)).map(drop)
-        }
-    };
-    let (uid, gid) = (Uid::from_raw(owner), Gid::from_raw(owner));
-    match create() {
-        // In another volume, where root of the host is nobody: it is made by root of the sandbox.
-        Err(Errno::OVERFLOW) => {
-            let (root, group) = (Uid::ROOT, Gid::ROOT);
-            set_thread_res_gid(group, gid, group)?;
-            set_thread_res_uid(root, uid, root)?;
-            let made = create();
-            set_thread_res_uid(root, root, root)?;
-            set_thread_res_gid(group, group, group)?;
-            made
-        }
-        made => {
-            made?;
-            rustix::fs::chownat(directory, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
-        }
+fn make_one(directory: &OwnedFd, name: &str, is_dir: bool) -> rustix::io::Result<()> {
+    if is_dir {
+        return rustix::fs::mkdirat(directory, name, Mode::from(0o755));
     }
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(directory, name, flags, Mode::from(0o644)).map(drop)
 }
 
 #[cfg(test)]
@@ -114,31 +94,24 @@ mod tests {
     use super::*;
     use std::fs;
     use std::os::fd::AsFd;
-    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn what_is_missing_is_made_below_the_root_whatever_links_say() {
-        if !rustix::process::geteuid().is_root() {
-            return eprintln!("SKIPPED: needs root");
-        }
         let outer = tempfile::tempdir().unwrap();
         let inner = outer.path().join("root");
         fs::create_dir_all(inner.join("var")).unwrap();
         symlink("/run", inner.join("var/run")).unwrap();
         symlink("../../..", inner.join("up")).unwrap();
         let root = OwnedFd::from(fs::File::open(&inner).unwrap());
-        make(root.as_fd(), "/up/a/b", true, 7).unwrap();
+        make(root.as_fd(), "/up/a/b", true).unwrap();
         assert!(inner.join("a/b").is_dir() && !outer.path().join("a").exists());
-        assert_eq!(
-            (fs::metadata(inner.join("a")).unwrap().uid(), fs::metadata(inner.join("a/b")).unwrap().gid()),
-            (7, 7)
-        );
-        make(root.as_fd(), "/a/b/file", false, 7).unwrap();
+        make(root.as_fd(), "/a/b/file", false).unwrap();
         assert_eq!(fs::metadata(inner.join("a/b/file")).unwrap().len(), 0);
         // A link to what is not there: nothing is made in its place.
-        assert_eq!(make(root.as_fd(), "/var/run/x", true, 7), Err(Errno::EXIST));
+        assert_eq!(make(root.as_fd(), "/var/run/x", true), Err(Errno::EXIST));
         fs::create_dir(inner.join("run")).unwrap();
-        make(root.as_fd(), "/var/run/x", true, 7).unwrap();
+        make(root.as_fd(), "/var/run/x", true).unwrap();
         assert!(inner.join("run/x").is_dir());
         assert_eq!(find(root.as_fd(), "/a/b", false).unwrap_err(), Errno::ISDIR);
         assert_eq!(find(root.as_fd(), "/a/b/file", true).unwrap_err(), Errno::NOTDIR);

@@ -82,7 +82,6 @@ impl Place {
             allow_setuid: self.allow_setuid,
             ids: None,
             mounts,
-            uid_base: UID_BASE,
             namespaces: &self.namespaces,
             net: self.net.as_fd(),
             cgroup: &self.cgroup.task_files().unwrap(),

@@ -7,7 +7,6 @@ use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
 use crate::park::{self, Body, ParkError};
-use crate::pins;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
@@ -131,7 +130,7 @@ impl Task {
             let gone = proc.wait_until_empty(Duration::from_secs(5));
             if gone {
                 hibernate::forget(&proc);
-                proc.prepare_mounts(pins::base_changed(&body.pins));
+                proc.forget_cached_files();
             } else {
                 tracing::warn!(proc = %proc.name, "processes of a parked proc are still there after 5 s");
             }

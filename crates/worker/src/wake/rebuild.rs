@@ -21,8 +21,11 @@ use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
+use rustix::fs::{FlockOperation, OFlags, SeekFrom};
+use rustix::io::Errno;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -64,7 +67,7 @@ impl Ready {
 }
 
 /// None if there is no plan of this generation for this kernel, or something of it is no longer held.
-pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Option<Ready> {
+pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_pins: bool) -> Option<Ready> {
     let renewed = crate::renew::is_renewed(proc, &manifest.body);
     if renewed || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
         return None;
@@ -76,10 +79,19 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>) -> Op
             return None;
         }
     };
+    let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
     let get = |what: &Received| match what {
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
         Received::Object(id) => proc.holdings.get(&format!("{}{id}", key::OBJECT)),
+        Received::Deleted(id) => {
+            let held = proc.holdings.get(&format!("{}{id}", key::OBJECT))?;
+            let again = open_again(held.as_fd(), mounts.as_ref()?);
+            again
+                .map_err(|error| tracing::info!(proc = %proc.name, %error, "a deleted file cannot be opened again"))
+                .ok()
+                .map(Arc::new)
+        }
         Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
         Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
     };
@@ -181,6 +193,30 @@ pub(super) fn rebuild(
             Err(e)
         }
     }
+}
+
+/// Opens a deleted file as it is open, on a mount that the next snapshot knows: the one that it was opened on is gone.
+fn open_again(held: BorrowedFd<'_>, mounts: &Mounts) -> io::Result<OwnedFd> {
+    let kept = OFlags::ACCMODE
+        | OFlags::APPEND
+        | OFlags::NONBLOCK
+        | OFlags::SYNC
+        | OFlags::DSYNC
+        | OFlags::DIRECT
+        | OFlags::NOATIME;
+    let flags = rustix::fs::fcntl_getfl(held)? & kept;
+    let device = rustix::fs::fstat(held)?.st_dev;
+    for mount in [&mounts.root, &mounts.usr] {
+        if rustix::fs::fstat(mount)?.st_dev != device {
+            continue;
+        }
+        let again = kip_sys::mount::open_again(held, mount.as_fd(), flags | OFlags::CLOEXEC)?;
+        rustix::fs::seek(&again, SeekFrom::Start(rustix::fs::tell(held)?))?;
+        // The lock that it has is taken again by the restorer.
+        rustix::fs::flock(held, FlockOperation::Unlock)?;
+        return Ok(again);
+    }
+    Err(Errno::XDEV.into())
 }
 
 /// Has the disk begin with a file that is needed in a moment; there may be none.
