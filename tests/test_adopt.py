@@ -43,12 +43,6 @@ def there(fresh_kip: Callable[..., Kip], here: Kip, store: Path) -> Kip:
     return kip
 
 
-def archive(proc: Proc) -> None:
-    proc.sleep()
-    proc.kip.cli("sleep", proc.name, "--to", "archived")
-    assert proc.state == "archived"
-
-
 def adopt(kip: Kip, name: str, *flags: str) -> Proc:
     answer = kip.cli("wake", name, *flags).stdout
     assert "woke from archived" in answer, answer
@@ -102,7 +96,7 @@ def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> N
     proc.exec("sh", "-c", FILES)
     before = look(proc)
     assert "made" in before and "False" in before.splitlines()[-1], before
-    archive(proc)
+    proc.archive()
     new = adopt(there, "web")
     assert look(new) == before
     assert new.inspect()["generation"] == proc.inspect()["generation"]
@@ -110,10 +104,10 @@ def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> N
     # It sleeps, wakes and is archived there as any other, and comes back here.
     new.sleep()
     assert http_get(new.port(), "/page.html") == served and look(new) == before
-    archive(new)
+    new.archive()
     assert http_get(new.port(), "/page.html") == served
     new.exec("sh", "-c", "echo changed > /srv/made")
-    archive(new)
+    new.archive()
     there.cli("stop", "web")
     there.cli("start", "web")
     assert "changed" in new.exec("cat", "/srv/made").stdout, "a cold start has its files and its tarball"
@@ -127,7 +121,7 @@ def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     client.ask_all([("SET", f"key:{i}", b"%d" % i * 300) for i in range(5000)])
     port = proc.port()
     assert "nor is it in store" in there.refused("wake", "redis"), "what was never archived is not there"
-    archive(proc)
+    proc.archive()
     new = adopt(there, "redis")
     other = Redis(new.port())
     assert other.ask("GET", "key:4999") == b"4999" * 300
@@ -147,7 +141,7 @@ def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     assert proc.state == "elsewhere"
     here.cli("rm", "redis")
     assert other.ask("GET", "written") == b"there"
-    archive(new)
+    new.archive()
     # It is free again: back it comes.
     back = adopt(here, "redis")
     assert Redis(back.port()).ask("GET", "written") == b"there"
@@ -159,7 +153,7 @@ def test_traffic_finds_the_fence(here: Kip, there: Kip) -> None:
     server = servers.redis()
     proc = here.run("redis", server.command, ports=server.published)
     port = proc.port()
-    archive(proc)
+    proc.archive()
     adopt(there, "redis")
     with pytest.raises(OSError):
         Redis(port, timeout=5).ask("PING")
@@ -176,7 +170,7 @@ def test_which_one(here: Kip, there: Kip) -> None:
     for turn in range(2):
         proc = here.run("redis", server.command, ports=server.published)
         Redis(proc.port()).ask("SET", "turn", turn)
-        archive(proc)
+        proc.archive()
         ids.append((here.data / "procs" / "redis" / "archive-id").read_text())
         # What is here is lost, and the store does not hear of it.
         here.kill()
@@ -192,7 +186,7 @@ def test_which_one(here: Kip, there: Kip) -> None:
     assert Redis(other.port()).ask("GET", "turn") == b"0"
     assert "may be running it" in here.refused("wake", "redis")
     assert "nor is it in store" in here.refused("wake", "0" * 32)
-    archive(other)
+    other.archive()
     assert Redis(adopt_by_id(here, ids[0], "copy").port()).ask("GET", "turn") == b"0"
 
 
@@ -203,7 +197,7 @@ def adopt_by_id(kip: Kip, id: str, name: str) -> Proc:
 
 def test_without_its_keys_nothing_is_taken(here: Kip, fresh_kip: Callable[..., Kip], store: Path) -> None:
     proc = here.run("redis", servers.redis().command, ports=servers.redis().published)
-    archive(proc)
+    proc.archive()
     stranger = fresh_kip("--store", str(store))
     refused = stranger.refused("wake", "redis")
     assert "not everything in the store can be read" in refused and "key" in refused, refused
@@ -221,7 +215,7 @@ def test_killed_at_step(here: Kip, there: Kip, tmp_path: Path, step: str) -> Non
     proc = here.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
     assert Lines(proc.port()).ask("hello") == "hello"
     proc.exec("sh", "-c", "echo kept > /srv/kept")
-    archive(proc)
+    proc.archive()
     there.down()
     there.expected += RECOVERING
     shutil.copytree(here.data / "archive", there.data / "archive", ignore=shutil.ignore_patterns("owner", "index"))
@@ -238,7 +232,7 @@ def test_killed_at_step(here: Kip, there: Kip, tmp_path: Path, step: str) -> Non
         new = Proc(there, "web")
     else:
         assert Lines(proc.port()).ask("still here") == "still here"
-        archive(proc)
+        proc.archive()
         new = adopt(there, "web")
     assert Lines(new.port()).ask("hello") == "hello"
     assert new.exec("cat", "/srv/kept").stdout == "kept\n"
@@ -247,12 +241,12 @@ def test_killed_at_step(here: Kip, there: Kip, tmp_path: Path, step: str) -> Non
 
 def test_a_store_that_is_gone_in_the_middle(here: Kip, there: Kip, store: Path) -> None:
     proc = here.run("redis", servers.redis().command, ports=servers.redis().published)
-    archive(proc)
+    proc.archive()
     store.rename(store.with_name("gone"))
     assert "the store cannot be searched" in there.refused("wake", "redis")
     store.with_name("gone").rename(store)
     new = adopt(there, "redis")
-    archive(new)
+    new.archive()
     # Started again while the store is away it is as it was.
     store.rename(store.with_name("gone"))
     subprocess.run([there.program, "--data", there.data, "wake", "redis"], capture_output=True, timeout=60)

@@ -30,11 +30,7 @@ def archiving(fresh_kip: Callable[..., Kip], store: Path) -> Kip:
 
 
 def archive(proc: Proc) -> None:
-    """It may be at work at first, and wake at once."""
-    proc.sleep()
-    proc.kip.cli("sleep", proc.name, "--to", "archived")
-    view = proc.inspect()
-    assert view["state"] == view["tier"] == "archived" and view["pids"] == [], view
+    proc.archive()
     left = list((proc.kip.data / "procs" / proc.name).glob("gen-*"))
     assert not left, f"an archived proc has nothing on the local disk: {left}"
 

@@ -18,7 +18,6 @@ from harness.clients import Redis, http_get
 from harness.images import Image, archive, digest, entry, layers_here, layout, link, nothing_half, run, saved, tar_of
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
-from test_adopt import archive as to_store
 
 ESCAPED = Path("/tmp/kip-test-escaped-image")
 
@@ -309,7 +308,7 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
     proc.sleep()
     kip.reboot()
     check(Redis(proc.port()))
-    to_store(proc)
+    proc.archive()
     check(Redis(proc.port()))
     proc.stop()
     proc.start()
@@ -384,7 +383,7 @@ def test_elsewhere_its_layers_must_be_there(fresh_kip: Callable[..., Kip], tmp_p
     here.cli("image", "load", source, "--name", "web:2")
     proc = run(here, "web", "web:2", "-P", ready=True)
     proc.exec("sh", "-c", "echo own > /srv/own; rm /srv/file")
-    to_store(proc)
+    proc.archive()
     text = there.refused("wake", "web")
     assert "needs image docker.io/library/web:2 (sha256:" in text and "3 of its 3 layers are not here" in text, text
     assert there.names() == [], "nothing of it is here"

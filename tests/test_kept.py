@@ -33,8 +33,7 @@ def test_an_archived_one(fresh_kip: Callable[..., Kip], tmp_path: Path, version:
     kip.cli("wake", "kept")
     proc = Proc(kip, "kept")
     assert kept.ask(proc) == [count + 1, checksum]
-    proc.sleep()
-    kip.cli("sleep", "kept", "--to", "archived")
+    proc.archive()
     assert kept.ask(proc) == [count + 2, checksum]
 
 

@@ -42,8 +42,7 @@ def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
     ports = [proc.port() for proc in (parked, archived)]
     hibernated.hibernate()
     parked.sleep()
-    archived.sleep()
-    kip.cli("sleep", "archived", "--to", "archived")
+    archived.archive()
     for turn in range(2):
         kip.reboot()
         assert [proc.state for proc in (parked, archived, hibernated)] == ["parked", "archived", "stopped"], turn

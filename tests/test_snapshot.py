@@ -50,10 +50,7 @@ def fill(client: Redis, turn: int) -> None:
 
 def archive(proc: Proc) -> int:
     """Its generation."""
-    proc.sleep()
-    proc.kip.cli("sleep", proc.name, "--to", "archived")
-    assert proc.state == "archived"
-    return proc.inspect()["generation"]
+    return proc.archive()["generation"]
 
 
 def archive_often(proc: Proc, client: Redis, times: int) -> list[int]:

@@ -79,10 +79,7 @@ class Stored:
 
     def archive(self) -> None:
         """Parked or not before. Ends with nothing of it on the local disk."""
-        if self.proc.state == "running":
-            self.proc.sleep()
-        self.kip.cli("sleep", self.proc.name, "--to", "archived")
-        assert self.proc.state == "archived"
+        self.proc.archive()
         assert not list((self.kip.data / "procs" / self.proc.name).glob("gen-*"))
 
     def object(self, pattern: str) -> Path:
@@ -484,8 +481,7 @@ def test_another_web_server_beside_it(stored: Stored, tmp_path: Path) -> None:
     server = servers.lighttpd()
     proc = stored.kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
     assert http_get(proc.port(), "/page.html") == servers.PAGE
-    proc.sleep()
-    stored.kip.cli("sleep", "web", "--to", "archived")
+    proc.archive()
     port = proc.port()
     for fault in (lost_request, answers(503, "SlowDown"), flipped(300)):
         stored.network.fail(fault, "front", method="GET")
@@ -495,6 +491,5 @@ def test_another_web_server_beside_it(stored: Stored, tmp_path: Path) -> None:
         stored.network.fail(answers(403, "AccessDenied"))
         assert http_get(port, "/page.html") == servers.PAGE
         stored.network.heal()
-        proc.sleep()
-        stored.kip.cli("sleep", "web", "--to", "archived")
+        proc.archive()
     proc.remove()

@@ -6,7 +6,6 @@ machine with two cores; early is never allowed."""
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from harness import servers
-from harness.clients import Lines, read_to_end
+from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.wait import AHEAD_S, TimedOut, wait_for
 
@@ -391,53 +390,3 @@ def test_clocks_never_go_back(proc: Proc, client: Lines) -> None:
 def test_many_times(proc: Proc, client: Lines, kind: str) -> None:
     for _ in range(10):
         judge(proc, client, kind)
-
-
-# Looks at the clock only before it waits, as many servers do, and tells a client how old the time is that it goes by.
-LOOKS_ONCE = """
-import select, socket, sys, time
-listener = socket.create_server(("", 7000))
-epoll, poll = select.epoll(), select.poll()
-epoll.register(listener, select.EPOLLIN)
-poll.register(listener, select.POLLIN)
-waits = {"epoll": lambda: epoll.poll(0.2), "poll": lambda: poll.poll(200),
-         "select": lambda: select.select([listener], [], [], 0.2)[0]}
-while True:
-    now = time.monotonic()
-    if waits[sys.argv[1]]():
-        client = listener.accept()[0]
-        client.sendall(b"%.1f\\n" % (time.monotonic() - now))
-        client.close()
-"""
-
-
-@pytest.mark.parametrize("tier", ["held", "parked"])
-@pytest.mark.parametrize("call", ["epoll", "poll", "select"])
-def test_a_time_out_passes_before_the_event(kip: Kip, call: str, tier: str) -> None:
-    """Whoever waits for events or for a while, and slept longer than that, sees the while pass first: his time is the present
-    one when he is told of the client that woke him."""
-    command = ["python3", "-c", LOOKS_ONCE, call]
-    proc = kip.run(f"{call}-{tier}", command, ports=["7000"], flags=["--hibernate", "held" if tier == "held" else "off"])
-
-    def age() -> float:
-        with socket.create_connection(("127.0.0.1", proc.port())) as client:
-            return float(read_to_end(client))
-
-    wait_for("it listens", lambda: age() < 0.5, 10)
-    for _ in range(3):
-        if tier == "held":
-            view = wait_for("it is held", lambda: held(proc), 30)
-            assert view["last_sleep"]["held"]
-        else:
-            proc.sleep()
-        time.sleep(1.5)
-        assert age() < 0.5
-    assert tier == "held" or proc.rebuilt()
-
-
-def held(proc: Proc) -> dict[str, Any] | None:
-    view = proc.hibernate()
-    if view["last_sleep"]["held"]:
-        return view
-    proc.wake()
-    return None

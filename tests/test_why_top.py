@@ -22,8 +22,6 @@ from harness import servers
 from harness.kip import Kip
 from harness.wait import wait_for
 
-pytestmark = pytest.mark.measures
-
 # why
 
 

@@ -31,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPLAINT = re.compile(r"\b(WARN|ERROR)\b|panicked at")
 # What a proc wakes by that was frozen in the middle of work; data on a connection with itself is such work.
 IN_WORK = re.compile(r"at work|first touch|tcp 127\.0\.0\.1:\d+ from 127\.0\.0\.1:\d+")
+# What its own clock wakes it by, or that.
+BY_ITSELF = re.compile(rf"^timer \(|{IN_WORK.pattern}")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -94,21 +96,44 @@ class Proc:
         return after
 
     def _put_to_sleep(self, tier: str, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What it was and what it is in that tier. One that was frozen in the middle of work goes on with it at once: again."""
+        """What it was and what it is in that tier. One that was frozen in the middle of work goes on with it at once, and one
+        whose own timer was due meanwhile (the disk may take seconds) has woken for it: again."""
         for _ in range(10):
             before = self.inspect()
             self.kip.cli("sleep", self.name, "--to", tier, timeout=timeout)
             after = self.settled()
             woken = after["last_wake"]
-            if after["state"] == tier or not woken or not IN_WORK.search(woken["trigger"]):
+            if after["state"] == tier or not woken or not BY_ITSELF.search(woken["trigger"]):
                 break
             time.sleep(0.05)
         assert after["state"] == after["tier"] == tier, after
         return before, after
 
+    def archive(self, timeout: float = 60) -> dict[str, Any]:
+        """Archives it and makes sure that it is. One whose own timer was due meanwhile has woken and gone on: again."""
+        for _ in range(5):
+            view = self.inspect()
+            wakes = (view if view["state"] == "archived" else self.sleep(timeout))["wakes"]
+            done = self.kip.cli("sleep", self.name, "--to", "archived", check=False, timeout=timeout)
+            after = self.settled()
+            woke_by_itself = after["wakes"] > wakes and BY_ITSELF.search(after["last_wake"]["trigger"])
+            if not woke_by_itself or after["state"] == "archived":
+                break
+        if done.returncode != 0:
+            raise Failed(done)
+        assert after["state"] == after["tier"] == "archived" and after["pids"] == [], after
+        return after
+
     def settled(self) -> dict[str, Any]:
-        """What it is once it is not on the way up."""
-        return wait_for(f"{self.name} is awake", lambda: (v := self.inspect())["state"] != "waking" and v, 30)
+        """What it is once it is not on the way up. A sleeper that is due already (it was frozen in the middle of work, say) is:
+        it says so before it has written down that it wakes, which may take as long as the disk does."""
+
+        def view() -> dict[str, Any] | None:
+            view = self.inspect()
+            due = view["state"] in ("hibernated", "parked", "archived") and view["next_timer_ms"] == 0
+            return None if view["state"] == "waking" or due else view
+
+        return wait_for(f"{self.name} is awake", view, 30)
 
     def asleep_bytes(self) -> int:
         """What it holds while it hibernates. One that a timer wakes while it is looked at is put to sleep again."""

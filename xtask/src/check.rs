@@ -46,10 +46,16 @@ fn one(root: &Path, name: &str) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Cargo as it was called, in the workspace.
+/// Cargo as it was called, in the workspace. What it has told this program of its package is not passed on: build scripts of
+/// others look at it, and what they have built would be built anew each time that somebody calls cargo with and without us.
 pub fn cargo(root: &Path) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root);
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

@@ -3,6 +3,7 @@
 //! Parses the command line and hands over to [`check`] and [`suite`]. Never changes a file of the project.
 #![forbid(unsafe_code)]
 
+mod binaries;
 mod check;
 mod counts;
 mod deny;

@@ -1,12 +1,13 @@
-//! `cargo xtask test`: builds, checks, then runs Rust's tests and pytest's, shows how long each stage took and ends with
+//! `cargo xtask test`: builds, checks, and runs Rust's tests and pytest's, shows how long each stage took and ends with
 //! one line that counts tests.
 //!
 //! Without root the build is done as the caller and the tests are run through sudo: they need namespaces and cgroups.
 //! A stage that fails without naming a test counts as one failed test, so that the closing line never looks better than
 //! the exit code.
 
+use crate::binaries::{self, Binary};
 use crate::counts::{self, Counts, Follow};
-use crate::{check, metadata, steps, tidy};
+use crate::{check, steps, tidy};
 use anyhow::Context;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const STAGES: [&str; 6] = ["build", "check", "cargo", "system", "measures", "soak"];
+/// Workers of pytest. One more than CI's machine has processors: tests wait for the disk and for time-outs half of the time.
+const WORKERS: &str = "3";
 
 struct Stage {
     name: &'static str,
@@ -29,11 +32,11 @@ pub fn run(root: &Path, chosen: &[String]) -> anyhow::Result<bool> {
         anyhow::bail!("there is no stage {unknown:?}; there are: {}", STAGES.join(" "));
     }
     let wanted = |name: &str| if chosen.is_empty() { name != "soak" } else { chosen.iter().any(|c| c == name) };
-    let needs_build = ["system", "measures", "soak"].into_iter().any(wanted);
-    let mut done = Vec::new();
+    let needs_build = ["cargo", "system", "measures", "soak"].into_iter().any(wanted);
+    let (mut done, mut binaries) = (Vec::new(), Vec::new());
     for name in STAGES.into_iter().filter(|name| wanted(name) || *name == "build" && needs_build) {
         println!("\n== {name}");
-        let stage = one(root, name);
+        let stage = one(root, name, &mut binaries);
         println!("{}", steps::line(name, stage.result, stage.took, &stage.remark));
         let stop = name == "build" && stage.result == "FAILED";
         done.push(stage);
@@ -51,15 +54,19 @@ pub fn run(root: &Path, chosen: &[String]) -> anyhow::Result<bool> {
     Ok(sum.failed == 0)
 }
 
-fn one(root: &Path, name: &'static str) -> Stage {
+fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
     let since = Instant::now();
     let ran = match name {
         // Not the optimized build: it takes minutes, and finds nothing that this one does not.
-        "build" => status(check::cargo(root).args(["build", "--locked"])),
+        "build" => binaries::build(root).map(|built| {
+            let passed = built.is_some();
+            *binaries = built.unwrap_or_default();
+            (passed, Counts::default())
+        }),
         "check" => check::run(root, &[]).map(|passed| (passed, Counts::default())),
-        "cargo" => cargo_tests(root),
+        "cargo" => cargo_tests(root, binaries),
         // A file's tests are one worker's: tests/conftest.py. Those that measure are alone on the machine.
-        "system" => pytest(root, "not soak and not measures", &["-n", "2", "--dist", "loadgroup"]),
+        "system" => pytest(root, "not soak and not measures", &["-n", WORKERS, "--dist", "loadgroup"]),
         "measures" => pytest(root, "not soak and measures", &[]),
         "soak" => pytest(root, "soak", &[]),
         other => unreachable!("{other} is in STAGES"),
@@ -77,30 +84,40 @@ fn one(root: &Path, name: &'static str) -> Stage {
     Stage { name, result, took: since.elapsed(), counts, remark }
 }
 
-fn status(command: &mut Command) -> anyhow::Result<(bool, Counts)> {
-    Ok((command.status()?.success(), Counts::default()))
-}
-
 fn is_root() -> anyhow::Result<bool> {
     let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).context("Uid in /proc/self/status")?;
     Ok(uids.split_whitespace().nth(1) == Some("0"))
 }
 
-fn cargo_tests(root: &Path) -> anyhow::Result<(bool, Counts)> {
-    let mut command = check::cargo(root);
-    if !is_root()? {
-        let platform = metadata::host()?.to_uppercase().replace('-', "_");
-        command.env(format!("CARGO_TARGET_{platform}_RUNNER"), "sudo -E");
+fn cargo_tests(root: &Path, binaries: &[Binary]) -> anyhow::Result<(bool, Counts)> {
+    let prefix: &[&str] = if is_root()? { &[] } else { &["sudo", "-E"] };
+    let (mut passed, mut counts) = (true, Counts::default());
+    binaries::run(binaries, prefix, |binary, output| {
+        println!("\n     Running {}", binary.source.display());
+        let mut follower = counts::Cargo::default();
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            if let Some(line) = follower.line(line) {
+                println!("{line}");
+            }
+        }
+        print!("{}", String::from_utf8_lossy(&output.stderr));
+        passed &= output.status.success();
+        let mut counted = follower.counts();
+        // One that was killed has counted nothing.
+        counted.failed += u64::from(!output.status.success() && counted.failed == 0);
+        counts += counted;
+        Ok(())
+    })?;
+    // To find out that a crate has no examples in its documentation takes rustdoc seconds for each.
+    if tidy::files(root)?.iter().any(|file| file.path.ends_with(".rs") && has_doc_test(&file.text)) {
+        let mut command = check::cargo(root);
+        command.args(["test", "--workspace", "--locked", "--no-fail-fast", "--doc", "--", "--show-output"]);
+        let (good, counted) = followed(&mut command, counts::Cargo::default())?;
+        passed &= good;
+        counts += counted;
     }
-    command.args(["test", "--workspace", "--locked", "--no-fail-fast"]);
-    // Examples are checked by clippy and run by nobody here. To find out that a crate has no examples in its documentation
-    // takes rustdoc seconds for each.
-    if !tidy::files(root)?.iter().any(|file| file.path.ends_with(".rs") && has_doc_test(&file.text)) {
-        command.args(["--lib", "--bins", "--tests"]);
-    }
-    command.args(["--", "--show-output"]);
-    followed(&mut command, counts::Cargo::default())
+    Ok((passed, counts))
 }
 
 /// Whether the documentation in a source file has a block that rustdoc would run: one that says nothing else.
@@ -126,10 +143,12 @@ fn pytest(root: &Path, marker: &str, workers: &[&str]) -> anyhow::Result<(bool, 
     }
     // No cache and no bytecode: run by root, they would lie in the tree as files of root.
     command.current_dir(root).env("PYTHONDONTWRITEBYTECODE", "1");
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     if std::env::var_os("KIP_BIN").is_none() {
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         command.env("KIP_BIN", target.join("debug/kip"));
     }
+    // Built already: cargo, asked again for one, would look at every crate first.
+    command.env("KIP_EXAMPLES", target.join("debug/examples"));
     command.args(["-m", "pytest", "-p", "no:cacheprovider", "-ra", "--durations=10", "-m", marker]);
     command.args(workers).arg("tests");
     followed(&mut command, counts::Pytest::default())

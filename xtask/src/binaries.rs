@@ -1,0 +1,171 @@
+//! Rust's test binaries: builds them, and runs a few at a time.
+//!
+//! `cargo test` runs one binary after the other, and most of what these tests do is to wait: for a process's end, a timer, the
+//! disk. The output of a binary is kept until it has ended, so that it is shown in one piece. A binary runs as cargo would run it: in
+//! its package's directory.
+
+use crate::check;
+use anyhow::Context;
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, channel};
+
+/// So many run at once on each processor.
+const PER_PROCESSOR: usize = 1;
+
+/// A test binary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binary {
+    /// Its source file, relative to the workspace.
+    pub source: PathBuf,
+    program: PathBuf,
+    directory: PathBuf,
+}
+
+/// A line of `cargo test --message-format=json`, as far as it is of use here.
+#[derive(Deserialize)]
+struct Message {
+    manifest_path: Option<PathBuf>,
+    executable: Option<PathBuf>,
+    target: Option<Target>,
+    profile: Option<Profile>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    src_path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Builds all that is tested and all that tests use. All of it at once: built one by one, for the sake of features that only
+/// tests ask for, some of it would be built twice. None if it does not build; cargo has said why.
+pub fn build(root: &Path) -> anyhow::Result<Option<Vec<Binary>>> {
+    let tested = ["--workspace", "--locked", "--lib", "--bins", "--tests"];
+    // Examples are programs of the tests: as tests of their own they would be built twice.
+    if !check::cargo(root).arg("build").args(tested).arg("--examples").status()?.success() {
+        return Ok(None);
+    }
+    let output = check::cargo(root)
+        .args(["test", "--no-run", "--message-format=json-render-diagnostics"])
+        .args(tested)
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        return Ok(None);
+    }
+    tests_in(root, &String::from_utf8_lossy(&output.stdout)).map(Some)
+}
+
+/// The test binaries that cargo tells of; integration tests first, for they take longest.
+fn tests_in(root: &Path, messages: &str) -> anyhow::Result<Vec<Binary>> {
+    let mut found = Vec::new();
+    for line in messages.lines().filter(|line| line.starts_with('{')) {
+        let message: Message = serde_json::from_str(line).with_context(|| format!("cargo's message {line}"))?;
+        let Message { manifest_path: Some(manifest), executable: Some(program), target: Some(target), profile } =
+            message
+        else {
+            continue;
+        };
+        if profile.is_some_and(|profile| profile.test) {
+            let directory = manifest.parent().context("a manifest lies in a directory")?.to_owned();
+            let source = target.src_path.strip_prefix(root).unwrap_or(&target.src_path).to_owned();
+            found.push(Binary { source, program, directory });
+        }
+    }
+    found.sort_by_key(|binary| (!binary.source.iter().any(|part| part == "tests"), binary.source.clone()));
+    Ok(found)
+}
+
+/// Runs them, `prefix` (sudo) before each; `ended` gets each with what it printed, in the order in which they end.
+pub fn run(
+    binaries: &[Binary],
+    prefix: &[&str],
+    ended: impl FnMut(&Binary, Output) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from) * PER_PROCESSOR;
+    let waiting = Mutex::new(binaries.iter());
+    let (tell, told) = channel();
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            let (tell, waiting) = (tell.clone(), &waiting);
+            scope.spawn(move || {
+                loop {
+                    let next = waiting.lock().expect("nobody panics with it").next();
+                    let Some(binary) = next else { return };
+                    if tell.send((binary, run_one(binary, prefix))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell);
+        pass_on(told, ended)
+    })
+}
+
+fn pass_on(
+    told: Receiver<(&Binary, anyhow::Result<Output>)>,
+    mut ended: impl FnMut(&Binary, Output) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for (binary, output) in told {
+        ended(binary, output?)?;
+    }
+    Ok(())
+}
+
+fn run_one(binary: &Binary, prefix: &[&str]) -> anyhow::Result<Output> {
+    let words = prefix.iter().map(|word| word.as_ref()).chain([binary.program.as_os_str()]);
+    let mut words = words.collect::<Vec<_>>().into_iter();
+    let mut command = Command::new(words.next().expect("at least the program"));
+    command.args(words).arg("--show-output").current_dir(&binary.directory).stdin(Stdio::null());
+    command.output().with_context(|| format!("{} cannot be run", binary.program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_binaries_are_found_among_what_cargo_says() {
+        let artifact = |source: &str, executable: &str, test: bool| {
+            format!(
+                "{{\"reason\":\"compiler-artifact\",\"manifest_path\":\"/w/crates/net/Cargo.toml\",\"target\":{{\"src_path\":\
+                 \"/w/crates/net/{source}\"}},\"profile\":{{\"test\":{test}}},\"executable\":{executable}}}\n"
+            )
+        };
+        let text = artifact("src/lib.rs", "null", false)
+            + &artifact("src/lib.rs", "\"/t/net-1\"", true)
+            + &artifact("src/main.rs", "\"/t/kip\"", false)
+            + &artifact("tests/host.rs", "\"/t/host-2\"", true)
+            + "{\"reason\":\"build-finished\",\"success\":true}\n";
+        let found = tests_in(Path::new("/w"), &text).unwrap();
+        let shown: Vec<_> = found.iter().map(|b| (b.source.to_str().unwrap(), b.program.to_str().unwrap())).collect();
+        assert_eq!(shown, [("crates/net/tests/host.rs", "/t/host-2"), ("crates/net/src/lib.rs", "/t/net-1")]);
+        assert!(found.iter().all(|binary| binary.directory == Path::new("/w/crates/net")));
+    }
+
+    #[test]
+    fn all_are_run_and_told_of_once() {
+        let binary =
+            |program: &str| Binary { source: program.into(), program: program.into(), directory: std::env::temp_dir() };
+        let binaries = ["echo", "false", "echo"].map(binary);
+        let mut told = Vec::new();
+        run(&binaries, &[], |binary, output| {
+            told.push((binary.source.clone(), output.status.success(), output.stdout));
+            Ok(())
+        })
+        .unwrap();
+        told.sort();
+        let line = b"--show-output\n".to_vec();
+        assert_eq!(
+            told,
+            [("echo".into(), true, line.clone()), ("echo".into(), true, line), ("false".into(), false, vec![])]
+        );
+    }
+}
