@@ -15,6 +15,7 @@ use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_snapshot::{Contents, SnapshotError};
 use kip_store::GetError;
 use kip_types::{Generation, Realm};
+use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -57,6 +58,8 @@ pub(crate) enum FetchError {
 /// A front that comes.
 struct Coming<'a> {
     growing: &'a Path,
+    /// Files that were there before anything had come, empty.
+    spare: BTreeSet<String>,
     /// Of the remote page file, with where it will be.
     name: String,
     path: PathBuf,
@@ -88,6 +91,7 @@ impl Coming<'_> {
             Event::Sets(sets) => self.sets = sets,
             Event::PageTable(table) => self.table(table)?,
             Event::Metadata { name, bytes, .. } => {
+                self.spare.remove(&name);
                 let open = OpenOptions::new().append(true).create(true).open(self.growing.join(&name));
                 open.and_then(|mut file| file.write_all(&bytes)).map_err(self.io_at(&name))?;
             }
@@ -133,9 +137,10 @@ impl Archive {
     /// that a wake cannot do without; the rest follows. Blocking; not on a thread of the runtime.
     pub(crate) fn fetch(&self, proc: ProcId, front: FrontRef, dir: &Path) -> Result<PathBuf, FetchError> {
         let generation = front.generation;
-        let growing = kip_snapshot::begin(dir, generation)?;
+        let (growing, spare) = kip_snapshot::begin_copy(dir, generation)?;
         let mut coming = Coming {
             growing: &growing,
+            spare,
             name: remote_name(generation),
             path: kip_snapshot::path_of(dir, generation),
             realm: &self.realm,
@@ -151,6 +156,9 @@ impl Archive {
             if is_enough {
                 break;
             }
+        }
+        for name in &coming.spare {
+            fs::remove_file(growing.join(name)).map_err(coming.io_at(name))?;
         }
         let Coming { manifest, sets, mut map, filling, name, .. } = coming;
         let begins = filling.as_ref().map(|filling| filling.front_begins(&sets)).transpose();

@@ -229,6 +229,9 @@ impl Task {
         }
         let proc = Arc::clone(&self.proc);
         let swept = blocking(move || {
+            if let Err(e) = kip_snapshot::leave_spare(&proc.dir, generation) {
+                tracing::debug!(proc = %proc.name, error = chain(&e), "the files of an archived generation go altogether");
+            }
             if let Err(e) = kip_snapshot::sweep(&proc.dir, None) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an archived generation is left on disk");
             }
