@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from archived.host import STILL, Sleeper
-from archived.line import Proxy
+from harness.line import Proxy
 from harness.kip import Kip
 from harness.programs import tarball
 from parkwake.workspace import Failed, Workspace

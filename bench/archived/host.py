@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from archived.line import Proxy, Request
+from harness.line import Proxy, Request
 from harness import s3
 from harness.clients import tcp_states
 from harness.kip import Kip, Proc

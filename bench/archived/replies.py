@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from archived.host import STILL, TRIES, Distance, NotAsleep, Sleeper
-from archived.line import Proxy
+from harness.line import Proxy
 from harness.kip import Kip
 from parkwake.client import Client
+from parkwake.kiphost import daemon
 from parkwake.setups import ALL, Setup
 from parkwake.workspace import Workspace
 
 STATES = ("hot", "parked", "archived")
+# What was stored is on the local disk too, under a daemon of its own; the first server, over the shortest way, to compare.
+CACHED = "archived, cached"
 # Milliseconds from the paper's clients to its workers in Virginia, there and back.
 ROUND_TRIPS = {"Virginia": 0.26, "Oregon": 81.0, "Frankfurt": 89.0, "Tokyo": 149.0}
 # Of the issue: first reply of an archived one over the shortest way, more than the store's first byte, ms.
@@ -63,7 +66,7 @@ class Contest:
 
 def measure(
     rows: list[dict[str, Any]], work: Workspace, kip: Kip, client: Client, proxy: Proxy, servers: Sequence[str], samples: int,
-    say: Callable[[str], None],
+    url: str, say: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Rows {server, state, round_trip_ms, round, us..}; in each round every server has its turn in every state from everywhere,
     in an order that changes."""
@@ -71,12 +74,15 @@ def measure(
     tool = work.dir / "distance"
     with ExitStack() as stack:
         contests = [Contest(work, kip, client, proxy, ALL[name](), tool, stack) for name in servers]
+        other = stack.enter_context(daemon(kip.program, work.dir / "cached", "--store", url, "--cache", "1G"))
+        cached = Contest(work, other, client, proxy, ALL[servers[0]](), tool, stack)
         for number in range(samples):
             turns = [(c, s, ms) for c in contests for s in STATES for ms in ROUND_TRIPS.values()]
+            turns.append((cached, CACHED, min(ROUND_TRIPS.values())))
             order.shuffle(turns)
             for contest, state, ms in turns:
                 row = {"server": contest.setup.name, "state": state, "round_trip_ms": ms, "round": number}
-                rows.append({**row, **contest.turn(state, ms)})
+                rows.append({**row, **contest.turn(state.partition(",")[0], ms)})
             say(f"first replies: round {number + 1} of {samples}")
-        for contest in contests:
+        for contest in [*contests, cached]:
             contest.sleeper.proc.remove()

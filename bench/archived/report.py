@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from archived.clamav import FILE_BYTES, FILES, TARGET_TIMES
-from archived.replies import ROUND_TRIPS, STATES, TARGETS_MS
+from archived.replies import CACHED, ROUND_TRIPS, STATES, TARGETS_MS
 from parkwake.report import ms, spread, table
 from parkwake.stats import percentile
 from parkwake.svg import Figure
@@ -66,7 +66,7 @@ def reply_table(data: Row) -> str:
     nearest = min(ROUND_TRIPS.values())
     for server, distances in by_state(data).items():
         for place, round_trip in ROUND_TRIPS.items():
-            for state in STATES:
+            for state in [*STATES, *([CACHED] if CACHED in distances[round_trip] else [])]:
                 values = distances[round_trip][state]
                 line = [f"{server}, {round_trip:g} ms ({place}): {state}", ms(percentile(values, 50))]
                 line += [some(values, 95), some(values, 99), str(len(values))]
@@ -89,12 +89,14 @@ def reply_table(data: Row) -> str:
 def step_table(data: Row) -> str:
     rows = []
     for server in by_state(data):
-        for state in STATES[1:]:
+        for state in [*STATES[1:], CACHED]:
             steps: dict[str, list[float]] = {}
             for row in data["replies"]:
                 if (row["server"], row["state"]) == (server, state):
                     for step in row["wake"]["steps"]:
                         steps.setdefault(step["name"], []).append(step["us"])
+            if not steps:
+                continue
             rows.append([f"{server}: {state}", ", ".join(f"{name} {ms(percentile(us, 50))}" for name, us in steps.items())])
     return table(["steps of a wake, p50", "ms"], rows)
 
@@ -120,8 +122,8 @@ def groups_of(data: Row) -> dict[str, list[Row]]:
     """Rows of archived wakes, by what woke."""
     found: dict[str, list[Row]] = {}
     for row in data.get("replies", []):
-        if row["state"] == "archived":
-            found.setdefault(row["server"], []).append(row)
+        if row["state"] in ("archived", CACHED):
+            found.setdefault(row["server"] + row["state"].removeprefix("archived"), []).append(row)
     for row in data.get("sizes", []):
         if "requests" in row and row["size"] == 8 << 20:
             found.setdefault(f"strawman, 8 MB, {LABELS[row['way']]}", []).append(row)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from archived.host import STILL, Sleeper
-from archived.line import Proxy
+from harness.line import Proxy
 from harness.kip import Kip
 from parkwake.client import Client, Question
 from parkwake.workspace import Failed

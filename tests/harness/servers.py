@@ -270,6 +270,12 @@ def memory(criu: bool = False) -> Server:
     return Server("memory", command, 7200, {"srv/memory": programs.c_program("memory", "-static")}, ports=("7200",))
 
 
+def reader(pages: int) -> Server:
+    """Has noise in memory and reads of it what it is told to; programs/reader.c."""
+    program = programs.c_program("reader", "-static", "-pthread")
+    return Server("reader", ["/srv/reader", "7300", str(pages)], 7300, {"srv/reader": program}, ports=("7300",))
+
+
 def echo(*ports: int) -> Server:
     inside = ports or (9000,)
     published = tuple(f"{p}{proto}" for p in inside for proto in ("", "/udp"))

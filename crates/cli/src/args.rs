@@ -140,6 +140,10 @@ pub struct UpArgs {
     /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
     pub disk: Option<u64>,
+    /// Most that what was stored or fetched lately may take on the local disk, sealed, so that it need not be fetched again; 0 for
+    /// none. Without it a tenth of what is free there, at most 1G; none where the store is a directory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
+    pub cache: Option<u64>,
     /// Most memory that procs may use together; without it, the machine's less a reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
@@ -676,6 +680,7 @@ mod tests {
             &["up", "--memory", "much"],
             &["up", "--disk", "much", "--store", "/s"],
             &["up", "--disk", "1G"],
+            &["up", "--cache", "1G"],
             &["up", "--memory-high", "101"],
             &["up", "--memory-high", "0"],
             &["up", "--memory-low", "-1"],

@@ -37,12 +37,12 @@ pub async fn open(
     only_criu: bool,
     set_memory: Option<u64>,
     (store, collect_every): (Option<String>, Option<u64>),
-    (memory, disk): (MemoryMarks, Option<u64>),
+    (memory, disk, cache): (MemoryMarks, Option<u64>, Option<u64>),
 ) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
     let programs = programs()?;
     let config =
-        Config { data: data.clone(), criu, programs, only_criu, set_memory, store, collect_every, memory, disk };
+        Config { data: data.clone(), criu, programs, only_criu, set_memory, store, collect_every, memory, disk, cache };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
@@ -316,6 +316,7 @@ impl Service for Hosted {
             pager_pid: self.worker.pager_pid().await,
             wakes_last_minute: self.worker.wakes_last_minute(),
             room: Some(self.worker.room()),
+            cache: self.worker.cache(),
         })
     }
 

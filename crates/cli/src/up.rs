@@ -53,7 +53,7 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         ..usual
     };
     let store = (args.store, args.collect_every);
-    let marks = (memory, args.disk);
+    let marks = (memory, args.disk, args.cache);
     let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks).await?);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;

@@ -173,12 +173,17 @@ fn last_sleep(sleep: &SleepView) -> Vec<(&'static str, String)> {
 }
 
 fn last_wake(wake: &WakeView) -> Vec<(&'static str, String)> {
-    vec![
+    let mut rows = vec![
         ("when", format!("{} ({})", utc(wake.at_ms), ago(wake.at_ms))),
         ("from", wake.from.to_string()),
         ("by", wake.trigger.clone()),
         ("in all", micros(wake.total_us)),
-    ]
+    ];
+    rows.extend(wake.fetched.iter().map(|came| {
+        let (store, cache) = (bytes(came.store_bytes), bytes(came.cache_bytes));
+        ("fetched", format!("{store} from the store by {} requests, {cache} from the cache", came.requests))
+    }));
+    rows
 }
 
 /// A wake's steps with a bar for each one's share.

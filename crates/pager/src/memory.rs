@@ -137,6 +137,11 @@ fn read(map: &SlotMap, parked: Option<&dyn PageSource>, slot: u32, buffer: &mut 
     }
 }
 
+/// How many of some pages can be read without waiting for a store.
+fn readable(state: &State, slot: u32, pages: usize) -> usize {
+    state.parked.as_deref().map_or(pages, |parked| parked.readable(slot, pages))
+}
+
 impl State {
     /// Reads whole pages from `slot` on, wherever they lie, into an aligned buffer.
     ///
@@ -383,13 +388,23 @@ impl Memory {
             }
             return filled;
         }
+        if slot >= PARKED && readable(state, slot, 1) == 0 {
+            // It is asked for alone: what else is fetched with it is not ours to say.
+            return with_buffer(1, |buffer| {
+                read(&state.map, state.parked.as_deref(), slot, buffer)?;
+                fill(uffd, address, buffer, true)
+            });
+        }
         let (window, down) = match (state.read_ahead, slot >= PARKED) {
             (false, _) => (1, false),
             (true, false) => state.streams.window(address, READ_AHEAD),
             (true, true) => state.streams.window(address, PARKED_AHEAD),
         };
-        let behind = (address, slot, window.min(((end - address) / PAGE64) as usize));
-        let (start, slot, pages) = state.map.runs().before(address, window).filter(|_| down).unwrap_or(behind);
+        let most = window.min(((end - address) / PAGE64) as usize);
+        let behind = (address, slot, if slot >= PARKED { readable(state, slot, most).max(1) } else { most });
+        let before = state.map.runs().before(address, window).filter(|_| down);
+        let before = before.filter(|(_, slot, pages)| *slot < PARKED || readable(state, *slot, *pages) == *pages);
+        let (start, slot, pages) = before.unwrap_or(behind);
         let filled = with_buffer(pages, |buffer| {
             read(&state.map, state.parked.as_deref(), slot, buffer)?;
             fill(uffd, start, buffer, true)
@@ -406,6 +421,13 @@ impl Memory {
             }
             other => other?,
         };
+        if let Some(parked) = state.parked.as_deref().filter(|_| slot >= PARKED) {
+            // Neighbours only once they have followed each other: else nobody has said that they are needed.
+            match window > PARKED_AHEAD {
+                true => parked.needed(slot, pages),
+                false => parked.needed(behind.1, 1),
+            }
+        }
         let brought = start..start + pages as u64 * PAGE64;
         state.since.ahead.extend(brought.clone().step_by(PAGE).filter(|page| *page != address));
         if state.read_ahead {

@@ -151,6 +151,14 @@ impl Parked {
         self.files[run.file as usize].0 + run.first
     }
 
+    fn remote(&self, slot: u32) -> Option<(&RemoteFile, u32)> {
+        let (index, page) = self.place(slot)?;
+        match &self.files[index].2 {
+            Pages::Remote(remote) if page < remote.pages() => Some((remote, page)),
+            _ => None,
+        }
+    }
+
     /// The slot of the first page of all working sets, if there are any.
     pub fn sets(&self) -> Option<u32> {
         self.files.iter().find(|(_, file, _)| file.name == SETS).map(|(slot, ..)| *slot)
@@ -176,6 +184,25 @@ impl PageSource for Parked {
         match file.first_damaged(page, buffer) {
             Some(page) => Err(damaged(&file.name, page)),
             None => Ok(()),
+        }
+    }
+
+    fn readable(&self, slot: u32, pages: usize) -> usize {
+        match self.remote(slot) {
+            Some((remote, page)) => {
+                let here = remote.here(page, (pages as u32).min(remote.pages() - page));
+                here.map_or(0, |here| here.iter().take_while(|here| **here).count())
+            }
+            None => pages,
+        }
+    }
+
+    fn needed(&self, slot: u32, pages: usize) {
+        // What it says is a hint.
+        if let Some((remote, page)) = self.remote(slot)
+            && let Err(error) = remote.mark_needed(page, pages as u32)
+        {
+            tracing::debug!(%error, "what was needed of a remote page file is not marked");
         }
     }
 }
@@ -236,5 +263,8 @@ mod tests {
         remote.put_zeros(12, 2).unwrap();
         parked.read(slot, &mut pages).unwrap();
         assert_eq!([pages[0], pages[PAGE], pages[2 * PAGE]], [2, 3, 0]);
+        assert_eq!([parked.readable(slot, 2), parked.readable(slot, 9), parked.readable(slot - 1, 9)], [2, 4, 0]);
+        parked.needed(slot, 1);
+        assert!(remote.needed(10, 1).unwrap() && !remote.needed(11, 80).unwrap());
     }
 }

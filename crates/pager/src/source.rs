@@ -14,6 +14,14 @@ pub trait PageSource: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The source's; the thread that waits for the page then goes on waiting.
     fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()>;
+
+    /// How many of some pages, from `slot` on, can be read without waiting for a store.
+    fn readable(&self, _slot: u32, pages: usize) -> usize {
+        pages
+    }
+
+    /// Faults needed these, or will: they follow each other. For whoever fetches more of them.
+    fn needed(&self, _slot: u32, _pages: usize) {}
 }
 
 impl PageSource for Swap {

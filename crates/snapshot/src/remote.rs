@@ -23,6 +23,7 @@ pub const TABLE: &str = ".table";
 const AWAY: u8 = 0;
 const CAME: u8 = 1;
 const ZEROS: u8 = 2;
+const NEEDED: u8 = 3;
 
 /// A remote page file.
 #[derive(Debug)]
@@ -111,6 +112,27 @@ impl RemoteFile {
     /// The file system's.
     pub fn put_zeros(&self, first: u32, pages: u32) -> io::Result<()> {
         self.here.write_all_at(&vec![ZEROS; pages as usize], first.into())
+    }
+
+    /// Marks pages as needed, those of them that came.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn mark_needed(&self, first: u32, pages: u32) -> io::Result<()> {
+        let mut marks = self.marks(first, pages)?;
+        if !marks.contains(&CAME) {
+            return Ok(());
+        }
+        marks.iter_mut().filter(|mark| **mark == CAME).for_each(|mark| *mark = NEEDED);
+        self.here.write_all_at(&marks, first.into())
+    }
+
+    /// Whether any of some pages was marked as needed since it came.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn needed(&self, first: u32, pages: u32) -> io::Result<bool> {
+        Ok(self.marks(first, pages)?.contains(&NEEDED))
     }
 
     /// Reads pages one behind the other and compares them with their checksums.
@@ -210,6 +232,9 @@ mod tests {
         again.read(3, &mut pages).unwrap();
         assert!(pages[..2 * PAGE].iter().all(|byte| *byte == 7) && pages[2 * PAGE..].iter().all(|byte| *byte == 0));
         assert!(again.read(2, &mut pages).is_err());
+        again.mark_needed(2, 2).unwrap();
+        assert!(made.needed(0, 9).unwrap() && !made.needed(4, 5).unwrap() && !made.here(2, 1).unwrap()[0]);
+        made.read(3, &mut pages).unwrap();
         let other = PageFile { remote: Some(8), ..file };
         assert!(matches!(RemoteFile::open(dir.path(), &other), Err(SnapshotError::Damaged { what: "size", .. })));
     }

@@ -269,6 +269,24 @@ pub struct WakeView {
     pub steps: Vec<StepView>,
     /// When, milliseconds since the epoch.
     pub at_ms: u64,
+    /// What came from the object store for it and behind it, until now; null of other tiers, and of an earlier daemon's wakes.
+    #[serde(default)]
+    pub fetched: Option<FetchedView>,
+}
+
+/// What came of a proc since it began to wake from the archive, and from where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FetchedView {
+    /// Reads of the store.
+    pub requests: u64,
+    /// What they brought, bytes.
+    pub store_bytes: u64,
+    /// What came from the cache on the local disk instead, bytes.
+    pub cache_bytes: u64,
+    /// Blocks that were read ahead lately, over all its wakes, and were needed.
+    pub ahead_used: u32,
+    /// And those that were not.
+    pub ahead_unused: u32,
 }
 
 /// `GET /v1/procs/NAME` and, as a list, `GET /v1/procs`.
@@ -469,6 +487,9 @@ pub struct TopView {
     /// How full memory is; null from older daemons.
     #[serde(default)]
     pub room: Option<RoomView>,
+    /// What is kept on the local disk of what is in the store; null without such a cache.
+    #[serde(default)]
+    pub cache: Option<CacheView>,
     /// Sorted by tier (hot first), then by memory (most first), then by name.
     pub procs: Vec<TopProc>,
 }
@@ -577,6 +598,18 @@ pub struct Info {
     /// How full memory is; null from older daemons.
     #[serde(default)]
     pub room: Option<RoomView>,
+    /// What is kept on the local disk of what is in the store; null without such a cache.
+    #[serde(default)]
+    pub cache: Option<CacheView>,
+}
+
+/// The cache of what is in the store (`kip up --cache`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheView {
+    /// What it takes on the local disk, bytes.
+    pub bytes: u64,
+    /// What it may, bytes.
+    pub limit_bytes: u64,
 }
 
 /// Memory in use and the marks that it is held against (`kip up --memory`, `--memory-high`, `--memory-low`).

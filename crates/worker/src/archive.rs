@@ -11,11 +11,15 @@
 //! remote page file. The wake begins once the front's first part is there; working sets follow ([`stream`]), and of all else
 //! [`demand`] fetches by ranges what is needed. A crash leaves a directory that the next sweep removes.
 
+mod account;
+mod ahead;
+mod cache;
 pub(crate) mod collect;
 mod demand;
 mod export;
 mod fetch;
 mod files;
+mod filling;
 pub(crate) mod find;
 pub(crate) mod import;
 mod keys;
@@ -140,6 +144,10 @@ pub(crate) struct Archive {
     heads: Mutex<HashMap<ProcId, (Head, Version)>>,
     /// What is being fetched on demand.
     fetched: demand::Open,
+    /// What came so far, by proc.
+    accounts: account::Accounts,
+    /// Sealed bytes on the local disk, if there are to be any.
+    cache: Option<Arc<cache::Cache>>,
     /// Read by who stores a generation, written by a collection that waits less than is usual.
     storing: tokio::sync::RwLock<()>,
     /// By who collects.
@@ -186,9 +194,31 @@ impl Archive {
             known: Mutex::default(),
             heads: Mutex::default(),
             fetched: demand::Open::default(),
+            accounts: account::Accounts::default(),
+            cache: None,
             storing: tokio::sync::RwLock::default(),
             collecting: tokio::sync::Mutex::default(),
         })
+    }
+
+    /// With a cache on the local disk of at most so many bytes; without a number, a share of the disk, and none where the store is on
+    /// this machine itself. Blocking.
+    pub(crate) fn with_cache(self, data: &Path, limit: Option<u64>) -> Archive {
+        let none = self.store.is_directory().then_some(0);
+        Archive { cache: cache::Cache::open(data, limit.or(none)), ..self }
+    }
+
+    /// What the cache takes on the disk, and what it may, bytes.
+    pub(crate) fn cached(&self) -> Option<(u64, u64)> {
+        self.cache.as_ref().map(|cache| cache.held())
+    }
+
+    /// Drops fronts of a proc from the cache, all but one: nothing of its will be read again, as far as anybody knows.
+    fn uncache_fronts(&self, proc: ProcId, but: Option<FrontRef>) {
+        let Some(cache) = &self.cache else { return };
+        let own = format!("{}/", ObjectName::of_proc(&self.realm, proc));
+        let kept = but.map(|front| self.front_key(proc, front));
+        cache.forget(|object| object.starts_with(&own) && kept.as_ref().is_none_or(|kept| kept.as_str() != object));
     }
 
     /// Forgets that a proc was ever archived, for it begins anew; what is to be removed from the store is noted.
@@ -208,10 +238,14 @@ impl Archive {
             name.to_string_lossy().starts_with(ENDED) || whole && name == ID
         });
         let mut failed = Vec::new();
+        if whole {
+            self.close_account(dir);
+        }
         for path in noted.map(|entry| entry.path()) {
             let Some(id) = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<ProcId>().ok()) else {
                 continue;
             };
+            self.uncache_fronts(id, None);
             match tokio::time::timeout(RETIRED_WITHIN, self.remove(id)).await {
                 Ok(Ok(())) => drop(fs::remove_file(&path)),
                 Ok(Err(e)) => failed.push(crate::task::chain(&e)),

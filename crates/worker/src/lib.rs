@@ -71,7 +71,7 @@ use crate::state::Record;
 use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
-use kip_types::api::{Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
+use kip_types::api::{CacheView, Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
 use kip_types::spec::parse_signal;
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
@@ -283,6 +283,12 @@ impl Worker {
     /// How full memory is.
     pub fn room(&self) -> RoomView {
         self.machine.pressure.view()
+    }
+
+    /// What is kept on the local disk of what is in the store.
+    pub fn cache(&self) -> Option<CacheView> {
+        let (bytes, limit_bytes) = self.machine.archive.as_ref()?.cached()?;
+        Some(CacheView { bytes, limit_bytes })
     }
 
     /// The name of this worker.

@@ -69,6 +69,8 @@ pub struct Config {
     pub memory: MemoryMarks,
     /// What parked procs' generations may take on the local disk, bytes; beyond that those parked the longest are archived.
     pub disk: Option<u64>,
+    /// What the cache of the store may take there, bytes: 0 for no cache, nothing for the usual.
+    pub cache: Option<u64>,
 }
 
 /// A worker could not be opened.
@@ -230,7 +232,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // First: what is started below outlives a daemon that does not come up.
     let archive =
         config.store.as_deref().map(|url| Archive::open(url, &config.data, kip_types::Realm::default(), now_ms()));
-    let archive = archive.transpose()?.map(Arc::new);
+    let archive = archive.transpose()?.map(|archive| Arc::new(archive.with_cache(&config.data, config.cache)));
     let at = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }

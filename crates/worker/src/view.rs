@@ -6,8 +6,14 @@ use crate::state::Record;
 use crate::task::Handle;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::Now;
-use kip_types::api::{MemoryView, ProcView};
+use kip_types::api::{FetchedView, MemoryView, ProcView, WakeView};
 use kip_types::{State, Tier};
+
+/// What came from the store for its last wake.
+fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
+    let archive = proc.shared.archive.as_ref().filter(|_| wake.from == Tier::Archived)?;
+    archive.fetched(&proc.dir)
+}
 
 /// The proc as it is now.
 pub(crate) fn proc_view(handle: &Handle) -> ProcView {
@@ -27,7 +33,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
         pids,
         memory,
         last_sleep: record.last_sleep.clone(),
-        last_wake: record.last_wake.clone(),
+        last_wake: record.last_wake.clone().map(|wake| WakeView { fetched: fetched(proc, &wake), ..wake }),
         exit: match &record.state {
             State::Stopped { exit } => exit.map(|e| e.to_string()),
             _ => None,

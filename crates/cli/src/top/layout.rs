@@ -2,7 +2,7 @@
 
 use super::look::{TIERS, tier_word};
 use crate::text::{bytes, micros, millis, one_line, short, utc};
-use kip_types::api::{RoomView, TopProc, TopView};
+use kip_types::api::{CacheView, RoomView, TopProc, TopView};
 
 const HEAD: [&str; 10] = ["NAME", "STATE", "TIER", "MEMORY", "SAVED", "IDLE", "CPU%", "WAKES", "LAST-WAKE", "TRIGGER"];
 /// Columns of numbers, which end at the same place.
@@ -59,8 +59,13 @@ fn header(view: &TopView) -> [String; 2] {
             bytes(view.saved_bytes),
             view.room.as_ref().map(room).unwrap_or_default(),
             view.wakes_last_minute
-        ),
+        ) + &view.cache.as_ref().map(cache).unwrap_or_default(),
     ]
+}
+
+/// What is kept here of the store.
+fn cache(cache: &CacheView) -> String {
+    format!("; cache {} of {}", bytes(cache.bytes), bytes(cache.limit_bytes))
 }
 
 /// How full memory is, and the marks.
@@ -142,7 +147,7 @@ mod tests {
     fn view(procs: Vec<TopProc>) -> TopView {
         let tiers = [("hot", 1), ("parked", 1)].map(|(tier, n)| (tier.to_owned(), n)).into();
         let (held_bytes, saved_bytes) = (3 << 20, 5 << 20);
-        TopView { at_ms: 180_000, tiers, held_bytes, saved_bytes, wakes_last_minute: 2, room: None, procs }
+        TopView { at_ms: 180_000, tiers, held_bytes, saved_bytes, wakes_last_minute: 2, room: None, cache: None, procs }
     }
 
     fn two() -> TopView {

@@ -1,7 +1,7 @@
 //! One picture of all procs, from two answers of the daemon.
 
 use kip_client::Client;
-use kip_types::api::{ProcView, RoomView, TopProc, TopView};
+use kip_types::api::{CacheView, ProcView, RoomView, TopProc, TopView};
 use kip_types::lifecycle::Tier;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -18,6 +18,7 @@ pub struct Answer {
     procs: Vec<ProcView>,
     wakes_last_minute: u64,
     room: Option<RoomView>,
+    cache: Option<CacheView>,
 }
 
 impl Answer {
@@ -26,7 +27,8 @@ impl Answer {
         let procs = client.list().await?;
         let (at, at_ms) = (Instant::now(), crate::text::now_ms());
         let info = client.info().await?;
-        Ok(Answer { at, at_ms, procs, wakes_last_minute: info.wakes_last_minute, room: info.room })
+        let (room, cache) = (info.room, info.cache);
+        Ok(Answer { at, at_ms, procs, wakes_last_minute: info.wakes_last_minute, room, cache })
     }
 }
 
@@ -55,6 +57,7 @@ pub fn compare(older: &Answer, newer: &Answer) -> TopView {
         saved_bytes: procs.iter().filter_map(|p| p.saved_bytes).sum(),
         wakes_last_minute: newer.wakes_last_minute,
         room: newer.room.clone(),
+        cache: newer.cache,
         procs,
     }
 }
@@ -107,7 +110,7 @@ mod tests {
     }
 
     fn answer(at: Instant, procs: Vec<ProcView>) -> Answer {
-        Answer { at, at_ms: 5, procs, wakes_last_minute: 3, room: None }
+        Answer { at, at_ms: 5, procs, wakes_last_minute: 3, room: None, cache: None }
     }
 
     #[test]

@@ -265,7 +265,7 @@ impl Service for Fake {
             let step = |name: &str, us| StepView { name: name.into(), us };
             let steps = vec![step("helper", 400), step("restore", 6100), step("resume", 1000)];
             let (trigger, from) = ("kip wake".into(), Tier::Parked);
-            view.last_wake = Some(WakeView { trigger, from, total_us: 7500, steps, at_ms: 2000 });
+            view.last_wake = Some(WakeView { trigger, from, total_us: 7500, steps, at_ms: 2000, fetched: None });
             Moved { proc: view.clone(), already }
         })
     }
@@ -435,6 +435,7 @@ impl Service for Fake {
             pager_pid: 2,
             wakes_last_minute: 0,
             room: None,
+            cache: None,
         })
     }
 

@@ -23,7 +23,7 @@ use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_store::{Failure, Key, ReadReferenceError, SwapError, Version};
 use kip_types::api::{CollectRequest, CollectView, UnusedView};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -214,6 +214,10 @@ impl Archive {
                 Ok(object) => gone.push(object),
                 Err(e) => failed = failed.or(Some(e)),
             }
+        }
+        if let Some(cache) = &self.cache {
+            let names: HashSet<String> = gone.iter().map(|object| object.name(&self.realm).to_string()).collect();
+            cache.forget(|object| names.contains(object));
         }
         let packs: BTreeSet<PackId> = gone.iter().filter_map(pack_of).collect();
         if !packs.is_empty() {

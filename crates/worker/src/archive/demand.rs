@@ -1,38 +1,32 @@
 //! Pages that come from the store when they are needed, into remote page files ([`kip_snapshot::remote`]).
 //!
-//! Owns which blocks are on their way, so that none is fetched twice, and how far is read ahead: the more, the longer what is
-//! asked for lies behind what came last, as of a file that is read from its beginning. What comes with the front anyway
-//! ([`super::stream`]) is waited for, as long as it comes. What came stays on the local disk as long as the generation does.
+//! Owns the order of requests: none for what is on its way already, none for what the cache has, and what is waited for goes before
+//! what is read ahead ([`super::ahead`] says how far). What comes with the front anyway ([`super::stream`]) is waited for, as long
+//! as it comes. What came stays on the local disk as long as the generation does.
 //! Nothing here is durable.
 
+use super::filling::Filling;
 use super::{Archive, FetchError};
-use kip_archive::front::{Sets, left_out};
-use kip_archive::names::ObjectName;
-use kip_archive::pack::{BlockRef, PackReader};
+use kip_archive::pack::BlockRef;
 use kip_archive::seal::OpenError;
-use kip_archive::table::{Home, PageTable, Remote, Space};
+use kip_archive::table::PageTable;
 use kip_snapshot::SnapshotError;
-use kip_snapshot::pages::{PAGE, PageFile, PageMap};
+use kip_snapshot::pages::{PageFile, PageMap};
 use kip_snapshot::remote::{RemoteFile, TABLE};
-use kip_store::GetError;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use kip_store::{GetError, Key, Store};
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::Notify;
 
-/// The most sealed bytes of one request: as long as its first byte takes on a link of 100 MB/s.
-const REQUEST_BYTES: u64 = 2 << 20;
 /// Requests at once of one proc.
 const REQUESTS: usize = 8;
-/// Blocks that are read ahead at most.
-const AHEAD: u32 = 128;
 /// What is missing is fetched behind a wake if it is no more than this, bytes.
-const BEHIND: u64 = 8 << 20;
+pub(super) const BEHIND: u64 = 8 << 20;
 /// That pages do not come is told no more often.
 const TOLD_EVERY: Duration = Duration::from_secs(30);
 
@@ -97,248 +91,8 @@ pub(crate) enum Brought {
 /// The remote page files that pages are fetched for, by device and inode.
 pub(super) type Open = Mutex<HashMap<(u64, u64), Arc<Filling>>>;
 
-/// A remote page file that is filled.
-pub(super) struct Filling {
-    pub(super) path: PathBuf,
-    pub(super) file: RemoteFile,
-    table: PageTable,
-    /// All runs by space and address: whose, start, pages, first page.
-    places: Vec<(Space, u64, u32, u32)>,
-    /// Runs of pages that are in the front only, by page: first page, pages.
-    in_front: Vec<(u32, u32)>,
-    /// Runs of pages that lie in blocks, by page: first page, pages, block, first page in the block.
-    runs: Vec<(u32, u32, u32, u32)>,
-    /// Places in `runs`, by block.
-    of_blocks: Vec<(u32, u32)>,
-    /// Blocks by pack and offset, and of each block its place there.
-    in_packs: Vec<u32>,
-    ranks: Vec<u32>,
-    state: Mutex<Coming>,
-    /// Some have come, or will not.
-    came: Notify,
-}
-
-#[derive(Default)]
-struct Coming {
-    blocks: HashSet<u32>,
-    /// Pages that come with the front, as long as that comes.
-    front: Option<HashSet<u32>>,
-    /// Behind the last block that was asked for, by rank, and how many are fetched next time.
-    next: u32,
-    ahead: u32,
-    told: Option<Instant>,
-    /// That it is damaged has been told: whoever waited for it is ended once.
-    damaged: bool,
-}
-
-impl Filling {
-    pub(super) fn new(path: PathBuf, file: RemoteFile, table: PageTable) -> Filling {
-        let remote = Remote::new(&table, 0);
-        let places = remote.runs().map(|(first, of, run)| (of, run.start, run.pages, first)).collect();
-        let in_front = remote.runs().filter(|(.., run)| run.home == Home::Front);
-        let in_front = in_front.map(|(first, _, run)| (first, run.pages)).collect();
-        let in_block = |(first, _, run): (u32, _, &kip_archive::table::TableRun)| match run.home {
-            Home::Block { block, first: at } => Some((first, run.pages, block, at)),
-            Home::Front | Home::Zeros => None,
-        };
-        let runs: Vec<_> = remote.runs().filter_map(in_block).collect();
-        let mut of_blocks: Vec<(u32, u32)> = (0..).zip(&runs).map(|(place, run)| (run.2, place)).collect();
-        of_blocks.sort_unstable();
-        let mut in_packs: Vec<u32> = (0..table.blocks.len() as u32).collect();
-        in_packs.sort_unstable_by_key(|number| {
-            let block = &table.blocks[*number as usize];
-            (block.pack, block.offset)
-        });
-        let mut ranks = vec![0; in_packs.len()];
-        (0..).zip(&in_packs).for_each(|(rank, number)| ranks[*number as usize] = rank);
-        let (state, came) = (Mutex::default(), Notify::new());
-        Filling { path, file, table, places, in_front, runs, of_blocks, in_packs, ranks, state, came }
-    }
-
-    /// The number of a page.
-    fn number(&self, space: Space, address: u64) -> Option<u32> {
-        let next = self.places.partition_point(|(of, start, ..)| (*of, *start) <= (space, address));
-        let (of, start, pages, first) = *self.places.get(next.checked_sub(1)?)?;
-        let index = (address - start) / PAGE as u64;
-        (of == space && index < u64::from(pages)).then(|| first + index as u32)
-    }
-
-    /// Puts pages there by whose they are.
-    pub(super) fn put_pages(&self, space: Space, pages: &[(u64, Vec<u8>)]) -> io::Result<()> {
-        let mut numbered: Vec<(u32, &[u8])> =
-            pages.iter().filter_map(|(address, bytes)| Some((self.number(space, *address)?, &bytes[..]))).collect();
-        numbered.sort_unstable_by_key(|(number, _)| *number);
-        for run in numbered.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
-            let bytes: Vec<u8> = run.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
-            self.file.put(run[0].0, &bytes)?;
-        }
-        Ok(())
-    }
-
-    /// From now on what the sets have comes with the front; what does not is waited for until that has come. Not if it comes
-    /// already.
-    pub(super) fn front_begins(&self, sets: &Sets) -> io::Result<bool> {
-        let mut awaited = HashSet::new();
-        for (process, sets) in sets {
-            let left = left_out(sets);
-            let pages = sets.iter().flat_map(|set| &set.pages).filter(|page| !left.contains(&page.address));
-            awaited.extend(pages.filter_map(|page| self.number(Space::Process(*process), page.address)));
-        }
-        for (first, pages) in &self.in_front {
-            awaited.extend(*first..first + pages);
-        }
-        let here = self.file.here(0, self.file.pages())?;
-        awaited.retain(|page: &u32| !here[*page as usize]);
-        let mut state = self.state();
-        let begins = state.front.is_none();
-        state.front.get_or_insert(awaited);
-        Ok(begins)
-    }
-
-    /// It has come, or does not come any more.
-    pub(super) fn front_ended(&self) {
-        self.state().front = None;
-        self.came.notify_waiters();
-    }
-
-    /// Waits until it comes no more.
-    pub(super) async fn front_came(&self) {
-        loop {
-            let came = self.came.notified();
-            tokio::pin!(came);
-            came.as_mut().enable();
-            if self.state().front.is_none() {
-                return;
-            }
-            came.await;
-        }
-    }
-
-    /// Whether it has some of these pages, and nothing else does.
-    pub(super) fn front_lacks(&self, pages: &Range<u32>) -> io::Result<bool> {
-        let from = self.in_front.partition_point(|(first, count)| first + count <= pages.start);
-        for (first, count) in self.in_front[from..].iter().take_while(|(first, _)| *first < pages.end) {
-            let (start, end) = (pages.start.max(*first), pages.end.min(first + count));
-            if !self.file.here(start, end - start)?.iter().all(|here| *here) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn state(&self) -> MutexGuard<'_, Coming> {
-        self.state.lock().expect("nobody panics with it")
-    }
-
-    fn runs_of(&self, block: u32) -> impl Iterator<Item = (u32, u32, u32, u32)> + '_ {
-        let from = self.of_blocks.partition_point(|(of, _)| *of < block);
-        let places = self.of_blocks[from..].iter().take_while(move |(of, _)| *of == block);
-        places.map(|(_, place)| self.runs[*place as usize])
-    }
-
-    /// The blocks of pages which are not here, and do not come with the front. Tells whether some do.
-    fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<bool> {
-        let from = self.runs.partition_point(|(first, count, ..)| first + count <= pages.start);
-        let mut come = self.front_lacks(&pages)?;
-        for (first, count, block, _) in self.runs[from..].iter().take_while(|(first, ..)| *first < pages.end) {
-            let (start, end) = (pages.start.max(*first), pages.end.min(first + count));
-            let here = self.file.here(start, end - start)?;
-            let state = self.state();
-            let comes = |page: &u32| state.front.as_ref().is_some_and(|front| front.contains(page));
-            let mut away = (start..end).zip(here).filter(|(_, here)| !here).map(|(page, _)| page).peekable();
-            if away.peek().is_some() {
-                if away.all(|page| comes(&page)) {
-                    come = true;
-                } else {
-                    into.insert(*block);
-                }
-            }
-        }
-        Ok(come)
-    }
-
-    /// The blocks of pages of sets which are not here, as many as are fetched behind a wake.
-    fn blocks_of_sets(&self, map: &PageMap) -> Result<BTreeSet<u32>, DemandError> {
-        let mut blocks = BTreeSet::new();
-        let mut bytes = 0;
-        for (process, of) in &map.processes {
-            for page in of.sets.iter().flat_map(|set| &set.pages) {
-                let Some(number) = self.number(Space::Process(*process), page.address) else { continue };
-                let mut own = BTreeSet::new();
-                let found = self.blocks_of(number..number + 1, &mut own);
-                found.map_err(|source| DemandError::Io { path: self.path.clone(), source })?;
-                for block in own {
-                    if bytes < BEHIND && blocks.insert(block) {
-                        bytes += u64::from(self.block(block).sealed);
-                    }
-                }
-            }
-        }
-        Ok(blocks)
-    }
-
-    /// Whether some page of a block is not here.
-    fn lacks(&self, block: u32) -> io::Result<bool> {
-        for (first, pages, ..) in self.runs_of(block) {
-            if !self.file.here(first, pages)?.iter().all(|here| *here) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// With those behind them that are probably needed next.
-    fn with_ahead(&self, blocks: &mut BTreeSet<u32>) -> io::Result<()> {
-        let ranks = || blocks.iter().map(|block| self.ranks[*block as usize]);
-        let (Some(first), Some(last)) = (ranks().min(), ranks().max()) else { return Ok(()) };
-        let mut state = self.state();
-        let follows = state.next > 0 && first >= state.next.saturating_sub(1) && first <= state.next + 1;
-        state.ahead = if follows { (state.ahead * 2).clamp(1, AHEAD) } else { 0 };
-        let end = (last + 1 + state.ahead).min(self.in_packs.len() as u32);
-        state.next = end;
-        drop(state);
-        for rank in last + 1..end {
-            let block = self.in_packs[rank as usize];
-            if self.lacks(block)? {
-                blocks.insert(block);
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts the pages of a block where they belong.
-    fn put(&self, block: u32, bytes: &[u8]) -> Result<(), DemandError> {
-        for (first, pages, _, at) in self.runs_of(block) {
-            let bytes = &bytes[at as usize * PAGE..(at + pages) as usize * PAGE];
-            let put = self.file.put(first, bytes);
-            put.map_err(|source| DemandError::Io { path: self.path.clone(), source })?;
-        }
-        Ok(())
-    }
-
-    /// Blocks as ranges of packs, each one request.
-    fn requests(&self, blocks: &[u32]) -> Vec<Vec<u32>> {
-        let mut ranks: Vec<u32> = blocks.iter().map(|block| self.ranks[*block as usize]).collect();
-        ranks.sort_unstable();
-        let mut requests: Vec<Vec<u32>> = Vec::new();
-        for number in ranks.into_iter().map(|rank| self.in_packs[rank as usize]) {
-            let block = self.block(number);
-            if let Some(request) = requests.last_mut() {
-                let (first, last) = (self.block(request[0]), self.block(request[request.len() - 1]));
-                let goes_on = block.pack == last.pack && block.range().start == last.range().end;
-                if goes_on && block.range().end - first.range().start <= REQUEST_BYTES {
-                    request.push(number);
-                    continue;
-                }
-            }
-            requests.push(vec![number]);
-        }
-        requests
-    }
-
-    fn block(&self, number: u32) -> &BlockRef {
-        &self.table.blocks[number as usize]
-    }
+fn is_at(path: &Path, file: (u64, u64)) -> bool {
+    fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == file)
 }
 
 /// Takes blocks off the list of those that come, whatever becomes of them.
@@ -375,12 +129,13 @@ impl Archive {
         }
         let found = fs::metadata(&path).map_err(|source| DemandError::Io { path: path.clone(), source })?;
         let key = (found.dev(), found.ino());
+        let account = self.account_of(directory);
         let mut open = self.fetched.lock().expect("nobody panics with it");
         // Those whose files are gone, or whose numbers are another's by now.
-        open.retain(|key, filling| fs::metadata(&filling.path).is_ok_and(|found| (found.dev(), found.ino()) == *key));
+        open.retain(|key, filling| is_at(&filling.path, *key));
         let remote = RemoteFile::open(directory, file)?;
         let loaded = self.table_of(directory, file)?;
-        let filling = open.entry(key).or_insert_with(|| Arc::new(Filling::new(path, remote, loaded)));
+        let filling = open.entry(key).or_insert_with(|| Arc::new(Filling::new(path, remote, loaded, account)));
         Ok(Arc::clone(filling))
     }
 
@@ -389,6 +144,11 @@ impl Archive {
         let files = PageMap::load(directory).map(|map| map.files).unwrap_or_default();
         let mut remote = files.iter().filter(|file| file.remote.is_some());
         remote.all(|file| RemoteFile::open(directory, file).is_ok() && self.table_of(directory, file).is_ok())
+    }
+
+    /// Forgets those whose files are gone.
+    pub(super) fn forget_gone(&self) {
+        self.fetched.lock().expect("nobody panics with it").retain(|key, filling| is_at(&filling.path, *key));
     }
 
     /// Makes known what fills a file that is there under its path.
@@ -407,7 +167,7 @@ impl Archive {
     }
 
     /// Fetches blocks, or waits for those that come already. All of them are here if it succeeds.
-    async fn fill(&self, filling: &Arc<Filling>, mut blocks: BTreeSet<u32>) -> Result<(), DemandError> {
+    async fn fill(&self, filling: &Arc<Filling>, mut blocks: BTreeSet<u32>, store: &Store) -> Result<(), DemandError> {
         use futures_util::{StreamExt as _, TryStreamExt as _};
         let io_at = |source| DemandError::Io { path: filling.path.clone(), source };
         loop {
@@ -420,7 +180,8 @@ impl Archive {
             };
             let coming = claimed.len() < blocks.len();
             let claim = Claim { filling, blocks: claimed };
-            let requests = filling.requests(&claim.blocks).into_iter().map(|request| self.request(filling, request));
+            let away = self.from_cache(filling, &claim.blocks).await?;
+            let requests = filling.requests(&away).into_iter().map(|request| self.request(filling, request, store));
             futures_util::stream::iter(requests).buffer_unordered(REQUESTS).try_collect::<()>().await?;
             drop(claim);
             if coming {
@@ -439,29 +200,60 @@ impl Archive {
         }
     }
 
+    /// Takes out of the cache what it has of some blocks; gives the others. What it has and cannot be opened counts as one that it has not.
+    async fn from_cache(&self, filling: &Arc<Filling>, blocks: &[u32]) -> Result<Vec<u32>, DemandError> {
+        let Some(cache) = self.cache.clone() else { return Ok(blocks.to_vec()) };
+        let object_of = |block: &BlockRef| self.pack_key(block.pack.id);
+        let has = |number: &u32| {
+            let block = filling.block(*number);
+            cache.has(object_of(block).as_str(), &block.range())
+        };
+        let (here, mut away): (Vec<u32>, Vec<u32>) = blocks.iter().partition(|number| has(number));
+        let requests: Vec<(Key, Vec<u32>)> =
+            filling.requests(&here).into_iter().map(|all| (object_of(filling.block(all[0])), all)).collect();
+        let (filling, keys) = (Arc::clone(filling), self.keys());
+        let take = move || {
+            let mut lost = Vec::new();
+            for (object, blocks) in requests {
+                let range = filling.range(&blocks);
+                let Some(bytes) = cache.read(object.as_str(), &range) else {
+                    lost.extend(blocks);
+                    continue;
+                };
+                match filling.open(&keys, &blocks, &bytes) {
+                    Ok(()) => filling.account.cached(bytes.len() as u64),
+                    Err(DemandError::Open { .. }) => {
+                        cache.damaged(object.as_str(), &range);
+                        lost.extend(blocks);
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+            Ok(lost)
+        };
+        if !here.is_empty() {
+            away.extend(tokio::task::spawn_blocking(take).await.expect("opening does not panic")?);
+        }
+        Ok(away)
+    }
+
     /// One range of a pack; once more if what came cannot be opened, for it may have been damaged on its way.
-    async fn request(&self, filling: &Arc<Filling>, blocks: Vec<u32>) -> Result<(), DemandError> {
-        match self.request_once(filling, blocks.clone()).await {
-            Err(DemandError::Open { .. }) => self.request_once(filling, blocks).await,
+    async fn request(&self, filling: &Arc<Filling>, blocks: Vec<u32>, store: &Store) -> Result<(), DemandError> {
+        match self.request_once(filling, blocks.clone(), store).await {
+            Err(DemandError::Open { .. }) => self.request_once(filling, blocks, store).await,
             done => done,
         }
     }
 
-    async fn request_once(&self, filling: &Arc<Filling>, blocks: Vec<u32>) -> Result<(), DemandError> {
-        let (first, last) = (filling.block(blocks[0]), filling.block(blocks[blocks.len() - 1]));
-        let range = first.range().start..last.range().end;
-        let name = ObjectName::Pack { realm: self.realm.clone(), pack: first.pack.id };
-        let bytes = self.store.get_range(&Archive::key(&name), range.clone()).await?;
-        let (filling, keys) = (Arc::clone(filling), self.keys());
+    async fn request_once(&self, filling: &Arc<Filling>, blocks: Vec<u32>, store: &Store) -> Result<(), DemandError> {
+        let range = filling.range(&blocks);
+        let object = self.pack_key(filling.block(blocks[0]).pack.id);
+        let bytes = store.get_range(&object, range.clone()).await?;
+        let (filling, keys, cache) = (Arc::clone(filling), self.keys(), self.cache.clone());
         let put = move || {
-            let mut reader = PackReader::new(&keys);
-            for number in blocks {
-                let block = filling.block(number);
-                let own = block.range();
-                let sealed = &bytes[(own.start - range.start) as usize..(own.end - range.start) as usize];
-                let opened = reader.open_block(block, sealed);
-                let opened = opened.map_err(|source| DemandError::Open { object: name.to_string(), source })?;
-                filling.put(number, &opened)?;
+            filling.open(&keys, &blocks, &bytes)?;
+            if let Some(cache) = cache {
+                cache.keep(object.as_str(), range.start, &bytes);
             }
             Ok(())
         };
@@ -498,14 +290,14 @@ impl Archive {
             Ok((blocks, come))
         };
         let (blocks, come) = lacking()?;
-        self.fill(filling, blocks).await?;
+        self.fill(filling, blocks, &filling.account.store).await?;
         if !come {
             return Ok(());
         }
         // What comes with the front may have come meanwhile, or not at all.
         filling.front_came().await;
         let (blocks, of_front) = lacking()?;
-        self.fill(filling, blocks).await?;
+        self.fill(filling, blocks, &filling.account.store).await?;
         if of_front { self.front_again(filling, directory).await } else { Ok(()) }
     }
 
@@ -536,7 +328,8 @@ impl Archive {
                 Ok((archive, all)) => {
                     let mut result = Ok(());
                     for (filling, blocks) in all {
-                        result = archive.fill(&filling, blocks).await.and(result);
+                        result =
+                            archive.fill(&filling, blocks, &filling.account.store.in_background()).await.and(result);
                     }
                     result
                 }
@@ -567,12 +360,18 @@ impl Archive {
         };
         let mut blocks = BTreeSet::new();
         let found = filling.blocks_of(pages.clone(), &mut blocks);
-        let result = match found.and_then(|come| filling.with_ahead(&mut blocks).map(|()| come)) {
-            Ok(false) => self.fill(&filling, blocks).await,
-            Ok(true) => match self.fill(&filling, blocks).await {
-                Ok(()) => self.bring_ranges(&filling, directory, &[pages]).await,
-                failed => failed,
-            },
+        let found = found.and_then(|come| Ok((come, filling.ahead(&mut blocks)?)));
+        let result = match found {
+            Ok((come, ahead)) => {
+                let store = &filling.account.store;
+                let waited_for = async {
+                    self.fill(&filling, blocks, store).await?;
+                    if come { self.bring_ranges(&filling, directory, &[pages]).await } else { Ok(()) }
+                };
+                let background = store.in_background();
+                // Nobody waits for these: who does asks.
+                tokio::join!(waited_for, self.fill(&filling, ahead, &background)).0
+            }
             Err(source) => Err(DemandError::Io { path: filling.path.clone(), source }),
         };
         let mut state = filling.state();

@@ -1,7 +1,9 @@
 //! Objects back into a generation directory.
 
-use super::demand::Filling;
+use super::account::Account;
+use super::filling::Filling;
 use super::processor::{self, Lacking};
+use super::stream::FrontStream;
 use super::{Archive, HeadFailure};
 use kip_archive::files::restore::RestoreError;
 use kip_archive::front::read::Event;
@@ -64,6 +66,7 @@ struct Coming<'a> {
     name: String,
     path: PathBuf,
     realm: &'a Realm,
+    account: Arc<Account>,
     manifest: Option<Manifest>,
     sets: Sets,
     /// Where all memory lies, and what fills it: none if there is none.
@@ -127,7 +130,8 @@ impl Coming<'_> {
                 }
             }
         }
-        self.filling = Some(Arc::new(Filling::new(self.path.join(&self.name), file, table)));
+        let filling = Filling::new(self.path.join(&self.name), file, table, Arc::clone(&self.account));
+        self.filling = Some(Arc::new(filling));
         Ok(())
     }
 }
@@ -136,6 +140,39 @@ impl Archive {
     /// Brings a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
     /// that a wake cannot do without; the rest follows. Blocking; not on a thread of the runtime.
     pub(crate) fn fetch(&self, proc: ProcId, front: FrontRef, dir: &Path) -> Result<PathBuf, FetchError> {
+        let account = self.open_account(dir);
+        let mut stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
+        match self.fetch_from(&mut stream, front, dir, &account) {
+            // It is not what the store has: without it, from there.
+            Err(FetchError::Open { .. }) if stream.is_from_cache() => {
+                let mut stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
+                let (path, filling) = self.fetch_from(&mut stream, front, dir, &account)?;
+                self.follow(stream, filling);
+                Ok(path)
+            }
+            fetched => {
+                let (path, filling) = fetched?;
+                self.follow(stream, filling);
+                Ok(path)
+            }
+        }
+    }
+
+    fn follow(&self, stream: FrontStream, filling: Option<Arc<Filling>>) {
+        if let Some(filling) = filling {
+            self.fills(&filling);
+            stream.follow(&self.runtime, filling);
+        }
+    }
+
+    /// Its first part.
+    fn fetch_from(
+        &self,
+        stream: &mut FrontStream,
+        front: FrontRef,
+        dir: &Path,
+        account: &Arc<Account>,
+    ) -> Result<(PathBuf, Option<Arc<Filling>>), FetchError> {
         let generation = front.generation;
         let (growing, spare) = kip_snapshot::begin_copy(dir, generation)?;
         let mut coming = Coming {
@@ -144,12 +181,12 @@ impl Archive {
             name: remote_name(generation),
             path: kip_snapshot::path_of(dir, generation),
             realm: &self.realm,
+            account: Arc::clone(account),
             manifest: None,
             sets: Sets::default(),
             map: PageMap::default(),
             filling: None,
         };
-        let mut stream = self.runtime.block_on(self.front_stream(proc, front))?;
         while let Some(event) = self.runtime.block_on(stream.next())? {
             let is_enough = event == Event::Eager;
             coming.take(event)?;
@@ -168,11 +205,6 @@ impl Archive {
         }
         let manifest = manifest.expect("what comes first has come");
         let contents = Contents { engine: manifest.engine, body: manifest.body, pages: map };
-        let path = kip_snapshot::seal_copy(&growing, generation, contents)?;
-        if let Some(filling) = filling {
-            self.fills(&filling);
-            stream.follow(&self.runtime, filling);
-        }
-        Ok(path)
+        Ok((kip_snapshot::seal_copy(&growing, generation, contents)?, filling))
     }
 }

@@ -203,7 +203,12 @@ impl ChangingKeys {
     fn use_ring(&self, ring: Keyring) {
         let archive = &self.archive;
         let before = std::mem::replace(&mut *archive.keys.lock().expect("nobody panics with the keys"), Arc::new(ring));
-        if before.current() != archive.keys().current() {
+        let now = archive.keys();
+        if let Some(cache) = archive.cache.as_ref().filter(|_| !live(&before).is_subset(&live(&now))) {
+            // Nobody can open some of it any more. Which is not known, and the rest comes again.
+            cache.forget(|_| true);
+        }
+        if before.current() != now.current() {
             *archive.index.lock().expect("nobody panics with the index") = Index::default();
             archive.known.lock().expect("nobody panics with it").clear();
             archive.save_index();

@@ -95,7 +95,7 @@ impl Archive {
         wanted: impl Fn(&Images) -> Result<Wanted, ImageError>,
     ) -> Result<Stored, LookError> {
         let mut stored = Stored::default();
-        let mut stream = self.front_stream(proc, front).await?;
+        let mut stream = self.front_to_look_at(proc, front).await?;
         let mut pages: Option<Wanted> = None;
         while let Some(event) = stream.next().await? {
             let came = match event {
@@ -141,7 +141,7 @@ impl Archive {
 
     /// A page that only a front has.
     async fn front_page(&self, (proc, front): (ProcId, FrontRef), page: (Space, u64)) -> Result<Vec<u8>, LookError> {
-        let mut stream = self.front_stream(proc, front).await?;
+        let mut stream = self.front_to_look_at(proc, front).await?;
         while let Some(event) = stream.next().await? {
             if let Event::EagerPages { space, pages } | Event::SetPages { space, pages } = event
                 && space == page.0
@@ -159,7 +159,11 @@ impl Archive {
         let name = ObjectName::Pack { realm: self.realm.clone(), pack: block.pack.id };
         let mut tries = 0;
         loop {
-            let bytes = self.store.get_range(&self.pack_key(block.pack.id), block.range()).await?;
+            let here = self.cache.as_ref().filter(|_| tries == 0);
+            let bytes = match here.and_then(|cache| cache.read(self.pack_key(block.pack.id).as_str(), &block.range())) {
+                Some(bytes) => bytes,
+                None => self.store.get_range(&self.pack_key(block.pack.id), block.range()).await?,
+            };
             tries += 1;
             match PackReader::new(&self.keys()).open_block(block, &bytes) {
                 Ok(opened) => {

@@ -4,24 +4,46 @@
 //! What breaks off is asked for again by who waits for it: pages that lie in blocks too by a range, others by the front once
 //! more. Nothing here is durable.
 
-use super::demand::{DemandError, Filling};
+use super::account::Account;
+use super::cache::Cache;
+use super::demand::DemandError;
+use super::filling::Filling;
 use super::{Archive, FetchError};
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
-use kip_store::Object;
+use kip_archive::seal::OpenError;
+use kip_store::{GetError, Object};
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
+
+/// Read from the cache at once, bytes.
+const PIECE: usize = 256 << 10;
+
+/// Where a front comes from.
+enum Source {
+    Store(Object),
+    /// The cache.
+    Here(File),
+}
 
 /// A front that is read.
 pub(super) struct FrontStream {
     proc: ProcId,
     front: FrontRef,
-    object: Object,
+    source: Source,
+    /// The cache and the name there.
+    cache: Option<Arc<Cache>>,
+    object: String,
+    /// What came from the store and is to be put in, if it is; that happens behind the wake.
+    came: Option<Vec<Bytes>>,
+    /// None of who only looks.
+    account: Option<Arc<Account>>,
     reader: FrontReader,
     /// Bytes that came and were not yet looked at.
     rest: Bytes,
@@ -30,30 +52,80 @@ pub(super) struct FrontStream {
 impl FrontStream {
     /// What came next; `None` at its end.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, FetchError> {
-        let (proc, front) = (self.proc, self.front);
-        let opened = |source| FetchError::Open { proc, front, source };
         loop {
             let mut rest = &self.rest[..];
-            let event = self.reader.next(&mut rest).map_err(opened)?;
+            let event = self.reader.next(&mut rest);
             let taken = self.rest.len() - rest.len();
             self.rest.advance(taken);
-            if event.is_some() {
-                return Ok(event);
+            if let Some(event) = self.opened(event)? {
+                return Ok(Some(event));
             }
-            match self.object.next().await {
-                Some(bytes) => self.rest = bytes?,
-                None => return self.reader.finish().map_err(opened).map(|()| None),
+            match self.more().await? {
+                Some(bytes) => self.rest = bytes,
+                None => {
+                    let end = self.reader.finish();
+                    return self.opened(end).map(|()| None);
+                }
             }
         }
     }
 
+    /// What cannot be opened is the cache's damage if it came from there.
+    fn opened<T>(&self, result: Result<T, OpenError>) -> Result<T, FetchError> {
+        let (proc, front) = (self.proc, self.front);
+        if let (Err(_), Some(cache), Source::Here(_)) = (&result, &self.cache, &self.source) {
+            cache.damaged(&self.object, &(0..u64::MAX));
+        }
+        result.map_err(|source| FetchError::Open { proc, front, source })
+    }
+
+    async fn more(&mut self) -> Result<Option<Bytes>, GetError> {
+        match &mut self.source {
+            Source::Store(object) => {
+                let Some(bytes) = object.next().await.transpose()? else { return Ok(None) };
+                if let Some(came) = &mut self.came {
+                    came.push(bytes.clone());
+                }
+                Ok(Some(bytes))
+            }
+            Source::Here(file) => {
+                let mut bytes = Vec::with_capacity(PIECE);
+                // What is cut short cannot be opened.
+                let _ = file.take(PIECE as u64).read_to_end(&mut bytes);
+                if let Some(account) = &self.account {
+                    account.cached(bytes.len() as u64);
+                }
+                Ok((!bytes.is_empty()).then(|| bytes.into()))
+            }
+        }
+    }
+
+    /// Whether the cache had it.
+    pub(super) fn is_from_cache(&self) -> bool {
+        matches!(self.source, Source::Here(_))
+    }
+
     /// All pages that still come, to where they belong.
     async fn drain(&mut self, filling: &Filling) -> Result<(), FetchError> {
-        while let Some(event) = self.next().await? {
-            if let Event::SetPages { space, pages } | Event::EagerPages { space, pages } = event {
+        let size = if let Source::Store(object) = &self.source { object.size() } else { 0 };
+        let cache = self.cache.clone().filter(|_| self.came.is_some());
+        let mut keeping = cache.as_ref().and_then(|cache| cache.begin(&self.object, 0, size));
+        loop {
+            let event = self.next().await?;
+            let ended = event.is_none();
+            if let Some(Event::SetPages { space, pages } | Event::EagerPages { space, pages }) = event {
                 let put = filling.put_pages(space, &pages);
                 put.map_err(|source| FetchError::Io { path: filling.path.clone(), source })?;
             }
+            for bytes in self.came.iter_mut().flat_map(std::mem::take) {
+                keeping = keeping.take().and_then(|mut keeping| keeping.write(&bytes).then_some(keeping));
+            }
+            if ended {
+                break;
+            }
+        }
+        if let Some(keeping) = keeping {
+            keeping.finish();
         }
         Ok(())
     }
@@ -89,11 +161,45 @@ pub(super) fn origin_of(directory: &Path, name: &str) -> Option<(ProcId, Origin)
 }
 
 impl Archive {
-    /// Begins to read a front.
-    pub(super) async fn front_stream(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
-        let object = self.store.get(&self.front_key(proc, front)).await?;
-        let reader = FrontReader::new(self.keys(), proc, front);
-        Ok(FrontStream { proc, front, object, reader, rest: Bytes::new() })
+    /// Begins to read a front, from the cache if that has it.
+    pub(super) async fn front_stream(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        account: &Arc<Account>,
+    ) -> Result<FrontStream, FetchError> {
+        self.front_stream_for(proc, front, Some(account)).await
+    }
+
+    /// The same, for who does not wake it: nothing of it is counted or kept.
+    pub(super) async fn front_to_look_at(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
+        self.front_stream_for(proc, front, None).await
+    }
+
+    async fn front_stream_for(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        account: Option<&Arc<Account>>,
+    ) -> Result<FrontStream, FetchError> {
+        let key = self.front_key(proc, front);
+        let store = account.map_or(&self.store, |account| &account.store);
+        let source = match self.cache.as_ref().and_then(|cache| cache.whole(key.as_str())) {
+            Some(file) => Source::Here(file),
+            None => Source::Store(store.get(&key).await?),
+        };
+        let keeps = self.cache.is_some() && account.is_some() && matches!(source, Source::Store(_));
+        Ok(FrontStream {
+            proc,
+            front,
+            source,
+            cache: self.cache.clone(),
+            object: key.as_str().to_owned(),
+            came: keeps.then(Vec::new),
+            account: account.cloned(),
+            reader: FrontReader::new(self.keys(), proc, front),
+            rest: Bytes::new(),
+        })
     }
 
     /// Reads a front for the pages that did not come with it the first time; once more if what came cannot be opened. Whoever
@@ -115,7 +221,7 @@ impl Archive {
         let (proc, Origin { front, .. }) =
             origin_of(directory, &name).ok_or_else(|| DemandError::NoFront { path: path() })?;
         let front_error = |e| DemandError::Front(Box::new(e));
-        let once = async || self.front_stream(proc, front).await?.drain(filling).await;
+        let once = async || self.front_stream(proc, front, &filling.account).await?.drain(filling).await;
         let result = match once().await {
             Err(FetchError::Open { .. }) => once().await,
             done => done,

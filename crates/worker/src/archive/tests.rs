@@ -247,6 +247,54 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     assert!(after.0 == before.0 && after.1 == before.1);
 }
 
+/// What was stored here, and what was fetched, is read from the store once at most; what is damaged here once more.
+#[test]
+fn what_the_cache_has_is_not_fetched() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let temporary = tempfile::tempdir().unwrap();
+    let (data, store) = (temporary.path().join("data"), temporary.path().join("store"));
+    [&data, &store].into_iter().for_each(|dir| fs::create_dir_all(dir).unwrap());
+    let archive = Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap();
+    let archive = archive.with_cache(&data, Some(100 << 20));
+    let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
+    let mut path = generation(&data, 1);
+    let before = contents(&path);
+    let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
+    let mut wake = || {
+        fs::remove_dir_all(&path).unwrap();
+        path = archive.fetch(proc, front, &data).unwrap();
+        archive.bring(&path, None).unwrap();
+        assert!(contents(&path) == before);
+        let came = archive.fetched(&data).unwrap();
+        (came.requests, came.store_bytes > 0, came.cache_bytes > 0)
+    };
+    assert_eq!(wake(), (0, false, true), "it was stored here");
+    archive.cache.as_ref().unwrap().forget(|_| true);
+    let (requests, ..) = wake();
+    assert!(requests > 1);
+    assert_eq!(wake(), (0, false, true), "it was fetched");
+    let spoil = |how: fn(&mut Vec<u8>)| {
+        for file in fs::read_dir(data.join("cache")).unwrap().map(|file| file.unwrap().path()) {
+            let mut bytes = fs::read(&file).unwrap();
+            how(&mut bytes);
+            fs::write(&file, bytes).unwrap();
+        }
+    };
+    spoil(|bytes| {
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 4;
+    });
+    assert!(wake().0 > 1);
+    assert_eq!(wake(), (0, false, true), "what is damaged is replaced");
+    spoil(|bytes| bytes.truncate(bytes.len() / 2));
+    assert!(wake().0 > 1);
+    assert_eq!(wake(), (0, false, true));
+    fs::remove_dir_all(data.join("cache")).unwrap();
+    assert!(wake().0 > 1);
+    assert_eq!(wake(), (0, false, true));
+}
+
 /// Of two data directories with the same keys the one that adopts a proc has it; the other can do nothing any more.
 #[test]
 fn whoever_adopts_it_has_it() {

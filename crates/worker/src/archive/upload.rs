@@ -151,9 +151,10 @@ impl Archive {
         let summary = read::summary(&ring, Some(proc), Some(front), &bytes);
         let written = summary.ok().flatten().expect("it was just written");
         let packs: Vec<PackId> = written.packs.iter().map(|pack| pack.id).collect();
+        let bytes = Bytes::from(bytes);
         let keys = self.runtime.block_on(async {
             let key = self.front_key(proc, front);
-            self.store.put(&key, Bytes::from(bytes)).await?;
+            self.store.put(&key, bytes.clone()).await?;
             let (keys, writing) =
                 tokio::join!(self.read_front_back(&ring, proc, front), self.still_there(begun, &key, &packs));
             let (keys, writing) = (keys?, writing?);
@@ -162,6 +163,11 @@ impl Archive {
             self.publish(proc, name, front, last, || writing.may_publish(super::boot_ms())).await?;
             Ok::<_, UploadError>(keys)
         })?;
+        if let Some(cache) = &self.cache {
+            // The next wake begins with it, and those before it are over.
+            self.uncache_fronts(proc, Some(front));
+            cache.keep_whole(self.front_key(proc, front).as_str(), &bytes);
+        }
         Ok(Uploaded { front, pack_bytes, front_bytes, keys, ring })
     }
 
@@ -236,9 +242,22 @@ impl Archive {
         let known = self.known.lock().expect("nobody panics with it").get(&proc).cloned().unwrap_or_default();
         let usable = |pack: &PackId| writing.may_use(pack);
         let mut uploads = JoinSet::new();
+        // One that stores much would else put all others out of the cache.
+        let mut room = self.cached().map_or(0, |(_, limit)| limit / 4);
         let mut sink = |finished: Finished| {
             let (store, key, keys) = (self.store.clone(), self.pack_key(finished.pack.id), Arc::clone(ring));
-            uploads.spawn_on(store_pack(store, key, keys, finished), &self.runtime);
+            let left = room.checked_sub(finished.bytes.len() as u64);
+            room = left.unwrap_or(0);
+            let cache = self.cache.clone().filter(|_| left.is_some());
+            let stored = async move {
+                let bytes = store_pack(store, key.clone(), keys, finished).await?;
+                if let Some(cache) = cache {
+                    let keep = move || cache.keep(key.as_str(), 0, &bytes);
+                    tokio::task::spawn_blocking(keep).await.expect("keeping does not panic");
+                }
+                Ok::<_, UploadError>(())
+            };
+            uploads.spawn_on(stored, &self.runtime);
             Ok(())
         };
         let mut packing = Packing::new(ring, &index, &usable, &mut sink)?;
@@ -347,13 +366,13 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
     areas
 }
 
-/// Stores a pack and reads it back.
+/// Stores a pack and reads it back: its bytes.
 pub(super) async fn store_pack(
     store: kip_store::Store,
     key: kip_store::Key,
     keys: Arc<Keyring>,
     finished: Finished,
-) -> Result<(), UploadError> {
+) -> Result<Vec<u8>, UploadError> {
     use futures_util::TryStreamExt as _;
     let id = finished.pack.id;
     store.put(&key, Bytes::from(finished.bytes)).await?;
@@ -361,7 +380,8 @@ pub(super) async fn store_pack(
         store.get(&key).await.map_err(UploadError::ReadBack)?.try_collect().await.map_err(UploadError::ReadBack)?;
     let bytes = parts.concat();
     let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
-    PackReader::new(&keys).check(id, &bytes, |_, _| {}).map_err(damaged)
+    PackReader::new(&keys).check(id, &bytes, |_, _| {}).map_err(damaged)?;
+    Ok(bytes)
 }
 
 /// When a generation was sealed, some milliseconds after its processes were frozen: Unix time in milliseconds.

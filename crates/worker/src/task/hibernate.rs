@@ -217,7 +217,8 @@ impl Task {
         };
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
-        next.last_wake = Some(WakeView { trigger: trigger.clone(), from: Tier::Hibernated, total_us, steps, at_ms });
+        let (from, for_what) = (Tier::Hibernated, trigger.clone());
+        next.last_wake = Some(WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None });
         next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;
         self.leave_hibernation();

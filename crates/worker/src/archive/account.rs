@@ -1,0 +1,84 @@
+//! What came of a proc's memory since it was fetched, and from where; what reading ahead of it was good for. In memory only.
+
+use super::ahead::Benefit;
+use super::{Archive, ID};
+use kip_store::Store;
+use kip_types::api::FetchedView;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// By the proc's directory.
+pub(super) type Accounts = Mutex<HashMap<PathBuf, Arc<Account>>>;
+
+/// Of one proc, since it was fetched last.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// Counts apart what is read for it.
+    pub(super) store: Store,
+    cached: AtomicU64,
+    benefit: Mutex<Benefit>,
+}
+
+impl Account {
+    fn new(store: &Store, benefit: Benefit) -> Arc<Account> {
+        Arc::new(Account { store: store.counting_apart(), cached: AtomicU64::new(0), benefit: Mutex::new(benefit) })
+    }
+
+    /// So many bytes came from the local disk.
+    pub(super) fn cached(&self, bytes: u64) {
+        self.cached.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn benefit(&self) -> MutexGuard<'_, Benefit> {
+        self.benefit.lock().expect("nobody panics with it")
+    }
+
+    fn view(&self) -> FetchedView {
+        let read = self.store.counters();
+        let benefit = *self.benefit();
+        FetchedView {
+            requests: read.gets,
+            store_bytes: read.bytes_read,
+            cache_bytes: self.cached.load(Ordering::Relaxed),
+            ahead_used: benefit.used,
+            ahead_unused: benefit.unused,
+        }
+    }
+}
+
+impl Archive {
+    fn accounts(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<Account>>> {
+        self.accounts.lock().expect("nobody panics with them")
+    }
+
+    /// A new one, for a proc that is fetched now. What was of use is known from the last time.
+    pub(super) fn open_account(&self, dir: &Path) -> Arc<Account> {
+        // Those who are not filled any more say what it was good for.
+        self.forget_gone();
+        let mut accounts = self.accounts();
+        let benefit = accounts.get(dir).map(|account| *account.benefit()).unwrap_or_default();
+        let account = Account::new(&self.store, benefit);
+        accounts.insert(dir.to_owned(), Arc::clone(&account));
+        account
+    }
+
+    /// That of the proc whose generation, or what the pager keeps of one, is in a directory.
+    pub(super) fn account_of(&self, directory: &Path) -> Arc<Account> {
+        let above = || directory.ancestors().skip(1).take(2);
+        let dir = above().find(|dir| dir.join(ID).exists()).or(directory.parent()).unwrap_or(directory);
+        let mut accounts = self.accounts();
+        let account = accounts.entry(dir.to_owned()).or_insert_with(|| Account::new(&self.store, Benefit::default()));
+        Arc::clone(account)
+    }
+
+    pub(super) fn close_account(&self, dir: &Path) {
+        self.accounts().remove(dir);
+    }
+
+    /// What came of a proc since it was fetched, as far as this daemon knows.
+    pub(crate) fn fetched(&self, dir: &Path) -> Option<FetchedView> {
+        self.accounts().get(dir).map(|account| account.view())
+    }
+}
