@@ -162,8 +162,8 @@ impl Cache {
             let sound = parsed(&name.to_string_lossy()).filter(|(_, range)| range.end - range.start == meta.len());
             match sound {
                 Some((object, range)) => found.push((meta.modified()?, object.into(), range)),
-                // Half written, or cut by a crash.
-                None => fs::remove_file(file.path())?,
+                // Half written, or cut by a crash. What cannot be removed is not ours, and in nobody's way.
+                None => drop(fs::remove_file(file.path())),
             }
         }
         found.sort_by_key(|(used, ..)| *used);
@@ -400,6 +400,7 @@ impl Writing<'_> {
             }
             Err(error) => {
                 drop(state);
+                let _ = fs::remove_file(&self.path);
                 self.cache.trouble(&error);
             }
         }
@@ -449,8 +450,10 @@ mod tests {
         // It outlives the daemon; what is half written does not.
         fs::write(data.path().join("cache/new-1"), "half").unwrap();
         fs::write(data.path().join("cache/realms.default.packs.b@0-9"), "cut").unwrap();
+        fs::create_dir(data.path().join("cache/not-ours")).unwrap();
         let again = opened(data.path(), 100 << 20);
         assert_eq!(again.read("realms/default/packs/a1", &(100..5_000_100)).unwrap(), bytes);
+        fs::remove_dir(data.path().join("cache/not-ours")).unwrap();
         assert_eq!((files(data.path()).len(), again.held().0), (3, cache.held().0));
         again.forget(|object| object.ends_with("packs/a1"));
         assert_eq!((files(data.path()).len(), again.held().0), (0, 0));
