@@ -250,7 +250,9 @@ impl Cache {
         if !bad.is_empty() {
             tracing::warn!(object, "what the cache had of it was damaged on the local disk; it is fetched again");
         }
-        bad.into_iter().for_each(|start| drop(self.drop_entry(&mut state, object, start)));
+        for start in bad {
+            self.drop_entry(&mut state, object, start);
+        }
     }
 
     /// Puts bytes of an object in, from `start` on. Blocking.
@@ -340,7 +342,9 @@ impl Cache {
         let objects: Vec<Arc<str>> = state.entries.keys().filter(|object| which(object)).cloned().collect();
         for object in objects {
             let starts: Vec<u64> = state.entries[&object].keys().copied().collect();
-            starts.into_iter().for_each(|start| drop(self.drop_entry(&mut state, &object, start)));
+            for start in starts {
+                self.drop_entry(&mut state, &object, start);
+            }
         }
     }
 

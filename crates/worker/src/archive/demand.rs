@@ -180,7 +180,7 @@ impl Archive {
             };
             let coming = claimed.len() < blocks.len();
             let claim = Claim { filling, blocks: claimed };
-            let away = self.from_cache(filling, &claim.blocks).await?;
+            let away = self.take_from_cache(filling, &claim.blocks).await?;
             let requests = filling.requests(&away).into_iter().map(|request| self.request(filling, request, store));
             futures_util::stream::iter(requests).buffer_unordered(REQUESTS).try_collect::<()>().await?;
             drop(claim);
@@ -201,7 +201,7 @@ impl Archive {
     }
 
     /// Takes out of the cache what it has of some blocks; gives the others. What it has and cannot be opened counts as one that it has not.
-    async fn from_cache(&self, filling: &Arc<Filling>, blocks: &[u32]) -> Result<Vec<u32>, DemandError> {
+    async fn take_from_cache(&self, filling: &Arc<Filling>, blocks: &[u32]) -> Result<Vec<u32>, DemandError> {
         let Some(cache) = self.cache.clone() else { return Ok(blocks.to_vec()) };
         let object_of = |block: &BlockRef| self.pack_key(block.pack.id);
         let has = |number: &u32| {
