@@ -105,7 +105,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def module_kip(network: Network) -> Iterator[Kip]:
     """Instead of the usual one."""
-    with daemon("--store", network.url) as kip:
+    with daemon("--store", network.url, "--cache", "0") as kip:
         conftest.ALL_KIPS.append(kip)
         yield kip
         network.heal()
