@@ -1,7 +1,9 @@
 //! The command line, as DESIGN.md has it.
 
+use crate::abroad::{AbroadArgs, ListenArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
+use crate::token::TokenCommand;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
 use kip_types::api::{Detail, LeftOpen, RunRequest};
@@ -18,9 +20,11 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(name = "kip", version, max_term_width = 110)]
 pub struct Cli {
-    /// Data directory of the daemon
-    #[arg(long, global = true, value_name = "DIR", default_value = "/var/lib/kip")]
-    pub data: PathBuf,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(help = "Data directory of the daemon [default: /var/lib/kip]", long, global = true, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    #[command(flatten)]
+    pub abroad: AbroadArgs,
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -71,6 +75,9 @@ pub enum Command {
     /// Show and remove volumes that are kept under a name
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Make, list and remove the tokens that let clients in by TCP; on the daemon's machine
+    #[command(subcommand)]
+    Token(TokenCommand),
     /// Check what Kip needs of this machine
     Doctor(DoctorArgs),
 }
@@ -156,6 +163,8 @@ pub struct UpArgs {
     /// Group that may use the API, which makes its members as powerful as root
     #[arg(long)]
     pub group: Option<String>,
+    #[command(flatten)]
+    pub listen: ListenArgs,
     /// Kill the daemon at this recorded step (tests); `list` shows the steps
     #[arg(long, value_name = "STEP", hide = true)]
     pub fault_at: Option<String>,
@@ -342,9 +351,12 @@ pub struct TopArgs {
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Go on with new ones
+    /// Go on with new ones; when the connection is lost, it is made again and nothing is missed
     #[arg(short, long)]
     pub follow: bool,
+    /// Only those after the event of this id, which --json shows
+    #[arg(long, value_name = "ID")]
+    pub since: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -646,7 +658,7 @@ mod tests {
     #[test]
     fn global_flags_go_anywhere_and_execs_arguments_are_its_own() {
         let cli = Cli::try_parse_from(["kip", "exec", "web", "--json", "--data", "/d", "--", "ls", "--json"]).unwrap();
-        assert!(cli.json && cli.data.as_os_str() == "/d");
+        assert!(cli.json && cli.data == Some("/d".into()));
         let Command::Exec(args) = cli.command else { panic!() };
         assert_eq!(args.command, ["ls", "--json"]);
         let cli = Cli::try_parse_from(["kip", "exec", "web", "ls", "--json", "-la"]).unwrap();
@@ -698,6 +710,13 @@ mod tests {
             &["top", "-d", "soon"],
             &["top", "web"],
             &["logs", "web", "--tail", "-1"],
+            &["up", "--listen", "nowhere"],
+            &["up", "--listen", "127.0.0.1:0"],
+            &["up", "--listen", "127.0.0.1:0", "--tls-cert", "c"],
+            &["up", "--listen", "127.0.0.1:0", "--listen-plain", "--tls-cert", "c", "--tls-key", "k"],
+            &["--data", "/d", "--host", "https://h:1", "ps"],
+            &["token", "create", "a", "--scope", "much"],
+            &["events", "--since", "x"],
             &["dance"],
             &[],
         ] {

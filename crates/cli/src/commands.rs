@@ -2,7 +2,7 @@
 
 use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
 use crate::output::{print, print_json};
-use crate::{details, exec, follow, image, key, snapshot, text, top, view, volume};
+use crate::{details, exec, follow, image, key, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -37,13 +37,13 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
         Command::Logs(args) => logs(client, &args, json).await?,
         Command::Events(args) => {
-            let feed = client.events(&EventsRequest { follow: args.follow }).await?;
-            follow::show(feed, json, view::event).await?;
+            follow::events(client, EventsRequest { follow: args.follow, since: args.since }, json).await?;
         }
         Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
         Command::Image(command) => image::call(client, command, json).await?,
         Command::Key(command) => key::call(client, command, json).await?,
         Command::Volume(command) => volume::call(client, command, json).await?,
+        Command::Token(command) => token::call(client, command, json).await?,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,
     }
     Ok(ExitCode::SUCCESS)

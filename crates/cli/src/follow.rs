@@ -1,9 +1,15 @@
 //! Shows a feed until it ends or the user has seen enough.
 
 use crate::output::{print, print_json};
-use kip_client::Feed;
+use crate::view;
+use kip_client::{CallError, Client, Feed};
+use kip_types::api::EventsRequest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::time::{Duration, Instant};
+
+/// For so long a lost connection is made again.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Shows each item as it comes. Ctrl-C is an end like any other.
 pub async fn show<T: Serialize + DeserializeOwned>(
@@ -20,8 +26,51 @@ pub async fn show<T: Serialize + DeserializeOwned>(
         };
         match item {
             None => return Ok(()),
-            Some(item) if json => print_json(&item)?,
-            Some(item) => print(&human(&item))?,
+            Some(item) => one(&item, json, &human)?,
+        }
+    }
+}
+
+fn one<T: Serialize>(item: &T, json: bool, human: impl Fn(&T) -> String) -> anyhow::Result<()> {
+    if json { print_json(item) } else { print(&human(item)) }
+}
+
+/// Shows events. Who follows them sees each once, whatever becomes of the connection; when the daemon ends, so does this.
+pub async fn events(client: &Client, mut which: EventsRequest, json: bool) -> anyhow::Result<()> {
+    let mut feed = client.events(&which).await?;
+    let mut enough = std::pin::pin!(tokio::signal::ctrl_c());
+    loop {
+        let item = tokio::select! {
+            biased;
+            pressed = &mut enough => return Ok(pressed?),
+            item = feed.next() => item,
+        };
+        match item {
+            Ok(None) => return Ok(()),
+            Ok(Some(event)) => {
+                which.since = Some(event.id);
+                one(&event, json, view::event)?;
+            }
+            Err(CallError::Lost(_)) if which.follow => {
+                feed = tokio::select! {
+                    pressed = &mut enough => return Ok(pressed?),
+                    feed = again(client, &which) => feed?,
+                };
+            }
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// The feed from where it was lost.
+async fn again(client: &Client, which: &EventsRequest) -> Result<Feed<kip_types::Event>, CallError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match client.events(which).await {
+            Err(CallError::Lost(_) | CallError::Remote(_) | CallError::NoDaemon { .. }) if Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            done => return done,
         }
     }
 }

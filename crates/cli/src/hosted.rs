@@ -192,30 +192,37 @@ impl Service for Hosted {
     }
 
     async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
-        let (kept, mut live) = self.worker.events();
+        let worker = self.worker.clone();
         let (out, feed) = mpsc::channel(FEED);
         tokio::spawn(async move {
-            for event in kept {
-                if out.send(Ok(event)).await.is_err() {
+            let mut seen = which.since.unwrap_or(0);
+            // Again whenever its reader is so slow that live ones were dropped: they are kept for longer than that.
+            loop {
+                let (kept, mut live) = worker.events(seen);
+                for event in kept {
+                    seen = event.id;
+                    if out.send(Ok(event)).await.is_err() {
+                        return;
+                    }
+                }
+                if !which.follow {
                     return;
                 }
-            }
-            if !which.follow {
-                return;
-            }
-            loop {
-                let next = tokio::select! {
-                    next = live.recv() => next,
-                    () = out.closed() => return,
-                };
-                let sent = match next {
-                    Ok(event) => out.send(Ok(event)).await.is_ok(),
-                    // A reader slower than events come misses some and goes on.
-                    Err(broadcast::error::RecvError::Lagged(_)) => true,
-                    Err(broadcast::error::RecvError::Closed) => false,
-                };
-                if !sent {
-                    return;
+                loop {
+                    let next = tokio::select! {
+                        next = live.recv() => next,
+                        () = out.closed() => return,
+                    };
+                    match next {
+                        Ok(event) => {
+                            seen = event.id;
+                            if out.send(Ok(event)).await.is_err() {
+                                return;
+                            }
+                        }
+                        Err(broadcast::error::RecvError::Lagged(_)) => break,
+                        Err(broadcast::error::RecvError::Closed) => return,
+                    }
                 }
             }
         });

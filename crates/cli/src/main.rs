@@ -1,9 +1,10 @@
 //! The `kip` command.
 //!
-//! Parses, wires and shows; decides nothing. Every command but `up` and `doctor` is a call of the daemon of `--data`. Exit
+//! Parses, wires and shows; decides nothing. Every command but `up` and `doctor` is a call of the daemon of `--data` or `--host`. Exit
 //! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
 #![forbid(unsafe_code)]
 
+mod abroad;
 mod args;
 mod commands;
 mod details;
@@ -16,6 +17,7 @@ mod key;
 mod output;
 mod snapshot;
 mod text;
+mod token;
 mod top;
 mod up;
 mod view;
@@ -24,10 +26,10 @@ mod volume;
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use kip_client::Client;
 use kip_worker::MemoryMarks;
 use output::StdoutGone;
 use std::io::Write;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -45,7 +47,8 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
-    let data = std::path::absolute(&cli.data)?;
+    let named = cli.data;
+    let data = std::path::absolute(named.as_deref().unwrap_or(Path::new(abroad::DATA)))?;
     let json = cli.json;
     match cli.command {
         Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
@@ -61,7 +64,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let done = runtime.block_on(commands::call(&Client::new(data), command, json));
+            let client = abroad::client(named.as_deref(), cli.abroad, &command)?;
+            let done = runtime.block_on(commands::call(&client, command, json));
             // A read of the terminal may be under way that never returns.
             runtime.shutdown_background();
             done

@@ -8,7 +8,7 @@ use crate::args::UpArgs;
 use crate::hosted;
 use crate::output::{print, print_json};
 use anyhow::{Context, bail};
-use kip_hub::{ApiSocket, DataLock, Ending, Hub, Service};
+use kip_hub::{ApiSocket, DataLock, Ending, Hub, Remote, Service, Tokens};
 use kip_types::spec::Timing;
 use kip_worker::MemoryMarks;
 use std::future::Future;
@@ -54,9 +54,11 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     };
     let store = (args.store, args.collect_every);
     let marks = (memory, args.disk, args.cache);
+    // Before anything is taken up: what is wrong with these is a matter of the command line.
+    let doors = (Tokens::open(&lock)?, args.listen.bind().await?);
     let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks).await?);
     let mut ends = EndSignals::listen()?;
-    let ending = serve(&lock, worker.clone(), defaults, group, json, ends.any()).await?;
+    let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, ends.any()).await?;
     hosted::close(worker, ending).await?;
     tracing::info!(?ending, "daemon ends");
     Ok(ExitCode::SUCCESS)
@@ -67,22 +69,25 @@ async fn serve<S: Service>(
     lock: &DataLock,
     service: Arc<S>,
     defaults: Timing,
-    group: Option<u32>,
+    (group, (tokens, remote)): (Option<u32>, (Tokens, Option<Remote>)),
     json: bool,
     end: impl Future<Output = ()> + Send,
 ) -> anyhow::Result<Ending> {
     let mut socket = ApiSocket::bind(lock, group)?;
-    let hub = Hub::new(service, defaults);
+    let hub = Hub::new(service, defaults, tokens);
     let address = format!("unix:{}", socket.path().display());
+    let url = remote.as_ref().map(Remote::url);
     // The socket listens already: whoever reads this line can connect. A reader that is gone is no reason to end.
     let said = match json {
-        true => print_json(&serde_json::json!({ "ready": address })),
-        false => print(&format!("ready {address}\n")),
+        true => print_json(&serde_json::json!({ "ready": address, "listen": url })),
+        false => {
+            print(&format!("ready {}\n", [Some(address), url].into_iter().flatten().collect::<Vec<_>>().join(" ")))
+        }
     };
     if said.is_err() {
         tracing::debug!("nobody reads the ready line");
     }
-    Ok(hub.serve(&mut socket, end).await?)
+    Ok(hub.serve(&mut socket, remote, end).await?)
 }
 
 /// The signals that end the daemon.
@@ -159,14 +164,15 @@ mod tests {
         let service = Arc::new(fake::Fake::default());
         let client = kip_client::Client::new(dir.path());
         let end = async { drop(stopped.await) };
+        let doors = (None, (Tokens::open(&lock).unwrap(), None));
         let asks = async {
             while client.info().await.is_err() {
                 tokio::task::yield_now().await;
             }
             drop(stop);
         };
-        let (ending, ()) = tokio::join!(serve(&lock, service, Timing::default(), None, true, end), asks);
+        let (ending, ()) = tokio::join!(serve(&lock, service, Timing::default(), doors, true, end), asks);
         assert_eq!(ending.unwrap(), Ending::Asked);
-        assert!(!client.socket().exists());
+        assert!(!dir.path().join(kip_client::SOCKET).exists());
     }
 }

@@ -413,7 +413,7 @@ b             stopped  -       8080->80/tcp  -       -     -              sh -c 
         let expected =
             "web is running\n  awake because  a request 2 s ago\n  cannot sleep   descriptor 7 is an io_uring\n";
         assert_eq!(super::why(&why), expected);
-        let event = Event { at_ms: 0, name: None, kind: "ready".into(), detail: "pid\n7".into() };
+        let event = Event { id: 1, at_ms: 0, name: None, kind: "ready".into(), detail: "pid\n7".into() };
         assert_eq!(super::event(&event), "1970-01-01T00:00:00.000Z  -                 ready      pid 7\n");
     }
 }

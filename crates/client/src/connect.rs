@@ -1,6 +1,6 @@
 //! One HTTP/1.1 exchange over a fresh connection.
 
-use crate::{CallError, Client};
+use crate::{CallError, Client, SOCKET, Way};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -11,8 +11,13 @@ use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
+
+/// What an exchange goes over.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug> Stream for T {}
 
 /// An answer whose body is still to be read. The connection ends when this is dropped.
 #[derive(Debug)]
@@ -33,8 +38,10 @@ impl Drop for Connection {
 
 /// Sends `request` and returns its answer if that is not a refusal.
 pub async fn send(client: &Client, request: Request<Full<Bytes>>) -> Result<Sent, CallError> {
-    let stream =
-        connect(&client.socket()).await.map_err(|e| CallError::connecting(client.data(), client.socket(), e))?;
+    let stream: Box<dyn Stream> = match &client.way {
+        Way::Local(data) => Box::new(local(data).await?),
+        Way::Remote(remote) => remote.connect().await?,
+    };
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(CallError::lost)?;
     let connection = Connection(tokio::spawn(async move {
         // The exchange's own futures report what went wrong.
@@ -55,8 +62,13 @@ pub async fn collect(sent: Sent) -> Result<Bytes, CallError> {
     Ok(response.into_body().collect().await.map_err(CallError::lost)?.to_bytes())
 }
 
-/// A fresh connection to `socket`.
-pub async fn connect(socket: &Path) -> io::Result<UnixStream> {
+/// A fresh connection to the daemon of `data`.
+pub async fn local(data: &Path) -> Result<UnixStream, CallError> {
+    let socket = data.join(SOCKET);
+    connect(&socket).await.map_err(|e| CallError::connecting(data, socket, e))
+}
+
+async fn connect(socket: &Path) -> io::Result<UnixStream> {
     let (Some(dir), Some(file)) = (socket.parent(), socket.file_name()) else {
         return Err(io::ErrorKind::NotFound.into());
     };

@@ -1,5 +1,6 @@
 //! Why a call did not do what was asked. Each Display is one line for a person.
 
+use crate::RemoteError;
 use kip_types::api::Refusal;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,9 @@ pub enum CallError {
         #[source]
         source: io::Error,
     },
+    /// The daemon cannot be reached by TCP.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// The daemon refused; its line says why.
     #[error(transparent)]
     Refused(#[from] Refusal),

@@ -1,6 +1,6 @@
 //! Rust client of a Kip daemon.
 //!
-//! Owns the way over the unix socket: one connection per call, typed requests and answers, and errors whose one line can be
+//! Owns the way over the unix socket, or by TCP with TLS and a token: one connection per call, typed requests and answers, and errors whose one line can be
 //! shown to a person. Never retries: a call that changes something is carried out by the daemon even when its client
 //! goes away in the middle, so asking again is the caller's decision.
 #![forbid(unsafe_code)]
@@ -11,12 +11,15 @@ mod exec;
 mod feed;
 mod images;
 mod keys;
+mod remote;
 mod snapshots;
+mod tokens;
 mod volumes;
 
 pub use error::CallError;
 pub use exec::{Exec, ExecInput, ExecOutput, Received};
 pub use feed::Feed;
+pub use remote::{Remote, RemoteError};
 
 use connect::{Sent, collect};
 use http_body_util::Full;
@@ -30,37 +33,41 @@ use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Path of the API's socket below a data directory.
 pub const SOCKET: &str = "run/api.sock";
 
-/// Talks to the daemon of one data directory.
+/// Talks to one daemon.
 #[derive(Debug, Clone)]
 pub struct Client {
-    data: PathBuf,
+    way: Way,
+}
+
+#[derive(Debug, Clone)]
+enum Way {
+    /// By the unix socket of this data directory.
+    Local(PathBuf),
+    /// By TCP.
+    Remote(Remote),
 }
 
 impl Client {
     /// For the daemon of `data`. Does not connect yet.
     pub fn new(data: impl Into<PathBuf>) -> Client {
-        Client { data: data.into() }
+        Client { way: Way::Local(data.into()) }
     }
 
-    /// Where the daemon answers.
-    pub fn socket(&self) -> PathBuf {
-        self.data.join(SOCKET)
+    /// For a daemon somewhere. Does not connect yet.
+    pub fn remote(remote: Remote) -> Client {
+        Client { way: Way::Remote(remote) }
     }
 
-    /// The data directory.
-    pub fn data(&self) -> &Path {
-        &self.data
-    }
-
-    /// Pid of the daemon as this process sees it; none if it is in a pid namespace that is not visible from here.
+    /// Pid of the daemon as this process sees it; none if it is on another machine, or in a pid namespace that is not
+    /// visible from here.
     pub async fn daemon_pid(&self) -> Result<Option<i32>, CallError> {
-        let stream =
-            connect::connect(&self.socket()).await.map_err(|e| CallError::connecting(&self.data, self.socket(), e))?;
+        let Way::Local(data) = &self.way else { return Ok(None) };
+        let stream = connect::local(data).await?;
         Ok(stream.peer_cred().ok().and_then(|cred| cred.pid()).filter(|pid| *pid > 0))
     }
 
@@ -169,7 +176,11 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str) -> hyper::http::request::Builder {
-        Request::builder().method(method).uri(path).header("host", "kip").header("content-type", "application/json")
+        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+        match &self.way {
+            Way::Local(_) => request.header("host", "kip"),
+            Way::Remote(remote) => request.header("host", remote.host()).header("authorization", remote.bearer()),
+        }
     }
 }
 

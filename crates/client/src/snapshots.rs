@@ -21,7 +21,7 @@ impl Client {
 
     /// Looks whether generations are what was sealed. The last item is [`Verified::End`].
     pub async fn verify(&self, request: &VerifyRequest) -> Result<Feed<Verified>, CallError> {
-        Ok(Feed::new(self.send(Method::POST, "/v1/verify", json(request)).await?))
+        Ok(Feed::new(self.send(Method::POST, "/v1/snapshots/verify", json(request)).await?))
     }
 
     /// Writes a generation into a file; the daemon does, so the path is absolute.
@@ -31,11 +31,11 @@ impl Client {
 
     /// Brings a generation in from a file; the daemon does, so the path is absolute.
     pub async fn import(&self, request: &ImportRequest) -> Result<CarriedView, CallError> {
-        self.post("/v1/import", request).await
+        self.post("/v1/snapshots/import", request).await
     }
 
     /// Deletes what nothing in the store leads to any more.
     pub async fn collect(&self, request: &CollectRequest) -> Result<CollectView, CallError> {
-        self.post("/v1/collect", request).await
+        self.post("/v1/snapshots/collect", request).await
     }
 }

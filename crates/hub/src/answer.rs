@@ -2,13 +2,15 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
-use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, RequestPartsExt};
 use kip_types::api::{Code, Refusal};
 use kip_types::name::ProcName;
 use serde::de::DeserializeOwned;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A refusal on its way to the client.
 #[derive(Debug)]
@@ -45,12 +47,35 @@ impl IntoResponse for Refused {
 fn status(code: Code) -> StatusCode {
     match code {
         Code::Invalid => StatusCode::BAD_REQUEST,
-        Code::Unknown => StatusCode::NOT_FOUND,
+        Code::Unauthorized => StatusCode::UNAUTHORIZED,
+        Code::Forbidden => StatusCode::FORBIDDEN,
+        Code::Unknown | Code::NoRoute => StatusCode::NOT_FOUND,
+        Code::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
         Code::Taken | Code::State => StatusCode::CONFLICT,
         Code::CannotSleep => StatusCode::UNPROCESSABLE_ENTITY,
         Code::Exhausted => StatusCode::SERVICE_UNAVAILABLE,
         Code::Failed => StatusCode::INTERNAL_SERVER_ERROR,
     }
+}
+
+/// Header that names a request in answers and in the daemon's log.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest one that is taken from a client, bytes.
+const REQUEST_ID_MAX: usize = 64;
+
+/// Gives every answer the id that its request came with, or one of its own, and logs both at level debug.
+pub async fn with_request_id(request: Request, next: Next) -> Response {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let fits = |id: &&HeaderValue| id.len() <= REQUEST_ID_MAX && id.as_bytes().iter().all(u8::is_ascii_graphic);
+    let id = request.headers().get(REQUEST_ID).filter(fits).cloned().unwrap_or_else(|| {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        HeaderValue::from_str(&format!("{}-{number}", std::process::id())).expect("digits are a header's value")
+    });
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    tracing::debug!(id = ?id, %method, path, status = response.status().as_u16(), "answered");
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
 }
 
 /// A JSON body, whatever its content type says. An empty one is `{}`.
@@ -60,9 +85,12 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     type Rejection = Refused;
 
     async fn from_request(request: Request, state: &S) -> Answer<Self> {
-        let body = Bytes::from_request(request, state)
-            .await
-            .map_err(|e| Refused::invalid(format!("the request's body cannot be read: {}", e.body_text())))?;
+        let body = Bytes::from_request(request, state).await.map_err(|e| match e.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => {
+                Refusal::new(Code::TooLarge, "the request's body is longer than 8 MiB").into()
+            }
+            _ => Refused::invalid(format!("the request's body cannot be read: {}", e.body_text())),
+        })?;
         let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
         let asked = serde_json::from_slice(body)
             .map_err(|e| Refused::invalid(format!("the request's body is not what it should be: {e}")))?;

@@ -1,24 +1,48 @@
 //! The routes of `kip image`. Each handler parses, has the service do it and answers.
 
 use crate::answer::{Answer, Asked, AskedQuery, Refused};
+use crate::describe::{Routes, doc};
 use crate::feed;
 use crate::server::Hub;
 use crate::service::Service;
+use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
-use axum::routing::{get, post};
-use axum::{Json, Router};
+
 use kip_types::image::{
-    ImageDetails, ImageRequest, ImageSource, ImageView, ImagesCollectRequest, ImagesRemoved, PullRequest,
+    ImageDetails, ImageRequest, ImageSource, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest,
 };
 
-/// Its routes.
-pub fn routes<S: Service>() -> Router<Hub<S>> {
-    Router::new()
-        .route("/v1/images", get(list::<S>).delete(remove::<S>))
-        .route("/v1/images/inspect", get(inspect::<S>))
-        .route("/v1/images/pull", post(pull::<S>))
-        .route("/v1/images/collect", post(collect::<S>))
+/// Its routes. References have slashes, so they are no segment of a path.
+pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+    routes
+        .get("/v1/images", list::<S>, doc("listImages", "Images that are here, by name.").json::<Vec<ImageView>>())
+        .delete(
+            "/v1/images",
+            remove::<S>,
+            doc("removeImage", "Removes an image's name, and of its layers what nothing else needs.")
+                .query::<ImageRequest>()
+                .json::<ImagesRemoved>(),
+        )
+        .get(
+            "/v1/images/inspect",
+            inspect::<S>,
+            doc("inspectImage", "One image.").query::<ImageRequest>().json::<ImageDetails>(),
+        )
+        .post(
+            "/v1/images/pull",
+            pull::<S>,
+            doc("pullImage", "Brings an image; ends when the client goes.")
+                .body::<PullRequest>()
+                .lines::<PullProgress>(),
+        )
+        .post(
+            "/v1/images/collect",
+            collect::<S>,
+            doc("collectImages", "Removes what no image and no proc needs.")
+                .body::<ImagesCollectRequest>()
+                .json::<ImagesRemoved>(),
+        )
 }
 
 async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<ImageView>>> {

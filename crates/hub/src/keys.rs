@@ -1,23 +1,41 @@
 //! Routes of the realm's keys.
 
 use crate::answer::{Answer, Asked};
+use crate::describe::{Routes, doc};
 use crate::server::Hub;
 use crate::service::Service;
+use axum::Json;
 use axum::extract::{Path, State};
-use axum::routing::{get, post};
-use axum::{Json, Router};
 use kip_types::keys::{
     DestroyKeyRequest, DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
 };
 
 /// The routes below `/v1/keys`.
-pub fn routes<S: Service>() -> Router<Hub<S>> {
-    Router::new()
-        .route("/v1/keys", get(list::<S>))
-        .route("/v1/keys/rotate", post(rotate::<S>))
-        .route("/v1/keys/export", post(export::<S>))
-        .route("/v1/keys/import", post(import::<S>))
-        .route("/v1/keys/{id}/destroy", post(destroy::<S>))
+pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+    routes
+        .get("/v1/keys", list::<S>, doc("listKeys", "The realm's keys, oldest first.").json::<Vec<KeyView>>())
+        .post(
+            "/v1/keys/rotate",
+            rotate::<S>,
+            doc("rotateKeys", "Adds a key, which seals from now on.").json::<KeyView>(),
+        )
+        .post(
+            "/v1/keys/export",
+            export::<S>,
+            doc("exportKeys", "All keys, closed.").body::<ExportKeysRequest>().json::<ExportedKeys>(),
+        )
+        .post(
+            "/v1/keys/import",
+            import::<S>,
+            doc("importKeys", "Takes over exported keys.").body::<ImportKeysRequest>().json::<ImportedKeysView>(),
+        )
+        .post(
+            "/v1/keys/{id}/destroy",
+            destroy::<S>,
+            doc("destroyKey", "Destroys a key, and with it what only it opens.")
+                .body::<DestroyKeyRequest>()
+                .json::<DestroyedKeyView>(),
+        )
 }
 
 async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<KeyView>>> {

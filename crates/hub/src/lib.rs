@@ -1,4 +1,4 @@
-//! Control plane: the API of one data directory on a unix socket.
+//! Control plane: the API of one data directory on a unix socket and, if asked to, by TCP.
 //!
 //! Owns the [`Service`] interface between hub and worker, the routes, the edge checks of a request ([`admit`]), the
 //! lock that makes a daemon the only one of its data directory ([`DataLock`]) and the socket's file ([`ApiSocket`]).
@@ -11,19 +11,25 @@
 
 pub mod admit;
 mod answer;
+mod describe;
 mod exec;
 mod feed;
 mod images;
 mod keys;
 mod lock;
+mod remote;
 mod routes;
 mod server;
 mod service;
 mod snapshots;
 mod socket;
+mod tokens;
 mod volumes;
 
 pub use lock::{DataLock, LockError};
+pub use remote::{Remote, RemoteError};
+pub use routes::openapi;
 pub use server::{Ending, Hub, ServeError};
 pub use service::{ExecOutput, ExecSession, Feed, Service};
 pub use socket::{ApiSocket, BindError, SOCKET};
+pub use tokens::{Tokens, TokensError};

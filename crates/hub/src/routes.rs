@@ -1,24 +1,23 @@
 //! The REST API. Each handler parses, has the service do it and answers.
 
 use crate::admit;
-use crate::answer::{Answer, Asked, AskedQuery, Name, Refused};
+use crate::answer::{self, Answer, Asked, AskedQuery, Name, Refused};
+use crate::describe::{Routes, doc};
 use crate::exec;
 use crate::feed;
 use crate::server::Hub;
 use crate::service::Service;
-use crate::snapshots;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
-    Code, Details, DetailsRequest, DownView, EXEC_PROTOCOL, EventsRequest, ExecRequest, Info, LogsRequest, Moved,
-    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
+    Code, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, LogLine,
+    LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -27,43 +26,59 @@ const NAME_ATTEMPTS: u32 = 100;
 /// Most bytes in a request's body. More than the arguments and environment that exec takes: 6 MiB, execve(2).
 const BODY_MAX: usize = 8 << 20;
 
-/// All routes.
+/// All routes, answering on the unix socket; by TCP [`crate::remote`] stands before them.
 pub fn router<S: Service>(hub: Hub<S>) -> Router {
-    Router::new()
-        .route("/v1/procs", post(run::<S>).get(list::<S>))
-        .route("/v1/procs/{name}", get(inspect::<S>).delete(remove::<S>))
-        .route("/v1/procs/{name}/start", post(start::<S>))
-        .route("/v1/procs/{name}/stop", post(stop::<S>))
-        .route("/v1/procs/{name}/sleep", post(sleep::<S>))
-        .route("/v1/procs/{name}/wake", post(wake::<S>))
-        .route("/v1/procs/{name}/exec", post(exec::<S>))
-        .route("/v1/procs/{name}/why", get(why::<S>))
-        .route("/v1/procs/{name}/details", get(details::<S>))
-        .route("/v1/procs/{name}/logs", get(logs::<S>))
-        .route("/v1/snapshots", get(snapshots::list::<S>))
-        .route("/v1/snapshots/{name}", get(snapshots::show::<S>))
-        .route("/v1/snapshots/{name}/export", post(snapshots::export::<S>))
-        .route("/v1/verify", post(snapshots::verify::<S>))
-        .route("/v1/import", post(snapshots::import::<S>))
-        .route("/v1/collect", post(snapshots::collect::<S>))
-        .route("/v1/events", get(events::<S>))
-        .route("/v1/info", get(info::<S>))
-        .route("/v1/down", post(down::<S>))
-        .merge(crate::keys::routes::<S>())
-        .merge(crate::volumes::routes::<S>())
-        .merge(crate::images::routes::<S>())
+    all::<S>()
+        .router()
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
+        .layer(axum::middleware::from_fn(answer::with_request_id))
         .with_state(hub)
 }
 
+/// The OpenAPI document of this API. It does not depend on who serves it.
+pub fn openapi<S: Service>() -> serde_json::Value {
+    all::<S>().document()
+}
+
+fn all<S: Service>() -> Routes<S> {
+    let routes = Routes::new()
+        .get("/v1/procs", list::<S>, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
+        .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
+        .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").json::<ProcView>())
+        .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
+        .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").json::<ProcView>())
+        .post("/v1/procs/{name}/stop", stop::<S>, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
+        .post("/v1/procs/{name}/sleep", sleep::<S>, doc("sleepProc", "Sends a proc to a lower tier; answers when it is there.").body::<SleepRequest>().json::<Moved>())
+        .post("/v1/procs/{name}/wake", wake::<S>, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
+        .post("/v1/procs/{name}/exec", exec::<S>, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
+        .get("/v1/procs/{name}/why", why::<S>, doc("whyProc", "Why a proc is in the tier that it is in.").json::<WhyView>())
+        .get("/v1/procs/{name}/details", details::<S>, doc("lookIntoProc", "Open files, environments, sockets or maps of memory. Does not wake it.").query::<DetailsRequest>().json::<Details>())
+        .get("/v1/procs/{name}/logs", logs::<S>, doc("readLogs", "What a proc wrote, oldest first.").query::<LogsRequest>().lines::<LogLine>())
+        .get("/v1/events", events::<S>, doc("readEvents", "What happened, oldest first. With `since` nothing is told twice and, as long as it is kept, nothing is missed.").query::<EventsRequest>().lines::<Event>())
+        .get("/v1/info", info::<S>, doc("aboutDaemon", "About this daemon.").json::<Info>())
+        .post("/v1/down", down::<S>, doc("endDaemon", "Ends all procs and the daemon.").json::<DownView>())
+        .get("/v1/openapi.json", document::<S>, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
+    let routes = crate::snapshots::routes(routes);
+    let routes = crate::keys::routes(routes);
+    let routes = crate::volumes::routes(routes);
+    let routes = crate::tokens::routes(routes);
+    crate::images::routes(routes)
+}
+
+/// Made anew each time: it is asked for once, by a person or a generator.
+async fn document<S: Service>() -> Json<serde_json::Value> {
+    Json(openapi::<S>())
+}
+
 async fn no_route(uri: Uri) -> Refused {
-    Refused::invalid(format!("this API has no {}", uri.path())).with_status(StatusCode::NOT_FOUND)
+    Refusal::new(Code::NoRoute, format!("this API has no {}: GET /v1/openapi.json says what it has", uri.path())).into()
 }
 
 async fn no_method(method: Method, uri: Uri) -> Refused {
-    Refused::invalid(format!("{} does not take {method}", uri.path())).with_status(StatusCode::METHOD_NOT_ALLOWED)
+    let refusal = Refusal::new(Code::NoRoute, format!("{} does not take {method}", uri.path()));
+    Refused::from(refusal).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
 async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<Response> {

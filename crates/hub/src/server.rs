@@ -6,9 +6,11 @@
 //! ```
 
 use crate::answer::Refused;
+use crate::remote::Remote;
 use crate::routes;
 use crate::service::Service;
 use crate::socket::ApiSocket;
+use crate::tokens::Tokens;
 use kip_types::api::{Code, Refusal};
 use kip_types::spec::Timing;
 use std::future::{Future, IntoFuture};
@@ -45,6 +47,7 @@ pub enum ServeError {
 pub struct Hub<S> {
     pub(crate) service: Arc<S>,
     pub(crate) defaults: Timing,
+    pub(crate) tokens: Arc<Tokens>,
     /// True once `down` was carried out.
     down: watch::Sender<bool>,
     /// True once the hub is ending for any reason.
@@ -58,6 +61,7 @@ impl<S> Clone for Hub<S> {
         Hub {
             service: self.service.clone(),
             defaults: self.defaults,
+            tokens: self.tokens.clone(),
             down: self.down.clone(),
             ending: self.ending.clone(),
             operations: self.operations.clone(),
@@ -82,21 +86,24 @@ impl Drop for UnderWay {
 }
 
 impl<S: Service> Hub<S> {
-    /// A hub before `service`. `defaults` is what procs get whose owner does not say when they sink.
-    pub fn new(service: Arc<S>, defaults: Timing) -> Hub<S> {
+    /// A hub before `service`. `defaults` is what procs get whose owner does not say when they sink,
+    /// `tokens` who is let in by TCP.
+    pub fn new(service: Arc<S>, defaults: Timing, tokens: Tokens) -> Hub<S> {
         Hub {
             service,
             defaults,
+            tokens: Arc::new(tokens),
             down: watch::Sender::new(false),
             ending: watch::Sender::new(false),
             operations: watch::Sender::new(0),
         }
     }
 
-    /// Serves the API until `shutdown` completes or a `down` was carried out.
+    /// Serves the API on `socket`, and by TCP at `remote`, until `shutdown` completes or a `down` was carried out.
     pub async fn serve(
         &self,
         socket: &mut ApiSocket,
+        remote: Option<Remote>,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<Ending, ServeError> {
         let listener = socket.listener().map_err(ServeError::Listen)?;
@@ -107,6 +114,10 @@ impl<S: Service> Hub<S> {
         });
         // A task of its own, so that connections are accepted and drained while this one waits for the end.
         let mut server = tokio::spawn(server.into_future());
+        let mut abroad = tokio::task::JoinSet::new();
+        if let Some(remote) = remote {
+            abroad.spawn(remote.serve(self.clone(), self.ending()));
+        }
         let mut down = self.down.subscribe();
         let why = tokio::select! {
             () = shutdown => Ending::Asked,
@@ -121,6 +132,7 @@ impl<S: Service> Hub<S> {
         let drained = tokio::time::timeout(DRAIN, async {
             let _ = operations.wait_for(|n| *n == 0).await;
             let _ = (&mut server).await;
+            while abroad.join_next().await.is_some() {}
         });
         if drained.await.is_err() {
             tracing::warn!(operations = *self.operations.borrow(), "ending although operations or clients remain");

@@ -1,6 +1,7 @@
 //! The routes of `kip snapshot`. Each handler parses, has the service do it and answers.
 
 use crate::answer::{Answer, Asked, AskedQuery, Refused};
+use crate::describe::{Routes, doc};
 use crate::feed;
 use crate::server::Hub;
 use crate::service::Service;
@@ -9,29 +10,75 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use kip_types::api::{
     CarriedView, CollectRequest, CollectView, ExportRequest, ImportRequest, SnapshotDetails, SnapshotName,
-    SnapshotsRequest, SnapshotsView, VerifyRequest,
+    SnapshotsRequest, SnapshotsView, Verified, VerifyRequest,
 };
+
+/// Its routes.
+pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+    routes
+        .get(
+            "/v1/snapshots",
+            list::<S>,
+            doc("listSnapshots", "Generations in the store and on the local disk, by proc.")
+                .query::<SnapshotsRequest>()
+                .json::<Vec<SnapshotsView>>(),
+        )
+        .post(
+            "/v1/snapshots/verify",
+            verify::<S>,
+            doc("verifySnapshots", "Looks whether generations are what was sealed.")
+                .body::<VerifyRequest>()
+                .lines::<Verified>(),
+        )
+        .post(
+            "/v1/snapshots/import",
+            import::<S>,
+            doc("importSnapshot", "Brings a generation in from a file of the daemon's machine.")
+                .body::<ImportRequest>()
+                .json::<CarriedView>(),
+        )
+        .post(
+            "/v1/snapshots/collect",
+            collect::<S>,
+            doc("collectStore", "Deletes what nothing in the store leads to any more.")
+                .body::<CollectRequest>()
+                .json::<CollectView>(),
+        )
+        .get(
+            "/v1/snapshots/{snapshot}",
+            show::<S>,
+            doc("inspectSnapshot", "One generation in the store, `NAME` or `NAME@GENERATION`.")
+                .json::<SnapshotDetails>(),
+        )
+        .post(
+            "/v1/snapshots/{snapshot}/export",
+            export::<S>,
+            doc("exportSnapshot", "Writes a generation into a new file of the daemon's machine.")
+                .body::<ExportRequest>()
+                .json::<CarriedView>(),
+        )
+}
 
 fn named(text: &str) -> Answer<SnapshotName> {
     text.parse().map_err(|e| Refused::invalid(format!("{e}")))
 }
 
-pub async fn list<S: Service>(
+async fn list<S: Service>(
     State(hub): State<Hub<S>>,
     AskedQuery(which): AskedQuery<SnapshotsRequest>,
 ) -> Answer<Json<Vec<SnapshotsView>>> {
     Ok(Json(hub.service.snapshots(which.name).await?))
 }
 
-pub async fn show<S: Service>(State(hub): State<Hub<S>>, Path(name): Path<String>) -> Answer<Json<SnapshotDetails>> {
+async fn show<S: Service>(State(hub): State<Hub<S>>, Path(name): Path<String>) -> Answer<Json<SnapshotDetails>> {
     Ok(Json(hub.service.snapshot(named(&name)?).await?))
 }
 
-pub async fn verify<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<VerifyRequest>) -> Answer<Response> {
+async fn verify<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<VerifyRequest>) -> Answer<Response> {
     Ok(feed::lines(hub.service.verify(request).await?, hub.ending()))
 }
 
-pub async fn export<S: Service>(
+async fn export<S: Service>(
     State(hub): State<Hub<S>>,
     Path(name): Path<String>,
     Asked(request): Asked<ExportRequest>,
@@ -40,7 +87,7 @@ pub async fn export<S: Service>(
     Ok(Json(hub.operate(async move { service.export(which, request.file).await }).await?))
 }
 
-pub async fn import<S: Service>(
+async fn import<S: Service>(
     State(hub): State<Hub<S>>,
     Asked(request): Asked<ImportRequest>,
 ) -> Answer<Json<CarriedView>> {
@@ -48,7 +95,7 @@ pub async fn import<S: Service>(
     Ok(Json(hub.operate(async move { service.import(request).await }).await?))
 }
 
-pub async fn collect<S: Service>(
+async fn collect<S: Service>(
     State(hub): State<Hub<S>>,
     Asked(request): Asked<CollectRequest>,
 ) -> Answer<Json<CollectView>> {

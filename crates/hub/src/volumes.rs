@@ -1,17 +1,20 @@
 //! Routes of named volumes.
 
 use crate::answer::{Answer, Refused};
+use crate::describe::{Routes, doc};
 use crate::server::Hub;
 use crate::service::Service;
+use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use axum::routing::{delete, get};
-use axum::{Json, Router};
+
 use kip_types::volume::{VolumeName, VolumeView};
 
 /// The routes below `/v1/volumes`.
-pub fn routes<S: Service>() -> Router<Hub<S>> {
-    Router::new().route("/v1/volumes", get(list::<S>)).route("/v1/volumes/{name}", delete(remove::<S>))
+pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+    routes
+        .get("/v1/volumes", list::<S>, doc("listVolumes", "Named volumes, sorted by name.").json::<Vec<VolumeView>>())
+        .delete("/v1/volumes/{name}", remove::<S>, doc("removeVolume", "Deletes a named volume with its files."))
 }
 
 async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<VolumeView>>> {

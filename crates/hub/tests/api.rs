@@ -261,7 +261,7 @@ async fn an_ending_hub_finishes_what_was_begun() {
         async move { client.run(&request("slow", &["x"])).await }
     });
     until("run begun", || served.fake.begun.load(Ordering::SeqCst) == 1).await;
-    let mut events = client.events(&EventsRequest { follow: true }).await.unwrap();
+    let mut events = client.events(&EventsRequest { follow: true, since: None }).await.unwrap();
     for _ in 0..3 {
         events.next().await.unwrap().unwrap();
     }
@@ -277,7 +277,7 @@ async fn an_ending_hub_finishes_what_was_begun() {
 
 #[tokio::test]
 async fn down_answers_and_then_ends_the_hub() {
-    let (_dir, served, client) = start().await;
+    let (dir, served, client) = start().await;
     client.run(&request("web", &["x"])).await.unwrap();
     let mut logs =
         client.logs(&name("web"), &LogsRequest { follow: true, tail: Some(0), ..Default::default() }).await.unwrap();
@@ -286,7 +286,7 @@ async fn down_answers_and_then_ends_the_hub() {
     assert_eq!(served.ended.await.unwrap(), Ending::Down);
     assert!(logs.next().await.unwrap().is_none());
     let line = client.info().await.unwrap_err().to_string();
-    let data = client.data().display();
+    let data = dir.path().display();
     assert_eq!(line, format!("no daemon answers at {data}/run/api.sock: start one with `kip --data {data} up`"));
 }
 

@@ -71,7 +71,7 @@ async fn a_feed_that_breaks_off_says_why() {
 async fn a_silent_feed_ends_when_its_client_goes() {
     let (_dir, served, client) = start().await;
     let open = served.fake.open.clone();
-    let mut events = client.events(&EventsRequest { follow: true }).await.unwrap();
+    let mut events = client.events(&EventsRequest { follow: true, since: None }).await.unwrap();
     assert_eq!(events.next().await.unwrap().unwrap().kind, "ready");
     assert_eq!(events.next().await.unwrap().unwrap().kind, "parked");
     events.next().await.unwrap().unwrap();

@@ -1,59 +1,78 @@
-//! Messages of the API: what `kip --json` prints and what travels on the unix socket, as JSON.
+//! Messages of the API: what `kip --json` prints and what travels on the socket, as JSON.
 
 mod details;
 mod snapshot;
+mod token;
 mod top;
 
 pub use details::*;
 pub use snapshot::*;
+pub use token::*;
 pub use top::*;
 
 use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Protocol, Spec};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 /// Why a request was not carried out. `message` is one clear line: what, where, what to do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error("{message}")]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}{}", .hint.as_deref().map(|hint| format!(": {hint}")).unwrap_or_default())]
 pub struct Refusal {
     /// What kind of refusal, for programs.
     pub code: Code,
     /// One line for people.
     pub message: String,
+    /// What to do about it, where the message does not say so itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
 }
 
 impl Refusal {
     /// A refusal of the given kind.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Refusal { code, message: message.into() }
+        Refusal { code, message: message.into(), hint: None }
+    }
+
+    /// The same with what to do about it.
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
+        Refusal { hint: Some(hint.into()), ..self }
     }
 }
 
-/// Kinds of refusals.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// Kinds of refusals, and the status each has. The list is closed: within `/v1` none is added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Code {
-    /// The request itself is wrong.
+    /// 400, or 426 without the upgrade that an exec needs: the request itself is wrong.
     Invalid,
-    /// There is no such proc.
+    /// 401: there is no token, or none that this daemon knows, or it has expired.
+    Unauthorized,
+    /// 403: the token does not allow this, or it can be asked for on the daemon's machine only.
+    Forbidden,
+    /// 404: there is no such proc, image, snapshot, volume, key or token.
     Unknown,
-    /// A name or port is taken.
+    /// 404, or 405 if there is the path but not for this method: this API has no such route.
+    NoRoute,
+    /// 409: a name or port is taken.
     Taken,
-    /// The proc's state does not allow it now.
+    /// 409: the proc's state does not allow it now.
     State,
-    /// The proc cannot sleep; the message names what stands in the way.
+    /// 413: the body is too long.
+    TooLarge,
+    /// 422: the proc cannot sleep; the message names what stands in the way.
     CannotSleep,
-    /// The machine lacks something: memory, disk, a kernel feature.
+    /// 503: the machine lacks something: memory, disk, a kernel feature.
     Exhausted,
-    /// Something failed that should not have.
+    /// 500: something failed that should not have.
     Failed,
 }
 
 /// `POST /v1/procs`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct RunRequest {
     /// What to run.
     pub spec: Spec,
@@ -66,7 +85,7 @@ pub struct RunRequest {
 }
 
 /// Parts of a [`Spec`] that a caller left to the daemon.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LeftOpen {
     /// `spec.name` is only a stem: `-` and the lowest number that is free are added to it.
@@ -80,7 +99,7 @@ pub struct LeftOpen {
 }
 
 /// `POST /v1/procs/NAME/stop`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StopRequest {
     /// From SIGTERM to SIGKILL, milliseconds. 0 kills at once.
@@ -94,7 +113,7 @@ impl Default for StopRequest {
 }
 
 /// `DELETE /v1/procs/NAME`, as its query.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoveRequest {
     /// End it first if it is not stopped.
@@ -102,7 +121,7 @@ pub struct RemoveRequest {
 }
 
 /// `POST /v1/procs/NAME/sleep`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SleepRequest {
     /// The tier to go to.
@@ -110,7 +129,7 @@ pub struct SleepRequest {
 }
 
 /// `GET /v1/procs/NAME/logs`, as its query; answered with one [`LogLine`] per line.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LogsRequest {
     /// Go on with new lines until the proc is removed.
@@ -122,7 +141,7 @@ pub struct LogsRequest {
 }
 
 /// Which of its two outputs a program wrote to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogStream {
     /// Descriptor 1.
@@ -132,7 +151,7 @@ pub enum LogStream {
 }
 
 /// One line that a proc wrote.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct LogLine {
     /// When Kip read it, milliseconds since the epoch.
     pub at_ms: u64,
@@ -143,15 +162,17 @@ pub struct LogLine {
 }
 
 /// `GET /v1/events`, as its query; answered with one [`Event`] per line.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EventsRequest {
     /// After those that are kept, go on with new ones.
     pub follow: bool,
+    /// Only those after the one with this id: who reconnects gives the last that it has seen.
+    pub since: Option<u64>,
 }
 
 /// What `wake` may be asked with.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct WakeRequest {
     /// A proc in the store, by its id there: it is taken over, under the name that is woken.
     #[serde(default)]
@@ -159,7 +180,7 @@ pub struct WakeRequest {
 }
 
 /// What `sleep` and `wake` answer: the proc as it then is.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct Moved {
     /// The proc.
     #[serde(flatten)]
@@ -169,21 +190,21 @@ pub struct Moved {
 }
 
 /// What `POST /v1/down` answers. The daemon ends right after.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct DownView {
     /// The procs that were running or asleep and were ended.
     pub ended: Vec<ProcName>,
 }
 
 /// The last line of an ndjson answer that broke off: why it did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct BrokeOff {
     /// Why.
     pub refusal: Refusal,
 }
 
 /// A published port as it is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PortView {
     /// Transport protocol.
     pub proto: Protocol,
@@ -198,7 +219,7 @@ pub struct PortView {
 }
 
 /// Memory of a proc. Zero for a parked one.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct MemoryView {
     /// Resident set, bytes.
     pub rss_bytes: u64,
@@ -223,7 +244,7 @@ pub struct MemoryView {
 }
 
 /// The last sleep.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SleepView {
     /// Tier it went to.
     pub to: Tier,
@@ -250,7 +271,7 @@ pub struct SleepView {
 }
 
 /// One step of a wake.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct StepView {
     /// What was done.
     pub name: String,
@@ -259,7 +280,7 @@ pub struct StepView {
 }
 
 /// The last wake.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct WakeView {
     /// What woke it, for example `tcp 0.0.0.0:80 (connection)`, `timer`, `kip wake`.
     pub trigger: String,
@@ -292,7 +313,7 @@ pub struct FetchedView {
 }
 
 /// `GET /v1/procs/NAME` and, as a list, `GET /v1/procs`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct ProcView {
     /// Name.
     pub name: ProcName,
@@ -334,7 +355,7 @@ pub struct ProcView {
 }
 
 /// `GET /v1/procs/NAME/why`. For a running proc the answer takes a second, in which its threads are watched.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct WhyView {
     /// Name.
     pub name: ProcName,
@@ -370,7 +391,7 @@ pub struct WhyView {
 }
 
 /// What was seen of a running proc's newest activity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivityKind {
     /// Payload was received or sent.
@@ -382,7 +403,7 @@ pub enum ActivityKind {
 }
 
 /// What a running proc's threads and sockets did within a second.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SeenView {
     /// How long the threads were watched, microseconds.
     pub watched_us: u64,
@@ -400,7 +421,7 @@ pub struct SeenView {
 }
 
 /// A process of a proc.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ProgramView {
     /// The name the kernel has for it, at most 15 bytes.
     pub name: String,
@@ -409,7 +430,7 @@ pub struct ProgramView {
 }
 
 /// A thread with CPU time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ThreadView {
     /// The thread's own name, at most 15 bytes.
     pub name: String,
@@ -422,7 +443,7 @@ pub struct ThreadView {
 }
 
 /// A socket, as the proc sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SocketView {
     /// TCP or UDP.
     pub proto: Protocol,
@@ -446,7 +467,7 @@ pub struct SocketView {
 }
 
 /// A timer that is set.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct TimerView {
     /// `timerfd`, `POSIX timer` or `time-out of NAME`, a call that waits.
     pub kind: String,
@@ -461,7 +482,7 @@ pub struct TimerView {
 }
 
 /// The timer that will wake a sleeper.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct NextWakeView {
     /// `timerfd`, `POSIX timer`, `interval timer`, `time-out of a call` or `it was at work`.
     pub kind: String,
@@ -474,8 +495,12 @@ pub struct NextWakeView {
 }
 
 /// One line of `kip events`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct Event {
+    /// Its number: larger than that of every earlier one, those of earlier daemons of this data directory included, and one
+    /// more than that of the one before it from the same daemon. 0 from older daemons.
+    #[serde(default)]
+    pub id: u64,
     /// When, milliseconds since the epoch.
     pub at_ms: u64,
     /// Which proc; null for the daemon itself.
@@ -509,7 +534,7 @@ pub const CHANNEL_STDERR: u8 = 2;
 pub const CHANNEL_END: u8 = 3;
 
 /// `POST /v1/procs/NAME/exec`, answered with 101 and frames both ways.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct ExecRequest {
     /// Program and arguments.
     pub command: Vec<String>,
@@ -519,7 +544,7 @@ pub struct ExecRequest {
 }
 
 /// The last frame of an exec.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct ExecEnd {
     /// The code `kip exec` exits with: the program's own, or 128 plus the signal.
     pub code: i32,
@@ -528,7 +553,7 @@ pub struct ExecEnd {
 }
 
 /// `GET /v1/info`.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct Info {
     /// Version of the daemon.
     pub version: String,

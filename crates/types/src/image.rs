@@ -2,13 +2,14 @@
 
 use crate::keys::Hidden;
 use crate::name::ProcName;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Where an image comes from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageSource {
     /// A registry: `[docker://][HOST[:PORT]/]NAME[:TAG][@DIGEST]`.
@@ -98,7 +99,7 @@ impl fmt::Display for ImageSource {
 }
 
 /// The image of a proc.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 pub struct OciImage {
     /// What its owner called it.
     pub reference: String,
@@ -117,7 +118,7 @@ pub struct OciImage {
 }
 
 /// What an image says about running its program.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ImageConfig {
     /// The program, with its first arguments.
@@ -139,7 +140,7 @@ pub struct ImageConfig {
 }
 
 /// An image that is here: an element of `GET /v1/images`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ImageView {
     /// By what it is called.
     pub reference: String,
@@ -160,7 +161,7 @@ pub struct ImageView {
 }
 
 /// One of an image's layers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct LayerView {
     /// Digest of what it is unpacked from.
     pub digest: String,
@@ -171,7 +172,7 @@ pub struct LayerView {
 }
 
 /// `GET /v1/images/inspect?reference=REF`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ImageDetails {
     /// What `kip image ls` says.
     #[serde(flatten)]
@@ -183,7 +184,7 @@ pub struct ImageDetails {
 }
 
 /// Which image, as a query.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageRequest {
     /// What it is called, or its id or digest, or the beginning of one.
@@ -191,7 +192,7 @@ pub struct ImageRequest {
 }
 
 /// Who asks a registry.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegistryLogin {
     /// User name.
@@ -201,7 +202,7 @@ pub struct RegistryLogin {
 }
 
 /// `POST /v1/images/pull`; answered with one [`PullProgress`] per line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PullRequest {
     /// From where.
@@ -218,7 +219,7 @@ pub struct PullRequest {
 }
 
 /// How far a pull is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "step")]
 pub enum PullProgress {
     /// A layer is here already.
@@ -253,7 +254,7 @@ pub enum PullProgress {
 }
 
 /// What `DELETE /v1/images?reference=REF` and `POST /v1/images/collect` answer.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 pub struct ImagesRemoved {
     /// Names that lead nowhere any more.
     pub references: Vec<String>,
@@ -266,7 +267,7 @@ pub struct ImagesRemoved {
 }
 
 /// `POST /v1/images/collect`.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ImagesCollectRequest {
     /// Images that no proc uses go, too.

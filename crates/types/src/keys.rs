@@ -1,11 +1,12 @@
 //! Messages of the API about a realm's keys, which seal what is archived: `kip key`.
 
 use crate::name::{ProcName, Realm};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// One key, as far as anybody may see it: an element of `GET /v1/keys`, oldest first.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct KeyView {
     /// Its name: 32 hexadecimal digits.
     pub id: String,
@@ -22,7 +23,7 @@ pub struct KeyView {
 }
 
 /// `POST /v1/keys/ID/destroy`. ID may be the beginning of an id, 6 digits at least.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DestroyKeyRequest {
     /// Really. Without it the answer is a refusal that says what would be lost.
@@ -30,7 +31,7 @@ pub struct DestroyKeyRequest {
 }
 
 /// What `POST /v1/keys/ID/destroy` answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct DestroyedKeyView {
     /// The key.
     pub id: String,
@@ -41,7 +42,7 @@ pub struct DestroyedKeyView {
 }
 
 /// A text that is not shown.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Hidden(pub String);
 
@@ -52,7 +53,7 @@ impl fmt::Debug for Hidden {
 }
 
 /// Bytes that travel as hexadecimal digits and are not shown.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Hex(pub Vec<u8>);
 
@@ -87,7 +88,7 @@ impl fmt::Debug for Hex {
 }
 
 /// With what exported keys are closed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeysWrap {
     /// Something a person knows; at least 12 bytes.
@@ -97,7 +98,7 @@ pub enum KeysWrap {
 }
 
 /// `POST /v1/keys/export`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportKeysRequest {
     /// What closes them.
@@ -105,7 +106,7 @@ pub struct ExportKeysRequest {
 }
 
 /// What `POST /v1/keys/export` answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ExportedKeys {
     /// Whose.
     pub realm: Realm,
@@ -116,7 +117,7 @@ pub struct ExportedKeys {
 }
 
 /// `POST /v1/keys/import`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportKeysRequest {
     /// What closed them.
@@ -126,7 +127,7 @@ pub struct ImportKeysRequest {
 }
 
 /// What `POST /v1/keys/import` answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ImportedKeysView {
     /// Whose.
     pub realm: Realm,

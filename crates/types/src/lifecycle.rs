@@ -20,11 +20,12 @@
 //! Hot or Stopped otherwise, in Waking it is Hot if the processes are there and Parked otherwise, in Stopping it is
 //! finished.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Number of a durable image of a proc. Each replaces its parent. 0 is before the first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Generation(pub u64);
 
@@ -42,7 +43,7 @@ impl fmt::Display for Generation {
 }
 
 /// Where a proc's memory is, DESIGN.md "Words".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
     /// Running.

@@ -1,6 +1,7 @@
 //! Names of procs and realms. A name is a file name, a DNS label and part of an nftables comment, so its
 //! alphabet is that of a DNS label.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
@@ -31,7 +32,7 @@ fn check(what: &'static str, name: &str) -> Result<(), BadName> {
 macro_rules! name_type {
     ($type:ident, $what:literal, $doc:literal) => {
         #[doc = $doc]
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct $type(String);
 

@@ -3,6 +3,7 @@
 use crate::image::OciImage;
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +11,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Transport protocol of a published port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// TCP, tcp(7).
@@ -29,7 +30,7 @@ impl fmt::Display for Protocol {
 }
 
 /// What on a listening port wakes a parked proc.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WakeOn {
     /// A completed handshake wakes: the server may have to speak first.
@@ -40,7 +41,7 @@ pub enum WakeOn {
 }
 
 /// One published port, `[HOST:]PORT[/tcp|/udp][,wake=data]`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PortSpec {
     /// Transport protocol.
     pub proto: Protocol,
@@ -89,7 +90,7 @@ impl FromStr for PortSpec {
 }
 
 /// The filesystem a proc starts from.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Image {
     /// An allowlist of the host's own files, read-only, under a private writable layer.
@@ -102,7 +103,7 @@ pub enum Image {
 }
 
 /// Limits enforced by cgroups. None means unlimited, except `pids`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
     /// Memory in bytes.
@@ -120,7 +121,7 @@ impl Default for Limits {
 }
 
 /// How a proc hibernates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hibernate {
     /// Held if it ticks or a port wakes on data only, blocked otherwise.
@@ -148,7 +149,7 @@ impl FromStr for Hibernate {
 }
 
 /// Whether a parked proc runs before its memory is there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Lazy {
     /// If there is so much of it that reading it takes longer than to have its pages brought.
@@ -173,7 +174,7 @@ impl FromStr for Lazy {
 }
 
 /// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timing {
     /// Idle this long: leave the hot tier.
@@ -213,7 +214,7 @@ impl Default for Timing {
 }
 
 /// Everything a proc's owner asked for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct Spec {
     /// The proc's name.
     pub name: ProcName,

@@ -2,6 +2,7 @@
 //! them, nothing of them is archived, and so they pin the proc to where they are.
 
 use crate::name::ProcName;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -17,7 +18,7 @@ const CLOSED: [&str; 4] = ["/proc", "/sys", "/dev", "/.kip"];
 const TAKEN: [&str; 2] = ["/", "/usr"];
 
 /// The name of a volume that Kip keeps, unique within its data directory: a file name.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeName(String);
 
@@ -68,7 +69,7 @@ impl fmt::Display for VolumeName {
 }
 
 /// Where a volume's files are.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeSource {
     /// Kept by Kip in its data directory, made when the first proc asks for it.
@@ -87,7 +88,7 @@ impl fmt::Display for VolumeSource {
 }
 
 /// One volume of a proc, `SRC:DST[:ro|:rw]`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VolumeSpec {
     /// Where its files are.
@@ -209,7 +210,7 @@ pub fn check_volumes(volumes: &[VolumeSpec]) -> Result<(), BadVolume> {
 }
 
 /// A named volume, `GET /v1/volumes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct VolumeView {
     /// Its name.
     pub name: VolumeName,

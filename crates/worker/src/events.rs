@@ -19,19 +19,23 @@ pub(crate) fn now_ms() -> u64 {
 #[derive(Debug)]
 pub(crate) struct Events {
     kept: Mutex<VecDeque<Event>>,
+    /// The id of the first one: larger than those of earlier daemons, unless they told of a thousand each millisecond.
+    first_id: u64,
     live: broadcast::Sender<Event>,
 }
 
 impl Events {
     pub(crate) fn new() -> Events {
-        Events { kept: Mutex::new(VecDeque::new()), live: broadcast::Sender::new(1024) }
+        Events { kept: Mutex::new(VecDeque::new()), first_id: now_ms() * 1000, live: broadcast::Sender::new(1024) }
     }
 
     /// Tells everybody. `kind` is one of the words in [`Event::kind`].
     pub(crate) fn tell(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
-        let event = Event { at_ms: now_ms(), name: name.cloned(), kind: kind.to_owned(), detail: detail.into() };
-        tracing::info!(name = name.map(ProcName::as_str), kind, detail = event.detail, "event");
+        let detail = detail.into();
+        tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
         let mut kept = self.kept.lock().expect("no holder of this lock panics");
+        let id = kept.back().map_or(self.first_id, |newest| newest.id + 1);
+        let event = Event { id, at_ms: now_ms(), name: name.cloned(), kind: kind.to_owned(), detail };
         if kept.len() == KEPT {
             kept.pop_front();
         }
@@ -59,10 +63,10 @@ impl Events {
         if span >= MINUTE_MS { count } else { count * MINUTE_MS / span.max(1) }
     }
 
-    /// Those that are kept, and a receiver of all that follow.
-    pub(crate) fn subscribe(&self) -> (Vec<Event>, broadcast::Receiver<Event>) {
+    /// Those that are kept and come after the one with id `since`, and a receiver of all that follow.
+    pub(crate) fn subscribe(&self, since: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
         let kept = self.kept.lock().expect("no holder of this lock panics");
-        (kept.iter().cloned().collect(), self.live.subscribe())
+        (kept.iter().filter(|event| event.id > since).cloned().collect(), self.live.subscribe())
     }
 }
 
@@ -73,6 +77,7 @@ mod tests {
     fn filled(events: impl Iterator<Item = (u64, &'static str)>) -> Events {
         let all = Events::new();
         let event = |(at_ms, kind): (u64, &str)| Event {
+            id: at_ms,
             at_ms,
             name: "web".parse().ok(),
             kind: kind.to_owned(),
@@ -89,6 +94,18 @@ mod tests {
         assert_eq!(few.last(&"web".parse().unwrap(), "parked", ""), Some(95_000));
         assert_eq!(few.last(&"web".parse().unwrap(), "parked", "cannot sleep"), None);
         assert_eq!(few.last(&"other".parse().unwrap(), "parked", ""), None);
+    }
+
+    #[test]
+    fn who_comes_back_misses_nothing_and_hears_nothing_twice() {
+        let events = Events::new();
+        (0..5).for_each(|n| events.tell(None, "ready", n.to_string()));
+        let (all, _) = events.subscribe(0);
+        assert!(all.windows(2).all(|two| two[1].id == two[0].id + 1));
+        let (rest, mut live) = events.subscribe(all[2].id);
+        assert_eq!(rest.iter().map(|e| e.id).collect::<Vec<_>>(), [all[3].id, all[4].id]);
+        events.tell(None, "ready", "later");
+        assert_eq!(live.try_recv().unwrap().id, all[4].id + 1);
     }
 
     #[test]

@@ -260,9 +260,9 @@ impl Worker {
         Ok(self.handle(name)?.proc.dir.join("logs"))
     }
 
-    /// Events that are kept, and those to come.
-    pub fn events(&self) -> (Vec<Event>, broadcast::Receiver<Event>) {
-        self.machine.events.subscribe()
+    /// Events that are kept and come after the one with id `since`, and those to come.
+    pub fn events(&self, since: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
+        self.machine.events.subscribe(since)
     }
 
     /// Lets go of the machine's parts; procs run on, to be taken up by the next daemon.

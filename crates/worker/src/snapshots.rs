@@ -107,7 +107,7 @@ impl Worker {
         let (what, events) = (format!("{} is not imported", request.file), Arc::clone(&self.machine));
         let imported = blocking(move || archive.import(&request, &local, now_ms)).await;
         let view = imported.map_err(|e| match e {
-            ImportError::Refused(Refusal { code, message }) => Refusal::new(code, format!("{what}: {message}")),
+            ImportError::Refused(refusal) => Refusal { message: format!("{what}: {}", refusal.message), ..refusal },
             e => failed(&what, &e),
         })?;
         let detail = format!("generation {} from {}", view.generation, view.file);

@@ -6,7 +6,7 @@
 //! * `exec` knows the programs `cat`, `count`, `exit N`, `err`, `deaf` and `missing`.
 #![allow(dead_code, reason = "each test binary that includes this uses another part")]
 
-use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service};
+use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service, Tokens};
 use kip_types::api::*;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
@@ -59,10 +59,10 @@ pub async fn serve(data: &Path) -> Served {
     let mut socket = ApiSocket::bind(&lock, None).unwrap();
     let fake = Arc::new(Fake::default());
     let defaults = Timing { idle_ms: 111, park_after_ms: 222, ..Timing::default() };
-    let hub = Hub::new(fake.clone(), defaults);
+    let hub = Hub::new(fake.clone(), defaults, Tokens::open(&lock).unwrap());
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(async move {
-        let ending = hub.serve(&mut socket, async { drop(stopped.await) }).await.unwrap();
+        let ending = hub.serve(&mut socket, None, async { drop(stopped.await) }).await.unwrap();
         drop((socket, lock));
         ending
     });
@@ -312,8 +312,9 @@ impl Service for Fake {
     }
 
     async fn events(&self, which: EventsRequest) -> Result<Feed<Event>, Refusal> {
-        let event = |at_ms| Event { at_ms, name: "web".parse().ok(), kind: "parked".into(), detail: "idle".into() };
-        let ready = Event { at_ms: 1_763_760_825_123, name: None, kind: "ready".into(), detail: "pid 7".into() };
+        let event =
+            |at_ms| Event { id: at_ms, at_ms, name: "web".parse().ok(), kind: "parked".into(), detail: "idle".into() };
+        let ready = Event { id: 1, at_ms: 1_763_760_825_123, name: None, kind: "ready".into(), detail: "pid 7".into() };
         Ok(self.feed(vec![Ok(ready), Ok(event(1_763_760_826_000))], which.follow.then_some(event)))
     }
 

@@ -2,10 +2,11 @@
 
 use crate::lifecycle::{Generation, Tier};
 use crate::name::ProcName;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What is asked about a proc.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Detail {
     /// Open files, and its own files that differ from its base.
@@ -19,7 +20,7 @@ pub enum Detail {
 }
 
 /// The query of `GET /v1/procs/NAME/details`; answered with the view of [`Details`] that it names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DetailsRequest {
     /// What.
@@ -27,7 +28,7 @@ pub struct DetailsRequest {
 }
 
 /// An answer. On the wire it is the view alone.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(untagged)]
 pub enum Details {
     /// [`Detail::Files`].
@@ -41,7 +42,7 @@ pub enum Details {
 }
 
 /// Of which proc, and how that was, when it was looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Looked {
     /// Its name.
     pub name: ProcName,
@@ -52,7 +53,7 @@ pub struct Looked {
 }
 
 /// `kip inspect --files`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct FilesView {
     /// Of whom.
     #[serde(flatten)]
@@ -64,7 +65,7 @@ pub struct FilesView {
 }
 
 /// What a process has open.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ProcessFiles {
     /// Its process id inside.
     pub pid: u32,
@@ -75,7 +76,7 @@ pub struct ProcessFiles {
 }
 
 /// A descriptor.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OpenFileView {
     /// Its number.
     pub fd: i32,
@@ -97,7 +98,7 @@ pub struct OpenFileView {
 }
 
 /// Files of a proc that are not those of its base.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OwnFilesView {
     /// The first ones by path, at most [`OwnFilesView::MOST_LISTED`].
     pub entries: Vec<OwnFileView>,
@@ -119,7 +120,7 @@ impl OwnFilesView {
 }
 
 /// A file of a proc that is not that of its base.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OwnFileView {
     /// The path as the program sees it.
     pub path: String,
@@ -131,7 +132,7 @@ pub struct OwnFileView {
 }
 
 /// `kip inspect --env`. May hold secrets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct EnvView {
     /// Of whom.
     #[serde(flatten)]
@@ -141,7 +142,7 @@ pub struct EnvView {
 }
 
 /// What a process was started as.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ProcessEnv {
     /// Its process id inside.
     pub pid: u32,
@@ -166,7 +167,7 @@ pub struct ProcessEnv {
 }
 
 /// `kip inspect --sockets`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SocketsView {
     /// Of whom.
     #[serde(flatten)]
@@ -176,7 +177,7 @@ pub struct SocketsView {
 }
 
 /// A socket.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct OpenSocketView {
     /// `tcp`, `udp`, `unix`, `netlink` or `socket`.
     pub proto: String,
@@ -197,7 +198,7 @@ pub struct OpenSocketView {
 }
 
 /// A place where something is open.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize, Deserialize)]
 pub struct OpenAt {
     /// Process id inside.
     pub pid: u32,
@@ -208,7 +209,7 @@ pub struct OpenAt {
 }
 
 /// `kip inspect --maps`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct MapsView {
     /// Of whom.
     #[serde(flatten)]
@@ -218,7 +219,7 @@ pub struct MapsView {
 }
 
 /// The memory of a process.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct ProcessMaps {
     /// Its process id inside.
     pub pid: u32,
@@ -229,7 +230,7 @@ pub struct ProcessMaps {
 }
 
 /// A mapping. What its pages are adds up to its length.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct MapView {
     /// First address, hexadecimal.
     pub start: String,
@@ -249,7 +250,7 @@ pub struct MapView {
 }
 
 /// Where pages are, bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct WhereView {
     /// In memory.
     pub memory_bytes: u64,

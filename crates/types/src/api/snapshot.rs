@@ -3,13 +3,14 @@
 use crate::lifecycle::Generation;
 use crate::name::ProcName;
 use crate::spec::PortSpec;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
 /// Which generations somebody means: `NAME` or `NAME@GENERATION`. NAME is a proc's name, or its id in the store or as many of
 /// the id's first digits as no other has, 8 at least.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SnapshotName {
     /// Name or id.
@@ -62,7 +63,7 @@ impl fmt::Display for SnapshotName {
 }
 
 /// Whose a proc in the store is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnapshotState {
     /// This data directory's, which may be running it.
@@ -93,7 +94,7 @@ impl fmt::Display for SnapshotState {
 }
 
 /// What a generation is to its proc.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnapshotPlace {
     /// The newest in the store: what the proc wakes from.
@@ -118,7 +119,7 @@ impl fmt::Display for SnapshotPlace {
 }
 
 /// `GET /v1/snapshots`, as its query; answered with a list of [`SnapshotsView`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SnapshotsRequest {
     /// Those of this name only.
@@ -126,7 +127,7 @@ pub struct SnapshotsRequest {
 }
 
 /// A proc and its generations, one of `GET /v1/snapshots`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SnapshotsView {
     /// Its name; null where its head cannot be read.
     pub name: Option<ProcName>,
@@ -147,7 +148,7 @@ pub struct SnapshotsView {
 }
 
 /// A generation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SnapshotView {
     /// Its number.
     pub generation: Generation,
@@ -164,7 +165,7 @@ pub struct SnapshotView {
 }
 
 /// One generation in the store, `GET /v1/snapshots/NAME`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct SnapshotDetails {
     /// The proc's name.
     pub name: ProcName,
@@ -218,7 +219,7 @@ pub struct SnapshotDetails {
 }
 
 /// A section of a front.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SectionView {
     /// `manifest`, `sets`, `page table`, `files`, `metadata`, `eager pages`, `set pages` or `end`.
     pub name: String,
@@ -227,7 +228,7 @@ pub struct SectionView {
 }
 
 /// Where pages are.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PagesView {
     /// In the front.
     pub front: u64,
@@ -238,7 +239,7 @@ pub struct PagesView {
 }
 
 /// A pack.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PackView {
     /// Its name, 64 hexadecimal digits.
     pub pack: String,
@@ -251,7 +252,7 @@ pub struct PackView {
 }
 
 /// A file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct FileView {
     /// Its name.
     pub name: String,
@@ -260,7 +261,7 @@ pub struct FileView {
 }
 
 /// A tree of the proc's own files.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct RootView {
     /// Its name.
     pub name: String,
@@ -271,7 +272,7 @@ pub struct RootView {
 }
 
 /// A timer of a generation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SnapshotTimer {
     /// `timerfd`, `POSIX timer`, `interval timer`, `time-out of a call` or `it was at work`.
     pub kind: String,
@@ -282,7 +283,7 @@ pub struct SnapshotTimer {
 }
 
 /// `POST /v1/verify`; answered with one [`Verified`] per line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct VerifyRequest {
     /// Which; none for every proc's.
@@ -294,7 +295,7 @@ pub struct VerifyRequest {
 }
 
 /// What verifying has found so far.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Verified {
     /// So much was read.
@@ -329,7 +330,7 @@ pub enum Verified {
 }
 
 /// `POST /v1/snapshots/NAME/export`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExportRequest {
     /// Absolute path of the file, which is made.
@@ -337,7 +338,7 @@ pub struct ExportRequest {
 }
 
 /// `POST /v1/import`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImportRequest {
     /// Absolute path of the file.
@@ -348,7 +349,7 @@ pub struct ImportRequest {
 }
 
 /// What an export wrote or an import brought in.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CarriedView {
     /// The proc's name.
     pub name: ProcName,
@@ -365,7 +366,7 @@ pub struct CarriedView {
 }
 
 /// `POST /v1/collect`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CollectRequest {
     /// Change nothing.
@@ -381,7 +382,7 @@ impl Default for CollectRequest {
 }
 
 /// What collection found and did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CollectView {
     /// Nothing was changed.
     pub dry_run: bool,
@@ -394,7 +395,7 @@ pub struct CollectView {
 }
 
 /// An object that nothing leads to.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct UnusedView {
     /// Its name in the store.
     pub object: String,

@@ -2,10 +2,11 @@
 
 use crate::lifecycle::Tier;
 use crate::name::ProcName;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// `kip top --json`: one look at all procs.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct TopView {
     /// When, milliseconds since the epoch.
     pub at_ms: u64,
@@ -28,7 +29,7 @@ pub struct TopView {
 }
 
 /// One proc of a [`TopView`].
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, JsonSchema, Serialize, Deserialize)]
 pub struct TopProc {
     /// Name.
     pub name: ProcName,
@@ -55,7 +56,7 @@ pub struct TopProc {
 }
 
 /// Memory in use and the marks that it is held against (`kip up --memory`, `--memory-high`, `--memory-low`).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct RoomView {
     /// What this daemon's procs hold together, with their working sets, and what wakes under way will; without `--memory`,
     /// what the whole machine uses if that is more; bytes.
@@ -72,7 +73,7 @@ pub struct RoomView {
 }
 
 /// The cache of what is in the store (`kip up --cache`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct CacheView {
     /// What it takes on the local disk, bytes.
     pub bytes: u64,

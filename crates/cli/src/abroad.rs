@@ -1,0 +1,102 @@
+//! The daemon that is spoken to: that of a data directory, or one that listens by TCP; and how one does.
+
+use crate::args::Command;
+use crate::image::ImageCommand;
+use anyhow::{Context, bail};
+use clap::Args;
+use kip_client::{Client, Remote};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+/// The data directory that is meant when none is named.
+pub const DATA: &str = "/var/lib/kip";
+
+#[derive(Debug, Args)]
+pub struct AbroadArgs {
+    /// Speak to the daemon at https://HOST:PORT instead of that of a data directory; KIP_HOST, too, says so
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "data")]
+    pub host: Option<String>,
+    /// PEM file of the CA that --host is trusted by, instead of those of this machine; KIP_CA, too, says so
+    #[arg(long, global = true, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// File whose first line is the token for --host; KIP_TOKEN, too, may have the token
+    #[arg(long, global = true, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct ListenArgs {
+    /// Offer the API by TCP as well, to whoever has a token
+    #[arg(long, value_name = "ADDR:PORT", requires = "how")]
+    pub listen: Option<SocketAddr>,
+    /// PEM file of the certificate for --listen, with those that lead to its CA
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "listen"], group = "how")]
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file of its private key
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Offer it without TLS; on a loopback address only
+    #[arg(long, requires = "listen", group = "how")]
+    pub listen_plain: bool,
+}
+
+impl ListenArgs {
+    /// Listens, if that is asked for.
+    pub async fn bind(&self) -> anyhow::Result<Option<kip_hub::Remote>> {
+        let Some(address) = self.listen else { return Ok(None) };
+        let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
+        Ok(Some(kip_hub::Remote::bind(address, tls).await?))
+    }
+}
+
+/// The client that `command` needs. A data directory that is named counts for more than the environment.
+pub fn client(data: Option<&Path>, abroad: AbroadArgs, command: &Command) -> anyhow::Result<Client> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let text = |name| set(name).map(|value| value.into_string().map_err(|_| anyhow::anyhow!("{name} is not UTF-8")));
+    let host = match (abroad.host, data) {
+        (Some(host), _) => Some(host),
+        (None, Some(_)) => None,
+        (None, None) => text("KIP_HOST").transpose()?,
+    };
+    let Some(host) = host else {
+        return Ok(Client::new(std::path::absolute(data.unwrap_or(Path::new(DATA)))?));
+    };
+    if let Some(what) = at_home_only(command) {
+        bail!("{what} the daemon's machine: run it there, without --host and KIP_HOST");
+    }
+    let token = match &abroad.token_file {
+        Some(file) => {
+            let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            Some(text.lines().next().unwrap_or_default().to_owned())
+        }
+        None => text("KIP_TOKEN").transpose()?,
+    };
+    let token = token.with_context(|| {
+        format!(
+            "there is no token for {host}: set KIP_TOKEN or --token-file; `kip token create` on its machine makes one"
+        )
+    })?;
+    let ca = abroad.ca.or_else(|| set("KIP_CA").map(PathBuf::from));
+    Ok(Client::remote(Remote::new(&host, ca.as_deref(), &token)?))
+}
+
+/// Why `command` cannot be asked for from elsewhere: files that it names are the daemon's.
+fn at_home_only(command: &Command) -> Option<&'static str> {
+    use crate::args::SnapshotCommand as Snapshot;
+    match command {
+        Command::Token(_) => Some("`kip token` works only on"),
+        Command::Run(args) if args.tar.is_some() => Some("`kip run --tar` takes a file of"),
+        Command::Run(args) if args.image.as_deref().is_some_and(is_file) => Some("this image is a file of"),
+        Command::Image(ImageCommand::Load(_)) => Some("`kip image load` takes files of"),
+        Command::Snapshot(args) => match args.command {
+            Snapshot::Export { .. } => Some("`kip snapshot export` writes a file of"),
+            Snapshot::Import { .. } => Some("`kip snapshot import` takes a file of"),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn is_file(image: &str) -> bool {
+    image.starts_with("oci:") || image.starts_with("docker-archive:")
+}

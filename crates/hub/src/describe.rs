@@ -1,0 +1,210 @@
+//! Routes with their description: what the router has is what the OpenAPI document says, because both come from one call.
+//!
+//! Schemas are those of the types that travel ([`schemars`]); their fields' comments, which name the units, are the
+//! descriptions. Nothing here looks at a request.
+
+use crate::server::Hub;
+use axum::Router;
+use axum::handler::Handler;
+use axum::routing::{MethodRouter, delete, get, post};
+use kip_types::api::{Code, Refusal};
+use schemars::generate::{SchemaGenerator, SchemaSettings};
+use schemars::{JsonSchema, Schema};
+use serde_json::{Map, Value, json};
+
+type Shape = fn(&mut SchemaGenerator) -> Schema;
+
+fn referred<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    generator.subschema_for::<T>()
+}
+
+fn inline<T: JsonSchema>(generator: &mut SchemaGenerator) -> Schema {
+    T::json_schema(generator)
+}
+
+/// What a route is for, takes and answers.
+pub struct Doc {
+    id: &'static str,
+    summary: &'static str,
+    query: Option<Shape>,
+    body: Option<Shape>,
+    answer: Value,
+    shape: Option<(&'static str, Shape)>,
+    status: u16,
+}
+
+/// A route that answers 204, until more is said. `id` is its name in generated clients.
+pub fn doc(id: &'static str, summary: &'static str) -> Doc {
+    let answer = json!({ "description": "Done." });
+    Doc { id, summary, query: None, body: None, answer, shape: None, status: 204 }
+}
+
+impl Doc {
+    /// Takes the fields of `T` as its query.
+    pub fn query<T: JsonSchema>(self) -> Doc {
+        Doc { query: Some(inline::<T>), ..self }
+    }
+
+    /// Takes a JSON body.
+    pub fn body<T: JsonSchema>(self) -> Doc {
+        Doc { body: Some(referred::<T>), ..self }
+    }
+
+    /// Answers 200 and JSON.
+    pub fn json<T: JsonSchema>(self) -> Doc {
+        self.json_with::<T>(200)
+    }
+
+    /// Answers `status` and JSON.
+    pub fn json_with<T: JsonSchema>(self, status: u16) -> Doc {
+        Doc { shape: Some(("application/json", referred::<T>)), status, ..self }
+    }
+
+    /// Answers 200 and one JSON value on each line, as they come.
+    pub fn lines<T: JsonSchema>(self) -> Doc {
+        let answer = json!({
+            "description": "One of these on each line, as they come. A last line `{\"refusal\": ..}` says why it broke off.",
+        });
+        Doc { shape: Some(("application/x-ndjson", referred::<T>)), status: 200, answer, ..self }
+    }
+
+    /// Answers 101 and frames both ways.
+    pub fn upgrade(self) -> Doc {
+        let answer = json!({
+            "description": "The connection carries frames: 1 byte channel (0 stdin, 1 stdout, 2 stderr, 3 end), 4 bytes length \
+                (big endian), then at most 1 MiB. An empty frame of channel 0 is end of file; that of channel 3 is JSON, ExecEnd.",
+        });
+        Doc { status: 101, answer, ..self }
+    }
+}
+
+/// Routes and what is said of them.
+pub struct Routes<S> {
+    router: Router<Hub<S>>,
+    paths: Map<String, Value>,
+    schemas: SchemaGenerator,
+}
+
+impl<S: Send + Sync + 'static> Routes<S> {
+    pub fn new() -> Routes<S> {
+        let settings = SchemaSettings::draft2020_12().with(|s| s.definitions_path = "/components/schemas".into());
+        Routes { router: Router::new(), paths: Map::new(), schemas: settings.into_generator() }
+    }
+
+    pub fn get<T: 'static>(self, path: &'static str, handler: impl Handler<T, Hub<S>>, doc: Doc) -> Self {
+        self.at(path, "get", get(handler), doc)
+    }
+
+    pub fn post<T: 'static>(self, path: &'static str, handler: impl Handler<T, Hub<S>>, doc: Doc) -> Self {
+        self.at(path, "post", post(handler), doc)
+    }
+
+    pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Hub<S>>, doc: Doc) -> Self {
+        self.at(path, "delete", delete(handler), doc)
+    }
+
+    fn at(mut self, path: &'static str, method: &str, to: MethodRouter<Hub<S>>, doc: Doc) -> Self {
+        let operation = self.operation(path, doc);
+        let at_path = self.paths.entry(path).or_insert_with(|| json!({}));
+        at_path[method] = operation;
+        self.router = self.router.route(path, to);
+        self
+    }
+
+    fn operation(&mut self, path: &str, doc: Doc) -> Value {
+        let tag = path.split('/').nth(2).unwrap_or_default().trim_end_matches(".json");
+        let mut parameters: Vec<Value> = path.split('/').filter_map(in_path).collect();
+        if let Some(query) = doc.query {
+            parameters.extend(in_query(&query(&mut self.schemas)));
+        }
+        let mut answer = doc.answer;
+        if let Some((content, shape)) = doc.shape {
+            let shape = shape(&mut self.schemas);
+            answer["content"] = json!({ content: { "schema": shape } });
+        }
+        let mut operation = json!({
+            "operationId": doc.id,
+            "summary": doc.summary,
+            "tags": [tag],
+            "responses": {
+                (doc.status.to_string()): answer,
+                "default": { "$ref": "#/components/responses/Refused" },
+            },
+        });
+        if !parameters.is_empty() {
+            operation["parameters"] = parameters.into();
+        }
+        if let Some(body) = doc.body {
+            let schema = body(&mut self.schemas);
+            operation["requestBody"] = json!({ "content": { "application/json": { "schema": schema } } });
+        }
+        operation
+    }
+
+    /// The routes alone.
+    pub fn router(self) -> Router<Hub<S>> {
+        self.router
+    }
+
+    /// The OpenAPI document of all routes.
+    pub fn document(mut self) -> Value {
+        let refusal = self.schemas.subschema_for::<Refusal>();
+        self.schemas.subschema_for::<Code>();
+        let schemas = self.schemas.take_definitions(true);
+        json!({
+            "openapi": "3.1.0",
+            "info": {
+                "title": "Kip",
+                "version": "1",
+                "description": "What `kip` does, all of it. On the data directory's unix socket (DIR/run/api.sock), where whoever may \
+                    connect may do everything, and, with `kip up --listen`, by TCP with TLS and a bearer token. Names of fields end with \
+                    their unit: _ms, _us, _bytes. Every refusal has one shape and a code of a closed list.",
+                "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+            },
+            "servers": [{ "url": "/" }],
+            "security": [{ "token": [] }, {}],
+            "paths": self.paths,
+            "components": {
+                "schemas": schemas,
+                "responses": {
+                    "Refused": {
+                        "description": "Not done. The code decides the status, see Code.",
+                        "headers": { "x-request-id": { "description": "The request's own, or one made for it.", "schema": { "type": "string" } } },
+                        "content": { "application/json": { "schema": refusal } },
+                    },
+                },
+                "securitySchemes": {
+                    "token": { "type": "http", "scheme": "bearer", "description": "From `kip token create`. By TCP only; the socket asks for none." },
+                },
+            },
+        })
+    }
+}
+
+/// A parameter of the path, if `segment` is one.
+fn in_path(segment: &str) -> Option<Value> {
+    let name = segment.strip_prefix('{')?.strip_suffix('}')?;
+    let description = match name {
+        "snapshot" => "NAME for the newest of that proc, or NAME@GENERATION.",
+        "id" => "Its id, or the beginning of it, 6 digits at least.",
+        _ => "Its name.",
+    };
+    let schema = json!({ "type": "string" });
+    Some(json!({ "name": name, "in": "path", "required": true, "description": description, "schema": schema }))
+}
+
+/// The fields of a query, which are flat.
+fn in_query(schema: &Schema) -> Vec<Value> {
+    let required: Vec<&str> =
+        schema.get("required").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+    let fields = schema.get("properties").and_then(Value::as_object).into_iter().flatten();
+    let parameter = |(name, field): (&String, &Value)| {
+        let mut schema = field.clone();
+        let description = schema.as_object_mut().and_then(|field| field.remove("description"));
+        json!({
+            "name": name, "in": "query", "required": required.contains(&name.as_str()),
+            "description": description.unwrap_or_default(), "schema": schema,
+        })
+    };
+    fields.map(parameter).collect()
+}

@@ -1,0 +1,412 @@
+"""The API: what it answers is what its document says; by TCP with TLS and tokens; events that nobody misses; limits."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from harness.kip import ROOT, Kip, daemon, one_line_refusal
+from harness.wait import wait_for
+
+DOCUMENT = json.loads((ROOT / "docs/api/openapi.json").read_text())
+
+
+def openssl(*words: str | Path) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=30)
+
+
+def certificate(where: Path, name: str, ca: str | None, subject: str) -> None:
+    """WHERE/NAME.pem and its key, by the CA of that name or by itself."""
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", where / f"{name}.key"]
+    made = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-out", where / f"{name}.pem"]
+    if ca:
+        made += ["-CA", where / f"{ca}.pem", "-CAkey", where / f"{ca}.key"]
+        made += ["-addext", f"subjectAltName={subject}", "-addext", "basicConstraints=critical,CA:FALSE"]
+    openssl("req", *key, *made)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("tls")
+    certificate(where, "ca", None, "")
+    certificate(where, "stranger", None, "")
+    certificate(where, "good", "ca", "DNS:localhost,IP:127.0.0.1")
+    certificate(where, "elsewhere", "ca", "DNS:elsewhere.example")
+    return where
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@dataclass
+class Abroad:
+    """A daemon that listens by TCP, as a client elsewhere sees it."""
+
+    kip: Kip
+    tls: Path
+    port: int
+    token: str = ""
+
+    def cli(self, *words: str, check: bool = True, url: str | None = None, **more: Any):
+        """`kip` with nothing but the environment; `token` and `ca` may be others."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("KIP_")}
+        token, ca = more.pop("token", self.token), more.pop("ca", self.tls / "ca.pem")
+        environment |= {"KIP_HOST": url or f"https://localhost:{self.port}"}
+        environment |= {"KIP_TOKEN": token} if token else {}
+        environment |= {"KIP_CA": str(ca)} if ca else {}
+        more = {"stdin": subprocess.DEVNULL} | more if "input" not in more else more
+        done = subprocess.run(
+            [self.kip.program, *words], env=environment, capture_output=True, text=True, timeout=60, **more
+        )
+        assert not check or done.returncode == 0, (words, done.returncode, done.stderr)
+        return done
+
+    def refused(self, *words: str, **more: Any) -> str:
+        return one_line_refusal(self.cli(*words, check=False, **more))
+
+    def ask(self, method: str, path: str, body: Any = None, token: str | None = None, **headers: str):
+        """Status, headers and JSON of one exchange."""
+        context = ssl.create_default_context(cafile=str(self.tls / "ca.pem"))
+        connection = http.client.HTTPSConnection("localhost", self.port, timeout=30, context=context)
+        given = {"authorization": f"Bearer {token or self.token}"} | headers
+        text = json.dumps(body) if body is not None else None
+        connection.request(method, path, text, {k: v for k, v in given.items() if v})
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        return answer.status, answer.headers, json.loads(content) if content else None
+
+
+@pytest.fixture(scope="module")
+def abroad(tls: Path) -> Iterator[Abroad]:
+    port = free_port()
+    cert = ("--tls-cert", str(tls / "good.pem"), "--tls-key", str(tls / "good.key"))
+    with daemon("--listen", f"127.0.0.1:{port}", *cert) as kip:
+        one = Abroad(kip, tls, port)
+        one.token = kip.cli("token", "create", "test").stdout.strip()
+        yield one
+
+
+class LocalConnection(http.client.HTTPConnection):
+    """HTTP on the daemon's socket."""
+
+    def __init__(self, kip: Kip):
+        super().__init__("kip", timeout=60)
+        self.path = str(kip.data / "run" / "api.sock")
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self.path)
+
+
+def local(kip: Kip, method: str, path: str, body: Any = None) -> tuple[int, Any, bytes]:
+    connection = LocalConnection(kip)
+    connection.request(method, path, json.dumps(body) if body is not None else None)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, answer.headers, content
+
+
+def check(schema: dict[str, Any], value: Any) -> None:
+    whole = schema | {"components": DOCUMENT["components"]}
+    jsonschema.validate(value, whole, jsonschema.Draft202012Validator)
+
+
+def answered(kip: Kip, method: str, template: str, path: str | None = None, body: Any = None, status: int = 0) -> Any:
+    """What it answers, which is as the document says."""
+    operation = DOCUMENT["paths"][template][method.lower()]
+    if body is not None:
+        check(operation["requestBody"]["content"]["application/json"]["schema"], body)
+    got, headers, content = local(kip, method, path or template, body)
+    assert headers["x-request-id"]
+    said = operation["responses"].get(str(got))
+    if said is None:
+        said = DOCUMENT["components"]["responses"]["Refused"]
+    assert got == (status or min(int(s) for s in operation["responses"] if s.isdigit())), (got, content)
+    if "content" not in said:
+        assert content == b""
+        return None
+    kind = headers["content-type"]
+    schema = said["content"][kind]["schema"]
+    lines = content.splitlines() if kind == "application/x-ndjson" else [content]
+    values = [json.loads(line) for line in lines]
+    for value in values:
+        check(schema, value)
+    return values if kind == "application/x-ndjson" else values[0]
+
+
+def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
+    kip = abroad.kip
+    document = json.loads(local(kip, "GET", "/v1/openapi.json")[2])
+    assert document == DOCUMENT
+    spec = {"name": "doc", "command": ["sh", "-c", "echo out; sleep 1000"], "ports": [{"proto": "tcp", "port": 80}]}
+    one, template = "/v1/procs/doc", "/v1/procs/{name}"
+    answered(kip, "POST", "/v1/procs", body={"spec": spec})
+    assert answered(kip, "POST", "/v1/procs", body={"spec": spec}, status=409)["code"] == "taken"
+    assert answered(kip, "POST", "/v1/procs", body={"spec": spec | {"realm": "other"}}, status=400)["code"] == "invalid"
+    assert [view["name"] for view in answered(kip, "GET", "/v1/procs")] == ["doc"]
+    answered(kip, "GET", f"{template}/why", f"{one}/why")
+    for what in ("files", "env", "sockets", "maps"):
+        answered(kip, "GET", f"{template}/details", f"{one}/details?of={what}")
+    assert answered(kip, "POST", f"{template}/sleep", f"{one}/sleep", {"to": "parked"})["tier"] == "parked"
+    assert answered(kip, "GET", template, one)["last_sleep"]["to"] == "parked"
+    answered(kip, "GET", f"{template}/why", f"{one}/why")
+    assert answered(kip, "POST", f"{template}/wake", f"{one}/wake")["already"] is False
+    assert [line["text"] for line in answered(kip, "GET", f"{template}/logs", f"{one}/logs")] == ["out"]
+    assert answered(kip, "POST", f"{template}/exec", f"{one}/exec", {"command": ["true"]}, 426)["code"] == "invalid"
+    assert answered(kip, "DELETE", template, one, status=409)["code"] == "state"
+    answered(kip, "POST", f"{template}/stop", f"{one}/stop", {"grace_ms": 0})
+    answered(kip, "POST", f"{template}/start", f"{one}/start")
+    answered(kip, "DELETE", template, f"{one}?force=true")
+    assert answered(kip, "GET", template, one, status=404)["code"] == "unknown"
+    for path in ("info", "events", "images", "keys", "volumes", "tokens", "snapshots"):
+        template = f"/v1/{path}"
+        answered(kip, "GET", template, status=answer_without_store(kip, template))
+    answered(kip, "POST", "/v1/images/collect", body={"all": False})
+    answered(kip, "POST", "/v1/tokens", body={"name": "second", "scope": "read", "expires_in_ms": 1000})
+    answered(kip, "DELETE", "/v1/tokens/{name}", "/v1/tokens/second")
+    assert answered(kip, "DELETE", "/v1/tokens/{name}", "/v1/tokens/second", status=404)["code"] == "unknown"
+
+
+def answer_without_store(kip: Kip, path: str) -> int:
+    """0 for the usual one; what asks the store is refused where there is none."""
+    return local(kip, "GET", path)[0] if path in ("/v1/keys", "/v1/snapshots") else 0
+
+
+def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
+    kip = abroad.kip
+    for template, operations in DOCUMENT["paths"].items():
+        path = re.sub(r"\{.*?\}", "nobody", template)
+        for method in ("GET", "POST", "DELETE"):
+            if path == "/v1/down" and method == "POST":
+                continue
+            # No request that does anything: nobody is nobody, and a list is no body.
+            status, _, content = local(kip, method, path, [] if method == "POST" else None)
+            refusal = json.loads(content) if status >= 400 else {}
+            there = not (status == 405 or refusal.get("code") == "no-route")
+            assert there == (method.lower() in operations), (method, path, status, content)
+    status, _, content = local(kip, "GET", "/v1/dance")
+    assert (status, json.loads(content)["code"]) == (404, "no-route")
+
+
+def test_the_command_line_from_elsewhere(abroad: Abroad) -> None:
+    assert json.loads(abroad.cli("ps", "--json").stdout) == []
+    abroad.cli("run", "--name", "far", "--", "sh", "-c", "echo hello; sleep 1000")
+    assert abroad.cli("exec", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
+    assert abroad.cli("exec", "far", "--", "cat", input="typed " * 100_000).stdout == "typed " * 100_000
+    assert abroad.cli("logs", "far").stdout == "hello\n"
+    abroad.cli("sleep", "far")
+    assert json.loads(abroad.cli("inspect", "far", "--json").stdout)["state"] == "parked"
+    abroad.cli("wake", "far")
+    assert "far" in abroad.cli("top", "--once").stdout
+    abroad.cli("rm", "far", "--force")
+    assert "the daemon's machine" in abroad.refused("run", "--tar", "x.tar", "--", "x")
+    assert "the daemon's machine" in abroad.refused("image", "load", "oci:/x")
+    assert "the daemon's machine" in abroad.refused("snapshot", "export", "far", "/x")
+    assert "the daemon's machine" in abroad.refused("token", "ls")
+    # A data directory that is named counts for more than the environment.
+    assert "/nowhere" in abroad.refused("--data", "/nowhere", "ps")
+
+
+def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
+    kip, ask = abroad.kip, abroad.ask
+    reader = kip.cli("token", "create", "reader", "--scope", "read").stdout.strip()
+    brief = kip.cli("token", "create", "brief", "--expires", "1ms").stdout.strip()
+    assert re.fullmatch(r"kip_[0-9a-f]{64}", reader) and reader != brief
+    kept = kip.data / "tokens.json"
+    assert kept.stat().st_mode & 0o777 == 0o600 and reader[4:] not in kept.read_text()
+    assert "reader" in kip.cli("token", "ls").stdout and reader not in kip.cli("token", "ls", "--json").stdout
+
+    assert ask("GET", "/v1/procs", token=reader)[0] == 200
+    status, _, refusal = ask("POST", "/v1/procs", {}, token=reader)
+    assert (status, refusal["code"]) == (403, "forbidden") and "--scope write" in refusal["hint"]
+    status, _, refusal = ask("POST", "/v1/tokens", {"name": "more"})
+    assert (status, refusal["code"]) == (403, "forbidden")
+    status, _, refusal = ask("GET", "/v1/procs", authorization="")
+    assert (status, refusal["code"]) == (401, "unauthorized")
+    assert ask("GET", "/v1/dance", authorization="")[0] == 401, "strangers do not even learn what there is"
+    assert "has expired" in ask("GET", "/v1/procs", token=brief)[2]["message"]
+
+    assert "there is no token" in abroad.refused("ps", token=None)
+    assert "does not know the token" in abroad.refused("ps", token="kip_" + "0" * 64)
+    assert "brief has expired" in abroad.refused("ps", token=brief)
+    assert "look only" in abroad.refused("rm", "x", token=reader)
+    file = tmp_path / "token"
+    file.write_text(reader + "\n")
+    abroad.cli("--token-file", str(file), "ps", token=None)
+    assert str(tmp_path / "none") in abroad.refused("--token-file", str(tmp_path / "none"), "ps")
+    kip.cli("token", "rm", "reader")
+    assert ask("GET", "/v1/procs", token=reader)[0] == 401
+    assert "reader" in kip.refused("token", "rm", "reader")
+    assert "brief" in kip.refused("token", "create", "brief")
+    kip.cli("token", "rm", "brief")
+
+
+def test_who_is_not_spoken_to(abroad: Abroad) -> None:
+    assert "is not trusted" in abroad.refused("ps", ca=abroad.tls / "stranger.pem")
+    assert "is not trusted" in abroad.refused("ps", ca=None)
+    assert "no address of a daemon" in abroad.refused("ps", url="localhost")
+    assert "no address of a daemon" in abroad.refused("ps", url="ftp://localhost:1")
+    assert "cannot reach" in abroad.refused("ps", url=f"https://localhost:{free_port()}")
+    assert "cannot reach" in abroad.refused("ps", url="https://no-such-host.invalid:1")
+    assert "this port speaks TLS: use https://" in abroad.refused("ps", url=f"http://localhost:{abroad.port}")
+    assert "/nowhere" in abroad.refused("ps", ca="/nowhere")
+    assert "PEM" in abroad.refused("ps", ca="/etc/passwd")
+    ca = str(abroad.tls / "ca.pem")
+    done = subprocess.run(["curl", "-sS", "--cacert", ca, f"http://localhost:{abroad.port}/v1/info"], capture_output=True)
+    assert json.loads(done.stdout)["code"] == "invalid"
+
+
+def test_a_certificate_for_another_name_and_plain_http(tls: Path, fresh_kip: Callable[..., Kip]) -> None:
+    port = free_port()
+    cert = ("--tls-cert", str(tls / "elsewhere.pem"), "--tls-key", str(tls / "elsewhere.key"))
+    kip = fresh_kip("--listen", f"127.0.0.1:{port}", *cert)
+    one = Abroad(kip, tls, port, kip.cli("token", "create", "a").stdout.strip())
+    assert "is for another name" in one.refused("ps")
+    # Without TLS, and the tokens of the daemon before.
+    os.kill(kip.daemon.pid, signal.SIGTERM)
+    kip.wait_dead()
+    kip.flags = ("--listen", f"127.0.0.1:{port}", "--listen-plain")
+    kip.up()
+    one.cli("ps", url=f"http://127.0.0.1:{port}")
+    assert "there is no token" in one.refused("ps", url=f"http://127.0.0.1:{port}", token=None)
+    assert "does not speak TLS" in one.refused("ps")
+
+
+def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:
+    kip = Kip(tmp_path / "data")
+
+    def refused(address: str, *flags: str | Path) -> str:
+        return kip.refused("up", "--listen", address, *flags)
+
+    good = ("--tls-cert", tls / "good.pem", "--tls-key", tls / "good.key")
+    assert "/nowhere" in refused("127.0.0.1:0", "--tls-cert", "/nowhere", "--tls-key", tls / "good.key")
+    assert "/nowhere" in refused("127.0.0.1:0", "--tls-cert", tls / "good.pem", "--tls-key", "/nowhere")
+    assert "no certificate in" in refused("127.0.0.1:0", "--tls-cert", tls / "good.key", "--tls-key", tls / "good.key")
+    assert "do not fit" in refused("127.0.0.1:0", "--tls-cert", tls / "good.pem", "--tls-key", tls / "ca.key")
+    assert "in use" in refused(f"127.0.0.1:{abroad.port}", *good)
+    assert "loopback" in refused("0.0.0.0:0", "--listen-plain")
+    (tmp_path / "data" / "tokens.json").write_text("[")
+    assert "tokens.json is damaged" in kip.refused("up")
+
+
+def test_events_go_on_where_they_were_left(abroad: Abroad) -> None:
+    kip = abroad.kip
+    kip.run("told", ["sleep", "1000"])
+    all_events = kip.events()
+    ids = [event["id"] for event in all_events]
+    assert ids == list(range(ids[0], ids[0] + len(ids))) and len(ids) >= 2
+    assert ids[-1] < 1 << 53, "a number of JavaScript"
+    rest = answered(kip, "GET", "/v1/events", f"/v1/events?since={ids[-2]}")
+    assert [event["id"] for event in rest] == ids[-1:]
+    assert kip.cli("events", "--since", str(ids[-1])).stdout == ""
+    # A relay that breaks off in the middle: the command line goes on behind it without loss.
+    relay = Relay(abroad.port)
+    environment = {"KIP_HOST": f"https://localhost:{relay.port}", "KIP_CA": str(abroad.tls / "ca.pem")}
+    environment["KIP_TOKEN"] = abroad.token
+    command = [kip.program, "events", "--follow", "--json"]
+    with relay, subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+        try:
+            seen = [json.loads(reader.stdout.readline())["id"] for _ in ids]
+            relay.cut()
+            kip.cli("sleep", "told")
+            kip.cli("wake", "told")
+            wanted = [event["id"] for event in kip.events()]
+            seen += [json.loads(reader.stdout.readline())["id"] for _ in wanted[len(seen) :]]
+            assert seen == wanted and relay.connections >= 2
+        finally:
+            reader.kill()
+    kip.cli("rm", "told", "--force")
+
+
+class Relay:
+    """Carries TCP connections on, and can cut them."""
+
+    def __init__(self, to: int):
+        command = ["socat", f"TCP-LISTEN:{{port}},bind=127.0.0.1,reuseaddr,fork", f"TCP:127.0.0.1:{to}"]
+        self.port, self.command = free_port(), command
+        self.command[1] = self.command[1].format(port=self.port)
+        self.connections, self.process = 0, None
+
+    def __enter__(self) -> Relay:
+        self._start()
+        return self
+
+    def _start(self) -> None:
+        self.process = subprocess.Popen(self.command, start_new_session=True, stderr=subprocess.DEVNULL)
+        self.connections += 1
+        wait_for("the relay listens", lambda: self._listens(), 10)
+
+    def _listens(self) -> bool:
+        with socket.socket() as s:
+            return s.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def cut(self) -> None:
+        self._end()
+        self._start()
+
+    def _end(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+
+def test_limits(abroad: Abroad) -> None:
+    status, _, refusal = abroad.ask("POST", "/v1/procs", "x" * (9 << 20))
+    assert (status, refusal["code"]) == (413, "too-large")
+    status, headers, _ = abroad.ask("GET", "/v1/info", **{"x-request-id": "mine-1"})
+    assert (status, headers["x-request-id"]) == (200, "mine-1")
+    context = ssl.create_default_context(cafile=str(abroad.tls / "ca.pem"))
+    began = time.monotonic()
+    # One that never speaks, one that begins a head and never ends it, one that asks for much and never reads.
+    mute = socket.create_connection(("127.0.0.1", abroad.port), timeout=30)
+    slow = context.wrap_socket(socket.create_connection(("127.0.0.1", abroad.port)), server_hostname="localhost")
+    slow.settimeout(30)
+    slow.sendall(b"GET /v1/info HTTP/1.1\r\nhost: x\r\n")
+    deaf = context.wrap_socket(socket.create_connection(("127.0.0.1", abroad.port)), server_hostname="localhost")
+    deaf.sendall(f"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {abroad.token}\r\n\r\n".encode() * 50)
+    with mute, slow, deaf:
+        while time.monotonic() - began < 2:
+            assert abroad.ask("GET", "/v1/procs")[0] == 200
+        assert mute.recv(1) == b""
+        rest = slow.recv(4096)
+        assert rest == b"" or b" 408 " in rest, rest
+        assert 8 < time.monotonic() - began < 20
+        assert abroad.ask("GET", "/v1/procs")[0] == 200
+
+
+def test_the_examples_of_the_documentation(abroad: Abroad) -> None:
+    text = (ROOT / "docs/api/README.md").read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
+    assert len(blocks) >= 3
+    environment = os.environ | {
+        "SOCKET": str(abroad.kip.data / "run/api.sock"), "TOKEN": abroad.token,
+        "CA": str(abroad.tls / "ca.pem"), "HOST": f"localhost:{abroad.port}",
+    }  # fmt: skip
+    for line in "".join(blocks).splitlines():
+        done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, (line, done.stderr)
+        assert '"code":' not in done.stdout, (line, done.stdout)
+    for code in DOCUMENT["components"]["schemas"]["Code"]["oneOf"]:
+        assert f"| `{code['const']}` | {code['description'][:3]}" in text, code
