@@ -133,8 +133,13 @@ impl Tokens {
     pub(crate) fn scope(&self, token: &str) -> Result<Scope, Refusal> {
         let hash = blake3::hash(token.as_bytes());
         let kept = self.kept.lock().expect("no holder of this lock panics");
-        let same = |one: &&Kept| blake3::Hash::from_hex(&one.hash).is_ok_and(|other| other == hash);
-        let Some(found) = kept.iter().rev().filter(same).last() else {
+        let mut found = None;
+        for one in kept.iter() {
+            if blake3::Hash::from_hex(&one.hash).is_ok_and(|other| other == hash) {
+                found = Some(one);
+            }
+        }
+        let Some(found) = found else {
             return Err(Refusal::new(Code::Unauthorized, "this daemon does not know the token")
                 .with_hint("`kip token create NAME` on its machine makes one"));
         };
