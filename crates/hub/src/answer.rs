@@ -2,6 +2,7 @@
 
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
+use axum::http::header::CONTENT_LENGTH;
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
@@ -11,6 +12,9 @@ use kip_types::api::{Code, Refusal};
 use kip_types::name::ProcName;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Most bytes in a request's body. More than the arguments and environment that exec takes: 6 MiB, execve(2).
+pub const BODY_MAX: usize = 8 << 20;
 
 /// A refusal on its way to the client.
 #[derive(Debug)]
@@ -85,6 +89,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     type Rejection = Refused;
 
     async fn from_request(request: Request, state: &S) -> Answer<Self> {
+        // Before a byte of it is asked for: a client that waits for leave to send it hears at once.
+        let length = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        if length.is_some_and(|bytes| bytes > BODY_MAX) {
+            return Err(Refusal::new(Code::TooLarge, "the request's body is longer than 8 MiB").into());
+        }
         let body = Bytes::from_request(request, state).await.map_err(|e| match e.status() {
             StatusCode::PAYLOAD_TOO_LARGE => {
                 Refusal::new(Code::TooLarge, "the request's body is longer than 8 MiB").into()

@@ -1,7 +1,7 @@
 //! The REST API. Each handler parses, has the service do it and answers.
 
 use crate::admit;
-use crate::answer::{self, Answer, Asked, AskedQuery, Name, Refused};
+use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, Name, Refused};
 use crate::describe::{Routes, doc};
 use crate::exec;
 use crate::feed;
@@ -22,9 +22,6 @@ use kip_types::api::{
 
 /// How often `run` picks another name when somebody else takes the one it picked.
 const NAME_ATTEMPTS: u32 = 100;
-
-/// Most bytes in a request's body. More than the arguments and environment that exec takes: 6 MiB, execve(2).
-const BODY_MAX: usize = 8 << 20;
 
 /// All routes, answering on the unix socket; by TCP [`crate::remote`] stands before them.
 pub fn router<S: Service>(hub: Hub<S>) -> Router {
