@@ -114,8 +114,8 @@ async fn snapshots_are_asked_for() {
         ("GET /v1/snapshots/web@x", ""),
         ("GET /v1/snapshots?name=Web", ""),
         ("POST /v1/snapshots/@/export", r#"{"file":"/x"}"#),
-        ("POST /v1/collect", r#"{"grace":3}"#),
-        ("POST /v1/import", "{}"),
+        ("POST /v1/snapshots/collect", r#"{"grace":3}"#),
+        ("POST /v1/snapshots/import", "{}"),
     ] {
         let path = dir.path().to_owned();
         let (status, text) = tokio::task::spawn_blocking(move || by_hand(&path, head, body)).await.unwrap();
@@ -178,7 +178,7 @@ async fn what_is_not_a_request_is_refused_in_json() {
         ("POST /v1/procs", "", 400, "missing field `spec`"),
         ("POST /v1/procs", r#"{"spec":{"name":"../x","command":["x"]}}"#, 400, "not valid"),
         ("POST /v1/procs", r#"{"spec":{"name":"x","command":[]}}"#, 400, "no command"),
-        ("POST /v1/procs", &huge, 400, "body"),
+        ("POST /v1/procs", &huge, 413, "body"),
         ("POST /v1/procs/web/sleep", r#"{"to":"frozen"}"#, 400, "frozen"),
         ("POST /v1/procs/web/stop", r#"{"grace":3}"#, 400, "grace"),
         ("GET /v1/procs/..%2f..%2fetc", "", 400, "not valid"),
