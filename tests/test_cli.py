@@ -18,6 +18,38 @@ from harness.clients import Lines, http_get
 from harness.kip import COLOURS, Kip, Proc, one_line_refusal
 from harness.wait import wait_for
 
+# Completion and manual
+
+
+def test_a_shell_completes_commands_and_names(kip: Kip, tmp_path: Path) -> None:
+    """A real bash, with what `kip completion bash` prints."""
+    proc = kip.run("complete-me", ["sleep", "1000"])
+    proc.sleep()
+    (tmp_path / "kip").symlink_to(kip.program)
+
+    def completed(*words: str) -> list[str]:
+        script = f"""source <(kip completion bash)
+            COMP_WORDS=(kip {" ".join(words)} ""); COMP_CWORD={len(words) + 1}; COMP_TYPE=9
+            _clap_complete_kip kip "" ""; printf '%s\\n' "${{COMPREPLY[@]}}" """
+        env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=30, check=True)
+        return [word.strip() for word in done.stdout.splitlines()]
+
+    assert {"run", "sleep", "wake", "image"} <= set(completed())
+    assert "complete-me" in completed("--data", str(kip.data), "wake")
+    assert completed("--data", str(kip.data), "image") != [] and "ls" in completed("image")
+    assert "complete-me" not in completed("--data", str(tmp_path), "wake"), "no daemon: no names, and no word of it"
+    assert "tcsh" in kip.refused("completion", "tcsh") and proc.state == "parked"
+
+
+def test_manual_pages(kip: Kip, tmp_path: Path) -> None:
+    assert kip.cli("man").stdout.count(".SH SYNOPSIS") == 1
+    kip.cli("man", "--dir", tmp_path / "man")
+    assert {"kip.1", "kip-run.1", "kip-image-pull.1"} <= {page.name for page in (tmp_path / "man").iterdir()}
+    (tmp_path / "file").write_text("")
+    assert "cannot make" in kip.refused("man", "--dir", tmp_path / "file/man")
+
+
 # Bad input
 
 

@@ -3,6 +3,7 @@
 use crate::abroad::{AbroadArgs, ListenArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
+use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::token::TokenCommand;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
@@ -80,18 +81,24 @@ pub enum Command {
     Token(TokenCommand),
     /// Check what Kip needs of this machine
     Doctor(DoctorArgs),
+    /// Print what a shell needs to complete commands and names: `source <(kip completion bash)`
+    Completion(CompletionArgs),
+    /// Print the manual, or write a page for each command
+    Man(ManArgs),
 }
 
 /// A proc. Not checked here: a name that no proc can have is an unknown proc, not wrong usage.
 #[derive(Debug, Args)]
 pub struct NameArg {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
 }
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
     /// What each process has open, and the proc's own files: those that differ from its base, the first 200 by path
     #[arg(long, group = "detail")]
@@ -276,6 +283,7 @@ pub struct RunArgs {
 #[derive(Debug, Args)]
 pub struct LogsArgs {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
     /// Go on with new lines
     #[arg(short, long)]
@@ -294,6 +302,7 @@ pub struct LogsArgs {
 #[derive(Debug, Args)]
 pub struct ExecArgs {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
     /// Set an environment variable; may be repeated
     #[arg(long, value_name = "K=V", value_parser = parse_env)]
@@ -306,6 +315,7 @@ pub struct ExecArgs {
 #[derive(Debug, Args)]
 pub struct StopArgs {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
     /// From asking it to end to killing it
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "10s")]
@@ -315,6 +325,7 @@ pub struct StopArgs {
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
     /// End it first if it is not stopped
     #[arg(long)]
@@ -324,6 +335,7 @@ pub struct RmArgs {
 #[derive(Debug, Args)]
 pub struct SleepArgs {
     /// Name of the proc
+    #[arg(add = manual::names())]
     pub name: String,
     /// Tier to go to: hibernated or parked
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
@@ -333,6 +345,7 @@ pub struct SleepArgs {
 #[derive(Debug, Args)]
 pub struct WakeArgs {
     /// Name of the proc, or its id in the store
+    #[arg(add = manual::names())]
     pub name: String,
     /// Take over the proc of this id from the store, as NAME
     #[arg(long, value_name = "ID", value_parser = parse_id)]

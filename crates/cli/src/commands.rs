@@ -19,7 +19,9 @@ const DOWN_WITHIN_S: i64 = 30;
 /// Carries out `command`.
 pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Up(_) | Command::Doctor(_) => unreachable!("these are not calls of a daemon"),
+        Command::Up(_) | Command::Doctor(_) | Command::Completion(_) | Command::Man(_) => {
+            unreachable!("these are not calls of a daemon")
+        }
         Command::Down => down(client, json).await?,
         Command::Run(args) => run(client, args, json).await?,
         Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,

@@ -1,6 +1,6 @@
 //! The `kip` command.
 //!
-//! Parses, wires and shows; decides nothing. Every command but `up` and `doctor` is a call of the daemon of `--data` or `--host`. Exit
+//! Parses, wires and shows; decides nothing. Every command but `up`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`. Exit
 //! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
 #![forbid(unsafe_code)]
 
@@ -14,6 +14,7 @@ mod follow;
 mod hosted;
 mod image;
 mod key;
+mod manual;
 mod output;
 mod snapshot;
 mod text;
@@ -34,6 +35,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 fn main() -> ExitCode {
+    manual::complete();
     match dispatch(Cli::parse()) {
         Ok(code) => code,
         // Whoever read the output has seen enough.
@@ -52,6 +54,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let json = cli.json;
     match cli.command {
         Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
+        Command::Completion(args) => manual::completion(&args),
+        Command::Man(args) => manual::man(&args),
         Command::Up(args) => {
             let memory = MemoryMarks::new(args.memory, args.memory_high, args.memory_low)
                 .unwrap_or_else(|e| Cli::command().error(ErrorKind::ValueValidation, e).exit());
