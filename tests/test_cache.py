@@ -235,7 +235,8 @@ def test_what_is_over_goes(fresh_kip: Callable[..., Kip], bucket: tuple[str, Pro
     assert files(kip)
     kip.cli("key", "destroy", old, "--yes")
     assert not files(kip)
-    whole(client)
+    # What had not come from the store yet was sealed by that key as well: once the program needs some of it, it ends.
+    kip.expected += [r"its snapshot cannot be used"]
 
 
 class Reader:

@@ -359,7 +359,7 @@ def test_another_kip_wakes_it_with_the_init_that_it_had(
     there.program = tmp_path / "bin/kip"
     there.up()
     source = f"oci:{layout(tmp_path / 'web', a=web)}"
-    to_store(run(here, "web", source, "-P", ready=True))
+    run(here, "web", source, "-P", ready=True).archive()
     there.cli("image", "load", source)
     proc = Proc(there, "web")
     there.cli("wake", "web")
@@ -367,7 +367,7 @@ def test_another_kip_wakes_it_with_the_init_that_it_had(
         assert http_get(proc.port(8080)) == b"first\n"
         assert proc.exec("cat", "/.kip/init", binary=True).stdout == init
         proc.sleep()
-    to_store(proc)
+    proc.archive()
     assert http_get(proc.port(8080)) == b"first\n"
     assert proc.exec("cat", "/.kip/init", binary=True).stdout == init
     proc.stop()

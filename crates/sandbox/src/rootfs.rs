@@ -165,13 +165,22 @@ impl RootfsSpec {
         }
     }
 
+    /// Whether all layers of its image are there.
+    ///
+    /// # Errors
+    /// [`RootfsError::NoLayer`] names the first that is not.
+    pub fn check_layers(&self) -> Result<(), RootfsError> {
+        match self.image.iter().flatten().find(|layer| !layer.is_dir()) {
+            Some(absent) => Err(RootfsError::NoLayer { path: absent.clone() }),
+            None => Ok(()),
+        }
+    }
+
     fn try_mount(&self, launcher: &Launcher, user_namespace: BorrowedFd<'_>) -> Result<Mounts, RootfsError> {
         let state = clone_tree(&self.dir)?;
         let mapped = |path: PathBuf| map_tree(&path, user_namespace);
         if let Some(layers) = &self.image {
-            if let Some(absent) = layers.iter().find(|layer| !layer.is_dir()) {
-                return Err(RootfsError::NoLayer { path: absent.clone() });
-            }
+            self.check_layers()?;
             let pins = self.pins.iter().map(|p| p.join("root"));
             let root = pins.chain([self.base.clone()]).chain(visible(layers, Path::new(""))?);
             let all: Vec<PathBuf> = root.collect();

@@ -134,6 +134,8 @@ impl Proc {
 
     /// The mounts of a wake: those that are held, or new ones. They are held no longer, for nothing can be attached twice.
     pub(crate) fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
+        // They live on by what is held, but with nothing in them that somebody has deleted.
+        self.rootfs(with_pins).check_layers()?;
         let held = self.held_mounts(with_pins);
         if let Err(e) = self.holdings.drop_prefix(key::MOUNTS) {
             tracing::warn!(proc = %self.name, error = %e, "the keeper did not let mounts go");
