@@ -144,11 +144,11 @@ class Proc:
                 break
         return int(view["memory"]["pss_bytes"])
 
-    def written_bytes(self) -> int:
-        """What parking wrote since the daemon started, all times together: `sleep` may have had to park it twice, and then the
-        first time wrote nearly all, and `last_sleep` is of the second. Counts by name, and only the newest events are kept."""
+    def written_bytes(self) -> list[int]:
+        """What parking wrote, each time since the daemon started: `sleep` may have had to park it twice, and then the first time
+        wrote nearly all, and `last_sleep` is of the second. Counts by name, and only the newest events are kept."""
         parked = [e["detail"] for e in self.kip.events() if e["name"] == self.name and e["kind"] == "parked"]
-        return sum(int(re.search(r"\b(\d+) bytes", detail)[1]) for detail in parked)
+        return [int(re.search(r"\b(\d+) bytes", detail)[1]) for detail in parked]
 
     def wake(self, timeout: float = 60) -> dict[str, Any]:
         self.kip.cli("wake", self.name, timeout=timeout)
