@@ -321,7 +321,8 @@ def test_export_and_import(where: tuple[str, Path], fresh_kip: Callable[..., Kip
     other.up()
     whole = file.read_bytes()
     broken = tmp_path / "broken.kip"
-    for bytes_ in (whole[: len(whole) // 2], b"no export at all" * 100, whole[:-2000] + b"x" + whole[-1999:], b""):
+    flipped = whole[:-2000] + bytes([whole[-2000] ^ 0x10]) + whole[-1999:]
+    for bytes_ in (whole[: len(whole) // 2], b"no export at all" * 100, flipped, b""):
         broken.write_bytes(bytes_)
         other.refused("snapshot", "import", str(broken))
     assert other.json("snapshot", "ls") == [], "nothing leads to what was stored of those"
