@@ -290,3 +290,29 @@ def test_reading_ahead_pays(fresh_kip: Callable[..., Kip], bucket: tuple[str, Pr
     print(f"8 threads, 10 pages each, anywhere: {requests} requests, up to {at_once} at once, {bytes_ / (80 * BLOCK):.2f} times the bytes")
     assert at_once >= 4 and bytes_ <= 1.8 * 80 * BLOCK, (at_once, bytes_)
     reader.lines.close()
+
+
+def test_what_is_needed_all_over_comes_whole(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy], tmp_path: Path) -> None:
+    """A program that needs so much, anywhere, that all of its memory comes sooner than the pieces one by one: that is found out while it waits,
+    known at the next wake, and forgotten once it needs little."""
+    url, proxy = bucket
+    kip = fresh_kip("--store", url, "--cache", "0")
+    reader = Reader(kip, tmp_path, proxy)
+    image, pages = PAGES * 4096, 400
+    requests, bytes_, _, _ = reader.woken(1, 0, pages, 1, 5)
+    print(f"{pages} pages anywhere: {requests} requests, {bytes_ / image:.2f} times the image")
+    assert image * 0.9 <= bytes_ <= image * 1.1 and requests <= 200, (requests, bytes_)
+    # Nothing is waited for any more once all is here, and all comes behind the next wake, whatever is asked then.
+    before = pages
+    for needed in (pages, 3, 3):
+        archive(reader.proc)
+        proxy.quiet()
+        reader.read(1, 0, needed, 1, 6)
+        came = fetched(reader.proc)
+        print(f"{needed} pages after it: {came['requests']} requests, {came['store_bytes'] / image:.2f} times the image")
+        if needed == 3 == before:
+            assert came["store_bytes"] <= image * 0.3, came
+        else:
+            assert image * 0.9 <= came["store_bytes"] <= image * 1.1 and came["requests"] <= 80, came
+        before = needed
+    reader.lines.close()

@@ -6,7 +6,7 @@ use kip_store::Store;
 use kip_types::api::FetchedView;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// By the proc's directory.
@@ -19,11 +19,27 @@ pub(super) struct Account {
     pub(super) store: Store,
     cached: AtomicU64,
     benefit: Mutex<Benefit>,
+    /// It needs parts of its memory all over, so many that all of it comes sooner than these one by one.
+    all: AtomicBool,
 }
 
 impl Account {
-    fn new(store: &Store, benefit: Benefit) -> Arc<Account> {
-        Arc::new(Account { store: store.counting_apart(), cached: AtomicU64::new(0), benefit: Mutex::new(benefit) })
+    fn new(store: &Store, benefit: Benefit, all: bool) -> Arc<Account> {
+        Arc::new(Account {
+            store: store.counting_apart(),
+            cached: AtomicU64::new(0),
+            benefit: Mutex::new(benefit),
+            all: AtomicBool::new(all),
+        })
+    }
+
+    /// Whether it will need so much that all of its memory is fetched behind a wake.
+    pub(super) fn needs_all(&self, all: bool) {
+        self.all.store(all, Ordering::Relaxed);
+    }
+
+    pub(super) fn needed_all(&self) -> bool {
+        self.all.load(Ordering::Relaxed)
     }
 
     /// So many bytes came from the local disk.
@@ -58,8 +74,9 @@ impl Archive {
         // Those who are not filled any more say what it was good for.
         self.forget_gone();
         let mut accounts = self.accounts();
-        let benefit = accounts.get(dir).map(|account| *account.benefit()).unwrap_or_default();
-        let account = Account::new(&self.store, benefit);
+        let known = accounts.get(dir).map(|account| (*account.benefit(), account.needed_all()));
+        let (benefit, all) = known.unwrap_or_default();
+        let account = Account::new(&self.store, benefit, all);
         accounts.insert(dir.to_owned(), Arc::clone(&account));
         account
     }
@@ -69,7 +86,8 @@ impl Archive {
         let above = || directory.ancestors().skip(1).take(2);
         let dir = above().find(|dir| dir.join(ID).exists()).or(directory.parent()).unwrap_or(directory);
         let mut accounts = self.accounts();
-        let account = accounts.entry(dir.to_owned()).or_insert_with(|| Account::new(&self.store, Benefit::default()));
+        let account =
+            accounts.entry(dir.to_owned()).or_insert_with(|| Account::new(&self.store, Benefit::default(), false));
         Arc::clone(account)
     }
 

@@ -359,7 +359,8 @@ impl Cache {
     }
 }
 
-fn free(path: &Path) -> io::Result<u64> {
+/// Bytes that are left of the file system of a path.
+pub(super) fn free(path: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(path)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Requests at once of one proc.
 const REQUESTS: usize = 8;
+/// And of what nobody waits for, which is not to fill the link for long with what is on its way already.
+const BEHIND_REQUESTS: usize = 4;
 /// What is missing is fetched behind a wake if it is no more than this, bytes.
 pub(super) const BEHIND: u64 = 8 << 20;
 /// That pages do not come is told no more often.
@@ -200,6 +202,25 @@ impl Archive {
         }
     }
 
+    /// Fetches blocks that nobody waits for, range by range: who waits for one of them meanwhile waits for its range only.
+    async fn fill_behind(&self, filling: &Arc<Filling>, blocks: Vec<u32>) -> Result<(), DemandError> {
+        use futures_util::{StreamExt as _, TryStreamExt as _};
+        let store = filling.account.store.in_background();
+        let ranges = filling.requests(&blocks).into_iter().map(|range| {
+            let store = &store;
+            async move {
+                let mut left = BTreeSet::new();
+                for block in range {
+                    if filling.lacks(block).map_err(|source| DemandError::Io { path: filling.path.clone(), source })? {
+                        left.insert(block);
+                    }
+                }
+                self.fill(filling, left, store).await
+            }
+        });
+        futures_util::stream::iter(ranges).buffer_unordered(BEHIND_REQUESTS).try_collect().await
+    }
+
     /// Takes out of the cache what it has of some blocks; gives the others. What it has and cannot be opened counts as one that it has not.
     async fn take_from_cache(&self, filling: &Arc<Filling>, blocks: &[u32]) -> Result<Vec<u32>, DemandError> {
         let Some(cache) = self.cache.clone() else { return Ok(blocks.to_vec()) };
@@ -301,49 +322,60 @@ impl Archive {
         if of_front { self.front_again(filling, directory).await } else { Ok(()) }
     }
 
-    /// After a wake: fetches what is missing, if that is little, or if nothing is known of what is needed first; else what of the sets
-    /// did not come with the front.
+    /// After a wake: fetches what is missing, if that is little, if nothing is known of what is needed first, or if so much was needed
+    /// the last time that this was best; else what of the sets did not come with the front.
     pub(crate) fn bring_behind(self: &Arc<Self>, directory: PathBuf) {
         let archive = Arc::clone(self);
         let begin = move || -> Result<_, DemandError> {
             let map = PageMap::load(&directory)?;
             let unknown = map.processes.values().all(|process| process.sets.iter().all(|set| set.pages.is_empty()));
             let mut all = Vec::new();
-            for file in &map.files {
-                let Some(pages) = file.remote else { continue };
+            for file in map.files.iter().filter(|file| file.remote.is_some()) {
                 let filling = archive.filling(&directory, file)?;
-                let mut blocks = BTreeSet::new();
-                let found = filling.blocks_of(0..pages, &mut blocks);
-                found.map_err(|source| DemandError::Io { path: filling.path.clone(), source })?;
-                let bytes: u64 = blocks.iter().map(|block| u64::from(filling.block(*block).sealed)).sum();
-                if !unknown && bytes > BEHIND {
-                    blocks = filling.blocks_of_sets(&map)?;
+                let found = filling.lacking();
+                let (mut blocks, bytes) =
+                    found.map_err(|source| DemandError::Io { path: filling.path.clone(), source })?;
+                if filling.account.needed_all() && filling.has_room().unwrap_or(false) {
+                    if !filling.comes_whole(bytes) {
+                        continue;
+                    }
+                } else if !unknown && bytes > BEHIND {
+                    blocks = filling.blocks_of_sets(&map)?.into_iter().collect();
                 }
                 all.push((filling, blocks));
             }
             Ok((archive, all))
         };
         self.runtime.spawn(async move {
-            let result = match tokio::task::spawn_blocking(begin).await.expect("reading a page map does not panic") {
+            match tokio::task::spawn_blocking(begin).await.expect("reading a page map does not panic") {
                 Ok((archive, all)) => {
-                    let mut result = Ok(());
-                    for (filling, blocks) in all {
-                        result =
-                            archive.fill(&filling, blocks, &filling.account.store.in_background()).await.and(result);
-                    }
-                    result
+                    all.into_iter().for_each(|(filling, blocks)| archive.spawn_behind(filling, blocks));
                 }
-                Err(e) => Err(e),
-            };
+                Err(e) => tracing::debug!(error = crate::task::chain(&e), "nothing is fetched behind a wake"),
+            }
+        });
+    }
+
+    /// Before a wake: what will be needed whole comes while the processes are made.
+    pub(crate) fn bring_beside(self: &Arc<Self>, directory: PathBuf) {
+        if self.account_of(&directory).needed_all() {
+            self.bring_behind(directory);
+        }
+    }
+
+    /// Fetches blocks that nobody waits for.
+    fn spawn_behind(self: &Arc<Self>, filling: Arc<Filling>, blocks: Vec<u32>) {
+        let archive = Arc::clone(self);
+        self.runtime.spawn(async move {
             // Whoever needs them asks for them.
-            if let Err(e) = result {
+            if let Err(e) = archive.fill_behind(&filling, blocks).await {
                 tracing::debug!(error = crate::task::chain(&e), "not all pages were fetched behind a wake");
             }
         });
     }
 
     /// A proc waits for pages of a remote page file. What does not come is asked for again by who waits.
-    pub(crate) async fn bring_missing(&self, directory: &Path, name: &str, pages: Range<u32>) -> Brought {
+    pub(crate) async fn bring_missing(self: &Arc<Self>, directory: &Path, name: &str, pages: Range<u32>) -> Brought {
         let opened = (|| {
             if let Some(known) = self.known_filling(&directory.join(name))? {
                 return Ok(Some(known));
@@ -360,12 +392,22 @@ impl Archive {
         };
         let mut blocks = BTreeSet::new();
         let found = filling.blocks_of(pages.clone(), &mut blocks);
+        let missed = blocks.len();
         let found = found.and_then(|come| Ok((come, filling.ahead(&mut blocks)?)));
+        // One that is followed by what is read ahead is of a stream, which needs no more.
+        let alone = missed > 0 && blocks.len() == missed && found.as_ref().is_ok_and(|(_, ahead)| ahead.is_empty());
+        let waits = alone.then(|| filling.waits()).transpose();
+        let found = found.and_then(|(come, ahead)| Ok((come, ahead, waits?)));
         let result = match found {
-            Ok((come, ahead)) => {
+            Ok((come, ahead, waits)) => {
+                let (waits, whole) = waits.unzip();
+                if let Some(whole) = whole.filter(|whole| !whole.is_empty()) {
+                    self.spawn_behind(Arc::clone(&filling), whole);
+                }
                 let store = &filling.account.store;
                 let waited_for = async {
                     self.fill(&filling, blocks, store).await?;
+                    drop(waits);
                     if come { self.bring_ranges(&filling, directory, &[pages]).await } else { Ok(()) }
                 };
                 let background = store.in_background();

@@ -3,6 +3,7 @@
 
 use super::account::Account;
 use super::ahead::Streams;
+use super::cache::free;
 use super::demand::{BEHIND, DemandError};
 use kip_archive::front::{Sets, left_out};
 use kip_archive::keys::Keyring;
@@ -16,11 +17,15 @@ use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// The most sealed bytes of one request: as long as its first byte takes on a link of 100 MB/s.
 const REQUEST_BYTES: u64 = 2 << 20;
+/// After so many misses it is looked whether they cost too much.
+const LOOK_EVERY: u64 = 8;
+/// Misses that are further apart do not add up.
+const APART: Duration = Duration::from_secs(1);
 /// So many blocks read ahead come in one go with what is waited for, which is hardly later for that.
 const TOGETHER: u32 = 4;
 
@@ -57,16 +62,46 @@ pub(super) struct Coming {
     /// Pages that come with the front, as long as that comes.
     front: Option<HashSet<u32>>,
     streams: Streams,
+    rush: Rush,
     pub(super) told: Option<Instant>,
     /// That it is damaged has been told: whoever waited for it is ended once.
     pub(super) damaged: bool,
 }
 
+/// Misses in quick succession, wherever they are.
+#[derive(Default)]
+struct Rush {
+    /// Those that are waited for now.
+    waiting: u32,
+    /// Those that nobody else waited beside.
+    misses: u64,
+    last: Option<Instant>,
+    /// All that was missing has been asked for, bytes.
+    whole: Option<u64>,
+}
+
+/// Somebody waits for a request.
+pub(super) struct Waits<'a>(&'a Filling);
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.state().rush.waiting -= 1;
+    }
+}
+
 impl Drop for Filling {
     /// It is known by now what was of use.
     fn drop(&mut self) {
-        let mut streams = std::mem::take(&mut self.state().streams);
+        let (mut streams, rush) = {
+            let mut state = self.state();
+            (std::mem::take(&mut state.streams), std::mem::take(&mut state.rush))
+        };
         streams.end(&mut self.account.benefit(), |place| self.was_needed(place));
+        if let Some(bytes) = rush.whole {
+            let places = 0..self.in_memory.len() as u32;
+            let needed = places.filter(|place| self.was_needed(*place)).count() as u64;
+            self.account.needs_all(needed * REQUEST_BYTES >= bytes);
+        }
     }
 }
 
@@ -270,6 +305,56 @@ impl Filling {
             blocks.append(&mut ahead);
         }
         Ok(ahead)
+    }
+
+    /// All blocks of which something is not here, with their sealed bytes.
+    pub(super) fn lacking(&self) -> io::Result<(Vec<u32>, u64)> {
+        let here = self.file.here(0, self.file.pages())?;
+        let mut blocks = BTreeSet::new();
+        for (first, pages, block, _) in &self.runs {
+            if !here[*first as usize..(first + pages) as usize].iter().all(|here| *here) {
+                blocks.insert(*block);
+            }
+        }
+        let bytes = blocks.iter().map(|block| u64::from(self.block(*block).sealed)).sum();
+        Ok((blocks.into_iter().collect(), bytes))
+    }
+
+    /// A request to the store is waited for, until what this gives is dropped. With it come the blocks that are to be fetched now because of it:
+    /// once requests that followed each other closely took twice as long as all that is missing would take, that is what comes.
+    pub(super) fn waits(&self) -> io::Result<(Waits<'_>, Vec<u32>)> {
+        let now = Instant::now();
+        let misses = {
+            let rush = &mut self.state().rush;
+            rush.waiting += 1;
+            if rush.last.replace(now).is_none_or(|last| now - last > APART) {
+                rush.misses = 0;
+            }
+            rush.misses += u64::from(rush.waiting == 1);
+            let looks = rush.waiting == 1 && rush.whole.is_none() && rush.misses.is_multiple_of(LOOK_EVERY);
+            if looks { rush.misses } else { 0 }
+        };
+        let waits = Waits(self);
+        if misses == 0 {
+            return Ok((waits, Vec::new()));
+        }
+        let (blocks, bytes) = self.lacking()?;
+        let comes = misses * REQUEST_BYTES >= 2 * bytes && self.has_room()? && self.comes_whole(bytes);
+        Ok((waits, if comes { blocks } else { Vec::new() }))
+    }
+
+    /// Whether all of it takes no more than half of what is left of the disk.
+    pub(super) fn has_room(&self) -> io::Result<bool> {
+        let bytes = u64::from(self.file.pages()) * PAGE as u64;
+        Ok(free(self.path.parent().unwrap_or(&self.path))? / 2 >= bytes)
+    }
+
+    /// All that is missing, so many bytes, is asked for now. False if it was already.
+    pub(super) fn comes_whole(&self, bytes: u64) -> bool {
+        let begins = self.state().rush.whole.is_none();
+        self.state().rush.whole.get_or_insert(bytes);
+        self.account.needs_all(true);
+        begins
     }
 
     /// Whether a fault needed something of a block, by its place in memory.

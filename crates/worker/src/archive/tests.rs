@@ -189,7 +189,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let (data, store) = (temporary.path().join("data"), temporary.path().join("store"));
     fs::create_dir_all(&data).unwrap();
     fs::create_dir_all(&store).unwrap();
-    let archive = Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap();
+    let archive = Arc::new(Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap());
     let (proc, name): (ProcId, ProcName) = (ProcId::random(), "web".parse().unwrap());
     let path = generation(&data, 1);
     let before = contents(&path);
@@ -340,7 +340,7 @@ fn a_front_that_breaks_off_is_read_again() {
     let (data, store) = (temporary.path().join("data"), temporary.path().join("store"));
     fs::create_dir_all(&data).unwrap();
     fs::create_dir_all(&store).unwrap();
-    let archive = Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap();
+    let archive = Arc::new(Archive::open(store.to_str().unwrap(), &data, "default".parse().unwrap(), 1).unwrap());
     let (proc, name): (ProcId, ProcName) = (archive.id_of(&data).unwrap(), "web".parse().unwrap());
     let path = generation(&data, 1);
     let before = contents(&path);

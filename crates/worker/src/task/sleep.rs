@@ -253,6 +253,9 @@ impl Task {
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
         let next = self.sleeping.take().and_then(|s| s.next);
         steps.done("decide");
+        if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
+            archive.bring_beside(kip_snapshot::path_of(&self.proc.dir, generation));
+        }
         let proc = Arc::clone(&self.proc);
         let for_what = trigger.clone();
         let (result, steps) = blocking(move || {
