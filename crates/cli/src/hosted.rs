@@ -162,7 +162,7 @@ impl Service for Hosted {
     }
 
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
-        self.worker.stop(&name, Duration::from_millis(how.grace_ms)).await
+        self.worker.stop(&name, how.grace_ms.map(Duration::from_millis)).await
     }
 
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {

@@ -9,6 +9,7 @@ mod args;
 mod commands;
 mod details;
 mod doctor;
+mod env_file;
 mod exec;
 mod follow;
 mod hosted;

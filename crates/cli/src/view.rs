@@ -39,7 +39,7 @@ pub fn ps(views: &[ProcView]) -> String {
         let ports = view.ports.iter().map(|p| format!("{}->{}/{}", p.host_port, p.port, p.proto));
         vec![
             view.name.to_string(),
-            one_line(&view.state),
+            state(view),
             view.tier.map_or_else(dash, |tier| tier.to_string()),
             or_dash(ports.collect::<Vec<_>>().join(",")),
             if view.pids.is_empty() { dash() } else { bytes(view.memory.pss_bytes) },
@@ -49,6 +49,14 @@ pub fn ps(views: &[ProcView]) -> String {
         ]
     }));
     table(&rows)
+}
+
+/// `restarting in 3.2s, 4 times`
+fn state(view: &ProcView) -> String {
+    match view.next_start_ms {
+        Some(ms) => format!("restarting in {} ({} so far)", millis(ms), view.restarts),
+        None => one_line(&view.state),
+    }
 }
 
 fn dash() -> String {
@@ -100,6 +108,8 @@ pub fn inspect(view: &ProcView) -> String {
     ];
     rows.extend(view.exit.iter().map(|exit| ("exit", exit.clone())));
     rows.extend(view.idle_ms.map(|ms| ("idle", millis(ms))));
+    rows.extend((view.restarts > 0).then(|| ("restarts", view.restarts.to_string())));
+    rows.extend(view.next_start_ms.map(|ms| ("next start", format!("in {}", millis(ms)))));
     rows.extend(view.next_timer_ms.map(|ms| ("next timer", format!("in {}", millis(ms)))));
     text.add(view.name.as_str(), rows);
     text.add("program", program(&view.spec));
@@ -134,6 +144,8 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.extend(spec.volumes.iter().map(|v| ("volume", volume(v))));
     rows.extend(spec.user.iter().map(|user| ("user", user.clone())));
     rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
+    rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));
+    rows.extend((!spec.restart.is_no()).then(|| ("restart", spec.restart.to_string())));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
 }

@@ -1,6 +1,7 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
 use crate::image::OciImage;
+use crate::life::Restart;
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use schemars::JsonSchema;
@@ -253,6 +254,22 @@ pub struct Spec {
     /// What `kip stop` sends first, name or number; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
+    /// From that signal to SIGKILL, milliseconds, unless the stop says otherwise; none is [`STOP_GRACE_MS`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_grace_ms: Option<u64>,
+    /// Whether it is started again when its program ends.
+    #[serde(default, skip_serializing_if = "Restart::is_no")]
+    pub restart: Restart,
+}
+
+/// What a program has to end in order, where nobody says otherwise, milliseconds.
+pub const STOP_GRACE_MS: u64 = 10_000;
+
+impl Spec {
+    /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.
+    pub fn grace_ms(&self, asked: Option<u64>) -> u64 {
+        asked.or(self.stop_grace_ms).unwrap_or(STOP_GRACE_MS)
+    }
 }
 
 /// Signals by name: signal(7), those of x86_64.

@@ -86,8 +86,6 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 const ENDING_AT_ONCE: usize = 16;
 /// The same for parked ones, which are rebuilt for it.
 const WAKING_AT_ONCE: usize = 4;
-/// What a program has to end in order when all do.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// The worker of one data directory.
 #[derive(Debug)]
@@ -204,7 +202,7 @@ impl Worker {
     /// Starts a stopped proc.
     pub async fn start(&self, name: &ProcName) -> Result<ProcView, Refusal> {
         let handle = self.handle(name)?;
-        if matches!(handle.status.borrow().record.state, State::Stopped { .. }) {
+        if matches!(handle.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. }) {
             self.machine.pressure.admit_new(name).await?;
         }
         handle.ask(|reply| Command::Start { wait_ready: false, reply }).await?;
@@ -212,9 +210,11 @@ impl Worker {
     }
 
     /// Ends a proc; its name, files and logs stay.
-    pub async fn stop(&self, name: &ProcName, grace: Duration) -> Result<ProcView, Refusal> {
+    pub async fn stop(&self, name: &ProcName, grace: Option<Duration>) -> Result<ProcView, Refusal> {
         let network = Network::Removed;
-        self.handle(name)?.ask(|reply| Command::Stop { grace, network, reply }).await?;
+        let handle = self.handle(name)?;
+        let grace = grace.unwrap_or_else(|| grace_of(&handle));
+        handle.ask(|reply| Command::Stop { grace, network, reply }).await?;
         self.inspect(name).await
     }
 
@@ -360,12 +360,18 @@ async fn end_all(handles: Vec<Handle>, at_once: usize) -> Result<(), Refusal> {
             && ending.len() < at_once
             && let Some(handle) = waiting.next()
         {
-            let stop = |reply| Command::Stop { grace: GRACE, network: Network::Left, reply };
+            let grace = grace_of(&handle);
+            let stop = move |reply| Command::Stop { grace, network: Network::Left, reply };
             ending.spawn(async move { handle.ask(stop).await });
         }
         let Some(ended) = ending.join_next().await else { return all };
         all = all.and(ended.expect("stopping does not panic"));
     }
+}
+
+/// What a program has to end in order, if whoever ends it does not say.
+fn grace_of(handle: &Handle) -> Duration {
+    Duration::from_millis(handle.proc.spec.grace_ms(None))
 }
 
 fn taken(name: &ProcName) -> Refusal {

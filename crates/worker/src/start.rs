@@ -149,6 +149,12 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
     let mut fds: Vec<(String, OwnedFd)> = Vec::new();
     for spec in &proc.spec.ports {
         let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).map(|p| p.host_port);
+        let key = format!("{}{}/{}", key::PORT, spec.proto, spec.port);
+        if let Some(host_port) = before.filter(|_| proc.holdings.get(&key).is_some()) {
+            // It is started again, and has kept it.
+            reserved.push(Reserved { spec: spec.clone(), host_port });
+            continue;
+        }
         let wish = spec.host_port.or(before);
         let mut got = reserve::reserve(spec.proto, wish);
         if got.is_err() && spec.host_port.is_none() {
@@ -162,7 +168,7 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
             );
             Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another host port", proc.name))
         })?;
-        fds.push((format!("{}{}/{}", key::PORT, spec.proto, spec.port), got.fd));
+        fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: got.port });
     }
     proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
