@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import Redis
+from harness.clients import Redis, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -234,3 +234,34 @@ def test_down_and_up_starts_those_that_are_always_to_run(fresh_kip: Callable[...
         proc.wait_state("running")
         assert proc.logs().count("run") == 2
     assert (failing.state, stopped.state) == ("stopped", "stopped")
+
+
+def test_what_a_reboot_ended_is_started_again(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    with_policy = [
+        kip.run(name, ["python3", "-m", "http.server", "8080"], ports=["8080"], flags=["--restart", policy])
+        for name, policy in (("failing", "on-failure"), ("always", "always"))
+    ]
+    without = shell(kip, "without", "exec sleep 1000")
+    ports = [proc.port() for proc in with_policy]
+    kip.reboot()
+    for proc, port in zip(with_policy, ports, strict=True):
+        assert restarts(proc, 1)["restarts"] == 1 and proc.port() == port
+        wait_for(f"{proc.name} serves", lambda port=port: listens(port))
+    assert without.state == "stopped"
+
+
+def test_a_cold_start_after_a_failed_wake_is_no_restart(kip: Kip) -> None:
+    kip.expected += [r"WARN.*(its snapshot cannot be used|not rebuilt by plan)"]
+    proc = kip.run("cold", ["python3", "-m", "http.server", "8080"], ports=["8080"], flags=["--restart", "always"])
+    proc.sleep()
+    generation = kip.data / "procs" / "cold" / f"gen-{proc.inspect()['generation']}"
+    for image in generation.glob("core-*.img"):
+        image.write_bytes(b"")
+    with socket.create_connection(("127.0.0.1", proc.port())):
+        proc.wait_state("running")
+    assert kinds(kip, "cold", "cold-start", "restarting") == ["cold-start"]
+    assert proc.inspect()["restarts"] == 0
+    wait_for("it serves", lambda: listens(proc.port()))
+    kill_program(proc)
+    assert restarts(proc, 1)["restarts"] == 1

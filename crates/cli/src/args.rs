@@ -1,21 +1,19 @@
 //! The command line, as DESIGN.md has it.
 
 use crate::abroad::{AbroadArgs, ListenArgs};
-use crate::env_file;
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
+use crate::life::LifeArgs;
 use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::token::TokenCommand;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
 use kip_types::api::{Detail, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
-use kip_types::life::Restart;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
 use kip_types::volume::VolumeSpec;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -235,29 +233,14 @@ pub struct RunArgs {
     /// Set an environment variable; may be repeated
     #[arg(long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
-    /// Set those of a file, NAME=VALUE a line, as docker has them; may be repeated, and --env goes before it
-    #[arg(long = "env-file", value_name = "FILE")]
-    pub env_files: Vec<PathBuf>,
     /// Working directory inside the proc
     #[arg(long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
     pub user: Option<String>,
-    /// What `kip stop` sends first, instead of SIGTERM
-    #[arg(long, value_name = "SIGNAL")]
-    pub stop_signal: Option<String>,
-    /// From that signal to killing it, unless `kip stop` says otherwise; 10s
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub stop_grace: Option<u64>,
-    // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(
-        help = "Start it again when its program ends: no, on-failure[:MAX] or always; after 100ms, then twice as long each time up to 30s, until it ran 10s",
-        long,
-        value_name = "POLICY",
-        default_value = "no"
-    )]
-    pub restart: Restart,
+    #[command(flatten)]
+    pub life: LifeArgs,
     /// Idle this long, it leaves the hot tier
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub idle: Option<u64>,
@@ -533,9 +516,7 @@ impl RunArgs {
             lazy: self.lazy,
             keep_files: self.file_pages == FilePages::Keep,
         };
-        let mut env = BTreeMap::new();
-        self.env_files.iter().try_for_each(|file| env_file::read(file, &mut env))?;
-        env.extend(self.env);
+        let env = self.life.environment(self.env)?;
         let limits = Limits {
             memory_bytes: self.mem,
             cpus: self.cpus,
@@ -565,11 +546,13 @@ impl RunArgs {
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,
-            stop_signal: self.stop_signal,
-            stop_grace_ms: self.stop_grace,
-            restart: self.restart,
+            stop_signal: self.life.stop_signal.clone(),
+            stop_grace_ms: self.life.stop_grace,
+            restart: self.life.restart,
+            secrets: Vec::new(),
         };
-        Ok(RunRequest { spec, wait_ready: self.wait_ready, left_open })
+        let secrets = self.life.secrets()?;
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
     }
 }
 

@@ -15,6 +15,7 @@ mod follow;
 mod hosted;
 mod image;
 mod key;
+mod life;
 mod manual;
 mod output;
 mod snapshot;

@@ -5,7 +5,7 @@ use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
 };
 use kip_types::spec::{Image, Spec};
-use kip_types::volume::VolumeSpec;
+use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::fmt::Write;
 
 /// Longest command in a table, characters.
@@ -141,7 +141,9 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
         Image::Tar(path) => ("image", format!("tarball {}", path.display())),
         Image::Oci(image) => ("image", format!("{} ({})", image.reference, image.digest)),
     });
-    rows.extend(spec.volumes.iter().map(|v| ("volume", volume(v))));
+    let volumes = spec.volumes.iter().filter(|v| v.source != VolumeSource::Secrets);
+    rows.extend(volumes.map(|v| ("volume", volume(v))));
+    rows.extend(spec.secrets.iter().map(|name| ("secret", name.clone())));
     rows.extend(spec.user.iter().map(|user| ("user", user.clone())));
     rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
     rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));

@@ -12,6 +12,7 @@ pub use snapshot::*;
 pub use token::*;
 pub use top::*;
 
+use crate::keys::Hex;
 use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Protocol, Spec};
@@ -28,6 +29,9 @@ pub struct RunRequest {
     /// Return only when the ports listen.
     #[serde(default)]
     pub wait_ready: bool,
+    /// Contents of the proc's secrets by their names. `spec.secrets` follows from them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, Hex>,
     /// What in `spec` the caller left to the daemon. The hub fills it in; a worker sees nothing left open.
     #[serde(default)]
     pub left_open: LeftOpen,

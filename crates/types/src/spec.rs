@@ -260,6 +260,25 @@ pub struct Spec {
     /// Whether it is started again when its program ends.
     #[serde(default, skip_serializing_if = "Restart::is_no")]
     pub restart: Restart,
+    /// Names of the files that it has below [`SECRETS`]. Their contents are in the request that makes it, and nowhere else to be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<String>,
+}
+
+/// Where a proc has its secrets.
+pub const SECRETS: &str = "/run/secrets";
+/// Most secrets of a proc.
+pub const MOST_SECRETS: usize = 64;
+/// Most that one holds, bytes.
+pub const LONGEST_SECRET: usize = 64 << 10;
+
+/// What is wrong with the name of a secret, which is a file's; none if nothing is.
+pub fn bad_secret(name: &str) -> Option<String> {
+    let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let fine = !name.is_empty() && name.len() <= 128 && !name.starts_with('.') && name.bytes().all(good);
+    (!fine).then(|| {
+        format!("the name {name:?} of a secret is not valid: use 1 to 128 of A-Z, a-z, 0-9, '-', '_' and '.', not beginning with '.'")
+    })
 }
 
 /// What a program has to end in order, where nobody says otherwise, milliseconds.

@@ -15,6 +15,7 @@
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
+//! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
 //! | [`beside`] | looks that may take their time |
 //!
@@ -49,6 +50,7 @@ mod proc;
 pub mod record;
 mod recover;
 mod renew;
+mod secrets;
 mod snapshots;
 mod start;
 mod state;
@@ -72,6 +74,7 @@ use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
 use kip_types::api::{CacheView, Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
+use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
@@ -119,14 +122,19 @@ impl Worker {
     }
 
     /// Creates and starts a proc. The spec is complete: nothing is left open.
-    pub async fn run(self: &Arc<Self>, spec: Spec, wait_ready: bool) -> Result<ProcView, Refusal> {
+    pub async fn run(
+        self: &Arc<Self>,
+        spec: Spec,
+        secrets: BTreeMap<String, Hex>,
+        wait_ready: bool,
+    ) -> Result<ProcView, Refusal> {
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(spec).await?;
         check_spec(&spec)?;
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
         let worker = Arc::clone(self);
-        let (proc, kit, record, claim) = blocking(move || worker.create(spec)).await?;
+        let (proc, kit, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let handle = self.adopt(proc, record, Some(kit));
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
@@ -137,19 +145,29 @@ impl Worker {
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
-    fn create(&self, mut spec: Spec) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
+    fn create(
+        &self,
+        mut spec: Spec,
+        secrets: BTreeMap<String, Hex>,
+    ) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
         if self.procs.lock().expect("no holder of this lock panics").contains_key(&name) {
             return Err(taken(&name));
         }
         let claim = volumes::declare(machine, &mut spec)?;
+        let sealed = secrets::seal(machine, &mut spec, secrets)
+            .map_err(|e| Refusal::new(Code::Failed, format!("{name} cannot start: {}", chain(&e))))?;
         let kit = machine
             .kits
             .take()
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
         let record = Record::new(kit.slot.number(), machine.base_of(&spec));
-        let dir = machine.records.create(&name, &spec, &record).map_err(|e| {
+        let made = machine.records.prepare(&name, &spec, &record).and_then(|made| {
+            sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
+            made.publish()
+        });
+        let dir = made.map_err(|e| {
             let _ = machine.pool.release(&[kit.slot]);
             machine.kits.free(kit.slot);
             match e {

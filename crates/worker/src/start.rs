@@ -88,11 +88,12 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     fault::reach("start-namespaces");
     let mounts = proc.mounts_of(namespaces.user.as_fd(), false);
     let mut mounts = mounts.map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
-    let volumes = volumes::for_start(proc, namespaces.user.as_fd());
-    mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volume", &e))?;
-    fault::reach("start-mounts");
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
     let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
+    let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
+    let volumes = volumes::for_start(proc, namespaces.user.as_fd(), owner);
+    mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
+    fault::reach("start-mounts");
     if let Some(user) = &user {
         give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;
     }

@@ -94,3 +94,27 @@ impl Record {
         self.state.generation()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_ten_seconds_begins_the_row_anew() {
+        let hot = State::Hot { init: 7, init_started: 1, generation: Generation(0) };
+        let running = Record { state: hot, established: true, ..Record::new(1, PathBuf::new()) };
+        let (policy, exit) = (Restart::OnFailure(Some(3)), Exit::Code(1));
+        let at = |record: &Record| match record.state {
+            State::Restarting { at_ms, .. } => Some(at_ms),
+            _ => None,
+        };
+        let third = Record { restarts: 9, restarts_in_a_row: 2, started_at_ms: 1000, ..running };
+        let soon = third.after_end(policy, exit, 10_999).unwrap();
+        assert_eq!((at(&soon), soon.restarts, soon.restarts_in_a_row), (Some(11_399), 10, 3));
+        let well = third.after_end(policy, exit, 11_000).unwrap();
+        assert_eq!((at(&well), well.restarts, well.restarts_in_a_row), (Some(11_100), 10, 1));
+        let last = Record { restarts_in_a_row: 3, ..third };
+        let stopped = last.after_end(policy, exit, 2000).unwrap();
+        assert_eq!((stopped.state, stopped.restarts), (State::Stopped { exit: Some(exit) }, 9));
+    }
+}
