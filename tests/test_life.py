@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,6 +184,83 @@ def test_variables_come_from_files(kip: Kip, tmp_path: Path) -> None:
     said = kip.refused("run", "--env-file", str(first), "--", "true")
     assert "line 2" in said and str(first) in said and "hidden" not in said
     assert "none.env" in kip.refused("run", "--env-file", str(tmp_path / "none.env"), "--", "true")
+
+
+# To be ready.
+
+SLOW = """
+import http.server, os, socketserver, sys, time
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if os.path.exists("/tmp/ready") else 503)
+        self.end_headers()
+time.sleep(float(sys.argv[1]))
+http.server.HTTPServer(("", 8080), H).serve_forever()
+"""
+
+
+def slow(kip: Kip, name: str, seconds: float, *flags: str, check: bool = True) -> tuple[Proc, str]:
+    """Listens after so long, and says 200 once /tmp/ready is there; and what `kip run` said."""
+    words = ["run", "--name", name, "--port", "8080", *flags, "--", "/usr/bin/python3", "-c", SLOW, str(seconds)]
+    done = kip.cli(*words, check=check)
+    return Proc(kip, name), done.stderr
+
+
+def test_run_returns_when_it_takes_connections(kip: Kip) -> None:
+    proc, _ = slow(kip, "tcp", 0.7, "--ready", "tcp:8080", "--idle", "100ms")
+    assert listens(proc.port())
+    view = proc.inspect()
+    assert view["ready"] is True and kinds(kip, "tcp", "parked", "started", "ready", "hibernated") [:2] == ["started", "ready"]
+    assert "tcp is ready" in kip.cli("wait", "tcp", "--ready").stdout
+    # That it is ready is known of a sleeper, and asking does not wake it.
+    wakes = proc.hibernate()["wakes"]
+    kip.cli("wait", "tcp", "--ready")
+    assert proc.state == "hibernated" and proc.inspect()["wakes"] == wakes
+
+
+@pytest.mark.parametrize("check", ["http:8080/health", "exec:test -e /tmp/ready"])
+def test_who_is_not_ready_in_time_is_left_and_says_so(kip: Kip, check: str) -> None:
+    name = check.split(":")[0]
+    proc, said = slow(kip, name, 0, "--ready", check, "--ready-timeout", "1500ms", check=False)
+    assert "was not ready" in said and "1500 ms" in said and ("503" in said or "code 1" in said), said
+    view = proc.inspect()
+    assert (view["state"], view["ready"]) == ("running", False)
+    said = kip.refused("wait", name, "--ready", "--timeout", "200ms")
+    assert "not ready" in said
+    # It is looked again at its next start.
+    proc.exec("touch", "/tmp/ready")
+    proc.stop()
+    proc.start()
+    assert proc.state in ("starting", "running")
+    kip.cli("wait", name, "--ready")
+    assert proc.inspect()["ready"] is True
+
+
+def test_who_ends_before_it_is_ready_says_how(kip: Kip) -> None:
+    flags = ["--ready", "tcp:80"]
+    said = kip.refused("run", "--name", "ends", *flags, "--", "/bin/sh", "-c", "echo no config; exit 4")
+    assert "exit code 4" in said and "no config" in said
+    assert kip.json("inspect", "ends")["state"] == "stopped"
+    assert "stopped" in kip.refused("wait", "ends", "--ready")
+    for words in (["--ready", "udp:5"], ["--ready", "http:x/"], ["--ready-timeout", "5s"]):
+        assert kip.cli("run", *words, "--", "true", check=False).returncode == 2
+
+
+def test_a_killed_daemon_looks_again(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip()
+    words = ["run", "--name", "late", "--ready", "exec:test -e /tmp/ready", "--", "sleep", "1000"]
+    client = subprocess.Popen([kip.program, "--data", kip.data, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    late = Proc(kip, "late")
+    wait_for("it starts", lambda: "late" in kip.names() and late.state == "starting")
+    assert "late" in kip.cli("ps").stdout and "starting" in kip.cli("ps").stdout
+    kip.kill()
+    assert client.wait(30) == 1, "its daemon is gone"
+    client.communicate()
+    kip.up()
+    assert late.state == "starting"
+    late.exec("touch", "/tmp/ready")
+    kip.cli("wait", "late", "--ready")
+    assert late.inspect()["ready"] is True
 
 
 # Daemons die.

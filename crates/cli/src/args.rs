@@ -3,7 +3,7 @@
 use crate::abroad::{AbroadArgs, ListenArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
-use crate::life::LifeArgs;
+use crate::life::{LifeArgs, WaitArgs};
 use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::token::TokenCommand;
 use crate::volume::VolumeCommand;
@@ -53,6 +53,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// Run a program inside a proc; exits with its code
     Exec(ExecArgs),
+    /// Wait until a proc is ready
+    Wait(WaitArgs),
     /// End a proc; its name, files and logs stay
     Stop(StopArgs),
     /// Remove a proc with all it has
@@ -550,6 +552,7 @@ impl RunArgs {
             stop_grace_ms: self.life.stop_grace,
             restart: self.life.restart,
             secrets: Vec::new(),
+            ready: self.life.ready(),
         };
         let secrets = self.life.secrets()?;
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })

@@ -1,10 +1,11 @@
 //! How a proc lives, as `kip run` takes it: how it is ended, whether it is started again, what it is told.
 
 use crate::env_file;
+use crate::manual;
 use anyhow::Context;
 use clap::Args;
 use kip_types::keys::Hex;
-use kip_types::life::Restart;
+use kip_types::life::{Check, READY_WITHIN_MS, Ready, Restart};
 use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -38,6 +39,25 @@ pub struct LifeArgs {
         default_value = "no"
     )]
     pub restart: Restart,
+    /// Return when it is ready, not before: tcp:PORT takes a connection, http:PORT/PATH is answered, exec:COMMAND succeeds inside
+    #[arg(long, value_name = "CHECK")]
+    pub ready: Option<Check>,
+    /// How long that may take; 60s. After that `kip run` fails, and the proc runs on
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "ready")]
+    pub ready_timeout: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Name of the proc
+    #[arg(add = manual::names())]
+    pub name: String,
+    /// Until it is ready; without a check of its own, until it runs
+    #[arg(long, required = true)]
+    pub ready: bool,
+    /// For how long at most
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "60s")]
+    pub timeout: u64,
 }
 
 impl LifeArgs {
@@ -47,6 +67,12 @@ impl LifeArgs {
         self.env_files.iter().try_for_each(|file| env_file::read(file, &mut env))?;
         env.extend(given);
         Ok(env)
+    }
+
+    /// When it is ready.
+    pub fn ready(&self) -> Option<Ready> {
+        let check = self.ready.clone()?;
+        Some(Ready { check, within_ms: self.ready_timeout.unwrap_or(READY_WITHIN_MS) })
     }
 
     /// Contents of secrets by their names.

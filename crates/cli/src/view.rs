@@ -108,6 +108,7 @@ pub fn inspect(view: &ProcView) -> String {
     ];
     rows.extend(view.exit.iter().map(|exit| ("exit", exit.clone())));
     rows.extend(view.idle_ms.map(|ms| ("idle", millis(ms))));
+    rows.extend(view.ready.map(|ready| ("ready", if ready { "yes" } else { "no" }.to_owned())));
     rows.extend((view.restarts > 0).then(|| ("restarts", view.restarts.to_string())));
     rows.extend(view.next_start_ms.map(|ms| ("next start", format!("in {}", millis(ms)))));
     rows.extend(view.next_timer_ms.map(|ms| ("next timer", format!("in {}", millis(ms)))));
@@ -148,6 +149,7 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
     rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));
     rows.extend((!spec.restart.is_no()).then(|| ("restart", spec.restart.to_string())));
+    rows.extend(spec.ready.iter().map(|r| ("ready when", format!("{} within {}", r.check, millis(r.within_ms)))));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
 }

@@ -267,7 +267,7 @@ pub struct ProcView {
     pub name: ProcName,
     /// Tenant.
     pub realm: Realm,
-    /// The lifecycle's word.
+    /// The lifecycle's word; `starting` also while it is looked whether it has become ready.
     pub state: String,
     /// Where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
@@ -304,6 +304,9 @@ pub struct ProcView {
     /// When it is started again, milliseconds from now; null unless it is restarting.
     #[serde(default)]
     pub next_start_ms: Option<u64>,
+    /// Whether it has become ready since its last start; null where its spec does not say what that is.
+    #[serde(default)]
+    pub ready: Option<bool>,
     /// What it was asked to be. Environment values are left out of listings.
     pub spec: Spec,
 }

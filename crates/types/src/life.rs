@@ -92,6 +92,88 @@ impl Restart {
     }
 }
 
+/// Within this a proc is to be ready where its owner does not say, milliseconds.
+pub const READY_WITHIN_MS: u64 = 60_000;
+
+/// How it is seen that a program does what it is there for.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub enum Check {
+    /// `tcp:PORT`: it takes a connection on that port of its own address.
+    Tcp(u16),
+    /// `http:PORT/PATH`: it answers a GET there with a status from 200 to 399.
+    Http(u16, String),
+    /// `exec:COMMAND`: that, run inside by a shell, ends with code 0.
+    Exec(String),
+}
+
+/// A check could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("check {0:?} is not valid: write tcp:PORT, http:PORT/PATH or exec:COMMAND, ports inside the proc")]
+pub struct BadCheck(String);
+
+impl FromStr for Check {
+    type Err = BadCheck;
+    fn from_str(s: &str) -> Result<Self, BadCheck> {
+        let bad = || BadCheck(s.to_owned());
+        let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(bad);
+        match s.split_once(':') {
+            Some(("tcp", text)) => Ok(Check::Tcp(port(text)?)),
+            Some(("http", text)) => {
+                let (number, path) = text.split_at(text.find('/').unwrap_or(text.len()));
+                let path = if path.is_empty() { "/" } else { path };
+                if path.contains(|c: char| c.is_control() || c.is_whitespace()) {
+                    return Err(bad());
+                }
+                Ok(Check::Http(port(number)?, path.to_owned()))
+            }
+            Some(("exec", command)) if !command.trim().is_empty() && !command.contains('\0') => {
+                Ok(Check::Exec(command.to_owned()))
+            }
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl TryFrom<String> for Check {
+    type Error = BadCheck;
+    fn try_from(text: String) -> Result<Self, BadCheck> {
+        text.parse()
+    }
+}
+
+impl From<Check> for String {
+    fn from(check: Check) -> String {
+        check.to_string()
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Check::Tcp(port) => write!(f, "tcp:{port}"),
+            Check::Http(port, path) => write!(f, "http:{port}{path}"),
+            Check::Exec(command) => write!(f, "exec:{command}"),
+        }
+    }
+}
+
+/// When a proc that was started is ready.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ready {
+    /// What shows it.
+    pub check: Check,
+    /// Within this it is to be so, milliseconds.
+    #[serde(default = "ready_within_ms")]
+    pub within_ms: u64,
+}
+
+fn ready_within_ms() -> u64 {
+    READY_WITHIN_MS
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,6 +188,17 @@ mod tests {
         for bad in ["", "yes", "on-failure:", "on-failure:0", "on-failure:x", "always:3", "no:1"] {
             assert!(bad.parse::<Restart>().is_err(), "{bad}");
             assert!(serde_json::from_str::<Restart>(&format!("{bad:?}")).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_checks_and_writes_them_the_same() {
+        for text in ["tcp:80", "http:8080/health?x=1", "http:80/", "exec:redis-cli ping: x"] {
+            assert_eq!(text.parse::<Check>().unwrap().to_string(), text);
+        }
+        assert_eq!("http:80".parse(), Ok(Check::Http(80, "/".to_owned())));
+        for bad in ["", "80", "tcp:", "tcp:0", "tcp:70000", "http:/x", "http:80/a b", "exec:", "exec: ", "udp:53"] {
+            assert!(bad.parse::<Check>().is_err(), "{bad}");
         }
     }
 

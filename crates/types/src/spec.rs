@@ -1,7 +1,7 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
 use crate::image::OciImage;
-use crate::life::Restart;
+use crate::life::{Ready, Restart};
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use schemars::JsonSchema;
@@ -263,6 +263,9 @@ pub struct Spec {
     /// Names of the files that it has below [`SECRETS`]. Their contents are in the request that makes it, and nowhere else to be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<String>,
+    /// When it is ready after a start; none is as soon as its program was exec'd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Ready>,
 }
 
 /// Where a proc has its secrets.

@@ -85,6 +85,8 @@ use tokio::sync::broadcast;
 
 /// How long `inspect` waits for a transition that is under way.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+/// Beyond the time that a proc has to become ready, for telling so.
+const READY_MORE: Duration = Duration::from_millis(500);
 /// How many procs end at the same time when all do. Most of that time each waits: for its program, for a disk, for the kernel.
 const ENDING_AT_ONCE: usize = 16;
 /// The same for parked ones, which are rebuilt for it.
@@ -142,6 +144,7 @@ impl Worker {
             self.forget(&name);
         }
         started?;
+        ready(&handle).await?;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
@@ -385,6 +388,41 @@ async fn end_all(handles: Vec<Handle>, at_once: usize) -> Result<(), Refusal> {
         let Some(ended) = ending.join_next().await else { return all };
         all = all.and(ended.expect("stopping does not panic"));
     }
+}
+
+/// Waits until a proc that was started is ready, if its spec says what that is. It runs on if it is not.
+async fn ready(handle: &Handle) -> Result<(), Refusal> {
+    let Some(ready) = &handle.proc.spec.ready else { return Ok(()) };
+    let name = &handle.proc.name;
+    let mut status = handle.status.clone();
+    let settled = status.wait_for(|s| match s.record.state {
+        State::Stopped { .. } => true,
+        State::Hot { .. } => !s.starting,
+        _ => s.record.ready == Some(true),
+    });
+    let settled = tokio::time::timeout(Duration::from_millis(ready.within_ms) + READY_MORE, settled).await;
+    let record = match settled {
+        Ok(Ok(status)) if status.record.ready == Some(true) => return Ok(()),
+        Ok(Ok(status)) => Some(status.record.clone()),
+        Ok(Err(_)) => return Err(Refusal::new(Code::Unknown, format!("{name} was removed before it was ready"))),
+        Err(_) => None,
+    };
+    let message = match record.map(|record| record.state) {
+        Some(State::Stopped { exit }) => {
+            let how = exit.map_or_else(|| "it was stopped".to_owned(), |exit| exit.to_string());
+            let last = handle.proc.shared.last_words(&handle.proc);
+            format!("{name} ended before it was ready ({}): {how}{last}; its name, files and logs stay", ready.check)
+        }
+        _ => {
+            let why = handle.proc.shared.events.last_detail(name, "not-ready");
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            format!(
+                "{name} was not ready ({}) within {} ms{why}; it is left as it is: `kip logs {name}` has its output, `kip rm --force {name}` ends it",
+                ready.check, ready.within_ms
+            )
+        }
+    };
+    Err(Refusal::new(Code::Failed, message))
 }
 
 /// What a program has to end in order, if whoever ends it does not say.

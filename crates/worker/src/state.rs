@@ -43,6 +43,9 @@ pub(crate) struct Record {
     /// When its program was last started, milliseconds since the epoch; 0 in records of older daemons.
     #[serde(default)]
     pub(crate) started_at_ms: u64,
+    /// Whether it has become ready since it was started; none without a check.
+    #[serde(default)]
+    pub(crate) ready: Option<bool>,
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub(crate) taken_over_by: Option<String>,
@@ -66,6 +69,7 @@ impl Record {
             restarts: 0,
             restarts_in_a_row: 0,
             started_at_ms: 0,
+            ready: None,
             taken_over_by: None,
         }
     }

@@ -9,6 +9,7 @@ mod deadline;
 mod ending;
 mod hibernate;
 mod pressed;
+mod ready;
 mod sleep;
 
 pub(crate) use adopt::finish as finish_taking_over;
@@ -71,6 +72,8 @@ pub(crate) enum Command {
     Stop { grace: Duration, network: Network, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
     Remove { force: bool, reply: Reply<()> },
+    /// It has become ready after the start at `started_at_ms`, or has not in time, for that reason.
+    Ready { started_at_ms: u64, result: Result<(), String> },
     /// Send it to a lower tier. Answers whether it was there already.
     Sleep { to: Tier, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
@@ -116,6 +119,8 @@ pub(crate) struct Status {
     pub(crate) seen: Option<Activity>,
     /// The next wake for a timer.
     pub(crate) next: Option<NextWake>,
+    /// It is being looked whether it has become ready.
+    pub(crate) starting: bool,
     /// Programs under exec.
     pub(crate) execs: usize,
     /// What it takes while it is hibernated.
@@ -174,6 +179,8 @@ pub(crate) struct Task {
     gone: bool,
     /// All are ended: it is not to be started again by this daemon.
     ending: bool,
+    /// Who looks whether it has become ready.
+    starting: Option<ready::Looking>,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -211,6 +218,7 @@ impl Task {
             quiet_since: None,
             seen: None,
             next: None,
+            starting: false,
             execs: 0,
             asleep: Asleep::default(),
         };
@@ -235,6 +243,7 @@ impl Task {
             fetched: false,
             gone: false,
             ending: false,
+            starting: None,
             kit,
         };
         (task, handle)
@@ -284,7 +293,10 @@ impl Task {
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
         match self.record.state.clone() {
-            State::Hot { init, .. } => self.begin_running(init, false),
+            State::Hot { init, .. } => {
+                self.begin_running(init, false);
+                self.look_for_ready();
+            }
             State::Hibernated { init, .. } => {
                 self.begin_hibernated(init);
                 self.look_at_pager().await;
@@ -312,6 +324,7 @@ impl Task {
             quiet_since: self.running.as_ref().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
             seen: self.running.as_ref().and_then(|r| r.idle.seen()),
             next: self.next_timer(),
+            starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
         });
@@ -389,6 +402,7 @@ impl Task {
                 let _ = reply.send(result);
                 return removed;
             }
+            Command::Ready { started_at_ms, result } => self.on_ready(started_at_ms, result),
             Command::Sleep { to: Tier::Hibernated, reply } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
@@ -433,6 +447,7 @@ impl Task {
     /// Starts it on its files; `again` by its restart policy, which goes on if that fails.
     async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
+        self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
@@ -442,6 +457,7 @@ impl Task {
         match start::start(self, wait_ready).await {
             Ok(init) => {
                 self.begin_running(init, false);
+                self.look_for_ready();
                 self.proc.shared.events.tell(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
                 Ok(())
             }

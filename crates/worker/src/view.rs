@@ -26,7 +26,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     ProcView {
         name: proc.name.clone(),
         realm: proc.spec.realm.clone(),
-        state: record.state.word().to_owned(),
+        state: if status.starting { "starting" } else { record.state.word() }.to_owned(),
         tier: record.state.tier(),
         worker: proc.shared.name.clone(),
         generation: record.generation(),
@@ -44,6 +44,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
         cpu_us,
         wakes: record.wakes,
         restarts: record.restarts,
+        ready: record.ready,
         next_start_ms: match &record.state {
             State::Restarting { at_ms, .. } => Some(at_ms.saturating_sub(now_ms())),
             _ => None,

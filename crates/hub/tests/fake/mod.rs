@@ -117,6 +117,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         wakes: 0,
         restarts: 0,
         next_start_ms: None,
+        ready: None,
         spec: request.spec.clone(),
     }
 }

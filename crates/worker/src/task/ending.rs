@@ -10,7 +10,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(kip_types::life::LONGEST_PA
 impl Task {
     /// The program ended by itself.
     pub(super) async fn on_exit(&mut self) {
-        (self.running, self.gone) = (None, false);
+        (self.running, self.gone, self.starting) = (None, false, None);
         self.leave_hibernation();
         let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         let restart = self.proc.spec.restart;
@@ -86,7 +86,7 @@ impl Task {
             State::Restarting { exit, .. } => exit,
             _ => None,
         };
-        self.gone = false;
+        (self.gone, self.starting) = (false, None);
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         self.proc.shared.unwatch_sockets(&self.proc);
