@@ -30,6 +30,7 @@ pub mod names;
 pub mod pack;
 pub mod packing;
 pub mod seal;
+pub mod secrets;
 mod stream;
 pub mod table;
 mod wire;

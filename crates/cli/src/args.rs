@@ -3,6 +3,7 @@
 use crate::abroad::{AbroadArgs, ListenArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
+use crate::life::{LifeArgs, WaitArgs};
 use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::token::TokenCommand;
 use crate::volume::VolumeCommand;
@@ -13,7 +14,6 @@ use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
 use kip_types::volume::VolumeSpec;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub enum Command {
     Logs(LogsArgs),
     /// Run a program inside a proc; exits with its code
     Exec(ExecArgs),
+    /// Wait until a proc is ready
+    Wait(WaitArgs),
     /// End a proc; its name, files and logs stay
     Stop(StopArgs),
     /// Remove a proc with all it has
@@ -239,9 +241,8 @@ pub struct RunArgs {
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
     pub user: Option<String>,
-    /// What `kip stop` sends first, instead of SIGTERM
-    #[arg(long, value_name = "SIGNAL")]
-    pub stop_signal: Option<String>,
+    #[command(flatten)]
+    pub life: LifeArgs,
     /// Idle this long, it leaves the hot tier
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub idle: Option<u64>,
@@ -317,9 +318,9 @@ pub struct StopArgs {
     /// Name of the proc
     #[arg(add = manual::names())]
     pub name: String,
-    /// From asking it to end to killing it
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "10s")]
-    pub grace: u64,
+    /// From asking it to end to killing it; without it what `kip run --stop-grace` said, else 10s
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub grace: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -517,6 +518,7 @@ impl RunArgs {
             lazy: self.lazy,
             keep_files: self.file_pages == FilePages::Keep,
         };
+        let env = self.life.environment(self.env)?;
         let limits = Limits {
             memory_bytes: self.mem,
             cpus: self.cpus,
@@ -537,7 +539,7 @@ impl RunArgs {
             name: self.name.unwrap_or_else(|| stem(self.image.as_deref(), &self.command)),
             realm: Realm::default(),
             command: self.command,
-            env: self.env.into_iter().collect::<BTreeMap<_, _>>(),
+            env,
             workdir: self.workdir,
             image,
             ports: self.ports,
@@ -546,9 +548,14 @@ impl RunArgs {
             timing,
             allow_setuid: self.allow_setuid,
             user: self.user,
-            stop_signal: self.stop_signal,
+            stop_signal: self.life.stop_signal.clone(),
+            stop_grace_ms: self.life.stop_grace,
+            restart: self.life.restart,
+            secrets: Vec::new(),
+            ready: self.life.ready(),
         };
-        Ok(RunRequest { spec, wait_ready: self.wait_ready, left_open })
+        let secrets = self.life.secrets()?;
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
     }
 }
 

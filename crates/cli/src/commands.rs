@@ -1,6 +1,7 @@
 //! The commands that are calls of the daemon.
 
 use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
+use crate::life::WaitArgs;
 use crate::output::{print, print_json};
 use crate::{details, exec, follow, image, key, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
@@ -12,7 +13,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
+/// Between looks whether a proc is ready.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long the daemon may take to end after it said that it will, seconds.
 const DOWN_WITHIN_S: i64 = 30;
 
@@ -28,6 +32,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
         Command::Inspect(args) => inspect(client, &args, json).await?,
+        Command::Wait(args) => wait_ready(client, &args, json).await?,
         Command::Stop(args) => show(&client.stop(&name(&args.name)?, args.grace).await?, json, stopped)?,
         Command::Rm(args) => {
             let name = name(&args.name)?;
@@ -78,6 +83,26 @@ async fn inspect(client: &Client, args: &InspectArgs, json: bool) -> anyhow::Res
     match args.detail() {
         None => show(&client.inspect(&name).await?, json, view::inspect),
         Some(of) => show(&client.details(&name, of).await?, json, details::details),
+    }
+}
+
+/// Looks as often as it takes; nothing of it wakes the proc.
+async fn wait_ready(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Result<()> {
+    let name = name(&args.name)?;
+    let until = Instant::now() + Duration::from_millis(args.timeout);
+    loop {
+        let view = client.inspect(&name).await?;
+        match (view.ready, view.state.as_str()) {
+            (Some(true), _) => return show(&view, json, |view| format!("{} is ready\n", view.name)),
+            (None, state) if state != "starting" && view.tier.is_some() => {
+                return show(&view, json, |view| format!("{} is {}\n", view.name, view.state));
+            }
+            (_, "stopped" | "elsewhere") => bail!("{name} is {}: it does not become ready", view.state),
+            _ if Instant::now() >= until => {
+                bail!("{name} is {} and was not ready within {}", view.state, text::millis(args.timeout))
+            }
+            _ => tokio::time::sleep(LOOK_EVERY).await,
+        }
     }
 }
 

@@ -138,7 +138,7 @@ async fn carry_exec(mut from: kip_worker::ExecSession, input: mpsc::Receiver<Vec
 
 impl Service for Hosted {
     async fn run(&self, request: RunRequest) -> Result<ProcView, Refusal> {
-        self.worker.run(request.spec, request.wait_ready).await
+        self.worker.run(request.spec, request.secrets, request.wait_ready).await
     }
 
     async fn names(&self) -> Result<Vec<ProcName>, Refusal> {
@@ -162,7 +162,7 @@ impl Service for Hosted {
     }
 
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
-        self.worker.stop(&name, Duration::from_millis(how.grace_ms)).await
+        self.worker.stop(&name, how.grace_ms.map(Duration::from_millis)).await
     }
 
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {

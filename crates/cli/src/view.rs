@@ -5,7 +5,7 @@ use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
 };
 use kip_types::spec::{Image, Spec};
-use kip_types::volume::VolumeSpec;
+use kip_types::volume::{VolumeSource, VolumeSpec};
 use std::fmt::Write;
 
 /// Longest command in a table, characters.
@@ -39,7 +39,7 @@ pub fn ps(views: &[ProcView]) -> String {
         let ports = view.ports.iter().map(|p| format!("{}->{}/{}", p.host_port, p.port, p.proto));
         vec![
             view.name.to_string(),
-            one_line(&view.state),
+            state(view),
             view.tier.map_or_else(dash, |tier| tier.to_string()),
             or_dash(ports.collect::<Vec<_>>().join(",")),
             if view.pids.is_empty() { dash() } else { bytes(view.memory.pss_bytes) },
@@ -49,6 +49,14 @@ pub fn ps(views: &[ProcView]) -> String {
         ]
     }));
     table(&rows)
+}
+
+/// `restarting in 3.2s, 4 times`
+fn state(view: &ProcView) -> String {
+    match view.next_start_ms {
+        Some(ms) => format!("restarting in {} ({} so far)", millis(ms), view.restarts),
+        None => one_line(&view.state),
+    }
 }
 
 fn dash() -> String {
@@ -100,6 +108,9 @@ pub fn inspect(view: &ProcView) -> String {
     ];
     rows.extend(view.exit.iter().map(|exit| ("exit", exit.clone())));
     rows.extend(view.idle_ms.map(|ms| ("idle", millis(ms))));
+    rows.extend(view.ready.map(|ready| ("ready", if ready { "yes" } else { "no" }.to_owned())));
+    rows.extend((view.restarts > 0).then(|| ("restarts", view.restarts.to_string())));
+    rows.extend(view.next_start_ms.map(|ms| ("next start", format!("in {}", millis(ms)))));
     rows.extend(view.next_timer_ms.map(|ms| ("next timer", format!("in {}", millis(ms)))));
     text.add(view.name.as_str(), rows);
     text.add("program", program(&view.spec));
@@ -131,9 +142,14 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
         Image::Tar(path) => ("image", format!("tarball {}", path.display())),
         Image::Oci(image) => ("image", format!("{} ({})", image.reference, image.digest)),
     });
-    rows.extend(spec.volumes.iter().map(|v| ("volume", volume(v))));
+    let volumes = spec.volumes.iter().filter(|v| v.source != VolumeSource::Secrets);
+    rows.extend(volumes.map(|v| ("volume", volume(v))));
+    rows.extend(spec.secrets.iter().map(|name| ("secret", name.clone())));
     rows.extend(spec.user.iter().map(|user| ("user", user.clone())));
     rows.extend(spec.stop_signal.iter().map(|signal| ("stop signal", signal.clone())));
+    rows.extend(spec.stop_grace_ms.map(|ms| ("stop grace", millis(ms))));
+    rows.extend((!spec.restart.is_no()).then(|| ("restart", spec.restart.to_string())));
+    rows.extend(spec.ready.iter().map(|r| ("ready when", format!("{} within {}", r.check, millis(r.within_ms)))));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
 }

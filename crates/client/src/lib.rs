@@ -102,8 +102,8 @@ impl Client {
         self.post(&format!("/v1/procs/{name}/start"), &Nothing {}).await
     }
 
-    /// Ends a proc; `grace_ms` from SIGTERM to SIGKILL.
-    pub async fn stop(&self, name: &ProcName, grace_ms: u64) -> Result<ProcView, CallError> {
+    /// Ends a proc; `grace_ms` from its stop signal to SIGKILL, none for what its spec says.
+    pub async fn stop(&self, name: &ProcName, grace_ms: Option<u64>) -> Result<ProcView, CallError> {
         self.post(&format!("/v1/procs/{name}/stop"), &StopRequest { grace_ms }).await
     }
 

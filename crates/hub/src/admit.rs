@@ -4,8 +4,8 @@
 
 use kip_types::api::{Code, Refusal, RunRequest};
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Image, Spec, Timing, parse_signal};
-use kip_types::volume::check_volumes;
+use kip_types::spec::{Image, LONGEST_SECRET, MOST_SECRETS, SECRETS, Spec, Timing, bad_secret, parse_signal};
+use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
@@ -25,7 +25,37 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
         request.spec.timing.archive_after_ms = defaults.archive_after_ms;
         request.left_open.archive_after = false;
     }
-    check(&request.spec).map_err(|line| Refusal::new(Code::Invalid, line))
+    let checked = check(&request.spec).and_then(|()| check_secrets(request));
+    checked.map_err(|line| Refusal::new(Code::Invalid, line))?;
+    request.spec.secrets = request.secrets.keys().cloned().collect();
+    Ok(())
+}
+
+fn check_secrets(request: &RunRequest) -> Result<(), String> {
+    let (spec, secrets) = (&request.spec, &request.secrets);
+    if let Some(name) = spec.secrets.iter().find(|name| !secrets.contains_key(*name)) {
+        return Err(format!("the secret {name:?} comes without its contents: put them into `secrets` of the request"));
+    }
+    if secrets.is_empty() {
+        return Ok(());
+    }
+    if secrets.len() > MOST_SECRETS {
+        return Err(format!("{} secrets are too many: at most {MOST_SECRETS} are possible", secrets.len()));
+    }
+    if let Some(line) = secrets.keys().find_map(|name| bad_secret(name)) {
+        return Err(line);
+    }
+    if let Some((name, _)) = secrets.iter().find(|(_, contents)| contents.0.len() > LONGEST_SECRET) {
+        return Err(format!("the secret {name:?} has more than {LONGEST_SECRET} bytes"));
+    }
+    let at = |target: &str| target == SECRETS || target.strip_prefix(SECRETS).is_some_and(|rest| rest.starts_with('/'));
+    match spec.volumes.iter().find(|volume| at(&volume.target)) {
+        Some(volume) => Err(format!("a volume cannot be at {}: its secrets are there", volume.target)),
+        None if spec.volumes.len() >= MOST_VOLUMES => {
+            Err(format!("{MOST_VOLUMES} volumes are too many for a proc with secrets, which are one more"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The first of `stem-1`, `stem-2`, .. that is not in `taken`.

@@ -65,9 +65,9 @@ async fn a_proc_through_its_life() {
 
     assert_eq!(refusal(client.remove(&web, false).await).code, Code::State);
     assert_eq!(refusal(client.start(&web).await).code, Code::State);
-    assert_eq!(client.stop(&web, 1234).await.unwrap().exit.as_deref(), Some("signal 15"));
+    assert_eq!(client.stop(&web, Some(1234)).await.unwrap().exit.as_deref(), Some("signal 15"));
     let heard = served.fake.heard.lock().unwrap().clone();
-    assert!(heard.contains(&"StopRequest { grace_ms: 1234 }".to_owned()));
+    assert!(heard.contains(&"StopRequest { grace_ms: Some(1234) }".to_owned()));
     assert!(heard.contains(&"WakeRequest { id: Some(\"00ff\") }".to_owned()), "{heard:?}");
     assert_eq!(client.start(&web).await.unwrap().state, "running");
     client.remove(&web, true).await.unwrap();

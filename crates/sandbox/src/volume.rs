@@ -6,8 +6,12 @@
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use rustix::mount::{MountAttrFlags, OpenTreeFlags, open_tree};
-use std::io;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, OpenTreeFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
+    fsmount, fsopen, open_tree,
+};
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -102,4 +106,48 @@ pub fn mount(
     kip_sys::mount::idmap_private(fd.as_fd(), user_namespace, attributes)
         .map_err(|source| VolumeError::NoMapping { path: path.to_owned(), source })?;
     Ok(Volume { fd, target: target.to_owned(), is_dir, inode: stat.st_ino })
+}
+
+/// A new file system in memory that is never swapped, with these files, mode 0400, of `owner`; the directory belongs to
+/// `root`. Both are ids of the host. Read-only once it is made.
+///
+/// # Errors
+/// The kernel's: no memory, no CAP_SYS_ADMIN.
+pub fn in_memory<'a>(
+    files: impl Iterator<Item = (&'a str, &'a [u8])>,
+    target: &str,
+    root: u32,
+    owner: (u32, u32),
+) -> io::Result<Volume> {
+    let attributes =
+        MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    // Before Linux 6.4 a tmpfs may be swapped; a ramfs never is.
+    let context = match tmpfs_without_swap() {
+        Err(Errno::INVAL) => {
+            let context = fsopen("ramfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&context)?;
+            context
+        }
+        context => context?,
+    };
+    let fd = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+    let ids = (rustix::process::Uid::from_raw(root), rustix::process::Gid::from_raw(root));
+    rustix::fs::chownat(&fd, ".", Some(ids.0), Some(ids.1), rustix::fs::AtFlags::empty())?;
+    for (name, contents) in files {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(rustix::fs::openat(&fd, name, flags, Mode::from(0o400))?);
+        file.write_all(contents)?;
+        std::os::unix::fs::fchown(&file, Some(owner.0), Some(owner.1))?;
+    }
+    kip_sys::mount::restrict(fd.as_fd(), attributes | MountAttrFlags::MOUNT_ATTR_RDONLY)?;
+    let inode = rustix::fs::fstat(&fd)?.st_ino;
+    Ok(Volume { fd, target: target.to_owned(), is_dir: true, inode })
+}
+
+fn tmpfs_without_swap() -> rustix::io::Result<OwnedFd> {
+    let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_flag(&context, "noswap")?;
+    fsconfig_set_string(&context, "mode", "0755")?;
+    fsconfig_create(&context)?;
+    Ok(context)
 }

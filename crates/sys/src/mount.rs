@@ -25,7 +25,7 @@ struct Handle {
 /// EINVAL when the filesystem has no such mounts (overlayfs has not; tmpfs only from 6.3) or the mount was in use or
 /// mapped already, EPERM without CAP_SYS_ADMIN or for the initial user namespace.
 pub fn idmap(tree: BorrowedFd<'_>, user_namespace: BorrowedFd<'_>) -> io::Result<()> {
-    set(tree, user_namespace, MountAttrFlags::empty(), MountPropagationFlags::empty())
+    set(tree, Some(user_namespace), MountAttrFlags::empty(), MountPropagationFlags::empty())
 }
 
 /// The same of a mount that is given into a sandbox: beside the mapping it gets these attributes, and nothing that is mounted
@@ -38,20 +38,28 @@ pub fn idmap_private(
     user_namespace: BorrowedFd<'_>,
     attributes: MountAttrFlags,
 ) -> io::Result<()> {
-    set(tree, user_namespace, attributes, MountPropagationFlags::PRIVATE)
+    set(tree, Some(user_namespace), attributes, MountPropagationFlags::PRIVATE)
+}
+
+/// Gives a detached mount (fsmount(2)) these attributes: mount_setattr(2), Linux 5.12.
+///
+/// # Errors
+/// EBUSY when it is to be read-only and a file in it is open for writing, EPERM without CAP_SYS_ADMIN.
+pub fn restrict(mount: BorrowedFd<'_>, attributes: MountAttrFlags) -> io::Result<()> {
+    set(mount, None, attributes, MountPropagationFlags::PRIVATE)
 }
 
 fn set(
     tree: BorrowedFd<'_>,
-    user_namespace: BorrowedFd<'_>,
+    user_namespace: Option<BorrowedFd<'_>>,
     attributes: MountAttrFlags,
     propagation: MountPropagationFlags,
 ) -> io::Result<()> {
     let attributes = libc::mount_attr {
-        attr_set: libc::MOUNT_ATTR_IDMAP | u64::from(attributes.bits()),
+        attr_set: user_namespace.map_or(0, |_| libc::MOUNT_ATTR_IDMAP) | u64::from(attributes.bits()),
         attr_clr: 0,
         propagation: u64::from(propagation.bits()),
-        userns_fd: user_namespace.as_raw_fd() as u64,
+        userns_fd: user_namespace.map_or(0, |fd| fd.as_raw_fd() as u64),
     };
     // SAFETY: the path is an empty C string with static lifetime, `attributes` lives through the call and its size is
     // what is passed; the kernel only reads both.

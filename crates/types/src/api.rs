@@ -12,6 +12,7 @@ pub use snapshot::*;
 pub use token::*;
 pub use top::*;
 
+use crate::keys::Hex;
 use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Protocol, Spec};
@@ -28,6 +29,9 @@ pub struct RunRequest {
     /// Return only when the ports listen.
     #[serde(default)]
     pub wait_ready: bool,
+    /// Contents of the proc's secrets by their names. `spec.secrets` follows from them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, Hex>,
     /// What in `spec` the caller left to the daemon. The hub fills it in; a worker sees nothing left open.
     #[serde(default)]
     pub left_open: LeftOpen,
@@ -48,17 +52,12 @@ pub struct LeftOpen {
 }
 
 /// `POST /v1/procs/NAME/stop`.
-#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StopRequest {
-    /// From SIGTERM to SIGKILL, milliseconds. 0 kills at once.
-    pub grace_ms: u64,
-}
-
-impl Default for StopRequest {
-    fn default() -> Self {
-        StopRequest { grace_ms: 10_000 }
-    }
+    /// From the stop signal to SIGKILL, milliseconds; null for what the proc's spec says. 0 kills at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grace_ms: Option<u64>,
 }
 
 /// `DELETE /v1/procs/NAME`, as its query.
@@ -268,7 +267,7 @@ pub struct ProcView {
     pub name: ProcName,
     /// Tenant.
     pub realm: Realm,
-    /// The lifecycle's word.
+    /// The lifecycle's word; `starting` also while it is looked whether it has become ready.
     pub state: String,
     /// Where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
@@ -286,7 +285,7 @@ pub struct ProcView {
     pub last_sleep: Option<SleepView>,
     /// The last wake.
     pub last_wake: Option<WakeView>,
-    /// How the program ended, for a stopped proc.
+    /// How the program ended, for a proc that is stopped or restarting.
     pub exit: Option<String>,
     /// Milliseconds without activity; null unless running.
     pub idle_ms: Option<u64>,
@@ -299,6 +298,15 @@ pub struct ProcView {
     /// How often it was woken since it was last started.
     #[serde(default)]
     pub wakes: u64,
+    /// How often it was started again by its restart policy since its owner last started it.
+    #[serde(default)]
+    pub restarts: u32,
+    /// When it is started again, milliseconds from now; null unless it is restarting.
+    #[serde(default)]
+    pub next_start_ms: Option<u64>,
+    /// Whether it has become ready since its last start; null where its spec does not say what that is.
+    #[serde(default)]
+    pub ready: Option<bool>,
     /// What it was asked to be. Environment values are left out of listings.
     pub spec: Spec,
 }

@@ -7,12 +7,14 @@
 pub mod api;
 pub mod image;
 pub mod keys;
+pub mod life;
 pub mod lifecycle;
 pub mod name;
 pub mod spec;
 pub mod volume;
 
 pub use api::{Event, ProcView, Refusal, RunRequest};
+pub use life::Restart;
 pub use lifecycle::{Generation, State, Tier};
 pub use name::{ProcName, Realm};
 pub use spec::{Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};

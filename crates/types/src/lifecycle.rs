@@ -10,7 +10,7 @@
 //!    ^                                  | recorded     |
 //!    | exited                           v      event   |
 //!    +------------- Stopping <------ Parked ------> Waking
-//!                      ^            |     ^
+//!                      ^            |     ^         where its spec asks for it: exited --> Restarting --start--> Starting
 //!                      |  archived  v     | fetched
 //!                      +---------- Archived ---taken over---> Elsewhere
 //! ```
@@ -146,6 +146,13 @@ pub enum State {
     },
     /// Being ended.
     Stopping,
+    /// Its program ended and is to be started again; it keeps its ports and its address.
+    Restarting {
+        /// How the program ended.
+        exit: Option<Exit>,
+        /// When it is started, milliseconds since the epoch.
+        at_ms: u64,
+    },
     /// Ended; name, files and logs kept.
     Stopped {
         /// How the program ended.
@@ -166,6 +173,7 @@ impl State {
             State::Elsewhere { .. } => "elsewhere",
             State::Waking { .. } => "waking",
             State::Stopping => "stopping",
+            State::Restarting { .. } => "restarting",
             State::Stopped { .. } => "stopped",
         }
     }
@@ -177,7 +185,11 @@ impl State {
             State::Hibernated { .. } => Some(Tier::Hibernated),
             State::Parked { .. } | State::Waking { .. } => Some(Tier::Parked),
             State::Archived { .. } => Some(Tier::Archived),
-            State::Starting | State::Stopping | State::Stopped { .. } | State::Elsewhere { .. } => None,
+            State::Starting
+            | State::Stopping
+            | State::Restarting { .. }
+            | State::Stopped { .. }
+            | State::Elsewhere { .. } => None,
         }
     }
 
@@ -191,7 +203,7 @@ impl State {
             | State::Elsewhere { generation }
             | State::Waking { generation } => *generation,
             State::Parking { generation, .. } => Generation(generation.0.saturating_sub(1)),
-            State::Starting | State::Stopping | State::Stopped { .. } => Generation(0),
+            State::Starting | State::Stopping | State::Restarting { .. } | State::Stopped { .. } => Generation(0),
         }
     }
 }
@@ -237,6 +249,13 @@ pub enum Input {
     Stop,
     /// The program is gone.
     Exited(Option<Exit>),
+    /// The program is gone, and is to be started again.
+    ExitedForNow {
+        /// How it ended.
+        exit: Option<Exit>,
+        /// When, milliseconds since the epoch.
+        at_ms: u64,
+    },
 }
 
 /// An input that does not fit the state.
@@ -252,7 +271,7 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
     use Input as I;
     use State as S;
     Ok(match (state, input) {
-        (S::Stopped { .. }, I::Start) => S::Starting,
+        (S::Stopped { .. } | S::Restarting { .. }, I::Start) => S::Starting,
         (S::Starting, I::Execed { init, init_started }) => S::Hot { init, init_started, generation: Generation(0) },
         (S::Hot { init, init_started, generation }, I::Hibernated) => {
             S::Hibernated { init: *init, init_started: *init_started, generation: *generation }
@@ -276,13 +295,23 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
         }
         (S::Waking { generation }, I::WakeFailed) => S::Parked { generation: *generation },
         (
-            S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parked { .. } | S::Archived { .. } | S::Stopping,
+            S::Starting
+            | S::Hot { .. }
+            | S::Hibernated { .. }
+            | S::Parked { .. }
+            | S::Archived { .. }
+            | S::Restarting { .. }
+            | S::Stopping,
             I::Stop,
         ) => S::Stopping,
         (
             S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping,
             I::Exited(exit),
         ) => S::Stopped { exit },
+        (
+            S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping,
+            I::ExitedForNow { exit, at_ms },
+        ) => S::Restarting { exit, at_ms },
         (state, _) => return Err(Unfit { state: state.word() }),
     })
 }
@@ -308,6 +337,7 @@ mod tests {
             Just(Input::WakeFailed),
             Just(Input::Stop),
             Just(Input::Exited(Some(Exit::Code(0)))),
+            Just(Input::ExitedForNow { exit: Some(Exit::Code(1)), at_ms: 5 }),
         ]
     }
 
@@ -321,7 +351,9 @@ mod tests {
             for input in seq {
                 let Ok(next) = step(&state, input.clone()) else { continue };
                 match (&state, &next) {
-                    (_, State::Stopped { .. } | State::Stopping | State::Starting) => newest = Generation(0),
+                    (_, State::Stopped { .. } | State::Stopping | State::Starting | State::Restarting { .. }) => {
+                        newest = Generation(0);
+                    }
                     _ => {
                         prop_assert!(next.generation() >= newest, "{state:?} {input:?} {next:?}");
                         newest = next.generation();
@@ -334,7 +366,7 @@ mod tests {
             }
         }
 
-        /// From any state a stop or an exit leads to Stopped within three inputs; what is elsewhere is nobody's to stop here.
+        /// From any state a stop or an exit leads to Stopped within four inputs; what is elsewhere is nobody's to stop here.
         #[test]
         fn always_can_end(seq in proptest::collection::vec(inputs(), 0..50)) {
             let mut state = State::Stopped { exit: None };

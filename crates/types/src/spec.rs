@@ -1,6 +1,7 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
 use crate::image::OciImage;
+use crate::life::{Ready, Restart};
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use schemars::JsonSchema;
@@ -253,6 +254,44 @@ pub struct Spec {
     /// What `kip stop` sends first, name or number; none is SIGTERM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_signal: Option<String>,
+    /// From that signal to SIGKILL, milliseconds, unless the stop says otherwise; none is [`STOP_GRACE_MS`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_grace_ms: Option<u64>,
+    /// Whether it is started again when its program ends.
+    #[serde(default, skip_serializing_if = "Restart::is_no")]
+    pub restart: Restart,
+    /// Names of the files that it has below [`SECRETS`]. Their contents are in the request that makes it, and nowhere else to be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<String>,
+    /// When it is ready after a start; none is as soon as its program was exec'd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Ready>,
+}
+
+/// Where a proc has its secrets.
+pub const SECRETS: &str = "/run/secrets";
+/// Most secrets of a proc.
+pub const MOST_SECRETS: usize = 64;
+/// Most that one holds, bytes.
+pub const LONGEST_SECRET: usize = 64 << 10;
+
+/// What is wrong with the name of a secret, which is a file's; none if nothing is.
+pub fn bad_secret(name: &str) -> Option<String> {
+    let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
+    let fine = !name.is_empty() && name.len() <= 128 && !name.starts_with('.') && name.bytes().all(good);
+    (!fine).then(|| {
+        format!("the name {name:?} of a secret is not valid: use 1 to 128 of A-Z, a-z, 0-9, '-', '_' and '.', not beginning with '.'")
+    })
+}
+
+/// What a program has to end in order, where nobody says otherwise, milliseconds.
+pub const STOP_GRACE_MS: u64 = 10_000;
+
+impl Spec {
+    /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.
+    pub fn grace_ms(&self, asked: Option<u64>) -> u64 {
+        asked.or(self.stop_grace_ms).unwrap_or(STOP_GRACE_MS)
+    }
 }
 
 /// Signals by name: signal(7), those of x86_64.

@@ -76,6 +76,8 @@ pub enum VolumeSource {
     Named(VolumeName),
     /// A file or directory of the host: absolute, and without symbolic links once the proc exists.
     Host(PathBuf),
+    /// The proc's secrets, in memory: Kip's own to say, no request's.
+    Secrets,
 }
 
 impl fmt::Display for VolumeSource {
@@ -83,6 +85,7 @@ impl fmt::Display for VolumeSource {
         match self {
             VolumeSource::Named(name) => name.fmt(f),
             VolumeSource::Host(path) => path.display().fmt(f),
+            VolumeSource::Secrets => f.write_str("secrets"),
         }
     }
 }
@@ -114,6 +117,9 @@ pub enum BadVolume {
     /// The path on the host.
     #[error("the path {0:?} on the host is not absolute")]
     Source(PathBuf),
+    /// What only Kip makes.
+    #[error("a volume cannot be the secrets of a proc: ask for these by their names")]
+    Secrets,
     /// The place inside.
     #[error(
         "a volume cannot be at {0:?}: write an absolute path without '..', ':', '[', ']', backslashes and white space"
@@ -178,6 +184,9 @@ impl VolumeSpec {
             && !path.is_absolute()
         {
             return Err(BadVolume::Source(path.clone()));
+        }
+        if self.source == VolumeSource::Secrets {
+            return Err(BadVolume::Secrets);
         }
         let target = self.target.as_str();
         if usual(target).as_deref() != Some(target) {

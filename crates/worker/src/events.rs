@@ -52,6 +52,13 @@ impl Events {
         kept.iter().rev().find(same).map(|e| e.at_ms)
     }
 
+    /// What the newest event of that kind says of a proc.
+    pub(crate) fn last_detail(&self, name: &ProcName, kind: &str) -> Option<String> {
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name);
+        kept.iter().rev().find(same).map(|e| e.detail.clone())
+    }
+
     /// How many of `kind` there were in the minute before `now_ms`. If a full ring does not reach back that far: as many
     /// as there would have been at its pace.
     pub(crate) fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {

@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex};
 
 /// Keys of the descriptors that every proc has.
 pub(crate) mod key {
+    /// Prefix of the pipes.
+    pub(crate) const IO: &str = "io/";
     /// Standard output: the pipe, open at both ends by one descriptor.
     pub(crate) const OUT: &str = "io/out";
     /// Standard error, likewise.

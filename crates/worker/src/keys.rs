@@ -3,6 +3,7 @@
 use crate::Worker;
 use crate::archive::{Archive, KeyChangeError};
 use crate::events::now_ms;
+use crate::secrets;
 use crate::task::{Handle, archived, blocking, chain};
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
@@ -41,24 +42,28 @@ impl Worker {
         let handles: Vec<_> = self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
         let archive = Arc::clone(archive);
         let needs = move |handle: Handle| {
+            let sealed = secrets::key_needed(&handle.proc.dir);
+            let only_secrets = sealed.map(|key| (handle.proc.name.clone(), BTreeSet::from([key])));
             let record = handle.status.borrow().record.clone();
             let proc = &handle.proc;
             let keys = match record.state {
                 State::Archived { .. } => archived(proc).map(|archived| archived.keys).unwrap_or_default(),
-                State::Stopped { .. } => return None,
+                State::Stopped { .. } => return only_secrets,
                 _ => {
                     // Awake it needs what its newest generation has not brought yet; without one it is whole.
                     let directory = kip_snapshot::path_of(&proc.dir, record.generation());
                     if !directory.exists() {
-                        return None;
+                        return only_secrets;
                     }
                     let keys = archive.keys_of_missing(&directory).ok();
                     if keys.as_ref().is_some_and(BTreeSet::is_empty) {
-                        return None;
+                        return only_secrets;
                     }
                     keys.unwrap_or_default()
                 }
             };
+            // None are all of them: what it needs is not known.
+            let keys = if keys.is_empty() { keys } else { keys.into_iter().chain(sealed).collect() };
             Some((proc.name.clone(), keys))
         };
         blocking(move || handles.into_iter().filter_map(needs).collect()).await

@@ -15,6 +15,7 @@
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
+//! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
 //! | [`beside`] | looks that may take their time |
 //!
@@ -49,6 +50,7 @@ mod proc;
 pub mod record;
 mod recover;
 mod renew;
+mod secrets;
 mod snapshots;
 mod start;
 mod state;
@@ -72,6 +74,7 @@ use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
 use kip_types::api::{CacheView, Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
+use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
@@ -82,12 +85,12 @@ use tokio::sync::broadcast;
 
 /// How long `inspect` waits for a transition that is under way.
 const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+/// Beyond the time that a proc has to become ready, for telling so.
+const READY_MORE: Duration = Duration::from_millis(500);
 /// How many procs end at the same time when all do. Most of that time each waits: for its program, for a disk, for the kernel.
 const ENDING_AT_ONCE: usize = 16;
 /// The same for parked ones, which are rebuilt for it.
 const WAKING_AT_ONCE: usize = 4;
-/// What a program has to end in order when all do.
-const GRACE: Duration = Duration::from_secs(10);
 
 /// The worker of one data directory.
 #[derive(Debug)]
@@ -121,14 +124,19 @@ impl Worker {
     }
 
     /// Creates and starts a proc. The spec is complete: nothing is left open.
-    pub async fn run(self: &Arc<Self>, spec: Spec, wait_ready: bool) -> Result<ProcView, Refusal> {
+    pub async fn run(
+        self: &Arc<Self>,
+        spec: Spec,
+        secrets: BTreeMap<String, Hex>,
+        wait_ready: bool,
+    ) -> Result<ProcView, Refusal> {
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(spec).await?;
         check_spec(&spec)?;
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
         let worker = Arc::clone(self);
-        let (proc, kit, record, claim) = blocking(move || worker.create(spec)).await?;
+        let (proc, kit, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let handle = self.adopt(proc, record, Some(kit));
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
@@ -136,22 +144,33 @@ impl Worker {
             self.forget(&name);
         }
         started?;
+        ready(&handle).await?;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
-    fn create(&self, mut spec: Spec) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
+    fn create(
+        &self,
+        mut spec: Spec,
+        secrets: BTreeMap<String, Hex>,
+    ) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
         if self.procs.lock().expect("no holder of this lock panics").contains_key(&name) {
             return Err(taken(&name));
         }
         let claim = volumes::declare(machine, &mut spec)?;
+        let sealed = secrets::seal(machine, &mut spec, secrets)
+            .map_err(|e| Refusal::new(Code::Failed, format!("{name} cannot start: {}", chain(&e))))?;
         let kit = machine
             .kits
             .take()
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
         let record = Record::new(kit.slot.number(), machine.base_of(&spec));
-        let dir = machine.records.create(&name, &spec, &record).map_err(|e| {
+        let made = machine.records.prepare(&name, &spec, &record).and_then(|made| {
+            sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
+            made.publish()
+        });
+        let dir = made.map_err(|e| {
             let _ = machine.pool.release(&[kit.slot]);
             machine.kits.free(kit.slot);
             match e {
@@ -204,7 +223,7 @@ impl Worker {
     /// Starts a stopped proc.
     pub async fn start(&self, name: &ProcName) -> Result<ProcView, Refusal> {
         let handle = self.handle(name)?;
-        if matches!(handle.status.borrow().record.state, State::Stopped { .. }) {
+        if matches!(handle.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. }) {
             self.machine.pressure.admit_new(name).await?;
         }
         handle.ask(|reply| Command::Start { wait_ready: false, reply }).await?;
@@ -212,9 +231,11 @@ impl Worker {
     }
 
     /// Ends a proc; its name, files and logs stay.
-    pub async fn stop(&self, name: &ProcName, grace: Duration) -> Result<ProcView, Refusal> {
+    pub async fn stop(&self, name: &ProcName, grace: Option<Duration>) -> Result<ProcView, Refusal> {
         let network = Network::Removed;
-        self.handle(name)?.ask(|reply| Command::Stop { grace, network, reply }).await?;
+        let handle = self.handle(name)?;
+        let grace = grace.unwrap_or_else(|| grace_of(&handle));
+        handle.ask(|reply| Command::Stop { grace, network, reply }).await?;
         self.inspect(name).await
     }
 
@@ -360,12 +381,53 @@ async fn end_all(handles: Vec<Handle>, at_once: usize) -> Result<(), Refusal> {
             && ending.len() < at_once
             && let Some(handle) = waiting.next()
         {
-            let stop = |reply| Command::Stop { grace: GRACE, network: Network::Left, reply };
+            let grace = grace_of(&handle);
+            let stop = move |reply| Command::Stop { grace, network: Network::Left, reply };
             ending.spawn(async move { handle.ask(stop).await });
         }
         let Some(ended) = ending.join_next().await else { return all };
         all = all.and(ended.expect("stopping does not panic"));
     }
+}
+
+/// Waits until a proc that was started is ready, if its spec says what that is. It runs on if it is not.
+async fn ready(handle: &Handle) -> Result<(), Refusal> {
+    let Some(ready) = &handle.proc.spec.ready else { return Ok(()) };
+    let name = &handle.proc.name;
+    let mut status = handle.status.clone();
+    let settled = status.wait_for(|s| match s.record.state {
+        State::Stopped { .. } => true,
+        State::Hot { .. } => !s.starting,
+        _ => s.record.ready == Some(true),
+    });
+    let settled = tokio::time::timeout(Duration::from_millis(ready.within_ms) + READY_MORE, settled).await;
+    let record = match settled {
+        Ok(Ok(status)) if status.record.ready == Some(true) => return Ok(()),
+        Ok(Ok(status)) => Some(status.record.clone()),
+        Ok(Err(_)) => return Err(Refusal::new(Code::Unknown, format!("{name} was removed before it was ready"))),
+        Err(_) => None,
+    };
+    let message = match record.map(|record| record.state) {
+        Some(State::Stopped { exit }) => {
+            let how = exit.map_or_else(|| "it was stopped".to_owned(), |exit| exit.to_string());
+            let last = handle.proc.shared.last_words(&handle.proc);
+            format!("{name} ended before it was ready ({}): {how}{last}; its name, files and logs stay", ready.check)
+        }
+        _ => {
+            let why = handle.proc.shared.events.last_detail(name, "not-ready");
+            let why = why.map(|why| format!(": {why}")).unwrap_or_default();
+            format!(
+                "{name} was not ready ({}) within {} ms{why}; it is left as it is: `kip logs {name}` has its output, `kip rm --force {name}` ends it",
+                ready.check, ready.within_ms
+            )
+        }
+    };
+    Err(Refusal::new(Code::Failed, message))
+}
+
+/// What a program has to end in order, if whoever ends it does not say.
+fn grace_of(handle: &Handle) -> Duration {
+    Duration::from_millis(handle.proc.spec.grace_ms(None))
 }
 
 fn taken(name: &ProcName) -> Refusal {

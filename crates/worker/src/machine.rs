@@ -218,7 +218,8 @@ impl Machine {
 
     /// Whether the proc of that slot has ended.
     pub(crate) fn is_stopped(&self, slot: Slot) -> bool {
-        let stopped = |h: &Handle| matches!(h.status.borrow().record.state, State::Stopped { .. });
+        let stopped =
+            |h: &Handle| matches!(h.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. });
         self.handles().get(&slot).is_some_and(stopped)
     }
 

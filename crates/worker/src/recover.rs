@@ -4,6 +4,7 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
+use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
 use crate::machine::Machine;
@@ -17,7 +18,7 @@ use crate::task::{self, chain, take_custody};
 use crate::tree::Tree;
 use kip_net::{Slot, custody};
 use kip_types::lifecycle::Exit;
-use kip_types::{Generation, ProcName, Spec, State};
+use kip_types::{Generation, ProcName, Restart, Spec, State};
 use std::fs;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -88,7 +89,12 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
             }
             return None;
         }
-        State::Starting | State::Stopping => ended(&proc, &record).await,
+        State::Restarting { .. } => {
+            stop::release(&proc, Network::Reserved).await;
+            record.clone()
+        }
+        State::Starting => ended(&proc, &record, proc.spec.restart).await,
+        State::Stopping => ended(&proc, &record, Restart::No).await,
         State::Hot { generation, .. } | State::Hibernated { generation, .. } | State::Parking { generation, .. } => {
             let blocked = still_blocked(&proc, &record.state);
             let generation = match record.state {
@@ -104,7 +110,7 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
                     }
                 }
                 Some(init) => adopted(&proc, &record, init, generation),
-                None => ended(&proc, &record).await,
+                None => ended(&proc, &record, proc.spec.restart).await,
             }
         }
         State::Archived { .. } => {
@@ -155,15 +161,18 @@ fn still_blocked(proc: &Proc, state: &State) -> bool {
     false
 }
 
-async fn ended(proc: &Arc<Proc>, record: &Record) -> Record {
-    let exit = stop::reported_exit(proc).or(Some(Exit::Unknown));
+/// Nothing of it runs any more: to be started again, or stopped.
+async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
+    let exit = stop::reported_exit(proc).unwrap_or(Exit::Unknown);
     // What it wrote while no daemon was there is still in its pipes.
     if proc.holdings.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);
     }
-    stop::release(proc, Network::Removed).await;
+    let next = record.after_end(restart, exit, now_ms());
+    let next = next.unwrap_or_else(|_| Record { state: State::Stopped { exit: Some(exit) }, ..record.clone() });
+    stop::release(proc, Network::after(&next.state)).await;
     let _ = kip_snapshot::sweep(&proc.dir, None);
-    Record { state: State::Stopped { exit }, ..record.clone() }
+    next
 }
 
 /// The sandbox's pid 1 once no dump or restore works on the tree any more; none if there is none.

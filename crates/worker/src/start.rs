@@ -88,11 +88,12 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     fault::reach("start-namespaces");
     let mounts = proc.mounts_of(namespaces.user.as_fd(), false);
     let mut mounts = mounts.map_err(|e| refuse(Code::Failed, proc, "its files cannot be mounted", &e))?;
-    let volumes = volumes::for_start(proc, namespaces.user.as_fd());
-    mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volume", &e))?;
-    fault::reach("start-mounts");
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
     let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
+    let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
+    let volumes = volumes::for_start(proc, namespaces.user.as_fd(), owner);
+    mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
+    fault::reach("start-mounts");
     if let Some(user) = &user {
         give_output(proc, user, &[&out, &err]).map_err(|e| refuse(Code::Failed, proc, "its pipes", &e))?;
     }
@@ -149,6 +150,12 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
     let mut fds: Vec<(String, OwnedFd)> = Vec::new();
     for spec in &proc.spec.ports {
         let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).map(|p| p.host_port);
+        let key = format!("{}{}/{}", key::PORT, spec.proto, spec.port);
+        if let Some(host_port) = before.filter(|_| proc.holdings.get(&key).is_some()) {
+            // It is started again, and has kept it.
+            reserved.push(Reserved { spec: spec.clone(), host_port });
+            continue;
+        }
         let wish = spec.host_port.or(before);
         let mut got = reserve::reserve(spec.proto, wish);
         if got.is_err() && spec.host_port.is_none() {
@@ -162,7 +169,7 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
             );
             Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another host port", proc.name))
         })?;
-        fds.push((format!("{}{}/{}", key::PORT, spec.proto, spec.port), got.fd));
+        fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: got.port });
     }
     proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;

@@ -1,7 +1,8 @@
 //! What is recorded of a proc (`state.json`): enough for a restarted daemon to finish or undo whatever was under way.
 
 use kip_types::api::{PortView, SleepView, WakeView};
-use kip_types::lifecycle::{Input, Unfit, step};
+use kip_types::life::{RAN_WELL_MS, Restart};
+use kip_types::lifecycle::{Exit, Input, Unfit, step};
 use kip_types::{Generation, State};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -33,6 +34,18 @@ pub(crate) struct Record {
     /// Wakes since it was last started.
     #[serde(default)]
     pub(crate) wakes: u64,
+    /// How often its policy has started it again since its owner did.
+    #[serde(default)]
+    pub(crate) restarts: u32,
+    /// How often in a row: since it last ran well.
+    #[serde(default)]
+    pub(crate) restarts_in_a_row: u32,
+    /// When its program was last started, milliseconds since the epoch; 0 in records of older daemons.
+    #[serde(default)]
+    pub(crate) started_at_ms: u64,
+    /// Whether it has become ready since it was started; none without a check.
+    #[serde(default)]
+    pub(crate) ready: Option<bool>,
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub(crate) taken_over_by: Option<String>,
@@ -53,6 +66,10 @@ impl Record {
             cannot_sleep: Vec::new(),
             tick_wakes: 0,
             wakes: 0,
+            restarts: 0,
+            restarts_in_a_row: 0,
+            started_at_ms: 0,
+            ready: None,
             taken_over_by: None,
         }
     }
@@ -62,8 +79,46 @@ impl Record {
         Ok(Record { state: step(&self.state, input)?, ..self.clone() })
     }
 
+    /// The record after its program ended by itself: to be started again, or not.
+    pub(crate) fn after_end(&self, restart: Restart, exit: Exit, now_ms: u64) -> Result<Record, Unfit> {
+        let ran_well = now_ms.saturating_sub(self.started_at_ms) >= RAN_WELL_MS;
+        let in_a_row = if ran_well { 0 } else { self.restarts_in_a_row };
+        match restart.pause_ms(exit, in_a_row) {
+            None => self.after(Input::Exited(Some(exit))),
+            Some(pause_ms) => {
+                let next = self.after(Input::ExitedForNow { exit: Some(exit), at_ms: now_ms + pause_ms })?;
+                let (restarts, restarts_in_a_row) = (self.restarts.saturating_add(1), in_a_row.saturating_add(1));
+                Ok(Record { restarts, restarts_in_a_row, ..next })
+            }
+        }
+    }
+
     /// The newest complete generation.
     pub(crate) fn generation(&self) -> Generation {
         self.state.generation()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_of_ten_seconds_begins_the_row_anew() {
+        let hot = State::Hot { init: 7, init_started: 1, generation: Generation(0) };
+        let running = Record { state: hot, established: true, ..Record::new(1, PathBuf::new()) };
+        let (policy, exit) = (Restart::OnFailure(Some(3)), Exit::Code(1));
+        let at = |record: &Record| match record.state {
+            State::Restarting { at_ms, .. } => Some(at_ms),
+            _ => None,
+        };
+        let third = Record { restarts: 9, restarts_in_a_row: 2, started_at_ms: 1000, ..running };
+        let soon = third.after_end(policy, exit, 10_999).unwrap();
+        assert_eq!((at(&soon), soon.restarts, soon.restarts_in_a_row), (Some(11_399), 10, 3));
+        let well = third.after_end(policy, exit, 11_000).unwrap();
+        assert_eq!((at(&well), well.restarts, well.restarts_in_a_row), (Some(11_100), 10, 1));
+        let last = Record { restarts_in_a_row: 3, ..third };
+        let stopped = last.after_end(policy, exit, 2000).unwrap();
+        assert_eq!((stopped.state, stopped.restarts), (State::Stopped { exit: Some(exit) }, 9));
     }
 }

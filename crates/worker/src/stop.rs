@@ -9,6 +9,7 @@ use crate::task::{blocking, chain};
 use crate::tree::Tree;
 use kip_net::Slot;
 use kip_sandbox::init;
+use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::Exit;
 use kip_types::spec::parse_signal;
@@ -22,9 +23,18 @@ use std::time::Duration;
 pub(crate) enum Network {
     /// They are removed.
     Removed,
+    /// They are removed, but its ports on the host stay its own: it is to be started again.
+    Reserved,
     /// Many end: whoever asked for that removes all of theirs together, [`remove_networks`]. One by one each waits for the
     /// kernel's other processors several times, and for all others that do.
     Left,
+}
+
+impl Network {
+    /// Of a proc that ended and is recorded as that.
+    pub(crate) fn after(state: &State) -> Network {
+        if matches!(state, State::Restarting { .. }) { Network::Reserved } else { Network::Removed }
+    }
 }
 
 /// How long killed processes may take to be gone.
@@ -106,16 +116,19 @@ pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
         }
         crate::hibernate::forget(&proc);
         let _ = proc.shared.logs.remove(proc.name.as_str());
-        if network == Network::Removed
+        if network != Network::Left
             && let Err(e) = proc.shared.nat.unpublish(&[proc.slot])
         {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
-        if let Err(e) = proc.holdings.drop_prefix("") {
-            warn("descriptors", &e);
+        let let_go: &[&str] = if network == Network::Reserved { &[key::IO, key::ASLEEP] } else { &[""] };
+        for prefix in let_go {
+            if let Err(e) = proc.holdings.drop_prefix(prefix) {
+                warn("descriptors", &e);
+            }
         }
-        if network == Network::Removed
+        if network != Network::Left
             && let Err(e) = proc.shared.pool.release(&[proc.slot])
         {
             warn("network link", &e);

@@ -6,8 +6,10 @@
 mod adopt;
 mod archive;
 mod deadline;
+mod ending;
 mod hibernate;
 mod pressed;
+mod ready;
 mod sleep;
 
 pub(crate) use adopt::finish as finish_taking_over;
@@ -20,6 +22,7 @@ pub(crate) use sleep::{source_word as sleep_word, take_custody};
 
 use crate::archive::Uploaded;
 use crate::due::{self, NextWake};
+use crate::events::now_ms;
 use crate::fault;
 use crate::idle::{Activity, Idle, Sample};
 use crate::kits::Kit;
@@ -35,7 +38,7 @@ use kip_net::activity::Activity as Traffic;
 use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
-use kip_types::{Generation, State, Tier};
+use kip_types::{Generation, Restart, State, Tier};
 use pressed::Pressed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -69,6 +72,8 @@ pub(crate) enum Command {
     Stop { grace: Duration, network: Network, reply: Reply<()> },
     /// Remove all of it; it must be stopped or `force` be set. The task ends.
     Remove { force: bool, reply: Reply<()> },
+    /// It has become ready after the start at `started_at_ms`, or has not in time, for that reason.
+    Ready { started_at_ms: u64, result: Result<(), String> },
     /// Send it to a lower tier. Answers whether it was there already.
     Sleep { to: Tier, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
@@ -114,6 +119,8 @@ pub(crate) struct Status {
     pub(crate) seen: Option<Activity>,
     /// The next wake for a timer.
     pub(crate) next: Option<NextWake>,
+    /// It is being looked whether it has become ready.
+    pub(crate) starting: bool,
     /// Programs under exec.
     pub(crate) execs: usize,
     /// What it takes while it is hibernated.
@@ -168,6 +175,12 @@ pub(crate) struct Task {
     listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     fetched: bool,
+    /// Its program had ended before anybody could watch it.
+    gone: bool,
+    /// All are ended: it is not to be started again by this daemon.
+    ending: bool,
+    /// Who looks whether it has become ready.
+    starting: Option<ready::Looking>,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -205,6 +218,7 @@ impl Task {
             quiet_since: None,
             seen: None,
             next: None,
+            starting: false,
             execs: 0,
             asleep: Asleep::default(),
         };
@@ -227,6 +241,9 @@ impl Task {
             parked_since: None,
             listens_again: None,
             fetched: false,
+            gone: false,
+            ending: false,
+            starting: None,
             kit,
         };
         (task, handle)
@@ -243,6 +260,9 @@ impl Task {
             self.publish();
             let deadline = self.deadline();
             let exited = async {
+                if self.gone {
+                    return;
+                }
                 match (&self.running, &self.hibernating) {
                     (Some(Running { pidfd, .. }), _) | (None, Some(Hibernating { pidfd: Some(pidfd), .. })) => {
                         drop(pidfd.readable().await);
@@ -273,7 +293,10 @@ impl Task {
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
         match self.record.state.clone() {
-            State::Hot { init, .. } => self.begin_running(init, false),
+            State::Hot { init, .. } => {
+                self.begin_running(init, false);
+                self.look_for_ready();
+            }
             State::Hibernated { init, .. } => {
                 self.begin_hibernated(init);
                 self.look_at_pager().await;
@@ -301,6 +324,7 @@ impl Task {
             quiet_since: self.running.as_ref().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
             seen: self.running.as_ref().and_then(|r| r.idle.seen()),
             next: self.next_timer(),
+            starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
         });
@@ -378,6 +402,7 @@ impl Task {
                 let _ = reply.send(result);
                 return removed;
             }
+            Command::Ready { started_at_ms, result } => self.on_ready(started_at_ms, result),
             Command::Sleep { to: Tier::Hibernated, reply } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
@@ -413,8 +438,16 @@ impl Task {
         false
     }
 
+    /// Its owner starts it.
     async fn start(&mut self, wait_ready: bool) -> Result<(), Refusal> {
-        self.record.wakes = 0;
+        (self.record.restarts, self.record.restarts_in_a_row) = (0, 0);
+        self.begin(wait_ready, false).await
+    }
+
+    /// Starts it on its files; `again` by its restart policy, which goes on if that fails.
+    async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
+        (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
+        self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
@@ -424,12 +457,18 @@ impl Task {
         match start::start(self, wait_ready).await {
             Ok(init) => {
                 self.begin_running(init, false);
+                self.look_for_ready();
                 self.proc.shared.events.tell(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
                 Ok(())
             }
             Err(refusal) => {
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", refusal.message.clone());
-                if self.record.established {
+                if again {
+                    let next = self.record.after_end(self.proc.spec.restart, Exit::Unknown, now_ms());
+                    let next = next.map_err(|e| self.unfit(&e))?;
+                    stop::release(&self.proc, Network::after(&next.state)).await;
+                    self.write(next, record::Durability::Fsync)?;
+                } else if self.record.established {
                     stop::release(&self.proc, Network::Removed).await;
                     self.advance(Input::Exited(None), record::Durability::Fsync)?;
                 } else {
@@ -444,11 +483,7 @@ impl Task {
         match kip_sys::process::pidfd_open(init).and_then(watched) {
             Ok(pidfd) => self.run_on(pidfd, for_ticks),
             // It has ended already: the status pipe says how.
-            Err(_) => {
-                (self.sleeping, self.running) = (None, None);
-                let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
-                let _ = self.advance(Input::Exited(Some(exit)), record::Durability::Rename);
-            }
+            Err(_) => (self.sleeping, self.running, self.gone) = (None, None, true),
         }
     }
 
@@ -479,17 +514,6 @@ impl Task {
         self.proc.shared.watch_sockets(&self.proc, body);
     }
 
-    async fn on_exit(&mut self) {
-        self.running = None;
-        self.leave_hibernation();
-        let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
-        stop::release(&self.proc, Network::Removed).await;
-        let _ = kip_snapshot::sweep(&self.proc.dir, None);
-        self.settle(Input::Exited(Some(exit)));
-        self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
-        self.settle_queue().await;
-    }
-
     async fn on_socket(&mut self, label: String, at: Instant, leave: Option<Grant>) {
         if let Some(leave) = leave {
             if let Some(hibernating) = &mut self.hibernating {
@@ -498,72 +522,6 @@ impl Task {
         } else if self.sleeps() {
             self.wake_in_turn(label, at, false).await;
         }
-    }
-
-    async fn stop(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
-        if matches!(self.record.state, State::Stopped { .. }) {
-            return Ok(());
-        }
-        self.refuse_if_elsewhere()?;
-        if self.sleeps() && !grace.is_zero() {
-            // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
-            self.admit_to_stop().await?;
-            let _ = self.wake_on_request("stop".to_owned()).await;
-            self.pressed.grant = None;
-        }
-        if network == Network::Left && matches!(self.record.state, State::Elsewhere { .. }) {
-            // All are to end, and it is found to be none of ours.
-            return Ok(());
-        }
-        self.refuse_if_elsewhere()?;
-        if matches!(self.record.state, State::Archived { .. }) {
-            self.take_back().await?;
-        }
-        self.end(grace, network).await
-    }
-
-    /// As it is, asleep or not.
-    async fn end(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
-        self.leave_queue();
-        self.advance(Input::Stop, record::Durability::Fsync)?;
-        fault::reach("stop-intent");
-        self.proc.shared.unwatch_sockets(&self.proc);
-        self.running = None;
-        self.hibernating = None;
-        self.sleeping = None;
-        let exit = stop::end(&self.proc, self.record.program, grace).await;
-        fault::reach("stop-killed");
-        stop::release(&self.proc, network).await;
-        let _ = kip_snapshot::sweep(&self.proc.dir, None);
-        self.advance(Input::Exited(exit), record::Durability::Fsync)?;
-        fault::reach("stop-recorded");
-        let how = exit.map_or_else(|| "while parked".to_owned(), |e| e.to_string());
-        self.proc.shared.events.tell(Some(&self.proc.name), "stopped", how);
-        Ok(())
-    }
-
-    async fn remove(&mut self, force: bool) -> Result<(), Refusal> {
-        let elsewhere = matches!(self.record.state, State::Elsewhere { .. });
-        if !elsewhere && !matches!(self.record.state, State::Stopped { .. }) {
-            if !force {
-                return Err(Refusal::new(
-                    Code::State,
-                    format!(
-                        "{0} is {1}: `kip stop {0}` first, or `kip rm --force {0}`",
-                        self.proc.name,
-                        self.record.state.word()
-                    ),
-                ));
-            }
-            // An archived one too, although its store may be gone for good.
-            self.end(Duration::ZERO, Network::Removed).await?;
-        }
-        if !elsewhere {
-            self.retire_all().await;
-        }
-        stop::remove(&self.proc).await?;
-        self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
-        Ok(())
     }
 }
 

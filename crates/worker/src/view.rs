@@ -1,5 +1,6 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
+use crate::events::now_ms;
 use crate::hibernate;
 use crate::proc::Proc;
 use crate::state::Record;
@@ -25,7 +26,7 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     ProcView {
         name: proc.name.clone(),
         realm: proc.spec.realm.clone(),
-        state: record.state.word().to_owned(),
+        state: if status.starting { "starting" } else { record.state.word() }.to_owned(),
         tier: record.state.tier(),
         worker: proc.shared.name.clone(),
         generation: record.generation(),
@@ -35,13 +36,19 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone().map(|wake| WakeView { fetched: fetched(proc, &wake), ..wake }),
         exit: match &record.state {
-            State::Stopped { exit } => exit.map(|e| e.to_string()),
+            State::Stopped { exit } | State::Restarting { exit, .. } => exit.map(|e| e.to_string()),
             _ => None,
         },
         idle_ms: status.quiet_since.map(|since| since.elapsed().as_millis() as u64),
         next_timer_ms,
         cpu_us,
         wakes: record.wakes,
+        restarts: record.restarts,
+        ready: record.ready,
+        next_start_ms: match &record.state {
+            State::Restarting { at_ms, .. } => Some(at_ms.saturating_sub(now_ms())),
+            _ => None,
+        },
         spec: proc.spec.clone(),
     }
 }

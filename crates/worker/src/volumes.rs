@@ -10,8 +10,9 @@ pub(crate) mod sleep;
 use crate::Worker;
 use crate::machine::Machine;
 use crate::proc::Proc;
+use crate::secrets;
 use crate::task::{blocking, chain};
-use kip_sandbox::volume::{self, Volume, VolumeError};
+use kip_sandbox::volume::{self, Volume};
 use kip_types::api::{Code, Refusal};
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, Spec, VolumeName, VolumeSource, VolumeSpec};
@@ -35,6 +36,8 @@ pub(crate) fn path_of(data: &Path, source: &VolumeSource) -> PathBuf {
     match source {
         VolumeSource::Named(name) => directory(data).join(name.as_str()),
         VolumeSource::Host(path) => path.clone(),
+        // Nowhere on the host: a name for messages.
+        VolumeSource::Secrets => PathBuf::from("secrets"),
     }
 }
 
@@ -70,6 +73,7 @@ pub(crate) fn declare(machine: &Arc<Machine>, spec: &mut Spec) -> Result<Claim, 
             VolumeSource::Host(path) => {
                 *path = resolve(path, &machine.data).map_err(|why| refuse(Code::Invalid, why))?;
             }
+            VolumeSource::Secrets => {}
             VolumeSource::Named(name) => {
                 let mut claimed = machine.claims.0.lock().expect("no holder of this lock panics");
                 claimed.push(name.clone());
@@ -124,8 +128,17 @@ fn in_order(spec: &Spec) -> Vec<&VolumeSpec> {
 ///
 /// # Errors
 /// One of them is not there, or cannot be mounted.
-pub(crate) fn for_start(proc: &Proc, user: BorrowedFd<'_>) -> Result<Vec<Volume>, VolumeError> {
-    let mount = |v: &VolumeSpec| volume::mount(&path_of(&proc.shared.data, &v.source), &v.target, user, v.read_only);
+pub(crate) fn for_start(
+    proc: &Proc,
+    user: BorrowedFd<'_>,
+    owner: (u32, u32),
+) -> Result<Vec<Volume>, sleep::VolumeChanged> {
+    let mount = |v: &VolumeSpec| {
+        Ok(match &v.source {
+            VolumeSource::Secrets => secrets::mount(proc, &v.target, owner)?,
+            source => volume::mount(&path_of(&proc.shared.data, source), &v.target, user, v.read_only)?,
+        })
+    };
     in_order(&proc.spec).into_iter().map(mount).collect()
 }
 
@@ -143,6 +156,7 @@ pub(crate) fn lines(data: &Path, spec: &Spec) -> Vec<String> {
     let line = |v: &&VolumeSpec| match &v.source {
         VolumeSource::Named(name) => format!("volume {name} at {}, {}", v.target, path_of(data, &v.source).display()),
         VolumeSource::Host(path) => format!("{} at {}", path.display(), v.target),
+        VolumeSource::Secrets => format!("secrets at {}, sealed in the data directory", v.target),
     };
     in_order(spec).iter().map(line).collect()
 }

@@ -115,6 +115,9 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         next_timer_ms: None,
         cpu_us: Some(1000),
         wakes: 0,
+        restarts: 0,
+        next_start_ms: None,
+        ready: None,
         spec: request.spec.clone(),
     }
 }

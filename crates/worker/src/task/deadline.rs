@@ -7,6 +7,9 @@ impl Task {
         if let Some(running) = &self.running {
             return Some(running.next_look);
         }
+        if let Some(at) = self.restarts_at() {
+            return Some(at);
+        }
         if self.pressed.waits() {
             return None;
         }
@@ -53,6 +56,8 @@ impl Task {
                     running.not_before = now + RETRY_SLEEP;
                 }
             }
+        } else if matches!(self.record.state, State::Restarting { .. }) {
+            self.restart().await;
         } else if let Some(next) = self.next_timer()
             && Now::read().monotonic_ns >= next.at_ns
         {

@@ -232,7 +232,7 @@ impl Task {
             tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot cannot be set aside");
         }
         self.stop(Duration::ZERO, Network::Removed).await?;
-        self.start(false).await
+        self.begin(false, false).await
     }
 
     async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {

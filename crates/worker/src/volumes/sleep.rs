@@ -10,15 +10,17 @@
 
 use super::{in_order, is_shared, path_of};
 use crate::park::ParkError;
-use crate::proc::Proc;
+use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::volumes::{is_below, release};
 use kip_sandbox::volume::{self, Volume, VolumeError};
+use kip_types::VolumeSource;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// A volume of a sleeper.
@@ -32,6 +34,9 @@ pub(crate) struct Slept {
     pub(crate) point: String,
     /// Of its root.
     inode: u64,
+    /// Of secrets: the user and group inside that they belong to. They are made anew, so nothing else of them is compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<(u32, u32)>,
     /// What it had open or mapped in it.
     files: Vec<SleptFile>,
 }
@@ -71,6 +76,8 @@ pub(crate) enum UnfitVolume {
 pub(crate) enum VolumeChanged {
     #[error("its volume is not to be had")]
     Mount(#[from] VolumeError),
+    #[error("its secrets are not to be had")]
+    Secrets(#[from] SecretsLost),
     #[error("{} is not the volume that it fell asleep with: another is there now", path.display())]
     Other { path: PathBuf },
     #[error("its volumes are not those of its spec")]
@@ -84,7 +91,7 @@ pub(crate) enum VolumeChanged {
 impl VolumeChanged {
     /// A volume is not there: it may come back as it was.
     pub(crate) fn is_absence(&self) -> bool {
-        matches!(self, VolumeChanged::Mount(_) | VolumeChanged::Other { .. })
+        matches!(self, VolumeChanged::Mount(_) | VolumeChanged::Secrets(_) | VolumeChanged::Other { .. })
     }
 }
 
@@ -138,12 +145,26 @@ pub(crate) fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, ParkError> {
         let stat = rustix::fs::statx(&there, "", AtFlags::EMPTY_PATH, mask).map_err(unread)?;
         let point = point_of(&mounts, stat.stx_mnt_id).filter(|point| point != "/" && point != "/usr");
         let Some(point) = point else { return Err(UnfitVolume::Moved { target }.into()) };
-        if fs::symlink_metadata(&path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok() != Some(stat.stx_ino) {
+        let owner = match spec.source {
+            VolumeSource::Secrets => Some(owner_of(proc, &there).map_err(unread)?),
+            _ => None,
+        };
+        if owner.is_none()
+            && fs::symlink_metadata(&path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok() != Some(stat.stx_ino)
+        {
             return Err(UnfitVolume::Replaced { path, target }.into());
         }
-        volumes.push(Slept { path, target, point, inode: stat.stx_ino, files: Vec::new() });
+        volumes.push(Slept { path, target, point, inode: stat.stx_ino, owner, files: Vec::new() });
     }
     Ok(volumes)
+}
+
+/// Who has the secrets in a directory, as ids of the inside.
+fn owner_of(proc: &Proc, directory: &OwnedFd) -> rustix::io::Result<(u32, u32)> {
+    let name = proc.spec.secrets.first().map_or("", String::as_str);
+    let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    let inside = |id: u32| id.saturating_sub(proc.first_id());
+    Ok((inside(stat.st_uid), inside(stat.st_gid)))
 }
 
 /// Where the mount of that number is, by /proc/PID/mountinfo (proc_pid_mountinfo(5)).
@@ -186,6 +207,12 @@ pub(crate) fn for_wake(proc: &Proc, slept: &[Slept]) -> Result<Vec<Volume>, Volu
     for one in slept {
         // What its spec says, not the manifest: that may have been in a store.
         let spec = proc.spec.volumes.iter().find(|v| v.target == one.target).ok_or(VolumeChanged::Spec)?;
+        if spec.source == VolumeSource::Secrets {
+            // Checked like all that may have been in a store: no ids but its own.
+            let owner = one.owner.filter(|(uid, gid)| *uid < IDS_PER_BLOCK && *gid < IDS_PER_BLOCK);
+            volumes.push(secrets::mount(proc, &one.point, owner.ok_or(VolumeChanged::Spec)?)?);
+            continue;
+        }
         let path = path_of(&proc.shared.data, &spec.source);
         let volume = volume::mount(&path, &one.point, user.as_fd(), spec.read_only)?;
         if volume.inode != one.inode {
@@ -218,7 +245,6 @@ impl SleptFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::OwnedFd;
     use std::time::{Duration, SystemTime};
 
     #[test]

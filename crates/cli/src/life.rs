@@ -1,0 +1,105 @@
+//! How a proc lives, as `kip run` takes it: how it is ended, whether it is started again, what it is told.
+
+use crate::env_file;
+use crate::manual;
+use anyhow::Context;
+use clap::Args;
+use kip_types::keys::Hex;
+use kip_types::life::{Check, READY_WITHIN_MS, Ready, Restart};
+use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, Args)]
+pub struct LifeArgs {
+    /// Set those of a file, NAME=VALUE a line, as docker has them; may be repeated, and --env goes before it
+    #[arg(long = "env-file", value_name = "FILE")]
+    pub env_files: Vec<PathBuf>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Give it the file's contents as /run/secrets/NAME, in memory; kept sealed, never shown; may be repeated",
+        long = "secret",
+        value_name = "NAME=FILE",
+        value_parser = parse_secret
+    )]
+    pub secrets: Vec<(String, PathBuf)>,
+    /// What `kip stop` sends first, instead of SIGTERM
+    #[arg(long, value_name = "SIGNAL")]
+    pub stop_signal: Option<String>,
+    /// From that signal to killing it, unless `kip stop` says otherwise; 10s
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub stop_grace: Option<u64>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Start it again when its program ends: no, on-failure[:MAX] or always; after 100ms, then twice as long each time up to 30s, until it ran 10s",
+        long,
+        value_name = "POLICY",
+        default_value = "no"
+    )]
+    pub restart: Restart,
+    /// Return when it is ready, not before: tcp:PORT takes a connection, http:PORT/PATH is answered, exec:COMMAND succeeds inside
+    #[arg(long, value_name = "CHECK")]
+    pub ready: Option<Check>,
+    /// How long that may take; 60s. After that `kip run` fails, and the proc runs on
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "ready")]
+    pub ready_timeout: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Name of the proc
+    #[arg(add = manual::names())]
+    pub name: String,
+    /// Until it is ready; without a check of its own, until it runs
+    #[arg(long, required = true)]
+    pub ready: bool,
+    /// For how long at most
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "60s")]
+    pub timeout: u64,
+}
+
+impl LifeArgs {
+    /// The variables of its files, with those of the command line above them.
+    pub fn environment(&self, given: Vec<(String, String)>) -> anyhow::Result<BTreeMap<String, String>> {
+        let mut env = BTreeMap::new();
+        self.env_files.iter().try_for_each(|file| env_file::read(file, &mut env))?;
+        env.extend(given);
+        Ok(env)
+    }
+
+    /// When it is ready.
+    pub fn ready(&self) -> Option<Ready> {
+        let check = self.ready.clone()?;
+        Some(Ready { check, within_ms: self.ready_timeout.unwrap_or(READY_WITHIN_MS) })
+    }
+
+    /// Contents of secrets by their names.
+    pub fn secrets(&self) -> anyhow::Result<BTreeMap<String, Hex>> {
+        let mut secrets = BTreeMap::new();
+        for (name, file) in &self.secrets {
+            let contents = read_secret(name, file)?;
+            anyhow::ensure!(secrets.insert(name.clone(), contents).is_none(), "the secret {name} is given twice");
+        }
+        Ok(secrets)
+    }
+}
+
+fn parse_secret(s: &str) -> Result<(String, PathBuf), String> {
+    let (name, file) = s.split_once('=').filter(|(_, file)| !file.is_empty()).ok_or("write NAME=FILE")?;
+    bad_secret(name).map_or_else(|| Ok((name.to_owned(), file.into())), Err)
+}
+
+fn read_secret(name: &str, file: &Path) -> anyhow::Result<Hex> {
+    let mut contents = Vec::new();
+    // One byte more says that there is too much, also of what never ends.
+    let read = File::open(file).and_then(|f| f.take(LONGEST_SECRET as u64 + 1).read_to_end(&mut contents));
+    read.with_context(|| format!("the secret {name} cannot be read from {}", file.display()))?;
+    anyhow::ensure!(
+        contents.len() <= LONGEST_SECRET,
+        "the secret {name} ({}) has more than {LONGEST_SECRET} bytes",
+        file.display()
+    );
+    Ok(Hex(contents))
+}

@@ -1,0 +1,94 @@
+//! A proc's secrets: files below /run/secrets that are in memory while it runs, and on the disk only sealed.
+//!
+//! `DIR/procs/NAME/secrets` is what [`kip_archive::secrets`] seals. Each start and each wake opens it and makes a file system in
+//! memory of it, which is a volume of the proc like others: no generation has its contents, neither here nor in a store.
+//! Crash: the file is there before the proc has its name, and goes with it.
+
+use crate::machine::Machine;
+use crate::proc::Proc;
+use kip_archive::ids::KeyId;
+use kip_archive::keys::{KeyFileError, Keyring, NoKey};
+use kip_archive::secrets::{Secrets, SecretsError, key_of};
+use kip_sandbox::volume::{self, Volume};
+use kip_types::keys::Hex;
+use kip_types::spec::SECRETS;
+use kip_types::{Realm, Spec, VolumeSource, VolumeSpec};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// In a proc's directory.
+pub(crate) const FILE: &str = "secrets";
+/// Where the realm's keys are.
+const KEYS: &str = "archive";
+
+/// A proc's secrets cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SecretsLost {
+    #[error("the realm's keys cannot be read")]
+    Keys(#[from] KeyFileError),
+    #[error("its secrets cannot be sealed")]
+    Seal(#[from] NoKey),
+    #[error("{} cannot be opened", path.display())]
+    Sealed {
+        path: PathBuf,
+        #[source]
+        source: SecretsError,
+    },
+    #[error("{}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the file system of its secrets cannot be made")]
+    Mount(#[source] io::Error),
+}
+
+/// The realm's keys: those of the store, or where there is none those that a store would have.
+fn ring(machine: &Machine) -> Result<Arc<Keyring>, KeyFileError> {
+    if let Some(archive) = &machine.archive {
+        return Ok(archive.keys());
+    }
+    let (directory, realm) = (machine.data.join(KEYS), Realm::default());
+    let made = fs::create_dir_all(&directory);
+    made.map_err(|source| KeyFileError::Io { path: directory.clone(), source })?;
+    let ring = match Keyring::load(&directory, &realm) {
+        Err(KeyFileError::Missing { .. }) => Keyring::create(&directory, realm, crate::events::now_ms())?,
+        ring => ring?,
+    };
+    Ok(Arc::new(ring))
+}
+
+/// What is to be kept of a new proc's secrets, and the volume by which it gets them; none without secrets.
+pub(crate) fn seal(
+    machine: &Machine,
+    spec: &mut Spec,
+    secrets: BTreeMap<String, Hex>,
+) -> Result<Option<Vec<u8>>, SecretsLost> {
+    if secrets.is_empty() {
+        return Ok(None);
+    }
+    let secrets = Secrets::new(secrets.into_iter().map(|(name, contents)| (name, contents.0)));
+    let sealed = secrets.seal(&*ring(machine)?, &spec.name)?;
+    let target = SECRETS.to_owned();
+    spec.volumes.push(VolumeSpec { source: VolumeSource::Secrets, target, read_only: true });
+    Ok(Some(sealed))
+}
+
+/// The file system for a start or a wake, its files owned by a user and a group of the inside.
+pub(crate) fn mount(proc: &Proc, target: &str, (uid, gid): (u32, u32)) -> Result<Volume, SecretsLost> {
+    let path = proc.dir.join(FILE);
+    let sealed = fs::read(&path).map_err(|source| SecretsLost::Read { path: path.clone(), source })?;
+    let opened = Secrets::open(&*ring(&proc.shared)?, &proc.name, &sealed);
+    let secrets = opened.map_err(|source| SecretsLost::Sealed { path, source })?;
+    let first = proc.first_id();
+    volume::in_memory(secrets.files(), target, first, (first + uid, first + gid)).map_err(SecretsLost::Mount)
+}
+
+/// The key without which a proc has no secrets any more; none if it has none.
+pub(crate) fn key_needed(directory: &Path) -> Option<KeyId> {
+    key_of(&fs::read(directory.join(FILE)).ok()?)
+}

@@ -1,0 +1,137 @@
+//! How a proc ends: its program by itself, and then perhaps another start; by request; for good.
+
+use super::*;
+
+/// A start again for which there is no room is tried again after this.
+const ROOM_AGAIN_MS: u64 = 5_000;
+/// However the machine's clock was set meanwhile, a start again waits no longer.
+const LONGEST_WAIT: Duration = Duration::from_millis(kip_types::life::LONGEST_PAUSE_MS);
+
+impl Task {
+    /// The program ended by itself.
+    pub(super) async fn on_exit(&mut self) {
+        (self.running, self.gone, self.starting) = (None, false, None);
+        self.leave_hibernation();
+        let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
+        let restart = self.proc.spec.restart;
+        let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
+        let network = Network::after(&next.state);
+        // With a policy before anything of it is gone: the next daemon could not tell any more how it ended.
+        if !restart.is_no() {
+            self.keep(next.clone());
+        }
+        stop::release(&self.proc, network).await;
+        let _ = kip_snapshot::sweep(&self.proc.dir, None);
+        self.keep(next);
+        self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
+        self.tell_restart();
+        self.settle_queue().await;
+    }
+
+    fn tell_restart(&self) {
+        if let State::Restarting { at_ms, .. } = self.record.state {
+            let detail =
+                format!("in {} ms, {} so far", at_ms.saturating_sub(now_ms()), self.record.restarts.saturating_sub(1));
+            self.proc.shared.events.tell(Some(&self.proc.name), "restarting", detail);
+        }
+    }
+
+    /// When it is to be started again; never while the daemon ends.
+    pub(super) fn restarts_at(&self) -> Option<Instant> {
+        let State::Restarting { at_ms, .. } = self.record.state else { return None };
+        let left = Duration::from_millis(at_ms.saturating_sub(now_ms())).min(LONGEST_WAIT);
+        (!self.ending).then(|| Instant::now() + left)
+    }
+
+    /// Starts it again, on its files, with its address and its ports. What fails counts like a program that ended at once.
+    pub(super) async fn restart(&mut self) {
+        let State::Restarting { exit, .. } = self.record.state else { return };
+        if let Err(refusal) = self.proc.shared.pressure.admit_new(&self.proc.name).await {
+            self.proc.shared.events.tell(Some(&self.proc.name), "pressure", refusal.message);
+            let state = State::Restarting { exit, at_ms: now_ms() + ROOM_AGAIN_MS };
+            return self.keep(Record { state, ..self.record.clone() });
+        }
+        if let Err(refusal) = self.begin(false, true).await {
+            tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be started again");
+            self.tell_restart();
+        }
+    }
+
+    pub(super) async fn stop(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
+        if matches!(self.record.state, State::Stopped { .. }) {
+            return Ok(());
+        }
+        self.refuse_if_elsewhere()?;
+        if self.sleeps() && !grace.is_zero() {
+            // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
+            self.admit_to_stop().await?;
+            let _ = self.wake_on_request("stop".to_owned()).await;
+            self.pressed.grant = None;
+        }
+        if network == Network::Left && matches!(self.record.state, State::Elsewhere { .. }) {
+            // All are to end, and it is found to be none of ours.
+            return Ok(());
+        }
+        self.refuse_if_elsewhere()?;
+        if matches!(self.record.state, State::Archived { .. }) {
+            self.take_back().await?;
+        }
+        self.end(grace, network).await
+    }
+
+    /// As it is, asleep or not.
+    async fn end(&mut self, grace: Duration, network: Network) -> Result<(), Refusal> {
+        self.leave_queue();
+        let before = match self.record.state {
+            State::Restarting { exit, .. } => exit,
+            _ => None,
+        };
+        (self.gone, self.starting) = (false, None);
+        self.advance(Input::Stop, record::Durability::Fsync)?;
+        fault::reach("stop-intent");
+        self.proc.shared.unwatch_sockets(&self.proc);
+        self.running = None;
+        self.hibernating = None;
+        self.sleeping = None;
+        let exit = stop::end(&self.proc, self.record.program, grace).await;
+        fault::reach("stop-killed");
+        stop::release(&self.proc, network).await;
+        let _ = kip_snapshot::sweep(&self.proc.dir, None);
+        let exit = exit.or(before);
+        self.ending = network == Network::Left;
+        // Whoever ends all does not mean this one: the next daemon starts it again.
+        let ended = match self.ending && self.proc.spec.restart == Restart::Always {
+            true => Input::ExitedForNow { exit, at_ms: now_ms() },
+            false => Input::Exited(exit),
+        };
+        self.advance(ended, record::Durability::Fsync)?;
+        fault::reach("stop-recorded");
+        let how = exit.map_or_else(|| "while parked".to_owned(), |e| e.to_string());
+        self.proc.shared.events.tell(Some(&self.proc.name), "stopped", how);
+        Ok(())
+    }
+
+    pub(super) async fn remove(&mut self, force: bool) -> Result<(), Refusal> {
+        let elsewhere = matches!(self.record.state, State::Elsewhere { .. });
+        if !elsewhere && !matches!(self.record.state, State::Stopped { .. }) {
+            if !force {
+                return Err(Refusal::new(
+                    Code::State,
+                    format!(
+                        "{0} is {1}: `kip stop {0}` first, or `kip rm --force {0}`",
+                        self.proc.name,
+                        self.record.state.word()
+                    ),
+                ));
+            }
+            // An archived one too, although its store may be gone for good.
+            self.end(Duration::ZERO, Network::Removed).await?;
+        }
+        if !elsewhere {
+            self.retire_all().await;
+        }
+        stop::remove(&self.proc).await?;
+        self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
+        Ok(())
+    }
+}

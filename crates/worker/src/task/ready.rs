@@ -1,0 +1,123 @@
+//! Whether a proc that was started does what it is there for: looked at from outside until it does, or its time is over.
+//!
+//! The look is a task of its own beside the proc's, which takes commands meanwhile; it ends with the run that it was begun for.
+//! Until then the proc does not sleep. Crash: the next daemon looks again.
+
+use super::*;
+use crate::exec::{self, ExecOutput};
+use kip_net::addr::Addresses;
+use kip_types::api::ExecRequest;
+use kip_types::life::{Check, Ready};
+use std::net::{IpAddr, SocketAddr};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+
+/// Between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// One look takes no longer.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
+/// The first line of an answer, bytes.
+const STATUS_LINE: usize = 12;
+
+/// A look that is under way; dropped, it ends.
+#[derive(Debug)]
+pub(super) struct Looking(tokio::task::AbortHandle);
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Task {
+    fn ticket(&self) -> Ticket {
+        self.tickets.fetch_add(1, Ordering::SeqCst);
+        Ticket(Arc::clone(&self.tickets))
+    }
+
+    /// Begins to look, if it runs, has a check and is not known to be ready.
+    pub(super) fn look_for_ready(&mut self) {
+        let Some(ready) = self.proc.spec.ready.clone().filter(|_| self.record.ready == Some(false)) else { return };
+        let (proc, started_at_ms, awake) = (Arc::clone(&self.proc), self.record.started_at_ms, self.ticket());
+        let tickets = Arc::clone(&self.tickets);
+        let looking = tokio::spawn(async move {
+            let result = look(&proc, &ready, &tickets).await;
+            if let Some(handle) = proc.shared.handle(proc.slot) {
+                let _ = handle.inbox.send(Command::Ready { started_at_ms, result }).await;
+            }
+            drop(awake);
+        });
+        self.starting = Some(Looking(looking.abort_handle()));
+    }
+
+    pub(super) fn on_ready(&mut self, started_at_ms: u64, result: Result<(), String>) {
+        if self.starting.is_none() || started_at_ms != self.record.started_at_ms {
+            return;
+        }
+        self.starting = None;
+        let (kind, detail) = match result {
+            Ok(()) => ("ready", format!("after {} ms", now_ms().saturating_sub(started_at_ms))),
+            Err(why) => ("not-ready", why),
+        };
+        self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
+        self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+    }
+}
+
+async fn look(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
+    let until = Instant::now() + Duration::from_millis(ready.within_ms);
+    let mut why = "nothing was tried".to_owned();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match tokio::time::timeout(left.min(LOOK_WITHIN), once(proc, &ready.check, tickets)).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(now)) => why = now,
+            Err(_) if left.is_zero() => return Err(why),
+            Err(_) => why = "no answer".to_owned(),
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// By its own link and no other way: when that is gone, its address is somebody else's, somewhere.
+async fn connect(proc: &Proc, port: u16) -> std::io::Result<TcpStream> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind_device(Some(proc.shared.instance.interface(proc.slot).as_bytes()))?;
+    let address = Addresses::of(proc.shared.instance, proc.slot).v4;
+    socket.connect(SocketAddr::new(IpAddr::V4(address), port)).await
+}
+
+async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
+    let address = Addresses::of(proc.shared.instance, proc.slot).v4;
+    match check {
+        Check::Tcp(port) => connect(proc, *port).await.map(drop).map_err(|e| e.to_string()),
+        Check::Http(port, path) => {
+            let mut stream = connect(proc, *port).await.map_err(|e| e.to_string())?;
+            let request = format!(
+                "GET {path} HTTP/1.1\r\nHost: {address}:{port}\r\nUser-Agent: kip\r\nConnection: close\r\n\r\n"
+            );
+            stream.write_all(request.as_bytes()).await.map_err(|e| e.to_string())?;
+            let mut line = [0; STATUS_LINE];
+            stream.read_exact(&mut line).await.map_err(|e| e.to_string())?;
+            let status = std::str::from_utf8(&line).ok().filter(|line| line.starts_with("HTTP/1."));
+            let status: u16 = status.and_then(|line| line[9..].parse().ok()).ok_or("the answer is not HTTP")?;
+            if (200..400).contains(&status) { Ok(()) } else { Err(format!("status {status}")) }
+        }
+        Check::Exec(command) => {
+            let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
+            tickets.fetch_add(1, Ordering::SeqCst);
+            let ticket = Ticket(Arc::clone(tickets));
+            let request = ExecRequest { command, env: Default::default() };
+            let mut session = exec::exec(Arc::clone(proc), request, ticket).await.map_err(|e| e.message)?;
+            drop(session.stdin);
+            while let Some(output) = session.output.recv().await {
+                match output {
+                    ExecOutput::End(end) if end.code == 0 => return Ok(()),
+                    ExecOutput::End(end) => return Err(format!("the command ended with code {}", end.code)),
+                    ExecOutput::Stdout(_) | ExecOutput::Stderr(_) => {}
+                }
+            }
+            Err("the command ended".to_owned())
+        }
+    }
+}
