@@ -128,6 +128,9 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
     let mut procs = Vec::new();
     for text in &args.names {
         let view = client.inspect(&name(text)?).await?;
+        if view.spec.asked.is_none() {
+            tell([format!("{} was made by an older Kip: what its image and the daemon said then is part of it", view.name)].iter());
+        }
         procs.push((view.name.clone(), plan::asked(&view.spec)));
     }
     let text = render(procs).context("the procs cannot be written as TOML")?;
