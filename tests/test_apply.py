@@ -148,8 +148,9 @@ def test_export_makes_the_same_procs_again(kip: Kip, file: Path, tmp_path: Path)
     for name in names:
         kip.cli("rm", name, "--force")
     kip.cli("apply", "-f", again)
-    for spec in (one["spec"] for one in before + (after := asked())):
-        spec.pop("file", None)
+    after = asked()
+    for one in before + after:
+        one["spec"].pop("file", None)
     assert after == before
     assert kip.cli("export", *names).stdout == text
     assert "nobody" in kip.refused("export", "nobody")
@@ -193,6 +194,7 @@ services:
     ports: ["8080"]
     environment:
       - COLOUR=${COLOUR:-blue}
+    healthcheck: {test: [CMD, cat, /srv/index.html], interval: 1s, timeout: 2s, retries: 10}
     depends_on:
       data_store: {condition: service_healthy}
   data_store:
@@ -200,7 +202,6 @@ services:
     expose: ["6379"]
     volumes: ["kept:/data"]
     mem_limit: 128m
-    healthcheck: {test: [CMD, redis-server, --version], interval: 1s, retries: 10}
     x-kip: {idle: 1h}
 volumes:
   kept:
@@ -220,6 +221,7 @@ def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> N
     assert any(f"{file}:1:1: services do not find each other by name" in line for line in warned)
     front, store = Proc(kip, "front"), Proc(kip, "data-store")
     assert front.exec("sh", "-c", "echo $COLOUR").stdout == "green\n"
+    assert front.inspect()["ready"] is True and front.inspect()["spec"]["ready"]["within_ms"] == 30_000
     assert front.inspect()["spec"]["restart"] == "always" and store.inspect()["spec"]["volumes"][0]["target"] == "/data"
     for proc in (front, store):
         proc.sleep()

@@ -99,8 +99,11 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
         show(plan.changes(), json, |changes| view::planned(changes, args.replace))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let done = carry_out(client, &mut plan, &args.registry).await;
-    show(plan.changes(), json, view::done)?;
+    let done = carry_out(client, &mut plan, &args.registry, json).await;
+    match json {
+        true => print_json(&Changes { changes: plan.changes() })?,
+        false => print(&view::left(plan.changes()))?,
+    }
     done.map(|()| ExitCode::SUCCESS)
 }
 
@@ -129,7 +132,13 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
     for text in &args.names {
         let view = client.inspect(&name(text)?).await?;
         if view.spec.asked.is_none() {
-            tell([format!("{} was made by an older Kip: what its image and the daemon said then is part of it", view.name)].iter());
+            tell(
+                [format!(
+                    "{} was made by an older Kip: what its image and the daemon said then is part of it",
+                    view.name
+                )]
+                .iter(),
+            );
         }
         procs.push((view.name.clone(), plan::asked(&view.spec)));
     }
@@ -222,7 +231,7 @@ fn own_mark(path: &Path) -> anyhow::Result<String> {
 }
 
 /// Images first, for without one of them nothing may be removed; then one proc after the other.
-async fn carry_out(client: &Client, plan: &mut Plan, registry: &RegistryArgs) -> anyhow::Result<()> {
+async fn carry_out(client: &Client, plan: &mut Plan, registry: &RegistryArgs, json: bool) -> anyhow::Result<()> {
     for (change, described) in plan.both() {
         if let (Action::Create | Action::Replace, Some(described)) = (change.action, described) {
             bring_image(client, described, registry).await?;
@@ -231,7 +240,7 @@ async fn carry_out(client: &Client, plan: &mut Plan, registry: &RegistryArgs) ->
     for (change, described) in plan.both() {
         let name = change.name.clone();
         match (change.action, described) {
-            (Action::Same, _) => continue,
+            (Action::Same, _) => {}
             (Action::Create, Some(described)) => made(client, described).await?,
             (Action::Start, _) => drop(client.start(&name).await?),
             (Action::Replace, Some(described)) => {
@@ -242,6 +251,10 @@ async fn carry_out(client: &Client, plan: &mut Plan, registry: &RegistryArgs) ->
             (Action::Create | Action::Replace, None) => unreachable!("what is made is described"),
         }
         change.done = true;
+        // At once: the next may take its time to become ready.
+        if !json {
+            print(&view::done(change))?;
+        }
     }
     Ok(())
 }

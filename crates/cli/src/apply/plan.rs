@@ -33,7 +33,7 @@ pub struct Change {
     pub action: Action,
     /// What is not as described.
     pub fields: Vec<Difference>,
-    /// It was done.
+    /// It was done, or there was nothing to do.
     pub done: bool,
     /// Another file that made it.
     #[serde(skip_serializing_if = "Option::is_none")]

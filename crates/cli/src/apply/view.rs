@@ -33,18 +33,19 @@ pub fn planned(changes: &[Change], replace: bool) -> String {
     text
 }
 
-/// What was done.
-pub fn done(changes: &[Change]) -> String {
-    let line = |change: &Change| {
-        let what = match (change.action, change.done) {
-            (Action::Same, _) => "is as described",
-            (_, false) => "was not come to",
-            (Action::Create, true) => "made",
-            (Action::Start, true) => "started",
-            (Action::Replace, true) => "made anew",
-            (Action::Remove, true) => "removed",
-        };
-        format!("{} {what}\n", change.name)
+/// What was done for one.
+pub fn done(change: &Change) -> String {
+    let what = match change.action {
+        Action::Same => "is as described",
+        Action::Create => "made",
+        Action::Start => "started",
+        Action::Replace => "made anew",
+        Action::Remove => "removed",
     };
-    changes.iter().map(line).collect()
+    format!("{} {what}\n", change.name)
+}
+
+/// What was not come to.
+pub fn left(changes: &[Change]) -> String {
+    changes.iter().filter(|change| !change.done).map(|change| format!("{} not done\n", change.name)).collect()
 }
