@@ -1,3 +1,5 @@
+//! Compose files: what is read of them, what is lacking, what is wrong.
+
 use super::*;
 use crate::values::Pull;
 use kip_types::spec::Image;

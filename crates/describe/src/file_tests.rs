@@ -1,3 +1,5 @@
+//! `kip.toml`: every key, the way back, mistakes and their places, the schema.
+
 use super::*;
 use crate::table::{differences, render};
 use kip_types::spec::{Image, Lazy, Protocol, WakeOn};
