@@ -59,8 +59,9 @@ impl Task {
             Ok(()) => ("ready", format!("after {} ms", now_ms().saturating_sub(started_at_ms))),
             Err(why) => ("not-ready", why),
         };
-        self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
+        // Who sees the record looks for the reason among the events.
         self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+        self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
     }
 }
 
