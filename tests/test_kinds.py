@@ -60,6 +60,8 @@ def proc(kip: Kip, tier: str) -> Proc:
 
 
 def nap(proc: Proc, tier: str) -> None:
+    if proc.state == "parked":
+        proc.wake()  # a timer had woken it before it was seen to be parked, so that it was parked once more
     for _ in range(5):
         if proc.hibernate()["last_sleep"]["held"]:
             break

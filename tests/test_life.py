@@ -221,8 +221,8 @@ def test_run_returns_when_it_takes_connections(kip: Kip) -> None:
 @pytest.mark.parametrize("check", ["http:8080/health", "exec:test -e /tmp/ready"])
 def test_who_is_not_ready_in_time_is_left_and_says_so(kip: Kip, check: str) -> None:
     name = check.split(":")[0]
-    proc, said = slow(kip, name, 0, "--ready", check, "--ready-timeout", "1500ms", check=False)
-    assert "was not ready" in said and "1500 ms" in said and ("503" in said or "code 1" in said), said
+    proc, said = slow(kip, name, 0, "--ready", check, "--ready-timeout", "3000ms", check=False)
+    assert "was not ready" in said and "3000 ms" in said and ("503" in said or "code 1" in said), said
     view = proc.inspect()
     assert (view["state"], view["ready"]) == ("running", False)
     said = kip.refused("wait", name, "--ready", "--timeout", "200ms")

@@ -290,16 +290,19 @@ def asks_for_all(stored: Stored) -> None:
 def test_memory_that_does_not_come(stored: Stored, trouble: str) -> None:
     """A running program touches memory that is still in the store: it waits, that is told, and it gets what it had."""
     stored.archive()
-    stored.usual()
+    # From before the wake: it may be known by now that all of it will be needed, which then comes beside the wake.
+    if trouble == "refused":
+        fault, words = PERSISTS["slow down"][0], "cannot be reached at"
+    else:
+        # A body that is cut each time is gained byte by byte: nobody has to be told.
+        fault, words = ALL.get(trouble, (cut(3000), ""))
+    stored.network.fail(fault, "pack", method="GET")
+    stored.kip.cli("wake", "redis")
     since = len(stored.kip.events())
     with ThreadPoolExecutor(1) as pool:
         if trouble == "refused":
             stored.network.refuse()
-            words = "cannot be reached at"
-        else:
-            # A body that is cut each time is gained byte by byte: nobody has to be told.
-            fault, words = ALL.get(trouble, (cut(3000), ""))
-            stored.network.fail(fault, "pack", method="GET")
+            stored.network.heal()
         try:
             waiting = pool.submit(asks_for_all, stored)
             if words:

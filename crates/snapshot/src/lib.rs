@@ -18,7 +18,7 @@ use crate::pages::{PAGE, PageFile, PageMap, Run};
 use kip_types::Generation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -208,17 +208,18 @@ pub fn seal<B: Serialize>(
     generation: Generation,
     contents: Contents<B>,
 ) -> Result<(PathBuf, u64), SnapshotError> {
-    seal_as(growing, generation, contents, Kept::Synced)
+    seal_as(growing, generation, contents, Kept::Synced, Vec::new())
 }
 
 /// The same of what is also elsewhere, in an object store, and will be fetched from there again after a crash of the machine:
-/// nothing is synced.
+/// nothing is synced, and `written` are files whose checksums were taken of what was written, which are not read back.
 pub fn seal_copy<B: Serialize>(
     growing: &Path,
     generation: Generation,
     contents: Contents<B>,
+    written: Vec<Part>,
 ) -> Result<PathBuf, SnapshotError> {
-    seal_as(growing, generation, contents, Kept::Copy).map(|(path, _)| path)
+    seal_as(growing, generation, contents, Kept::Copy, written).map(|(path, _)| path)
 }
 
 fn seal_as<B: Serialize>(
@@ -226,8 +227,10 @@ fn seal_as<B: Serialize>(
     generation: Generation,
     contents: Contents<B>,
     kept: Kept,
+    written: Vec<Part>,
 ) -> Result<(PathBuf, u64), SnapshotError> {
     let Contents { engine, body, mut pages } = contents;
+    let mut written: BTreeMap<String, Part> = written.into_iter().map(|part| (part.name.clone(), part)).collect();
     let mut parts = Vec::new();
     let mut bytes = 0;
     // What comes from elsewhere when it is needed is checked when it comes.
@@ -237,7 +240,7 @@ fn seal_as<B: Serialize>(
         let is_link = page_file.as_ref().is_some_and(|file| !file.sums.is_empty());
         let part = match page_file {
             Some(file) => page_part(growing, file, kept)?,
-            None => read_back(growing, &name, kept)?,
+            None => written.remove(&name).map_or_else(|| read_back(growing, &name, kept), Ok)?,
         };
         bytes += if is_link { 0 } else { part.size };
         parts.push(part);

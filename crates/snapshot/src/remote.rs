@@ -114,6 +114,20 @@ impl RemoteFile {
         self.here.write_all_at(&vec![ZEROS; pages as usize], first.into())
     }
 
+    /// Says of runs of pages, each its first page and how many, that they are zeros, at once; of a file of which nothing is here.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn begin_with_zeros(&self, runs: impl Iterator<Item = (u32, u32)>) -> io::Result<()> {
+        let mut marks = Vec::new();
+        for (first, pages) in runs {
+            let end = (first + pages) as usize;
+            marks.resize(end.max(marks.len()), AWAY);
+            marks[first as usize..end].fill(ZEROS);
+        }
+        self.here.write_all_at(&marks, 0)
+    }
+
     /// Marks pages as needed, those of them that came.
     ///
     /// # Errors
@@ -226,6 +240,9 @@ mod tests {
         made.put(3, &[7; 2 * PAGE]).unwrap();
         made.put_zeros(5, 2).unwrap();
         assert_eq!(made.here(2, 6).unwrap(), [false, true, true, true, true, false]);
+        let zeros = RemoteFile::create(dir.path(), "zeros", 9).unwrap();
+        zeros.begin_with_zeros([(4, 2), (1, 1)].into_iter()).unwrap();
+        assert_eq!(zeros.here(0, 7).unwrap(), [false, true, false, false, true, true, false]);
         let file = PageFile { name: "remote".into(), remote: Some(9), ..PageFile::default() };
         let again = RemoteFile::open(dir.path(), &file).unwrap();
         let mut pages = [9; 4 * PAGE];

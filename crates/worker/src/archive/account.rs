@@ -6,8 +6,9 @@ use kip_store::Store;
 use kip_types::api::FetchedView;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 /// By the proc's directory.
 pub(super) type Accounts = Mutex<HashMap<PathBuf, Arc<Account>>>;
@@ -19,27 +20,27 @@ pub(super) struct Account {
     pub(super) store: Store,
     cached: AtomicU64,
     benefit: Mutex<Benefit>,
-    /// It needs parts of its memory all over, so many that all of it comes sooner than these one by one.
-    all: AtomicBool,
+    /// If it needs parts of its memory all over, so many that all of it comes sooner than these one by one: how long it waited for each.
+    miss: Mutex<Option<Duration>>,
 }
 
 impl Account {
-    fn new(store: &Store, benefit: Benefit, all: bool) -> Arc<Account> {
+    fn new(store: &Store, benefit: Benefit, miss: Option<Duration>) -> Arc<Account> {
         Arc::new(Account {
             store: store.counting_apart(),
             cached: AtomicU64::new(0),
             benefit: Mutex::new(benefit),
-            all: AtomicBool::new(all),
+            miss: Mutex::new(miss),
         })
     }
 
-    /// Whether it will need so much that all of its memory is fetched behind a wake.
-    pub(super) fn needs_all(&self, all: bool) {
-        self.all.store(all, Ordering::Relaxed);
+    /// Whether it will need so much, all over, that all of its memory is fetched with a wake: how long it waited for each piece.
+    pub(super) fn needs_all(&self, miss: Option<Duration>) {
+        *self.miss.lock().expect("nobody panics with it") = miss;
     }
 
-    pub(super) fn needed_all(&self) -> bool {
-        self.all.load(Ordering::Relaxed)
+    pub(super) fn miss(&self) -> Option<Duration> {
+        *self.miss.lock().expect("nobody panics with it")
     }
 
     /// So many bytes came from the local disk.
@@ -74,9 +75,9 @@ impl Archive {
         // Those who are not filled any more say what it was good for.
         self.forget_gone();
         let mut accounts = self.accounts();
-        let known = accounts.get(dir).map(|account| (*account.benefit(), account.needed_all()));
-        let (benefit, all) = known.unwrap_or_default();
-        let account = Account::new(&self.store, benefit, all);
+        let known = accounts.get(dir).map(|account| (*account.benefit(), account.miss()));
+        let (benefit, miss) = known.unwrap_or_default();
+        let account = Account::new(&self.store, benefit, miss);
         accounts.insert(dir.to_owned(), Arc::clone(&account));
         account
     }
@@ -87,7 +88,7 @@ impl Archive {
         let dir = above().find(|dir| dir.join(ID).exists()).or(directory.parent()).unwrap_or(directory);
         let mut accounts = self.accounts();
         let account =
-            accounts.entry(dir.to_owned()).or_insert_with(|| Account::new(&self.store, Benefit::default(), false));
+            accounts.entry(dir.to_owned()).or_insert_with(|| Account::new(&self.store, Benefit::default(), None));
         Arc::clone(account)
     }
 

@@ -335,7 +335,7 @@ impl Archive {
                 let found = filling.lacking();
                 let (mut blocks, bytes) =
                     found.map_err(|source| DemandError::Io { path: filling.path.clone(), source })?;
-                if filling.account.needed_all() && filling.has_room().unwrap_or(false) {
+                if filling.account.miss().is_some() && filling.has_room().unwrap_or(false) {
                     if !filling.comes_whole(bytes) {
                         continue;
                     }
@@ -358,7 +358,7 @@ impl Archive {
 
     /// Before a wake: what will be needed whole comes while the processes are made.
     pub(crate) fn bring_beside(self: &Arc<Self>, directory: PathBuf) {
-        if self.account_of(&directory).needed_all() {
+        if self.account_of(&directory).miss().is_some() {
             self.bring_behind(directory);
         }
     }

@@ -14,10 +14,10 @@ use kip_archive::seal::OpenError;
 use kip_archive::table::{Home, PageTable, Remote, Space};
 use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
-use kip_snapshot::{Contents, SnapshotError};
+use kip_snapshot::{Contents, Part, SnapshotError};
 use kip_store::GetError;
 use kip_types::{Generation, Realm};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -62,6 +62,8 @@ struct Coming<'a> {
     growing: &'a Path,
     /// Files that were there before anything had come, empty.
     spare: BTreeSet<String>,
+    /// Size and checksum of each file that came.
+    written: BTreeMap<String, (u64, crc32fast::Hasher)>,
     /// Of the remote page file, with where it will be.
     name: String,
     path: PathBuf,
@@ -97,6 +99,9 @@ impl Coming<'_> {
                 self.spare.remove(&name);
                 let open = OpenOptions::new().append(true).create(true).open(self.growing.join(&name));
                 open.and_then(|mut file| file.write_all(&bytes)).map_err(self.io_at(&name))?;
+                let (size, sum) = self.written.entry(name).or_default();
+                *size += bytes.len() as u64;
+                sum.update(&bytes);
             }
             Event::EagerPages { space, pages } | Event::SetPages { space, pages } => {
                 let filling = self.filling.as_ref().expect("pages of which no table speaks are refused");
@@ -118,10 +123,10 @@ impl Coming<'_> {
         fs::write(self.growing.join(&saved), table.save(self.realm)).map_err(self.io_at(&saved))?;
         let number = self.map.file(&self.name);
         self.map.files[number as usize].remote = Some(pages);
-        for (first, space, run) in Remote::new(&table, number).runs() {
-            if run.home == Home::Zeros {
-                file.put_zeros(first, run.pages).map_err(self.io_at(&self.name))?;
-            }
+        let remote = Remote::new(&table, number);
+        let zeros = remote.runs().filter(|(.., run)| run.home == Home::Zeros).map(|(first, _, run)| (first, run.pages));
+        file.begin_with_zeros(zeros).map_err(self.io_at(&self.name))?;
+        for (first, space, run) in remote.runs() {
             if let Space::Process(inside) = space {
                 let runs = &mut self.map.processes.entry(inside).or_default().runs;
                 match runs.last_mut().filter(|last| last.end() == run.start && last.first + last.pages == first) {
@@ -178,6 +183,7 @@ impl Archive {
         let mut coming = Coming {
             growing: &growing,
             spare,
+            written: BTreeMap::new(),
             name: remote_name(generation),
             path: kip_snapshot::path_of(dir, generation),
             realm: &self.realm,
@@ -197,7 +203,7 @@ impl Archive {
         for name in &coming.spare {
             fs::remove_file(growing.join(name)).map_err(coming.io_at(name))?;
         }
-        let Coming { manifest, sets, mut map, filling, name, .. } = coming;
+        let Coming { manifest, sets, mut map, filling, name, written, .. } = coming;
         let begins = filling.as_ref().map(|filling| filling.front_begins(&sets)).transpose();
         begins.map_err(|source| FetchError::Io { path: growing.join(&name), source })?;
         for (number, sets) in sets {
@@ -205,6 +211,7 @@ impl Archive {
         }
         let manifest = manifest.expect("what comes first has come");
         let contents = Contents { engine: manifest.engine, body: manifest.body, pages: map };
-        Ok((kip_snapshot::seal_copy(&growing, generation, contents)?, filling))
+        let written = written.into_iter().map(|(name, (size, sum))| Part { name, size, crc: sum.finalize() }).collect();
+        Ok((kip_snapshot::seal_copy(&growing, generation, contents, written)?, filling))
     }
 }

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 /// The most sealed bytes of one request: as long as its first byte takes on a link of 100 MB/s.
 const REQUEST_BYTES: u64 = 2 << 20;
 /// After so many misses it is looked whether they cost too much.
-const LOOK_EVERY: u64 = 8;
+const LOOK_EVERY: u32 = 8;
 /// Misses that are further apart do not add up.
 const APART: Duration = Duration::from_secs(1);
 /// So many blocks read ahead come in one go with what is waited for, which is hardly later for that.
@@ -73,19 +73,30 @@ pub(super) struct Coming {
 struct Rush {
     /// Those that are waited for now.
     waiting: u32,
-    /// Those that nobody else waited beside.
-    misses: u64,
+    /// Those that nobody else waited beside, and how long that took.
+    misses: u32,
+    waited: Duration,
     last: Option<Instant>,
     /// All that was missing has been asked for, bytes.
     whole: Option<u64>,
 }
 
-/// Somebody waits for a request.
-pub(super) struct Waits<'a>(&'a Filling);
+/// How long so many bytes take on a link of 100 MB/s.
+fn transfer(bytes: u64) -> Duration {
+    Duration::from_nanos(bytes * 10)
+}
+
+/// Somebody waits for a request, alone since then.
+pub(super) struct Waits<'a>(&'a Filling, Option<Instant>);
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        self.0.state().rush.waiting -= 1;
+        let rush = &mut self.0.state().rush;
+        rush.waiting -= 1;
+        if let Some(since) = self.1 {
+            rush.misses += 1;
+            rush.waited += since.elapsed();
+        }
     }
 }
 
@@ -99,8 +110,11 @@ impl Drop for Filling {
         streams.end(&mut self.account.benefit(), |place| self.was_needed(place));
         if let Some(bytes) = rush.whole {
             let places = 0..self.in_memory.len() as u32;
-            let needed = places.filter(|place| self.was_needed(*place)).count() as u64;
-            self.account.needs_all(needed * REQUEST_BYTES >= bytes);
+            let needed = places.filter(|place| self.was_needed(*place)).count();
+            let one_by_one = self.account.miss().unwrap_or_default() * u32::try_from(needed).unwrap_or(u32::MAX);
+            if one_by_one < transfer(bytes) {
+                self.account.needs_all(None);
+            }
         }
     }
 }
@@ -324,22 +338,22 @@ impl Filling {
     /// once requests that followed each other closely took twice as long as all that is missing would take, that is what comes.
     pub(super) fn waits(&self) -> io::Result<(Waits<'_>, Vec<u32>)> {
         let now = Instant::now();
-        let misses = {
+        let (alone, looks) = {
             let rush = &mut self.state().rush;
             rush.waiting += 1;
             if rush.last.replace(now).is_none_or(|last| now - last > APART) {
-                rush.misses = 0;
+                (rush.misses, rush.waited) = (0, Duration::ZERO);
             }
-            rush.misses += u64::from(rush.waiting == 1);
-            let looks = rush.waiting == 1 && rush.whole.is_none() && rush.misses.is_multiple_of(LOOK_EVERY);
-            if looks { rush.misses } else { 0 }
+            let looks = rush.whole.is_none() && rush.misses > 0 && rush.misses.is_multiple_of(LOOK_EVERY);
+            (rush.waiting == 1, looks.then_some((rush.waited, rush.misses)))
         };
-        let waits = Waits(self);
-        if misses == 0 {
-            return Ok((waits, Vec::new()));
-        }
+        let waits = Waits(self, alone.then_some(now));
+        let Some((waited, misses)) = looks else { return Ok((waits, Vec::new())) };
         let (blocks, bytes) = self.lacking()?;
-        let comes = misses * REQUEST_BYTES >= 2 * bytes && self.has_room()? && self.comes_whole(bytes);
+        let comes = waited >= 2 * transfer(bytes) && self.has_room()? && self.comes_whole(bytes);
+        if comes {
+            self.account.needs_all(Some(waited / misses));
+        }
         Ok((waits, if comes { blocks } else { Vec::new() }))
     }
 
@@ -351,9 +365,9 @@ impl Filling {
 
     /// All that is missing, so many bytes, is asked for now. False if it was already.
     pub(super) fn comes_whole(&self, bytes: u64) -> bool {
-        let begins = self.state().rush.whole.is_none();
-        self.state().rush.whole.get_or_insert(bytes);
-        self.account.needs_all(true);
+        let mut state = self.state();
+        let begins = state.rush.whole.is_none();
+        state.rush.whole.get_or_insert(bytes);
         begins
     }
 

@@ -59,20 +59,25 @@ impl Task {
             Ok(()) => ("ready", format!("after {} ms", now_ms().saturating_sub(started_at_ms))),
             Err(why) => ("not-ready", why),
         };
-        self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
+        // Who sees the record looks for the reason among the events.
         self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+        self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
     }
 }
 
 async fn look(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
     let until = Instant::now() + Duration::from_millis(ready.within_ms);
-    let mut why = "nothing was tried".to_owned();
+    let mut why = "no answer".to_owned();
     loop {
         let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(why);
+        }
         match tokio::time::timeout(left.min(LOOK_WITHIN), once(proc, &ready.check, tickets)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(now)) => why = now,
-            Err(_) if left.is_zero() => return Err(why),
+            // One that was cut off says less than the one before it.
+            Err(_) if left <= LOOK_WITHIN => return Err(why),
             Err(_) => why = "no answer".to_owned(),
         }
         tokio::time::sleep(LOOK_AGAIN).await;
