@@ -162,6 +162,8 @@ def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
     assert document == DOCUMENT
     spec = {"name": "doc", "command": ["sh", "-c", "echo out; sleep 1000"], "ports": [{"proto": "tcp", "port": 80}]}
     one, template = "/v1/procs/doc", "/v1/procs/{name}"
+    answered(kip, "POST", "/v1/validate", body={"spec": spec})
+    assert answered(kip, "POST", "/v1/validate", body={"spec": spec | {"command": []}}, status=400)["code"] == "invalid"
     answered(kip, "POST", "/v1/procs", body={"spec": spec})
     assert answered(kip, "POST", "/v1/procs", body={"spec": spec}, status=409)["code"] == "taken"
     assert answered(kip, "POST", "/v1/procs", body={"spec": spec | {"realm": "other"}}, status=400)["code"] == "invalid"
@@ -210,7 +212,7 @@ def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
     assert (status, json.loads(content)["code"]) == (404, "no-route")
 
 
-def test_the_command_line_from_elsewhere(abroad: Abroad) -> None:
+def test_the_command_line_from_elsewhere(abroad: Abroad, tmp_path: Path) -> None:
     assert json.loads(abroad.cli("ps", "--json").stdout) == []
     abroad.cli("run", "--name", "far", "--", "sh", "-c", "echo hello; sleep 1000")
     assert abroad.cli("exec", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
@@ -220,6 +222,14 @@ def test_the_command_line_from_elsewhere(abroad: Abroad) -> None:
     assert json.loads(abroad.cli("inspect", "far", "--json").stdout)["state"] == "parked"
     abroad.cli("wake", "far")
     assert "far" in abroad.cli("top", "--once").stdout
+    file = tmp_path / "kip.toml"
+    file.write_text(abroad.cli("export", "far").stdout)
+    abroad.cli("diff", "-f", str(file))
+    file.write_text(file.read_text() + '[proc.near]\ncommand = "sleep 1000"\n')
+    assert abroad.cli("apply", "-f", str(file)).stdout == "far is as described\nnear made\n"
+    abroad.cli("rm", "near", "--force")
+    file.write_text('[proc.near]\ncommand = "x"\ntar = "x.tar"\n')
+    assert "the daemon's machine" in abroad.refused("apply", "-f", str(file))
     abroad.cli("rm", "far", "--force")
     assert "the daemon's machine" in abroad.refused("run", "--tar", "x.tar", "--", "x")
     assert "the daemon's machine" in abroad.refused("image", "load", "oci:/x")

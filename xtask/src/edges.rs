@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 16] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -47,6 +47,8 @@ const ALLOWED: [(&str, &[&str]); 16] = [
     // The edge: knows a worker only by the interface that it defines itself.
     ("kip-hub", &[TYPES]),
     ("kip-client", &[TYPES]),
+    // Files that describe procs: text to requests and back.
+    ("kip-describe", &[TYPES]),
     // The program: wires everything, is depended on by nothing.
     (
         "kip-cli",
@@ -61,6 +63,7 @@ const ALLOWED: [(&str, &[&str]); 16] = [
             "kip-worker",
             "kip-hub",
             "kip-client",
+            "kip-describe",
         ],
     ),
     ("xtask", &[]),

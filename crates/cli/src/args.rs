@@ -1,6 +1,7 @@
 //! The command line, as DESIGN.md has it.
 
 use crate::abroad::{AbroadArgs, ListenArgs};
+use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
 use crate::life::{LifeArgs, WaitArgs};
@@ -43,6 +44,12 @@ pub enum Command {
     Run(RunArgs),
     /// Start a stopped proc again, on its files
     Start(NameArg),
+    /// Make the procs that a file describes: kip.toml, or a Compose file
+    Apply(ApplyArgs),
+    /// Show what `apply` would do; exits with 0 if nothing, with 1 if something
+    Diff(DiffArgs),
+    /// Print procs as a kip.toml that makes the same ones elsewhere; it has the values of environment variables
+    Export(ExportArgs),
     /// List procs
     Ps,
     /// Watch procs by tier, memory, CPU and wakes; `q` ends it
@@ -553,6 +560,8 @@ impl RunArgs {
             restart: self.life.restart,
             secrets: Vec::new(),
             ready: self.life.ready(),
+            file: None,
+            asked: None,
         };
         let secrets = self.life.secrets()?;
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })

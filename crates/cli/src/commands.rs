@@ -3,7 +3,7 @@
 use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
 use crate::life::WaitArgs;
 use crate::output::{print, print_json};
-use crate::{details, exec, follow, image, key, snapshot, text, token, top, view, volume};
+use crate::{apply, details, exec, follow, image, key, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -28,6 +28,9 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         }
         Command::Down => down(client, json).await?,
         Command::Run(args) => run(client, args, json).await?,
+        Command::Apply(args) => return apply::apply(client, &args, json).await,
+        Command::Diff(args) => return apply::diff(client, &args, json).await,
+        Command::Export(args) => apply::export(client, &args, json).await?,
         Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,

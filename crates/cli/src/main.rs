@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod abroad;
+mod apply;
 mod args;
 mod commands;
 mod details;

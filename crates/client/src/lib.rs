@@ -63,6 +63,11 @@ impl Client {
         Client { way: Way::Remote(remote) }
     }
 
+    /// The daemon may be on another machine.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.way, Way::Remote(_))
+    }
+
     /// Pid of the daemon as this process sees it; none if it is on another machine, or in a pid namespace that is not
     /// visible from here.
     pub async fn daemon_pid(&self) -> Result<Option<i32>, CallError> {
@@ -74,6 +79,12 @@ impl Client {
     /// Creates a proc.
     pub async fn run(&self, request: &RunRequest) -> Result<ProcView, CallError> {
         self.post("/v1/procs", request).await
+    }
+
+    /// Whether the daemon would take `request`, as far as it can say without asking the machine.
+    pub async fn validate(&self, request: &RunRequest) -> Result<(), CallError> {
+        collect(self.send(Method::POST, "/v1/validate", json(request)).await?).await?;
+        Ok(())
     }
 
     /// All procs, sorted by name.

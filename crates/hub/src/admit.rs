@@ -11,8 +11,11 @@ use std::collections::BTreeSet;
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
 
-/// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name.
+/// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
+/// asked for: it is what a file that describes the proc is compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
+    request.spec.asked = None;
+    let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;
         request.left_open.idle = false;
@@ -28,6 +31,10 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
     let checked = check(&request.spec).and_then(|()| check_secrets(request));
     checked.map_err(|line| Refusal::new(Code::Invalid, line))?;
     request.spec.secrets = request.secrets.keys().cloned().collect();
+    // Never their contents: those are kept sealed, and nowhere else.
+    asked.secrets.clear();
+    asked.spec.secrets.clone_from(&request.spec.secrets);
+    request.spec.asked = Some(asked);
     Ok(())
 }
 
@@ -159,7 +166,18 @@ mod tests {
         let mut left = request(
             r#"{"spec":{"name":"a","command":["x"],"timing":{"idle_ms":7,"park_after_ms":8}},"left_open":{"idle":true}}"#,
         );
+        let before = left.clone();
         complete(&mut left, &defaults).unwrap();
+        assert_eq!(left.spec.asked.as_deref(), Some(&before), "what was asked for is kept");
+        let mut with = before.clone();
+        with.secrets.insert("key".to_owned(), kip_types::keys::Hex(b"secret".to_vec()));
+        complete(&mut with, &defaults).unwrap();
+        let asked = with.spec.asked.unwrap();
+        assert_eq!(
+            (asked.secrets.len(), &asked.spec.secrets[..]),
+            (0, &["key".to_owned()][..]),
+            "never what is secret"
+        );
         assert_eq!((left.spec.timing.idle_ms, left.spec.timing.park_after_ms), (1, 8));
         assert_eq!(left.left_open, LeftOpen::default());
     }

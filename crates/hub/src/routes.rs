@@ -43,6 +43,7 @@ fn all<S: Service>() -> Routes<S> {
     let routes = Routes::new()
         .get("/v1/procs", list::<S>, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
         .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
+        .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse without asking the machine. Creates nothing.").body::<RunRequest>())
         .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").json::<ProcView>())
         .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
         .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").json::<ProcView>())
@@ -83,6 +84,12 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
     let service = hub.service.clone();
     let view = hub.operate(async move { run_named(&*service, request).await }).await?;
     Ok((StatusCode::CREATED, Json(view)).into_response())
+}
+
+/// Nothing is changed: whoever is about to remove procs for others to take their place asks first.
+async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<StatusCode> {
+    admit::complete(&mut request, &hub.defaults)?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Runs `request`; if its name is a stem, under the first free name made of it.

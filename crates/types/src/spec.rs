@@ -1,5 +1,6 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
+use crate::api::RunRequest;
 use crate::image::OciImage;
 use crate::life::{Ready, Restart};
 use crate::name::{ProcName, Realm};
@@ -53,6 +54,15 @@ pub struct PortSpec {
     /// What on this port wakes the proc.
     #[serde(default)]
     pub wake_on: WakeOn,
+}
+
+impl fmt::Display for PortSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.host_port.iter().try_for_each(|host| write!(f, "{host}:"))?;
+        write!(f, "{}", self.port)?;
+        f.write_str(if self.proto == Protocol::Udp { "/udp" } else { "" })?;
+        f.write_str(if self.wake_on == WakeOn::Data { ",wake=data" } else { "" })
+    }
 }
 
 /// A `--port` argument could not be read.
@@ -266,6 +276,13 @@ pub struct Spec {
     /// When it is ready after a start; none is as soon as its program was exec'd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Ready>,
+    /// The file that describes it, as `kip apply` calls it; none for a proc that no file made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// The request that made it, before daemon and image completed it. Kept by the hub, ignored in requests, left out of listings; null
+    /// for procs of older daemons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<Box<RunRequest>>,
 }
 
 /// Where a proc has its secrets.

@@ -178,6 +178,12 @@ impl FromStr for VolumeSpec {
     }
 }
 
+impl fmt::Display for VolumeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}{}", self.source, self.target, if self.read_only { ":ro" } else { "" })
+    }
+}
+
 impl VolumeSpec {
     fn check(&self) -> Result<(), BadVolume> {
         if let VolumeSource::Host(path) = &self.source

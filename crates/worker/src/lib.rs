@@ -196,7 +196,10 @@ impl Worker {
             self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
         blocking(move || {
             let mut views: Vec<ProcView> = handles.iter().map(view::proc_view).collect();
-            views.iter_mut().for_each(|v| v.spec.env.values_mut().for_each(String::clear));
+            for view in &mut views {
+                view.spec.env.values_mut().for_each(String::clear);
+                view.spec.asked = None;
+            }
             views
         })
         .await

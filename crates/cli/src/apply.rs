@@ -1,0 +1,294 @@
+//! `kip apply`, `kip diff` and `kip export`: files that describe procs, against what a daemon has.
+//!
+//! Everything is looked at before anything is changed: the file, what the daemon would refuse, what would have to be replaced, images.
+//! Then procs are made one after the other, each after those that it depends on. A failure in the middle leaves what was done, says
+//! what that is, and the next apply goes on from there. Sleepers are looked at and not woken.
+
+mod plan;
+mod view;
+
+use crate::commands::name;
+use crate::image::{RegistryArgs, When, ensure};
+use crate::manual;
+use crate::output::{print, print_json};
+use crate::text::one_line;
+use anyhow::{Context, bail};
+use clap::Args;
+use kip_client::Client;
+use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, render};
+use kip_types::name::ProcName;
+use plan::{Action, Change, Plan};
+use serde::Serialize;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Looked for in the working directory, in this order.
+const USUAL: [&str; 5] = ["kip.toml", "compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"];
+/// As diff(1): the comparison itself failed.
+const TROUBLE: u8 = 2;
+
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    #[command(flatten)]
+    pub what: FileArgs,
+    /// Only show what would be done
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Remove procs that this file made and that it does not describe any more, with all they have
+    #[arg(long, conflicts_with = "names")]
+    pub prune: bool,
+    /// Make procs anew that are not as described; what they wrote to their own files is lost
+    #[arg(long)]
+    pub replace: bool,
+    #[command(flatten)]
+    pub registry: RegistryArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    #[command(flatten)]
+    pub what: FileArgs,
+    /// Show what `apply --prune` would remove, too
+    #[arg(long, conflicts_with = "names")]
+    pub prune: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct FileArgs {
+    /// The file; without it kip.toml, compose.yaml or docker-compose.yml of this directory. `.yaml` and `.yml` are Compose files
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// Only these, and those that they depend on
+    #[arg(value_name = "NAME")]
+    pub names: Vec<ProcName>,
+    /// Compose: services of this profile, too; may be repeated
+    #[arg(long, value_name = "NAME")]
+    pub profile: Vec<String>,
+    /// Compose: go on without what Kip lacks, although the program may notice
+    #[arg(long)]
+    pub ignore_missing: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Names of procs
+    #[arg(required = true, value_name = "NAME", add = manual::names())]
+    pub names: Vec<String>,
+}
+
+/// Everything that was wrong, one line each; told before.
+#[derive(Debug)]
+struct Told;
+
+/// What a file says, and what its procs are marked with.
+struct Asked {
+    mark: String,
+    document: Document,
+}
+
+/// `kip apply`.
+pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::FAILURE) };
+    let mut plan = Plan::new(client, &asked, args.prune).await?;
+    let faults = plan.refused(client, args.replace || args.dry_run).await?;
+    if !faults.is_empty() {
+        tell(faults.iter());
+        return Ok(ExitCode::FAILURE);
+    }
+    if args.dry_run {
+        show(plan.changes(), json, |changes| view::planned(changes, args.replace))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let done = carry_out(client, &mut plan, &args.registry, json).await;
+    match json {
+        true => print_json(&Changes { changes: plan.changes() })?,
+        false => print(&view::left(plan.changes()))?,
+    }
+    done.map(|()| ExitCode::SUCCESS)
+}
+
+/// `kip diff`.
+pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Result<ExitCode> {
+    let compare = async {
+        let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::from(TROUBLE)) };
+        let plan = Plan::new(client, &asked, args.prune).await?;
+        let same = plan.changes().iter().all(|change| change.action == Action::Same);
+        show(plan.changes(), json, |changes| view::planned(changes, true))?;
+        Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    };
+    let compared: anyhow::Result<ExitCode> = compare.await;
+    match compared {
+        Err(e) if !e.is::<crate::output::StdoutGone>() => {
+            tell([format!("{e:#}")].iter());
+            Ok(ExitCode::from(TROUBLE))
+        }
+        done => done,
+    }
+}
+
+/// `kip export`.
+pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::Result<()> {
+    let mut procs = Vec::new();
+    for text in &args.names {
+        let view = client.inspect(&name(text)?).await?;
+        if view.spec.asked.is_none() {
+            tell(
+                [format!(
+                    "{} was made by an older Kip: what its image and the daemon said then is part of it",
+                    view.name
+                )]
+                .iter(),
+            );
+        }
+        procs.push((view.name.clone(), plan::asked(&view.spec)));
+    }
+    let text = render(procs).context("the procs cannot be written as TOML")?;
+    if json { print_json(&Exported { toml: text }) } else { print(&text) }
+}
+
+#[derive(Serialize)]
+struct Exported {
+    toml: String,
+}
+
+#[derive(Serialize)]
+struct Changes<'a> {
+    changes: &'a [Change],
+}
+
+fn show(changes: &[Change], json: bool, human: impl FnOnce(&[Change]) -> String) -> anyhow::Result<()> {
+    if json { print_json(&Changes { changes }) } else { print(&human(changes)) }
+}
+
+/// One line of standard error each.
+fn tell<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
+    for line in lines {
+        eprintln!("kip: {}", one_line(&line.to_string()));
+    }
+}
+
+/// Reads the file that is meant. What is wrong with it is told here, so that each mistake has a line of its own.
+fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
+    let path = match &args.file {
+        Some(path) => path.clone(),
+        None => USUAL
+            .iter()
+            .map(PathBuf::from)
+            .find(|path| path.exists())
+            .with_context(|| format!("there is no {} here: name the file with -f", USUAL.join(", ")))?,
+    };
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let lookup = |key: &str| std::env::var(key).ok();
+    let document = kip_describe::read(&Reading { path: &path, text: &text, lookup: &lookup, profiles: &args.profile });
+    let mut document = match document {
+        Ok(document) => document,
+        Err(Faults(faults)) => {
+            tell(faults.iter());
+            return Ok(Err(Told));
+        }
+    };
+    let refused = !args.ignore_missing && document.notes.iter().any(|note| note.weight == Weight::Changes);
+    tell(document.notes.iter());
+    if refused {
+        tell(["nothing was done; --ignore-missing goes on without what Kip lacks"].iter());
+        return Ok(Err(Told));
+    }
+    choose(&mut document, &args.names, &path)?;
+    let mark = match &document.project {
+        Some(project) => project.clone(),
+        None => own_mark(&path)?,
+    };
+    Ok(Ok(Asked { mark, document }))
+}
+
+/// Leaves those that are named and what they depend on.
+fn choose(document: &mut Document, names: &[ProcName], path: &Path) -> anyhow::Result<()> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let mut chosen = names.to_vec();
+    let mut at = 0;
+    while let Some(name) = chosen.get(at).cloned() {
+        let Some(one) = document.procs.iter().find(|p| p.request.spec.name == name) else {
+            bail!("{} describes no proc {name}", path.display());
+        };
+        for needed in &one.depends_on {
+            if !chosen.contains(needed) {
+                chosen.push(needed.clone());
+            }
+        }
+        at += 1;
+    }
+    document.procs.retain(|p| chosen.contains(&p.request.spec.name));
+    Ok(())
+}
+
+/// A file without a name of its own is known by its path and its machine: two clients may have the same path.
+fn own_mark(path: &Path) -> anyhow::Result<String> {
+    let path = path.canonicalize().with_context(|| format!("cannot find {}", path.display()))?;
+    let machine = rustix::system::uname();
+    Ok(format!("{}:{}", machine.nodename().to_string_lossy(), path.display()))
+}
+
+/// Images first, for without one of them nothing may be removed; then one proc after the other.
+async fn carry_out(client: &Client, plan: &mut Plan, registry: &RegistryArgs, json: bool) -> anyhow::Result<()> {
+    for (change, described) in plan.both() {
+        if let (Action::Create | Action::Replace, Some(described)) = (change.action, described) {
+            bring_image(client, described, registry).await?;
+        }
+    }
+    for (change, described) in plan.both() {
+        let name = change.name.clone();
+        match (change.action, described) {
+            (Action::Same, _) => {}
+            (Action::Create, Some(described)) => made(client, described).await?,
+            (Action::Start, _) => drop(client.start(&name).await?),
+            (Action::Replace, Some(described)) => {
+                client.remove(&name, true).await?;
+                made(client, described).await?;
+            }
+            (Action::Remove, _) => client.remove(&name, true).await?,
+            (Action::Create | Action::Replace, None) => unreachable!("what is made is described"),
+        }
+        change.done = true;
+        // At once: the next may take its time to become ready.
+        if !json {
+            print(&view::done(change))?;
+        }
+    }
+    Ok(())
+}
+
+async fn made(client: &Client, described: &Described) -> anyhow::Result<()> {
+    client.run(&described.request).await.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
+    Ok(())
+}
+
+async fn bring_image(client: &Client, described: &Described, registry: &RegistryArgs) -> anyhow::Result<()> {
+    let kip_types::spec::Image::Oci(image) = &described.request.spec.image else { return Ok(()) };
+    let when = match described.pull {
+        Pull::Missing => When::Missing,
+        Pull::Always => When::Always,
+        Pull::Never => When::Never,
+    };
+    let registry = RegistryArgs { plain_http: registry.plain_http || described.plain_http, ..registry.clone() };
+    let brought = ensure(client, &image.reference, when, &registry).await;
+    brought.map(drop).map_err(|e| Fault::new(&described.place, format!("{e:#}")).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_named_comes_with_what_it_depends_on() {
+        let text = "[proc.a]\ncommand='x'\ndepends-on=['b']\n[proc.b]\ncommand='x'\n[proc.c]\ncommand='x'\n";
+        let path = Path::new("/x/kip.toml");
+        let reading = Reading { path, text, lookup: &|_| None, profiles: &[] };
+        let mut document = kip_describe::read(&reading).unwrap();
+        assert!(choose(&mut document.clone(), &["d".parse().unwrap()], path).is_err());
+        choose(&mut document, &["a".parse().unwrap()], path).unwrap();
+        let names: Vec<_> = document.procs.iter().map(|p| p.request.spec.name.as_str()).collect();
+        assert_eq!(names, ["b", "a"]);
+    }
+}

@@ -1,0 +1,440 @@
+//! One service.
+
+use super::context::{Context, size, time};
+use super::lacking::{LACKING, lacking};
+use super::{mounts, ports};
+use crate::place::{Place, Weight, meant};
+use crate::table::{ProcTable, read_secrets};
+use crate::values::{Pull, Signal, Size, Time, Value as Variable, Words, split};
+use crate::yaml::{Node, Value};
+use crate::{Described, environ};
+use kip_types::life::Restart;
+use kip_types::name::ProcName;
+use kip_types::spec::parse_signal;
+use serde::Deserialize;
+
+/// Keys that are read, or that ask for what is so anyway.
+const READ: [&str; 30] = [
+    "image",
+    "build",
+    "command",
+    "entrypoint",
+    "environment",
+    "env_file",
+    "ports",
+    "expose",
+    "volumes",
+    "user",
+    "working_dir",
+    "mem_limit",
+    "cpus",
+    "pids_limit",
+    "deploy",
+    "stop_signal",
+    "stop_grace_period",
+    "restart",
+    "depends_on",
+    "hostname",
+    "profiles",
+    "pull_policy",
+    "healthcheck",
+    "secrets",
+    "scale",
+    "network_mode",
+    "init",
+    "stdin_open",
+    "tty",
+    "x-kip",
+];
+/// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
+const KIPS_OWN: [&str; 10] = [
+    "idle",
+    "park-after",
+    "archive-after",
+    "tick",
+    "hibernate",
+    "prefetch",
+    "lazy",
+    "file-pages",
+    "never-sleep",
+    "allow-setuid",
+];
+
+/// A service as far as it is understood by itself.
+pub struct Service {
+    pub name: String,
+    pub proc: ProcName,
+    pub place: Place,
+    /// Services that have to be ready, not only started, before it.
+    pub awaits: Vec<String>,
+    table: ProcTable,
+    /// What its environment files say.
+    env: Vec<(String, String)>,
+    depends_on: Vec<String>,
+}
+
+impl Service {
+    /// Reads a service.
+    pub fn read(context: &mut Context<'_>, name: &str, proc: ProcName, place: &Place, node: &Node) -> Service {
+        let (table, env) = (ProcTable::default(), Vec::new());
+        let mut service = Service {
+            name: name.to_owned(),
+            proc,
+            place: place.clone(),
+            awaits: Vec::new(),
+            table,
+            env,
+            depends_on: Vec::new(),
+        };
+        if !matches!(node.value, Value::Map(_)) {
+            context.fault(&node.place, format!("services.{name}: this is {}: write its keys", node.kind()));
+            return service;
+        }
+        for (key, place, value) in node.entries() {
+            let path = format!("services.{name}.{key}");
+            let known = service.program(context, key, value, &path)
+                || service.files_and_ports(context, key, value, &path)
+                || service.limits(context, key, value, &path)
+                || service.others(context, key, place, value, &path);
+            if known {
+                continue;
+            }
+            match lacking(key) {
+                Some((weight, why)) if asks(value) => context.lacks(place, weight, &path, why),
+                Some(_) => {}
+                None if key.starts_with("x-") => {}
+                None => {
+                    let all = READ.into_iter().chain(LACKING.iter().map(|(key, ..)| *key));
+                    let known = meant(key, all.clone());
+                    let known =
+                        if known.starts_with("did") { known } else { "Compose has none of that name".to_owned() };
+                    context.fault(place, format!("services.{name} has no key {key}: {known}"));
+                }
+            }
+        }
+        if let Some(expose) = node.get("expose") {
+            ports::exposed(context, expose, &format!("services.{name}.expose"), &mut service.table.port);
+        }
+        if service.table.image.is_none() {
+            context.fault(place, format!("services.{name} names no image: write image: NAME"));
+        }
+        service
+    }
+
+    /// What runs, and as whom.
+    fn program(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
+        match key {
+            "image" => self.table.image = context.text(node, path),
+            "command" => self.table.command = words(context, node, path).filter(|words| !words.0.is_empty()),
+            "entrypoint" => self.table.entrypoint = words(context, node, path),
+            "user" => self.table.user = context.text(node, path),
+            "working_dir" => self.table.workdir = context.text(node, path).map(Into::into),
+            "environment" => {
+                for (name, value) in context.pairs(node, path) {
+                    if let Some(value) = value.or_else(|| (context.lookup)(&name)) {
+                        self.table.env.insert(name, Variable(value));
+                    }
+                }
+            }
+            "env_file" => self.env_files(context, node, path),
+            "stop_signal" => {
+                let read = |text: &str| parse_signal(text).map(|_| Signal(text.to_owned()));
+                self.table.stop_signal = context.parsed(node, path, read);
+            }
+            "pull_policy" => {
+                let read = |text: &str| match text {
+                    "always" => Ok(Pull::Always),
+                    "never" => Ok(Pull::Never),
+                    "missing" | "if_not_present" => Ok(Pull::Missing),
+                    _ => Err("write always, missing or never"),
+                };
+                self.table.pull = context.parsed(node, path, read);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    fn env_files(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        let single = [node];
+        let list = if let Value::Map(_) = node.value { single.to_vec() } else { context.list(node, path) };
+        for one in list {
+            let (file, required) = match &one.value {
+                Value::Map(_) => {
+                    let file = one.get("path").and_then(|file| context.text(file, path));
+                    (file, one.get("required").is_none_or(|required| context.flag(required, path)))
+                }
+                _ => (context.text(one, path), true),
+            };
+            let Some(file) = file else {
+                context.fault(&one.place, format!("{path}: write the path of a file"));
+                continue;
+            };
+            let file = context.directory.join(file);
+            if !required && !file.exists() {
+                continue;
+            }
+            match environ::read(&file, context.lookup, true) {
+                Ok(said) => self.env.extend(said),
+                Err(e) => context.fault(&one.place, format!("{path}: {e}")),
+            }
+        }
+    }
+
+    fn files_and_ports(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
+        match key {
+            "ports" => self.table.port = ports::ports(context, node, path),
+            "volumes" => self.table.volume = mounts::volumes(context, node, path),
+            // After the ports, see `read`.
+            "expose" | "profiles" => {}
+            _ => return false,
+        }
+        true
+    }
+
+    fn limits(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
+        match key {
+            "mem_limit" => self.table.mem = context.parsed(node, path, size).map(Size),
+            "cpus" => self.table.cpus = context.parsed(node, path, str::parse::<f64>).filter(|n| *n > 0.0),
+            // -1 is how Compose says that there is none.
+            "pids_limit" => {
+                let limit = context.parsed(node, path, str::parse::<i64>);
+                self.table.pids = limit.filter(|n| *n > 0).and_then(|n| u32::try_from(n).ok());
+            }
+            "deploy" => self.deploy(context, node, path),
+            _ => return false,
+        }
+        true
+    }
+
+    fn deploy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (key, place, value) in node.entries() {
+            let path = format!("{path}.{key}");
+            match key.as_str() {
+                "resources" => {
+                    for (key, place, limits) in value.entries() {
+                        match key.as_str() {
+                            "limits" => self.deploy_limits(context, limits, &format!("{path}.limits")),
+                            _ => context.lacks(
+                                place,
+                                Weight::Harmless,
+                                &format!("{path}.{key}"),
+                                "nothing is kept for a proc",
+                            ),
+                        }
+                    }
+                }
+                "replicas" => self.copies(context, place, value, &path),
+                "mode" if context.text(value, &path).as_deref() == Some("replicated") => {}
+                "mode" => context.lacks(place, Weight::Changes, &path, "there is one proc for a service"),
+                _ => context.lacks(place, Weight::Harmless, &path, "there is one proc, on one machine"),
+            }
+        }
+    }
+
+    fn deploy_limits(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (key, place, value) in node.entries() {
+            let path = format!("{path}.{key}");
+            match key.as_str() {
+                "memory" => self.limits(context, "mem_limit", value, &path),
+                "cpus" => self.limits(context, "cpus", value, &path),
+                "pids" => self.limits(context, "pids_limit", value, &path),
+                _ => {
+                    context.fault(place, format!("there is no {path}: known are cpus, memory, pids"));
+                    true
+                }
+            };
+        }
+    }
+
+    fn copies(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
+        if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
+            context.lacks(place, Weight::Changes, path, "there is one proc for a service");
+        }
+    }
+
+    fn others(&mut self, context: &mut Context<'_>, key: &str, place: &Place, node: &Node, path: &str) -> bool {
+        match key {
+            "depends_on" => self.depends_on(context, node, path),
+            "restart" => {
+                // What was stopped by hand stays stopped with Kip in any case.
+                let read = |text: &str| if text == "unless-stopped" { Ok(Restart::Always) } else { text.parse() };
+                self.table.restart = context.parsed(node, path, read).filter(|policy| !policy.is_no());
+            }
+            "stop_grace_period" => self.table.stop_grace = context.parsed(node, path, time).map(Time),
+            "healthcheck" => self.healthcheck(context, place, node, path),
+            "secrets" => mounts::secrets(context, node, path, &mut self.table.secret),
+            "stdin_open" | "tty" => {
+                if context.flag(node, path) {
+                    context.lacks(place, Weight::Harmless, path, "standard input is empty; `kip exec` runs a shell");
+                }
+            }
+            "hostname" => {
+                if context.text(node, path).is_some_and(|host| host != self.proc.as_str()) {
+                    let why = format!("its host name is the proc's, {}", self.proc);
+                    context.lacks(place, Weight::Harmless, path, &why);
+                }
+            }
+            "scale" => self.copies(context, place, node, path),
+            "network_mode" => match context.text(node, path).as_deref() {
+                None | Some("bridge" | "default") => {}
+                Some(_) => context.lacks(place, Weight::Changes, path, "a proc has a network of its own"),
+            },
+            "build" if self.table.image.is_some() => {
+                context.lacks(place, Weight::Harmless, path, "the image is used as it is here");
+            }
+            "build" => context.lacks(
+                place,
+                Weight::Changes,
+                path,
+                "Kip builds no images: build it, `docker save` it, `kip image load` it and write image: NAME",
+            ),
+            "x-kip" => self.kips_own(context, node, path),
+            // There is always one, pid 1 of the sandbox.
+            "init" => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// A health check that has succeeded once shows that the service is ready; that is all that it is for here.
+    fn healthcheck(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
+        if node.get("disable").is_some_and(|disable| context.flag(disable, path)) {
+            return;
+        }
+        let Some(test) = node.get("test") else {
+            context.lacks(place, Weight::Harmless, path, "what an image says of its health is not looked at");
+            return;
+        };
+        let command = match &test.value {
+            Value::List(_) => {
+                let words = context.texts(test, path);
+                match words.split_first() {
+                    Some((first, _)) if first == "NONE" => return,
+                    Some((first, rest)) if first == "CMD-SHELL" => rest.join(" "),
+                    Some((first, rest)) if first == "CMD" => {
+                        shlex::try_join(rest.iter().map(String::as_str)).unwrap_or_default()
+                    }
+                    _ => {
+                        context.fault(&test.place, format!("{path}.test: a list begins with CMD, CMD-SHELL or NONE"));
+                        return;
+                    }
+                }
+            }
+            _ => context.text(test, path).unwrap_or_default(),
+        };
+        self.table.ready =
+            format!("exec:{command}").parse().map_err(|e| context.fault(&test.place, format!("{path}.test: {e}"))).ok();
+        let mut part = |key: &str| node.get(key).and_then(|value| context.parsed(value, path, time));
+        // Compose's own numbers where the file has none.
+        let each = part("interval").unwrap_or(30_000) + part("timeout").unwrap_or(30_000);
+        let start = part("start_period").unwrap_or(0);
+        let retries = node.get("retries").and_then(|value| context.parsed(value, path, str::parse::<u64>)).unwrap_or(3);
+        self.table.ready_timeout = Some(Time(start + each * retries.clamp(1, 100)));
+        context.lacks(
+            place,
+            Weight::Harmless,
+            path,
+            "it is run after each start until it succeeds, and not after that",
+        );
+    }
+
+    fn depends_on(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        if !matches!(node.value, Value::Map(_)) {
+            self.depends_on = context.texts(node, path);
+            return;
+        }
+        for (name, place, how) in node.entries() {
+            self.depends_on.push(name.clone());
+            let condition = how.get("condition").and_then(|node| context.text(node, path));
+            match condition.as_deref() {
+                None | Some("service_started") => {}
+                Some("service_healthy") => self.awaits.push(name.clone()),
+                Some("service_completed_successfully") => {
+                    context.lacks(place, Weight::Changes, path, "Kip does not wait until a proc ends");
+                }
+                Some(other) => {
+                    context.fault(place, format!("{path}: there is no condition {other}: write service_started"));
+                }
+            }
+        }
+    }
+
+    /// The times and ways of sleeping, with the keys of a `kip.toml`.
+    fn kips_own(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (key, place, value) in node.entries() {
+            if !KIPS_OWN.contains(&key.as_str()) {
+                let known = meant(key, KIPS_OWN.into_iter());
+                context.fault(place, format!("{path} has no key {key}: {known}"));
+                continue;
+            }
+            let Some(text) = context.text(value, path) else { continue };
+            let json = match text.as_str() {
+                "true" | "false" => serde_json::Value::Bool(text == "true"),
+                _ => serde_json::Value::String(text),
+            };
+            // Onto what is there already, so that each key is told by itself.
+            let mut all = serde_json::to_value(&self.table).expect("a table is JSON");
+            all[key] = json;
+            match ProcTable::deserialize(all) {
+                Ok(table) => self.table = table,
+                Err(e) => context.fault(&value.place, format!("{path}.{key}: {e}")),
+            }
+        }
+    }
+
+    /// The proc, with the names of the others.
+    pub fn described(
+        mut self,
+        context: &mut Context<'_>,
+        names: &[(String, ProcName)],
+        awaited: bool,
+    ) -> Option<Described> {
+        // Who says what ready is, is waited for anyway; without ports nobody could tell.
+        self.table.wait_ready = awaited && self.table.ready.is_none() && !self.table.port.is_empty();
+        let secrets = match read_secrets(&self.table.secret, context.directory) {
+            Ok(secrets) => secrets,
+            Err((secret, e)) => {
+                context.fault(&self.place, format!("services.{}.secrets: {secret}: {e}", self.name));
+                return None;
+            }
+        };
+        let mut depends_on = Vec::new();
+        for name in &self.depends_on {
+            match names.iter().find(|(known, _)| known == name) {
+                Some((_, proc)) => depends_on.push(proc.clone()),
+                None => {
+                    let message = format!("services.{}.depends_on: there is no service {name}", self.name);
+                    context.fault(&self.place, message);
+                }
+            }
+        }
+        let pull = self.table.pull.unwrap_or_default();
+        match self.table.into_request(self.proc, context.directory, self.env, secrets) {
+            Ok(request) => Some(Described { place: self.place, request, pull, plain_http: false, depends_on }),
+            Err(e) => {
+                context.fault(&self.place, e.to_string());
+                None
+            }
+        }
+    }
+}
+
+/// A key that is there and asks for nothing.
+fn asks(node: &Node) -> bool {
+    match &node.value {
+        Value::Null => false,
+        Value::Text { text, quoted } => *quoted || text != "false",
+        Value::List(list) => !list.is_empty(),
+        Value::Map(map) => !map.is_empty(),
+    }
+}
+
+/// A command: a list, or a string that is split as a shell does. Nothing is no command.
+fn words(context: &mut Context<'_>, node: &Node, path: &str) -> Option<Words> {
+    match &node.value {
+        Value::Null => None,
+        Value::Text { .. } => context.parsed(node, path, split).map(Words),
+        _ => Some(Words(context.texts(node, path))),
+    }
+}

@@ -1,0 +1,160 @@
+//! Compose files: what is read of them, what is lacking, what is wrong.
+
+use super::*;
+use crate::values::Pull;
+use kip_types::spec::Image;
+
+fn parse(text: &str) -> Result<Document, Faults> {
+    let lookup = |key: &str| match key {
+        "TAG" => Some("7".to_owned()),
+        "HOME" => Some("/home/me".to_owned()),
+        _ => None,
+    };
+    crate::read(&Reading { path: Path::new("/srv/shop/compose.yaml"), text, lookup: &lookup, profiles: &[] })
+}
+
+fn faults(text: &str) -> Vec<String> {
+    parse(text).unwrap_err().0.iter().map(Fault::to_string).collect()
+}
+
+fn notes(text: &str) -> Vec<String> {
+    parse(text).unwrap().notes.iter().map(|note| format!("{:?} {note}", note.weight)).collect()
+}
+
+const SHOP: &str = r#"
+services:
+  web:
+    image: nginx:${TAG:-1}
+    command: nginx -g 'daemon off;'
+    ports: ["8080:80", "3000-3001:3000-3001/udp", {target: 443, published: "8443"}]
+    environment:
+      A: ${NONE:-fallback}
+      EMPTY: ""
+      HOME:
+    volumes:
+      - ./html:/srv:ro
+      - type: volume
+        source: cache
+        target: /cache
+      - ~/.x:/x
+    depends_on:
+      db: {condition: service_healthy}
+    deploy:
+      resources:
+        limits: {cpus: "0.5", memory: 64m, pids: 20}
+    x-kip: {idle: 5s, never-sleep: true}
+  db:
+    image: redis
+    entrypoint: ["redis-server"]
+    command: ["--port", "6379"]
+    environment: ["B=b=c", "N"]
+    expose: [6379]
+    mem_limit: 1gb
+    stop_signal: SIGINT
+    restart: unless-stopped
+    stop_grace_period: 1m30s
+    healthcheck: {test: [CMD, redis-cli, "get a"], interval: 1s, timeout: 1s, retries: 5}
+    user: redis
+    working_dir: /data
+    pull_policy: never
+  debug:
+    image: x
+    profiles: [debug]
+volumes:
+  cache:
+"#;
+
+#[test]
+fn services_are_procs() {
+    let document = parse(SHOP).unwrap();
+    let [db, web] = &document.procs[..] else { panic!("{document:?}") };
+    assert_eq!(document.left_out[0].as_str(), "debug");
+    let spec = &web.request.spec;
+    let Image::Oci(image) = &spec.image else { panic!() };
+    assert_eq!(image.reference, "nginx:7");
+    assert_eq!(spec.command, ["nginx", "-g", "daemon off;"]);
+    let ports: Vec<_> = spec.ports.iter().map(ToString::to_string).collect();
+    assert_eq!(ports, ["8080:80", "3000:3000/udp", "3001:3001/udp", "8443:443"]);
+    let env: Vec<_> = spec.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    assert_eq!(env, ["A=fallback", "EMPTY=", "HOME=/home/me"]);
+    let volumes: Vec<_> = spec.volumes.iter().map(ToString::to_string).collect();
+    assert_eq!(volumes, ["/srv/shop/html:/srv:ro", "shop_cache:/cache", "/home/me/.x:/x"]);
+    assert_eq!((spec.limits.cpus, spec.limits.memory_bytes, spec.limits.pids), (Some(0.5), Some(64 << 20), 20));
+    assert_eq!((spec.timing.idle_ms, spec.timing.never), (5000, true));
+    assert!(!web.request.left_open.idle && web.request.left_open.park_after);
+    let spec = &db.request.spec;
+    assert_eq!((spec.restart, spec.stop_grace_ms), (kip_types::life::Restart::Always, Some(90_000)));
+    let ready = spec.ready.as_ref().unwrap();
+    assert_eq!((ready.check.to_string().as_str(), ready.within_ms), ("exec:redis-cli 'get a'", 10_000));
+    assert_eq!(spec.env.iter().next(), Some((&"B".to_owned(), &"b=c".to_owned())));
+    assert_eq!((spec.env.len(), spec.ports[0].to_string().as_str()), (1, "6379"));
+    assert_eq!(spec.limits.memory_bytes, Some(1 << 30));
+    assert_eq!(
+        (spec.user.as_deref(), spec.stop_signal.as_deref(), db.pull),
+        (Some("redis"), Some("SIGINT"), Pull::Never)
+    );
+    let Image::Oci(image) = &spec.image else { panic!() };
+    assert_eq!(image.entrypoint, Some(vec!["redis-server".to_owned()]));
+}
+
+#[test]
+fn what_kip_lacks_is_named_and_weighed() {
+    let one = |line: &str| notes(&format!("services:\n  web:\n    image: x\n    {line}\n"));
+    for (line, told) in [
+        (
+            "container_name: c",
+            "Harmless /srv/shop/compose.yaml:4:5: services.web.container_name is not supported: the proc",
+        ),
+        (
+            "healthcheck: {test: curl x}",
+            "Harmless /srv/shop/compose.yaml:4:5: services.web.healthcheck is not supported: it is run",
+        ),
+        ("privileged: true", "Changes /srv/shop/compose.yaml:4:5: services.web.privileged is not supported: a proc is"),
+        ("ports: ['127.0.0.1:80:80']", "Changes /srv/shop/compose.yaml:4:13: services.web.ports is not supported: Kip"),
+        ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
+        ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
+        ("network_mode: host", "Changes /srv/shop/compose.yaml:4:5: services.web.network_mode is not supported"),
+        ("volumes: [/data]", "Harmless /srv/shop/compose.yaml:4:15: services.web.volumes is not supported: a volume"),
+    ] {
+        let all = one(line);
+        assert!(all.len() == 1 && all[0].starts_with(told), "{line}: {all:?}");
+    }
+    for nothing in ["privileged: false", "restart: 'no'", "hostname: web", "init: true", "cap_add: []", "x-y: 1"] {
+        assert_eq!(one(nothing), Vec::<String>::new(), "{nothing}");
+    }
+    let two = notes("services:\n  a:\n    image: x\n  b_c:\n    image: x\n");
+    assert!(two[0].contains(":1:1: services do not find each other by name"), "{two:?}");
+    assert!(two[1].contains(":4:3: services.b_c is called b-c"), "{two:?}");
+}
+
+#[test]
+fn mistakes_are_told_with_their_place() {
+    let web = |line: &str| format!("services:\n  web:\n    image: x\n    {line}\n");
+    for (text, told) in [
+        (web("port: [80]"), "/srv/shop/compose.yaml:4:5: services.web has no key port: did you mean ports?"),
+        (
+            web("ports: [eighty]"),
+            "/srv/shop/compose.yaml:4:13: services.web.ports: port \"eighty\" is not valid: write",
+        ),
+        (web("mem_limit: much"), "/srv/shop/compose.yaml:4:16: services.web.mem_limit: size \"MUCH\" is not valid"),
+        (web("volumes: ['data:/data']"), "/srv/shop/compose.yaml:4:15: services.web.volumes: there is no volume data"),
+        (web("depends_on: [db]"), "/srv/shop/compose.yaml:2:3: services.web.depends_on: there is no service db"),
+        (web("user: ${WHO:?say who}"), "/srv/shop/compose.yaml:4:11: the variable WHO is needed: say who"),
+        (
+            web("x-kip: {idel: 5s}"),
+            "/srv/shop/compose.yaml:4:13: services.web.x-kip has no key idel: did you mean idle?",
+        ),
+        (web("x-kip: {idle: soon}"), "/srv/shop/compose.yaml:4:19: services.web.x-kip.idle: duration \"soon\""),
+        (web("env_file: none.env"), "/srv/shop/compose.yaml:4:15: services.web.env_file: the environment file"),
+        ("services:\n  web:\n    command: x\n".to_owned(), "/srv/shop/compose.yaml:2:3: services.web names no image"),
+        ("service: {}\n".to_owned(), "/srv/shop/compose.yaml:1:1: there is no key service: did you mean services?"),
+        ("- a\n".to_owned(), "/srv/shop/compose.yaml:1:1: this is a list"),
+        (
+            "services: {a: {image: x, depends_on: [b]}, b: {image: x, depends_on: [a]}}".to_owned(),
+            "/srv/shop/compose.yaml:1:12: these depend on each other in a circle: a -> b -> a",
+        ),
+    ] {
+        let all = faults(&text);
+        assert!(all[0].starts_with(told), "{text}: {all:?}");
+    }
+}

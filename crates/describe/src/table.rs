@@ -1,0 +1,375 @@
+//! A proc as a table of a `kip.toml`: keys are the long flags of `kip run`. From it a request is made, and from a request it is made
+//! again, so that what is exported, compared and read are the same keys.
+
+use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Value, Volume, Words, normal};
+use kip_types::api::{LeftOpen, RunRequest};
+use kip_types::image::OciImage;
+use kip_types::keys::Hex;
+use kip_types::life::{Check, READY_WITHIN_MS, Ready, Restart};
+use kip_types::name::{ProcName, Realm};
+use kip_types::spec::{Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
+use kip_types::volume::{BadVolume, VolumeSpec};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// A proc.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default, rename_all = "kebab-case")]
+pub struct ProcTable {
+    /// Program and arguments; with an image, the arguments of its own program. A string is split as a shell does, but no shell runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<Words>,
+    /// Image whose files it has instead of the host's: a name, `oci:PATH[:TAG]` or `docker-archive:FILE`, paths from the file's directory on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// Tarball that lies over the host's files; a path from the file's directory on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tar: Option<PathBuf>,
+    /// When the image is brought from where its name leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pull: Option<Pull>,
+    /// Ask the image's registry without TLS.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub plain_http: bool,
+    /// Run this program of the image instead of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entrypoint: Option<Words>,
+    /// Publish every port that the image exposes, each by a host port of Kip's choice.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub publish_all: bool,
+    /// Published ports: `[HOST:]PORT[/udp][,wake=data]`, a number, or a table.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub port: Vec<Port>,
+    /// Files of the machine: `SRC:DST[:ro]`, or a table.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub volume: Vec<Volume>,
+    /// Most memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mem: Option<Size>,
+    /// Most CPU time, 1.0 is one core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<f64>,
+    /// Most processes and threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pids: Option<u32>,
+    /// Working directory inside the proc.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workdir: Option<PathBuf>,
+    /// Run as `USER[:GROUP]` of the proc's own files, names or numbers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// What `kip stop` sends first, instead of SIGTERM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_signal: Option<Signal>,
+    /// From that signal to killing it, 10s without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_grace: Option<Time>,
+    /// Start it again when its program ends: `no`, `on-failure[:MAX]` or `always`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<Restart>,
+    /// What shows that it is ready: `tcp:PORT`, `http:PORT/PATH` or `exec:COMMAND`. What depends on it is started after that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<Check>,
+    /// How long that may take, 60s without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready_timeout: Option<Time>,
+    /// Idle this long, it leaves the hot tier.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle: Option<Time>,
+    /// That long after, it is parked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub park_after: Option<Time>,
+    /// Parked that long, it is archived, if there is a store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub archive_after: Option<Time>,
+    /// Timers shorter than this are no activity and do not wake on time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tick: Option<Time>,
+    /// How it hibernates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hibernate: Option<Hibernate>,
+    /// Whether a wake brings the working set at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefetch: Option<Switch>,
+    /// Whether a parked one runs before its memory is there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lazy: Option<Lazy>,
+    /// Whether hibernation drops unchanged pages of files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_pages: Option<FilePages>,
+    /// Sleep only when told to.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub never_sleep: bool,
+    /// Let setuid and setgid programs inside change their identity.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub allow_setuid: bool,
+    /// Those that depend on it, and `kip apply`, wait until its ports listen.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub wait_ready: bool,
+    /// Procs of this file that are started before it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub depends_on: Vec<ProcName>,
+    /// Files with environment variables, one `NAME=VALUE` a line; paths from the file's directory on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub env_file: Option<Texts>,
+    /// Files whose contents it has as `/run/secrets/NAME`, in memory; paths from the file's directory on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub secret: BTreeMap<String, PathBuf>,
+    /// Environment variables, on top of those of `env-file`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, Value>,
+}
+
+impl ProcTable {
+    /// The request that makes it. Paths count from `directory`; `env` is what its environment files say, `secrets` what its secrets
+    /// contain.
+    ///
+    /// # Errors
+    /// A volume that cannot be.
+    pub fn into_request(
+        self,
+        name: ProcName,
+        directory: &Path,
+        env: Vec<(String, String)>,
+        secrets: BTreeMap<String, Hex>,
+    ) -> Result<RunRequest, BadVolume> {
+        let left_open = LeftOpen {
+            name: false,
+            idle: self.idle.is_none(),
+            park_after: self.park_after.is_none(),
+            archive_after: self.archive_after.is_none(),
+        };
+        let usual = Timing::default();
+        let timing = Timing {
+            idle_ms: self.idle.map_or(usual.idle_ms, |t| t.0),
+            park_after_ms: self.park_after.map_or(usual.park_after_ms, |t| t.0),
+            archive_after_ms: self.archive_after.map_or(usual.archive_after_ms, |t| t.0),
+            tick_ms: self.tick.map_or(usual.tick_ms, |t| t.0),
+            never: self.never_sleep,
+            hibernate: self.hibernate.unwrap_or_default(),
+            prefetch: self.prefetch.is_none_or(|p| p.0),
+            lazy: self.lazy.unwrap_or_default(),
+            keep_files: self.file_pages == Some(FilePages::Keep),
+        };
+        let image = match (self.tar, self.image) {
+            (Some(tar), _) => Image::Tar(normal(&directory.join(tar)).into()),
+            (None, Some(reference)) => Image::Oci(OciImage {
+                reference: reference_in(&reference, directory),
+                entrypoint: self.entrypoint.map(|words| words.0),
+                publish_all: self.publish_all,
+                ..OciImage::default()
+            }),
+            (None, None) => Image::Host,
+        };
+        let said = self.env.into_iter().map(|(key, value)| (key, value.0));
+        let volumes: Result<Vec<VolumeSpec>, BadVolume> = self.volume.iter().map(|v| v.resolve(directory)).collect();
+        let spec = Spec {
+            name,
+            realm: Realm::default(),
+            command: self.command.unwrap_or_default().0,
+            env: env.into_iter().chain(said).collect(),
+            workdir: self.workdir,
+            image,
+            ports: self.port.into_iter().map(|port| port.0).collect(),
+            volumes: volumes?,
+            limits: Limits {
+                memory_bytes: self.mem.map(|size| size.0),
+                cpus: self.cpus,
+                pids: self.pids.unwrap_or_else(|| Limits::default().pids),
+            },
+            timing,
+            allow_setuid: self.allow_setuid,
+            user: self.user,
+            stop_signal: self.stop_signal.map(|signal| signal.0),
+            stop_grace_ms: self.stop_grace.map(|time| time.0),
+            restart: self.restart.unwrap_or_default(),
+            secrets: secrets.keys().cloned().collect(),
+            ready: self
+                .ready
+                .map(|check| Ready { check, within_ms: self.ready_timeout.map_or(READY_WITHIN_MS, |time| time.0) }),
+            file: None,
+            asked: None,
+        };
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
+    }
+
+    /// What says the same as `request`. What is usual is left out.
+    pub fn of(request: &RunRequest) -> ProcTable {
+        // Contents of secrets are nowhere else than in the request that makes a proc.
+        let RunRequest { spec, wait_ready, secrets: _, left_open } = request;
+        // Named one by one, so that what a spec gets in addition is not forgotten here.
+        let Spec {
+            name: _, // the table's own
+            realm: _,
+            command,
+            env,
+            workdir,
+            image,
+            ports,
+            volumes,
+            limits,
+            timing,
+            allow_setuid,
+            user,
+            stop_signal,
+            stop_grace_ms,
+            restart,
+            secrets,
+            ready,
+            file: _,
+            asked: _,
+        } = spec.clone();
+        let usual = Timing::default();
+        let time = |open: bool, ms: u64| (!open).then_some(Time(ms));
+        let (mut tar, mut reference, mut entrypoint, mut publish_all) = (None, None, None, false);
+        match image {
+            Image::Host => {}
+            Image::Tar(path) => tar = Some(path),
+            Image::Oci(oci) => {
+                (reference, publish_all) = (Some(oci.reference), oci.publish_all);
+                entrypoint = oci.entrypoint.map(Words);
+            }
+        }
+        let volume = |v: VolumeSpec| Volume { source: v.source.to_string(), target: v.target, read_only: v.read_only };
+        ProcTable {
+            command: (!command.is_empty()).then_some(Words(command)),
+            image: reference,
+            tar,
+            pull: None,
+            plain_http: false,
+            entrypoint,
+            publish_all,
+            port: ports.into_iter().map(Port).collect(),
+            volume: volumes.into_iter().map(volume).collect(),
+            mem: limits.memory_bytes.map(Size),
+            cpus: limits.cpus,
+            pids: (limits.pids != Limits::default().pids).then_some(limits.pids),
+            workdir,
+            user,
+            stop_signal: stop_signal.map(Signal),
+            stop_grace: stop_grace_ms.map(Time),
+            restart: (!restart.is_no()).then_some(restart),
+            ready_timeout: ready.as_ref().filter(|r| r.within_ms != READY_WITHIN_MS).map(|r| Time(r.within_ms)),
+            ready: ready.map(|ready| ready.check),
+            idle: time(left_open.idle, timing.idle_ms),
+            park_after: time(left_open.park_after, timing.park_after_ms),
+            archive_after: time(left_open.archive_after, timing.archive_after_ms),
+            tick: time(timing.tick_ms == usual.tick_ms, timing.tick_ms),
+            hibernate: (timing.hibernate != usual.hibernate).then_some(timing.hibernate),
+            prefetch: (timing.prefetch != usual.prefetch).then_some(Switch(timing.prefetch)),
+            lazy: (timing.lazy != usual.lazy).then_some(timing.lazy),
+            file_pages: timing.keep_files.then_some(FilePages::Keep),
+            never_sleep: timing.never,
+            allow_setuid,
+            wait_ready: *wait_ready,
+            depends_on: Vec::new(),
+            env_file: None,
+            // Where they would be looked for; nobody gives them out.
+            secret: secrets.into_iter().map(|name| (name.clone(), Path::new("secrets").join(name))).collect(),
+            env: env.into_iter().map(|(key, value)| (key, Value(value))).collect(),
+        }
+    }
+}
+
+/// Files of images are named from the description's directory on.
+fn reference_in(reference: &str, directory: &Path) -> String {
+    for kind in ["oci:", "docker-archive:"] {
+        if let Some(path) = reference.strip_prefix(kind).filter(|path| !path.starts_with('/')) {
+            return format!("{kind}{}", normal(&directory.join(path)));
+        }
+    }
+    reference.to_owned()
+}
+
+/// A key in which two descriptions differ.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// The key, as in a `kip.toml`.
+    pub field: String,
+    /// What the proc has; null if nothing is said there. Values of environment variables are not shown.
+    pub is: Option<String>,
+    /// What the file says; null if it says nothing.
+    pub wanted: Option<String>,
+}
+
+/// Keys that say how a proc is made, not what it is.
+const ON_THE_WAY: [&str; 1] = ["wait-ready"];
+
+/// What has to change for a proc that was made by `is` to be one that is made by `wanted`.
+pub fn differences(is: &RunRequest, wanted: &RunRequest) -> Vec<Difference> {
+    let (is, wanted) = (fields(is), fields(wanted));
+    let keys: std::collections::BTreeSet<&String> = is.keys().chain(wanted.keys()).collect();
+    let differ = |key: &&String| is.get(*key) != wanted.get(*key);
+    let shown = |key: &str, value: Option<&String>| match key.starts_with("env.") {
+        true => value.map(|_| "(not shown)".to_owned()),
+        false => value.cloned(),
+    };
+    keys.into_iter()
+        .filter(differ)
+        .map(|key| Difference { field: key.clone(), is: shown(key, is.get(key)), wanted: shown(key, wanted.get(key)) })
+        .collect()
+}
+
+/// Keys with their values as text, variables one by one.
+fn fields(request: &RunRequest) -> BTreeMap<String, String> {
+    let table = serde_json::to_value(ProcTable::of(request)).expect("a table is JSON");
+    let mut all = BTreeMap::new();
+    for (key, value) in table.as_object().expect("a table is an object") {
+        match value.as_object().filter(|_| key == "env") {
+            Some(variables) => {
+                let each = variables.iter().map(|(name, value)| (format!("env.{name}"), text(value)));
+                all.extend(each);
+            }
+            None if ON_THE_WAY.contains(&key.as_str()) => {}
+            None => drop(all.insert(key.clone(), text(value))),
+        }
+    }
+    all
+}
+
+/// What the files of secrets contain, by their names.
+///
+/// # Errors
+/// A line that says which cannot be.
+pub fn read_secrets(
+    files: &BTreeMap<String, PathBuf>,
+    directory: &Path,
+) -> Result<BTreeMap<String, Hex>, (String, String)> {
+    let mut all = BTreeMap::new();
+    for (name, file) in files {
+        let bad = |message: String| (name.clone(), message);
+        bad_secret(name).map_or(Ok(()), |line| Err(bad(line)))?;
+        let path = directory.join(file);
+        let mut contents = Vec::new();
+        // One byte more says that there is too much, also of what never ends.
+        let read = File::open(&path).and_then(|f| f.take(LONGEST_SECRET as u64 + 1).read_to_end(&mut contents));
+        read.map_err(|e| bad(format!("{} cannot be read: {e}", path.display())))?;
+        if contents.len() > LONGEST_SECRET {
+            return Err(bad(format!("{} has more than {LONGEST_SECRET} bytes", path.display())));
+        }
+        all.insert(name.clone(), Hex(contents));
+    }
+    Ok(all)
+}
+
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[derive(Serialize)]
+struct Rendered {
+    proc: BTreeMap<ProcName, ProcTable>,
+}
+
+/// A `kip.toml` with these procs.
+///
+/// # Errors
+/// What TOML cannot say: there is nothing of the kind in a spec.
+pub fn render(procs: impl IntoIterator<Item = (ProcName, RunRequest)>) -> Result<String, toml::ser::Error> {
+    let proc = procs.into_iter().map(|(name, request)| (name, ProcTable::of(&request))).collect();
+    toml::to_string(&Rendered { proc })
+}

@@ -1,0 +1,246 @@
+//! YAML as a tree that knows where everything stands. Anchors and merge keys are resolved; what a scalar means is for the reader.
+
+use crate::place::{Fault, Place};
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+use std::collections::HashMap;
+use std::path::Path;
+
+/// More than this from anchors is a trap, not a description.
+const MOST_NODES: usize = 100_000;
+/// Deepest nesting.
+const DEEPEST: usize = 100;
+
+/// A value and where it stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Node {
+    pub place: Place,
+    pub value: Value,
+}
+
+/// A key of a map and what it leads to.
+pub type Entry = (String, Place, Node);
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Value {
+    Null,
+    /// A scalar. One that is quoted is never a boolean, a number or nothing.
+    Text {
+        text: String,
+        quoted: bool,
+    },
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+struct Loader<'a> {
+    path: &'a Path,
+    anchors: HashMap<usize, Node>,
+    nodes: usize,
+}
+
+/// Reads the first document of a text.
+pub fn load(path: &Path, text: &str) -> Result<Node, Fault> {
+    let mut loader = Loader { path, anchors: HashMap::new(), nodes: 0 };
+    let mut events = Parser::new_from_str(text);
+    let mut next = || events.next();
+    loop {
+        match loader.event(&mut next)? {
+            (Event::StreamStart | Event::DocumentStart(_), _) => {}
+            (Event::StreamEnd | Event::DocumentEnd, span) => {
+                return Ok(Node { place: loader.place(&span), value: Value::Null });
+            }
+            (event, span) => return loader.node(event, span, &mut next, 0),
+        }
+    }
+}
+
+type Next<'a, 'i> = &'a mut dyn FnMut() -> Option<Result<(Event<'i>, Span), saphyr_parser::ScanError>>;
+
+impl Loader<'_> {
+    fn place(&self, span: &Span) -> Place {
+        // Lines count from 1 there, columns from 0.
+        Place { file: self.path.display().to_string().into(), line: span.start.line(), column: span.start.col() + 1 }
+    }
+
+    fn event<'i>(&self, next: Next<'_, 'i>) -> Result<(Event<'i>, Span), Fault> {
+        match next() {
+            Some(Ok(event)) => Ok(event),
+            Some(Err(e)) => {
+                let at = e.marker();
+                let place =
+                    Place { file: self.path.display().to_string().into(), line: at.line(), column: at.col() + 1 };
+                Err(Fault::new(&place, format!("this is no YAML: {}", e.info())))
+            }
+            None => Ok((Event::StreamEnd, Span::default())),
+        }
+    }
+
+    fn node<'i>(&mut self, event: Event<'i>, span: Span, next: Next<'_, 'i>, depth: usize) -> Result<Node, Fault> {
+        let place = self.place(&span);
+        self.count(&place, 1, depth)?;
+        let (value, anchor) = match event {
+            Event::Alias(id) => {
+                let Some(node) = self.anchors.get(&id).cloned() else {
+                    return Err(Fault::new(&place, "this refers to an anchor from within itself"));
+                };
+                self.count(&place, size(&node), depth)?;
+                // Mistakes are told where the value stands, not where it is referred to.
+                return Ok(node);
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let is_text = tag.is_some_and(|tag| tag.is_yaml_core_schema() && tag.suffix == "str");
+                let quoted = style != ScalarStyle::Plain || is_text;
+                let null = !quoted && matches!(text.as_ref(), "" | "~" | "null" | "Null" | "NULL");
+                (if null { Value::Null } else { Value::Text { text: text.into_owned(), quoted } }, anchor)
+            }
+            Event::SequenceStart(anchor, _) => {
+                let mut list = Vec::new();
+                loop {
+                    match self.event(next)? {
+                        (Event::SequenceEnd, _) => break,
+                        (event, span) => list.push(self.node(event, span, next, depth + 1)?),
+                    }
+                }
+                (Value::List(list), anchor)
+            }
+            Event::MappingStart(anchor, _) => (self.map(next, depth)?, anchor),
+            _ => return Err(Fault::new(&place, "the YAML ends in the middle")),
+        };
+        let node = Node { place, value };
+        if anchor > 0 {
+            self.anchors.insert(anchor, node.clone());
+        }
+        Ok(node)
+    }
+
+    fn map<'i>(&mut self, next: Next<'_, 'i>, depth: usize) -> Result<Value, Fault> {
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut merged: Vec<Node> = Vec::new();
+        loop {
+            let (event, span) = self.event(next)?;
+            if event == Event::MappingEnd {
+                break;
+            }
+            let key = self.node(event, span, next, depth + 1)?;
+            let Value::Text { text: name, quoted } = key.value else {
+                return Err(Fault::new(&key.place, "a key is a word: write KEY: VALUE"));
+            };
+            let (event, span) = self.event(next)?;
+            let value = self.node(event, span, next, depth + 1)?;
+            if name == "<<" && !quoted {
+                merged.push(value);
+                continue;
+            }
+            if let Some((_, first, _)) = entries.iter().find(|(known, ..)| *known == name) {
+                return Err(Fault::new(&key.place, format!("the key {name} is there twice, first at {first}")));
+            }
+            entries.push((name, key.place, value));
+        }
+        for from in merged {
+            merge(&mut entries, from)?;
+        }
+        Ok(Value::Map(entries))
+    }
+
+    fn count(&mut self, place: &Place, nodes: usize, depth: usize) -> Result<(), Fault> {
+        self.nodes += nodes;
+        if self.nodes > MOST_NODES || depth > DEEPEST {
+            return Err(Fault::new(place, "there is too much in this file, or it is nested too deeply"));
+        }
+        Ok(())
+    }
+}
+
+/// Adds what `<<` brings: keys that are there already stay.
+fn merge(entries: &mut Vec<Entry>, from: Node) -> Result<(), Fault> {
+    match from.value {
+        Value::Map(more) => {
+            for entry in more {
+                if !entries.iter().any(|(known, ..)| *known == entry.0) {
+                    entries.push(entry);
+                }
+            }
+            Ok(())
+        }
+        Value::List(maps) => maps.into_iter().try_for_each(|map| merge(entries, map)),
+        _ => Err(Fault::new(&from.place, "<< takes a map, or a list of them")),
+    }
+}
+
+fn size(node: &Node) -> usize {
+    match &node.value {
+        Value::List(list) => 1 + list.iter().map(size).sum::<usize>(),
+        Value::Map(map) => 1 + map.iter().map(|(_, _, value)| size(value)).sum::<usize>(),
+        _ => 1,
+    }
+}
+
+impl Node {
+    /// The entries of a map; none of anything else.
+    pub fn entries(&self) -> &[Entry] {
+        if let Value::Map(entries) = &self.value { entries } else { &[] }
+    }
+
+    /// What a key leads to.
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        self.entries().iter().find(|(known, ..)| known == key).map(|(_, _, value)| value)
+    }
+
+    /// Changes every scalar that is no key.
+    pub fn each_text(&mut self, change: &mut dyn FnMut(&Place, &mut String)) {
+        match &mut self.value {
+            Value::Text { text, .. } => change(&self.place, text),
+            Value::List(list) => list.iter_mut().for_each(|node| node.each_text(change)),
+            Value::Map(map) => map.iter_mut().for_each(|(_, _, node)| node.each_text(change)),
+            Value::Null => {}
+        }
+    }
+
+    /// What it is, for people.
+    pub fn kind(&self) -> &'static str {
+        match self.value {
+            Value::Null => "nothing",
+            Value::Text { .. } => "a value",
+            Value::List(_) => "a list",
+            Value::Map(_) => "a map",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(node: Option<&Node>) -> &str {
+        match node.map(|n| &n.value) {
+            Some(Value::Text { text, .. }) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn places_anchors_and_merges() {
+        let yaml = "x: &base\n  a: 1\n  b: two words\ny:\n  <<: *base\n  b: \"3\"\nz: [p, ~]\n";
+        let root = load(Path::new("f"), yaml).unwrap();
+        let y = root.get("y").unwrap();
+        assert_eq!((text(y.get("a")), text(y.get("b"))), ("1", "3"));
+        assert_eq!(y.get("b").unwrap().place.to_string(), "f:6:6");
+        let Value::List(z) = &root.get("z").unwrap().value else { panic!() };
+        assert_eq!((z[0].place.to_string().as_str(), &z[1].value), ("f:7:5", &Value::Null));
+        assert_eq!(load(Path::new("f"), "").unwrap().value, Value::Null);
+    }
+
+    #[test]
+    fn what_is_wrong_has_a_place() {
+        let fault = |yaml: &str| load(Path::new("f"), yaml).unwrap_err().to_string();
+        assert!(fault("a: 1\na: 2\n").starts_with("f:2:1: the key a is there twice, first at f:1:1"));
+        assert!(fault("a: [1\nb: 2\n").starts_with("f:"));
+        assert!(fault("a:\n\tb: 2\n").contains("no YAML"));
+        assert!(fault("[a]: 2\n").starts_with("f:1:1: a key is a word"));
+        let bomb = (1..9).fold("a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n".to_owned(), |text, n| {
+            let m = n - 1;
+            format!("{text}a{n}: &a{n} [*a{m},*a{m},*a{m},*a{m},*a{m},*a{m},*a{m},*a{m},*a{m},*a{m}]\n")
+        });
+        assert!(fault(&bomb).contains("too much"));
+    }
+}

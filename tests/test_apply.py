@@ -1,0 +1,247 @@
+"""Files that describe procs: `kip apply`, `kip diff`, `kip export`, with real servers; bad files are told with line and column."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness import images
+from harness.clients import Redis, http_get
+from harness.kip import Kip, Proc
+
+ROOT = Path(__file__).parents[1]
+
+PAIR = """\
+[proc.cache]
+command = ["redis-server", "--save", "", "--protected-mode", "no"]
+port = [6379]
+wait-ready = true
+env = { PASSWORD = "hidden-1" }
+
+[proc.web]
+command = "python3 -m http.server 8000"
+port = ["8000/tcp,wake=data"]
+workdir = "/srv"
+volume = ["./public:/srv:ro"]
+mem = "64M"
+idle = "1h"
+wait-ready = true
+depends-on = ["cache"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Two servers, one of which shows a file beside the description."""
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public/index.html").write_text("described\n")
+    file = tmp_path / "kip.toml"
+    file.write_text(PAIR)
+    return file
+
+
+def actions(kip: Kip, *words: str | Path) -> dict[str, str]:
+    return {change["name"]: change["action"] for change in kip.json(*map(str, words))["changes"]}
+
+
+def told(kip: Kip, *words: str | Path, code: int = 1) -> list[str]:
+    """The lines of a refusal."""
+    done = kip.cli(*words, check=False)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return done.stderr.splitlines()
+
+
+def test_apply_makes_what_is_missing_and_wakes_nobody(kip: Kip, file: Path) -> None:
+    assert kip.cli("apply", "-f", file, "--dry-run").stdout == "+ cache\n+ web\n"
+    assert kip.names() == []
+    assert kip.cli("diff", "-f", file, check=False).returncode == 1
+    assert actions(kip, "apply", "-f", file) == {"cache": "create", "web": "create"}
+    cache, web = Proc(kip, "cache"), Proc(kip, "web")
+    assert http_get(web.port(8000)) == b"described\n"
+    assert Redis(cache.port(6379)).ask("SET", "a", "1") == "OK"
+    cache.sleep()
+    web.hibernate()
+    before = [proc.inspect() for proc in (cache, web)]
+    assert actions(kip, "apply", "-f", file) == {"cache": "same", "web": "same"}
+    assert kip.cli("diff", "-f", file).stdout == ""
+    after = [proc.inspect() for proc in (cache, web)]
+    assert [(p["state"], p["wakes"], p["generation"]) for p in before] == [
+        (p["state"], p["wakes"], p["generation"]) for p in after
+    ], "nobody was woken"
+    assert [p["state"] for p in after] == ["parked", "hibernated"]
+    cache.stop()
+    assert actions(kip, "apply", "-f", file) == {"cache": "start", "web": "same"}
+    assert cache.state == "running"
+
+
+def test_what_differs_is_named_and_replaced_only_if_told(kip: Kip, file: Path) -> None:
+    kip.cli("apply", "-f", file)
+    pids = {name: Proc(kip, name).inspect()["pids"] for name in ("cache", "web")}
+    more = '\n[proc.third]\ncommand = "sleep 1000"\n'
+    file.write_text(PAIR.replace('"1h"', '"30m"').replace("hidden-1", "hidden-2") + more)
+    lines = told(kip, "apply", "-f", file)
+    assert len(lines) == 2 and all("--replace" in line for line in lines), lines
+    assert f"{file}:1:7: cache is not as described: env.PASSWORD (is (not shown), wanted (not shown))" in lines[0]
+    assert f"{file}:7:7: web is not as described: idle (is 1h, wanted 30m)" in lines[1]
+    assert kip.names() == ["cache", "web"], "nothing was done, third neither"
+    done = kip.cli("diff", "-f", file, check=False)
+    assert done.returncode == 1 and "    - idle = 1h\n    + idle = 30m\n" in done.stdout and "hidden" not in done.stdout
+    assert actions(kip, "apply", "-f", file, "third") == {"third": "create"}
+    assert actions(kip, "apply", "-f", file, "--replace") == {"cache": "replace", "web": "replace", "third": "same"}
+    assert Proc(kip, "web").inspect()["spec"]["timing"]["idle_ms"] == 1_800_000
+    assert all(Proc(kip, name).inspect()["pids"] != pids[name] for name in pids)
+    assert kip.cli("diff", "-f", file).returncode == 0
+
+
+def test_everything_is_checked_before_anything_is_changed(kip: Kip, file: Path) -> None:
+    """What the daemon would refuse is known before a proc goes for another."""
+    kip.cli("apply", "-f", file)
+    pids = Proc(kip, "web").inspect()["pids"]
+    file.write_text(PAIR.replace('mem = "64M"', 'mem = "1K"'))
+    (line,) = told(kip, "apply", "-f", file, "--replace")
+    assert f"{file}:7:7: web: a memory limit of 1024 bytes is too small" in line
+    file.write_text(PAIR + '\n[proc.none]\nimage = "oci:nowhere"\n')
+    assert "nowhere" in told(kip, "apply", "-f", file, "--replace")[-1]
+    assert kip.names() == ["cache", "web"] and Proc(kip, "web").inspect()["pids"] == pids
+
+
+def test_prune_removes_only_what_the_file_made(kip: Kip, file: Path, tmp_path: Path) -> None:
+    kip.run("by-hand", ["sleep", "1000"])
+    other = tmp_path / "other.toml"
+    other.write_text('[proc.other]\ncommand = "sleep 1000"\n')
+    kip.cli("apply", "-f", other)
+    kip.cli("apply", "-f", file)
+    file.write_text(PAIR.split("[proc.web]")[0])
+    assert actions(kip, "apply", "-f", file) == {"cache": "same"}
+    assert kip.cli("diff", "-f", file, "--prune", check=False).stdout == "- web\n"
+    assert actions(kip, "apply", "-f", file, "--prune") == {"cache": "same", "web": "remove"}
+    assert kip.names() == ["by-hand", "cache", "other"]
+    # Nobody else's proc is replaced.
+    file.write_text('[proc.other]\ncommand = "sleep 2000"\n')
+    (line,) = told(kip, "apply", "-f", file, "--replace")
+    assert "other was made by" in line and str(other) in line and "command" in line
+
+
+def test_export_makes_the_same_procs_again(kip: Kip, file: Path, tmp_path: Path) -> None:
+    kip.cli("apply", "-f", file)
+    (tmp_path / "key").write_text("secret contents")
+    flags = ["--env", "A=b", "--restart", "on-failure:2", "--cpus", "0.5", "--tick", "5s", "--secret", f"key={tmp_path}/key"]
+    kip.run("by-hand", ["sh", "-c", "echo 'x  y'; sleep 1000"], ports=["53/udp"], flags=flags, wait_ready=False)
+    names = ["by-hand", "cache", "web"]
+    text = kip.cli("export", *names).stdout
+    assert "hidden-1" in text and "secret contents" not in text
+    assert "secret contents" not in kip.cli("inspect", "by-hand", "--json").stdout
+    assert not any(b"secret contents" in spec.read_bytes() for spec in kip.data.glob("procs/*/spec.json"))
+
+    def asked() -> list[dict]:
+        return [Proc(kip, name).inspect()["spec"]["asked"] for name in names]
+
+    before = asked()
+    again = tmp_path / "again/kip.toml"
+    (again.parent / "secrets").mkdir(parents=True)
+    (again.parent / "secrets/key").write_text("secret contents")
+    again.write_text(text)
+    assert kip.cli("diff", "-f", again).stdout == "", "as it is exported it is"
+    for name in names:
+        kip.cli("rm", name, "--force")
+    kip.cli("apply", "-f", again)
+    after = asked()
+    for one in before + after:
+        one["spec"].pop("file", None)
+    assert after == before
+    assert kip.cli("export", *names).stdout == text
+    assert "nobody" in kip.refused("export", "nobody")
+
+
+def test_bad_files_are_told_with_line_and_column(kip: Kip, file: Path, tmp_path: Path) -> None:
+    file.write_text('[proc.a]\ncommand = "x"\nports = ["80"]\n[proc.b]\ncommand = "x"\nidle = "soon"\n')
+    lines = told(kip, "apply", "-f", file)
+    assert lines[0] == f"kip: {file}:3:1: proc.a has no key ports: did you mean port?"
+    assert lines[1].startswith(f'kip: {file}:6:8: proc.b.idle: duration "soon" is not valid: write a number')
+    assert told(kip, "diff", "-f", file, code=2) == lines
+    file.write_text('[proc.a]\ncommand = "x"\ndepends-on = ["b"]\n[proc.b]\ncommand = "x"\ndepends-on = ["a"]\n')
+    (line,) = told(kip, "apply", "-f", file)
+    assert "in a circle: a -> b -> a" in line
+    assert str(tmp_path / "none") in kip.refused("apply", "-f", tmp_path / "none")
+    file.write_text(PAIR)
+    assert "no proc nobody" in kip.refused("apply", "-f", file, "nobody")
+    assert kip.names() == []
+
+
+def test_the_example_of_the_documents(kip: Kip, tmp_path: Path) -> None:
+    text = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/kip-toml.md").read_text(), re.DOTALL)
+    (tmp_path / "public").mkdir()
+    (tmp_path / "public/index.html").write_text("shop\n")
+    (tmp_path / "web.env").write_text("SIZE=big\n")
+    (tmp_path / "token.txt").write_text("abc")
+    (tmp_path / "kip.toml").write_text(text[0])
+    done = subprocess.run([kip.program, "--data", kip.data, "apply"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cache made\nweb made\n", "")
+    web = Proc(kip, "web")
+    assert web.exec("sh", "-c", "echo $SIZE $COLOUR; cat /run/secrets/token").stdout == "big red\nabc"
+    assert Proc(kip, "cache").inspect()["spec"]["file"] == "shop"
+
+
+COMPOSE = """\
+services:
+  front:
+    image: ${WEB:-web:1}
+    container_name: shop-front
+    restart: unless-stopped
+    ports: ["8080"]
+    environment:
+      - COLOUR=${COLOUR:-blue}
+    healthcheck: {test: [CMD, cat, /srv/index.html], interval: 1s, timeout: 2s, retries: 10}
+    depends_on:
+      data_store: {condition: service_healthy}
+  data_store:
+    image: "oci:redis"
+    expose: ["6379"]
+    volumes: ["kept:/data"]
+    mem_limit: 128m
+    x-kip: {idle: 1h}
+volumes:
+  kept:
+"""
+
+
+def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> None:
+    images.layout(tmp_path / "redis", latest=images.redis())
+    kip.cli("image", "load", f"oci:{images.layout(tmp_path / 'web', one=images.web())}:one", "--name", "web:1")
+    file = tmp_path / "compose.yaml"
+    file.write_text(COMPOSE)
+    (tmp_path / ".env").write_text("COLOUR=green\n")
+    done = kip.cli("apply", "-f", file)
+    assert done.stdout == "data-store made\nfront made\n"
+    warned = done.stderr.splitlines()
+    assert any(f"{file}:4:5: services.front.container_name is not supported: the proc is called" in line for line in warned)
+    assert any(f"{file}:1:1: services do not find each other by name" in line for line in warned)
+    front, store = Proc(kip, "front"), Proc(kip, "data-store")
+    assert front.exec("sh", "-c", "echo $COLOUR").stdout == "green\n"
+    assert front.inspect()["ready"] is True and front.inspect()["spec"]["ready"]["within_ms"] == 30_000
+    assert front.inspect()["spec"]["restart"] == "always" and store.inspect()["spec"]["volumes"][0]["target"] == "/data"
+    for proc in (front, store):
+        proc.sleep()
+    assert actions(kip, "apply", "-f", file) == {"data-store": "same", "front": "same"}
+    assert [front.state, store.state] == ["parked", "parked"]
+    assert http_get(front.port(8080)) == b"first\n"
+    assert Redis(store.port(6379)).ask("PING") == "PONG"
+    kip.remove_all()
+    kip.cli("volume", "rm", *[volume["name"] for volume in kip.json("volume", "ls")])
+    kip.cli("image", "gc", "--all")
+
+
+def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path) -> None:
+    file = tmp_path / "docker-compose.yml"
+    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\n    ports: ['127.0.0.1:80:80']\n")
+    lines = told(kip, "apply", "-f", file)
+    assert lines[0].startswith(f"kip: {file}:4:5: services.web.privileged is not supported: a proc is never")
+    assert f"{file}:6:13: services.web.ports is not supported: Kip publishes at all addresses" in lines[1]
+    assert "--ignore-missing" in lines[2] and kip.names() == []
+    # Then it is the image that is missing.
+    assert "web" in told(kip, "apply", "-f", file, "--ignore-missing")[-1]
+    file.write_text("services:\n  web:\n    image: web\n    port: [80]\n")
+    assert told(kip, "apply", "-f", file) == [f"kip: {file}:4:5: services.web has no key port: did you mean ports?"]
