@@ -17,6 +17,7 @@ mod image;
 mod key;
 mod life;
 mod manual;
+mod meter;
 mod output;
 mod snapshot;
 mod text;

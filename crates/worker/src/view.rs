@@ -7,7 +7,7 @@ use crate::state::Record;
 use crate::task::Handle;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::Now;
-use kip_types::api::{FetchedView, MemoryView, ProcView, WakeView};
+use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
 use kip_types::{State, Tier};
 
 /// What came from the store for its last wake.
@@ -51,6 +51,15 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
         },
         spec: proc.spec.clone(),
     }
+}
+
+/// What it has used to this moment; a running one is looked at.
+pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
+    let status = handle.status.borrow().clone();
+    if let State::Hot { init, .. } = status.record.state {
+        handle.proc.look_for_meter(init);
+    }
+    handle.proc.meter.view_since(&handle.proc, status.record.state.word(), since_ms)
 }
 
 fn measure(proc: &Proc, record: &Record) -> (Vec<u32>, MemoryView, Option<u64>) {

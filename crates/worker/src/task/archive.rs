@@ -220,6 +220,7 @@ impl Task {
         kept.map_err(stays)?;
         fault::reach("archive-kept");
         self.advance(Input::Archived, record::Durability::Fsync)?;
+        self.proc.meter.level(uploaded.held_bytes);
         fault::reach("archive-recorded");
         if let Some(sleep) = self.record.last_sleep.clone() {
             let total_us = sleep.total_us + since.elapsed().as_micros() as u64;

@@ -79,6 +79,7 @@ impl Task {
             return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
         };
         self.note_ticks();
+        self.proc.look_for_meter(init);
         fault::reach("hibernate-begin");
         let proc = Arc::clone(&self.proc);
         let (turn, ticked) = (now_ms(), self.ticked);
@@ -129,6 +130,7 @@ impl Task {
         let detail = format!("frozen {} us, {} bytes written", view.frozen_us, view.bytes_written);
         let next = self.record.after(Input::Hibernated).map_err(|e| self.unfit(&e))?;
         self.keep(Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..next });
+        self.proc.meter.level(there_bytes.saturating_add(report.set_bytes));
         fault::reach("hibernate-recorded");
         let timing = &self.proc.spec.timing;
         let mut next = None;
@@ -218,6 +220,8 @@ impl Task {
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         let (from, for_what) = (Tier::Hibernated, trigger.clone());
+        self.proc.meter.enter(Some(Tier::Hot));
+        self.count_wake(from, &trigger, total_us);
         next.last_wake = Some(WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None });
         next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;

@@ -2,10 +2,12 @@
 
 use super::archive::FETCH_AGAIN;
 use super::{AFTER_TICKS, Running, Sleeping, Task, blocking, chain};
+use crate::disk;
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
+use crate::meter;
 use crate::park::{self, Body, ParkError};
 use crate::proc::Proc;
 use crate::record;
@@ -65,6 +67,9 @@ impl Task {
 
     pub(super) async fn park(&mut self) -> Result<(), Refusal> {
         let begin = Instant::now();
+        if let State::Hot { init, .. } = self.record.state {
+            self.proc.look_for_meter(init);
+        }
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         let hibernating = self.leave_hibernation();
@@ -83,7 +88,7 @@ impl Task {
                 tree::wait_at_rest(&pids, REST_WITHIN);
             }
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
-            let mut record = || record::write_state(&proc.dir, &next, record::Durability::Fsync);
+            let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, &mut record);
             if let Err(e) = &done
                 && e.is_about_what_is_out()
@@ -137,6 +142,8 @@ impl Task {
             if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
             }
+            proc.look_for_cpu();
+            proc.meter.level(disk::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
         })
         .await;
         let view = SleepView {
@@ -269,6 +276,7 @@ impl Task {
                 let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                 let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
                 let from = if fetched { Tier::Archived } else { Tier::Parked };
+                self.count_wake(from, &trigger, total_us);
                 let view = WakeView { trigger: trigger.clone(), from, total_us, steps, at_ms: now_ms(), fetched: None };
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
@@ -303,6 +311,11 @@ impl Task {
                 Err(Unwoken { refusal: Refusal::new(Code::Failed, message), is_the_stores: e.is_the_stores() })
             }
         }
+    }
+
+    /// For its meter and for the metrics.
+    pub(super) fn count_wake(&self, from: Tier, trigger: &str, _total_us: u64) {
+        self.proc.meter.woken(from, meter::word(trigger));
     }
 
     /// Its sockets and timers may wake it again.
