@@ -79,6 +79,11 @@ impl Activity {
         self.accepted
     }
 
+    /// TCP connections that were opened from within the namespace, those to itself included.
+    pub fn opened_from_within(&self) -> u64 {
+        self.opened.saturating_sub(self.accepted)
+    }
+
     /// UDP datagrams that were delivered.
     pub fn datagrams_received(&self) -> u64 {
         self.received

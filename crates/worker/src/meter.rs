@@ -66,6 +66,10 @@ pub(crate) struct Kept {
     tiers: BTreeMap<Tier, InTier>,
     cpu_ns: Grown,
     connections: Grown,
+    /// Connections that were made from within.
+    outward: Grown,
+    /// CRIU has worked in its network namespace since the last look.
+    engine: bool,
     datagrams: Grown,
     /// By the tier that it woke from and what for.
     wakes: BTreeMap<Tier, BTreeMap<String, u64>>,
@@ -179,15 +183,29 @@ impl Meter {
     pub(crate) fn traffic(&self, read: impl FnOnce() -> Option<Traffic>) -> Option<Traffic> {
         let mut live = self.live();
         let traffic = read()?;
-        live.kept.connections.look(traffic.accepted());
-        live.kept.datagrams.look(traffic.datagrams_received());
+        let kept = &mut live.kept;
+        let [inward, outward] = [kept.connections.total, kept.outward.total];
+        kept.connections.look(traffic.accepted());
+        kept.outward.look(traffic.opened_from_within());
+        kept.datagrams.look(traffic.datagrams_received());
+        if std::mem::take(&mut kept.engine) {
+            // To find out about the kernel CRIU connects to itself there; so do reset connections that are made anew.
+            let own = (kept.outward.total - outward).min(kept.connections.total - inward);
+            kept.connections.total -= own;
+        }
         Some(traffic)
     }
 
     /// It has another network namespace, which counts from nothing.
     pub(crate) fn without_network(&self) {
         let mut live = self.live();
-        (live.kept.connections.seen, live.kept.datagrams.seen) = (0, 0);
+        let kept = &mut live.kept;
+        (kept.connections.seen, kept.outward.seen, kept.datagrams.seen) = (0, 0, 0);
+    }
+
+    /// CRIU is about to work in its network namespace, while the program stands still.
+    pub(crate) fn engine_at_work(&self) {
+        self.live().kept.engine = true;
     }
 
     /// It was woken.

@@ -53,6 +53,7 @@ pub(crate) fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<
     machine.pool.release(&[proc.slot])?;
     let kit = machine.kits.make(proc.slot)?;
     proc.meter.without_network();
+    proc.meter.engine_at_work();
     let made = machine.launcher().namespaces(proc.first_id(), proc.name.as_str())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);

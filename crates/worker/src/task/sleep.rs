@@ -70,6 +70,7 @@ impl Task {
         if let State::Hot { init, .. } = self.record.state {
             self.proc.look_for_meter(init);
         }
+        self.proc.meter.engine_at_work();
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         let hibernating = self.leave_hibernation();
