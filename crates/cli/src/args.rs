@@ -68,6 +68,8 @@ pub enum Command {
     Why(NameArg),
     /// Show what procs have used: time and memory by tier, CPU time, connections, wakes
     Meter(MeterArgs),
+    /// Print the metrics that Prometheus scrapes, which are `GET /metrics` of the API; docs/metrics.md lists them
+    Metrics,
     /// Show what happened
     Events(EventsArgs),
     /// Look at generations in the store, carry them elsewhere, delete what is of no use any more

@@ -43,6 +43,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Wake(args) => show(&client.wake(&name(&args.name)?, args.id.as_deref()).await?, json, view::wake)?,
         Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
         Command::Meter(args) => meter::meter(client, &args, json).await?,
+        Command::Metrics => print(&client.metrics().await?)?,
         Command::Logs(args) => logs(client, &args, json).await?,
         Command::Events(args) => {
             follow::events(client, EventsRequest { follow: args.follow, since: args.since }, json).await?;

@@ -188,6 +188,10 @@ impl Service for Hosted {
         Ok(self.worker.meters(since_ms).await)
     }
 
+    async fn metrics(&self) -> Result<String, Refusal> {
+        Ok(self.worker.metrics().await)
+    }
+
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
         self.worker.why(&name).await
     }

@@ -80,6 +80,9 @@ pub trait Service: Send + Sync + 'static {
     /// What a proc has used, all of it or after `since_ms`. Does not wake it.
     fn meter(&self, name: ProcName, since_ms: Option<u64>) -> impl Future<Output = Result<MeterView, Refusal>> + Send;
 
+    /// Metrics, in Prometheus' text format. Wakes nobody.
+    fn metrics(&self) -> impl Future<Output = Result<String, Refusal>> + Send;
+
     /// What all procs have used, sorted by name.
     fn meters(&self, since_ms: Option<u64>) -> impl Future<Output = Result<Vec<MeterView>, Refusal>> + Send;
 

@@ -14,6 +14,7 @@
 //! | [`images`] | images and the layers that procs keep |
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`meter`] | what each proc has used |
+//! | [`metrics`] | what Prometheus is told |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
@@ -42,6 +43,7 @@ mod kits;
 pub mod logs;
 mod machine;
 mod meter;
+mod metrics;
 mod open;
 mod page_out;
 mod park;
@@ -70,6 +72,7 @@ pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};
 
 use crate::machine::Machine;
+use crate::metrics::Moment;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::stop::Network;
@@ -230,6 +233,25 @@ impl Worker {
         let handles: Vec<Handle> =
             self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
         blocking(move || handles.iter().map(|handle| view::meter_view(handle, since_ms)).collect()).await
+    }
+
+    /// Metrics, in Prometheus' text format. Looks at no proc.
+    pub async fn metrics(&self) -> String {
+        let handles: Vec<Handle> =
+            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let machine = Arc::clone(&self.machine);
+        blocking(move || {
+            let archive = machine.archive.as_ref();
+            let moment = Moment {
+                procs: handles.iter().map(view::proc_now).collect(),
+                room: Some(machine.pressure.view()),
+                wanted_bytes: machine.pressure.wanted_bytes(),
+                cache: archive.and_then(|archive| archive.cache_use()),
+                store: archive.map(|archive| archive.store_use()),
+            };
+            machine.metrics.text(moment)
+        })
+        .await
     }
 
     /// Why it is in the tier that it is in. Watches a running proc for a second; touches, wakes and waits for nobody.

@@ -289,6 +289,9 @@ impl Kept {
     }
 }
 
+/// All that [`word`] gives.
+pub(crate) const WORDS: [&str; 8] = ["tcp", "udp", "timer", "touch", "exec", "wake", "stop", "other"];
+
 /// What a trigger is called in meters and metrics: few words, however many sockets there are.
 pub(crate) fn word(trigger: &str) -> &'static str {
     match trigger.split(' ').next().unwrap_or_default() {

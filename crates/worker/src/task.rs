@@ -125,6 +125,8 @@ pub(crate) struct Status {
     pub(crate) execs: usize,
     /// What it takes while it is hibernated.
     pub(crate) asleep: Asleep,
+    /// Its wake waits for leave.
+    pub(crate) waits: bool,
 }
 
 /// A running proc.
@@ -223,6 +225,7 @@ impl Task {
             starting: false,
             execs: 0,
             asleep: Asleep::default(),
+            waits: false,
         };
         let (status, watcher) = watch::channel(status);
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
@@ -330,6 +333,7 @@ impl Task {
             starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
+            waits: self.pressed.waits(),
         });
     }
 

@@ -2,6 +2,7 @@
 
 use crate::events::now_ms;
 use crate::hibernate;
+use crate::metrics::ProcNow;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::task::Handle;
@@ -60,6 +61,20 @@ pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
         handle.proc.look_for_meter(init);
     }
     handle.proc.meter.view_since(&handle.proc, status.record.state.word(), since_ms)
+}
+
+/// What metrics tell of it, from memory alone.
+pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
+    let status = handle.status.borrow();
+    let record = &status.record;
+    let sleeps = matches!(record.state.tier(), Some(Tier::Hibernated | Tier::Parked | Tier::Archived));
+    let had_bytes = record.last_sleep.as_ref().filter(|_| sleeps).and_then(|sleep| sleep.memory_bytes).unwrap_or(0);
+    ProcNow {
+        meter: handle.proc.meter.view_since(&handle.proc, record.state.word(), None),
+        had_bytes,
+        refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
+        waits: status.waits,
+    }
 }
 
 fn measure(proc: &Proc, record: &Record) -> (Vec<u32>, MemoryView, Option<u64>) {

@@ -296,6 +296,10 @@ impl Service for Fake {
         Ok(self.procs.lock().unwrap().values().map(meter).collect())
     }
 
+    async fn metrics(&self) -> Result<String, Refusal> {
+        Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().unwrap().len()))
+    }
+
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
         self.change(&name, |view| WhyView {
             name: name.clone(),

@@ -8,6 +8,7 @@ use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
 use crate::meter;
+use crate::metrics::Cause;
 use crate::park::{self, Body, ParkError};
 use crate::proc::Proc;
 use crate::record;
@@ -61,7 +62,7 @@ impl Task {
         if matches!(self.record.state, State::Parked { .. }) {
             return Ok(true);
         }
-        self.refuse_if_in_use()?;
+        self.refuse_if_in_use(Tier::Parked)?;
         self.park().await.map(|()| false)
     }
 
@@ -112,6 +113,7 @@ impl Task {
             }
             Err(e) => {
                 let causes = causes_of(&e);
+                self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
                 self.record.cannot_sleep = causes.clone();
                 self.settle(Input::ParkRefused);
                 if self.running.is_none() {
@@ -158,6 +160,7 @@ impl Task {
             cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
+        self.proc.shared.metrics.slept(Tier::Parked, view.total_us);
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
         let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
         self.keep(next);
@@ -297,6 +300,7 @@ impl Task {
             }
             Err(e) => {
                 self.settle(Input::WakeFailed);
+                self.proc.shared.metrics.failed_to_wake(if fetched { Tier::Archived } else { Tier::Parked });
                 self.sleeping = Some(Sleeping { next });
                 let message = self.wake_failure(&e);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
@@ -315,8 +319,10 @@ impl Task {
     }
 
     /// For its meter and for the metrics.
-    pub(super) fn count_wake(&self, from: Tier, trigger: &str, _total_us: u64) {
-        self.proc.meter.woken(from, meter::word(trigger));
+    pub(super) fn count_wake(&self, from: Tier, trigger: &str, total_us: u64) {
+        let trigger = meter::word(trigger);
+        self.proc.meter.woken(from, trigger);
+        self.proc.shared.metrics.woke(from, trigger, total_us);
     }
 
     /// Its sockets and timers may wake it again.
@@ -422,6 +428,13 @@ pub(crate) fn source_word(source: Source) -> &'static str {
         Source::Interval => "interval timer",
         Source::Call => "time-out of a call",
         Source::Work => "it was at work",
+    }
+}
+
+fn cause_of(e: &ParkError) -> Cause {
+    match e {
+        ParkError::Dump(DumpError::Refused { .. }) => Cause::Criu,
+        _ => Cause::Snapshot,
     }
 }
 
