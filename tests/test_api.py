@@ -214,6 +214,8 @@ def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
 
 def test_the_command_line_from_elsewhere(abroad: Abroad, tmp_path: Path) -> None:
     assert json.loads(abroad.cli("ps", "--json").stdout) == []
+    assert "# TYPE kip_procs gauge" in abroad.cli("metrics").stdout
+    assert "there is no token" in abroad.refused("metrics", token=None)
     abroad.cli("run", "--name", "far", "--", "sh", "-c", "echo hello; sleep 1000")
     assert abroad.cli("exec", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
     assert abroad.cli("exec", "far", "--", "cat", input="typed " * 100_000).stdout == "typed " * 100_000

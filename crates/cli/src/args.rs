@@ -6,6 +6,7 @@ use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
 use crate::life::{LifeArgs, WaitArgs};
 use crate::manual::{self, CompletionArgs, ManArgs};
+use crate::meter::MeterArgs;
 use crate::token::TokenCommand;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
@@ -72,6 +73,10 @@ pub enum Command {
     Wake(WakeArgs),
     /// Say why a proc is awake, or what keeps it from sleeping
     Why(NameArg),
+    /// Show what procs have used: time and memory by tier, CPU time, connections, wakes
+    Meter(MeterArgs),
+    /// Print the metrics that Prometheus scrapes, which are `GET /metrics` of the API; docs/metrics.md lists them
+    Metrics,
     /// Show what happened
     Events(EventsArgs),
     /// Look at generations in the store, carry them elsewhere, delete what is of no use any more

@@ -3,7 +3,7 @@
 use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
 use crate::life::WaitArgs;
 use crate::output::{print, print_json};
-use crate::{apply, details, exec, follow, image, key, snapshot, text, token, top, view, volume};
+use crate::{apply, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -45,6 +45,8 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Sleep(args) => show(&client.sleep(&name(&args.name)?, args.to).await?, json, view::sleep)?,
         Command::Wake(args) => show(&client.wake(&name(&args.name)?, args.id.as_deref()).await?, json, view::wake)?,
         Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
+        Command::Meter(args) => meter::meter(client, &args, json).await?,
+        Command::Metrics => print(&client.metrics().await?)?,
         Command::Logs(args) => logs(client, &args, json).await?,
         Command::Events(args) => {
             follow::events(client, EventsRequest { follow: args.follow, since: args.since }, json).await?;

@@ -4,9 +4,9 @@ use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
     CarriedView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest, ExecRequest,
-    ImportRequest, Info, LogLine, LogStream, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest,
-    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest,
-    WhyView,
+    ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest,
+    RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest,
+    WakeRequest, WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
@@ -178,6 +178,18 @@ impl Service for Hosted {
 
     async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal> {
         self.worker.wake(&name, how.id.as_deref()).await.map(|(proc, already)| Moved { proc, already })
+    }
+
+    async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
+        self.worker.meter(&name, since_ms).await
+    }
+
+    async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
+        Ok(self.worker.meters(since_ms).await)
+    }
+
+    async fn metrics(&self) -> Result<String, Refusal> {
+        Ok(self.worker.metrics().await)
     }
 
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {

@@ -18,6 +18,7 @@ mod image;
 mod key;
 mod life;
 mod manual;
+mod meter;
 mod output;
 mod snapshot;
 mod text;

@@ -11,6 +11,7 @@ mod exec;
 mod feed;
 mod images;
 mod keys;
+mod meters;
 mod remote;
 mod snapshots;
 mod tokens;

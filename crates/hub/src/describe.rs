@@ -68,6 +68,11 @@ impl Doc {
         Doc { shape: Some(("application/x-ndjson", referred::<T>)), status: 200, answer, ..self }
     }
 
+    /// Answers 200 and plain text of this content type.
+    pub fn text(self, content: &'static str) -> Doc {
+        Doc { shape: Some((content, inline::<String>)), status: 200, ..self }
+    }
+
     /// Answers 101 and frames both ways.
     pub fn upgrade(self) -> Doc {
         let answer = json!({
@@ -112,7 +117,7 @@ impl<S: Send + Sync + 'static> Routes<S> {
     }
 
     fn operation(&mut self, path: &str, doc: Doc) -> Value {
-        let tag = path.split('/').nth(2).unwrap_or_default().trim_end_matches(".json");
+        let tag = path.trim_start_matches("/v1").split('/').nth(1).unwrap_or_default().trim_end_matches(".json");
         let mut parameters: Vec<Value> = path.split('/').filter_map(in_path).collect();
         if let Some(query) = doc.query {
             parameters.extend(in_query(&query(&mut self.schemas)));

@@ -17,6 +17,7 @@ mod feed;
 mod images;
 mod keys;
 mod lock;
+mod meters;
 mod remote;
 mod routes;
 mod server;

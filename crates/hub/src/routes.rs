@@ -61,6 +61,7 @@ fn all<S: Service>() -> Routes<S> {
     let routes = crate::snapshots::routes(routes);
     let routes = crate::keys::routes(routes);
     let routes = crate::volumes::routes(routes);
+    let routes = crate::meters::routes(routes);
     let routes = crate::tokens::routes(routes);
     crate::images::routes(routes)
 }

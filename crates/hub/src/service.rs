@@ -5,8 +5,9 @@
 
 use kip_types::api::{
     CarriedView, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest, ExecEnd, ExecRequest,
-    ImportRequest, Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
-    SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest,
+    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest,
+    WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
@@ -75,6 +76,15 @@ pub trait Service: Send + Sync + 'static {
     /// Wakes a proc and returns when it runs. One that is not known here is looked for in the store, and taken over if it runs
     /// nowhere.
     fn wake(&self, name: ProcName, how: WakeRequest) -> impl Future<Output = Result<Moved, Refusal>> + Send;
+
+    /// What a proc has used, all of it or after `since_ms`. Does not wake it.
+    fn meter(&self, name: ProcName, since_ms: Option<u64>) -> impl Future<Output = Result<MeterView, Refusal>> + Send;
+
+    /// Metrics, in Prometheus' text format. Wakes nobody.
+    fn metrics(&self) -> impl Future<Output = Result<String, Refusal>> + Send;
+
+    /// What all procs have used, sorted by name.
+    fn meters(&self, since_ms: Option<u64>) -> impl Future<Output = Result<Vec<MeterView>, Refusal>> + Send;
 
     /// Why a proc is in the tier that it is in.
     fn why(&self, name: ProcName) -> impl Future<Output = Result<WhyView, Refusal>> + Send;

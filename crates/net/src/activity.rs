@@ -33,6 +33,10 @@ pub struct Activity {
     v6_out: Traffic,
     /// Connections opened, both ways.
     opened: u64,
+    /// Those that others opened.
+    accepted: u64,
+    /// Datagrams that came.
+    received: u64,
     /// Connections open now.
     open: u64,
     /// SYNs that were refused, and other resets.
@@ -70,6 +74,21 @@ pub enum ActivityError {
 }
 
 impl Activity {
+    /// TCP connections that others have opened, those of the namespace to itself included.
+    pub fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// TCP connections that were opened from within the namespace, those to itself included.
+    pub fn opened_from_within(&self) -> u64 {
+        self.opened.saturating_sub(self.accepted)
+    }
+
+    /// UDP datagrams that were delivered.
+    pub fn datagrams_received(&self) -> u64 {
+        self.received
+    }
+
     /// Reads the counters of the network namespace of a process, given by its pid as we see it.
     pub fn read(pid: u32) -> Result<Activity, ActivityError> {
         let snmp = Table::read(pid, "snmp")?;
@@ -105,6 +124,8 @@ impl Activity {
                 udp: s6(&["Udp6OutDatagrams"]),
             },
             opened: s4(&["Tcp.PassiveOpens", "Tcp.ActiveOpens"])?,
+            accepted: s4(&["Tcp.PassiveOpens"])?,
+            received: s4(&["Udp.InDatagrams"])? + s6(&["Udp6InDatagrams"]),
             open: s4(&["Tcp.CurrEstab"])?,
             resets: s4(&["Tcp.OutRsts"])?,
         })

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// First bytes that are remembered for the median.
 const REMEMBERED: usize = 64;
+/// Upper bounds of [`FirstByte::buckets`], seconds.
+pub const FIRST_BYTE_BOUNDS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0];
 /// A median of fewer says nothing.
 const ENOUGH: usize = 4;
 
@@ -35,6 +37,8 @@ pub struct Counters {
     pub bytes_read: u64,
     /// Bytes of objects that were sent, those of failed tries included.
     pub bytes_written: u64,
+    /// Requests to a bucket that failed in a way that may pass.
+    pub failures: u64,
     /// Requests sent again because one failed.
     pub retries: u64,
     /// Streams that broke and went on with a further request; each is a retry too.
@@ -59,6 +63,10 @@ impl Counters {
 pub struct FirstByte {
     /// How many were measured.
     pub count: u64,
+    /// All together.
+    pub sum: Duration,
+    /// How many took no longer than each of [`FIRST_BYTE_BOUNDS`] and longer than the one before.
+    pub buckets: [u64; FIRST_BYTE_BOUNDS.len()],
     /// Median of the last 64.
     pub median: Option<Duration>,
     /// Longest of the last 64.
@@ -77,6 +85,7 @@ pub(crate) enum Count {
     Delete,
     BytesRead,
     BytesWritten,
+    Failure,
     Retry,
     Resume,
     Hedge,
@@ -90,6 +99,8 @@ const KINDS: usize = Count::FirstByte as usize + 1;
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     numbers: [AtomicU64; KINDS],
+    first_byte_us: AtomicU64,
+    first_bytes: [AtomicU64; FIRST_BYTE_BOUNDS.len()],
     recent: Mutex<VecDeque<Duration>>,
     above: Option<Arc<Tally>>,
 }
@@ -117,6 +128,10 @@ impl Tally {
     }
 
     fn remember(&self, took: Duration) {
+        self.first_byte_us.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
+        if let Some(bucket) = FIRST_BYTE_BOUNDS.iter().position(|bound| took.as_secs_f64() <= *bound) {
+            self.first_bytes[bucket].fetch_add(1, Ordering::Relaxed);
+        }
         {
             let mut recent = self.recent.lock().expect("nothing panics with this lock");
             if recent.len() == REMEMBERED {
@@ -159,12 +174,15 @@ impl Tally {
             deletes: number(Count::Delete),
             bytes_read: number(Count::BytesRead),
             bytes_written: number(Count::BytesWritten),
+            failures: number(Count::Failure),
             retries: number(Count::Retry),
             resumes: number(Count::Resume),
             hedges: number(Count::Hedge),
             hedges_won: number(Count::HedgeWon),
             first_byte: FirstByte {
                 count: number(Count::FirstByte),
+                sum: Duration::from_micros(self.first_byte_us.load(Ordering::Relaxed)),
+                buckets: std::array::from_fn(|n| self.first_bytes[n].load(Ordering::Relaxed)),
                 median: sorted.get(sorted.len() / 2).copied(),
                 longest: sorted.last().copied(),
             },
@@ -204,6 +222,9 @@ mod tests {
         assert_eq!(below.usual_first_byte(), Some(Duration::from_millis(30)));
         assert_eq!(below.read().first_byte.median, Some(Duration::from_millis(7)));
         assert_eq!(above.read().first_byte.count, 4 + REMEMBERED as u64);
+        let all = above.read().first_byte;
+        assert_eq!((all.buckets[0], all.buckets[2], all.buckets[3], all.buckets[5]), (1, 1, 2, 64));
+        assert_eq!(all.sum, Duration::from_millis(22 + 30 * 64));
         assert_eq!(above.read().first_byte.longest, Some(Duration::from_millis(30)));
     }
 }

@@ -34,7 +34,7 @@ mod wire;
 mod writer;
 
 pub use address::OpenError;
-pub use counters::{Counters, FirstByte};
+pub use counters::{Counters, FIRST_BYTE_BOUNDS, FirstByte};
 pub use failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
 pub use key::{Key, KeyError, LONGEST_COMPONENT, LONGEST_KEY};
 pub use probe::CheckSwapsError;

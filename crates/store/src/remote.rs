@@ -339,6 +339,7 @@ impl<'a> Tries<'a> {
     async fn wait_after(&mut self, failure: Failure) -> Result<(), Trouble> {
         let settings = self.remote.settings();
         self.failed += 1;
+        self.remote.tally.one(Count::Failure);
         if self.failed >= settings.attempts {
             return Err(Trouble::Store(failure));
         }

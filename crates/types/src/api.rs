@@ -1,12 +1,14 @@
 //! Messages of the API: what `kip --json` prints and what travels on the socket, as JSON.
 
 mod details;
+mod meter;
 mod refusal;
 mod snapshot;
 mod token;
 mod top;
 
 pub use details::*;
+pub use meter::*;
 pub use refusal::*;
 pub use snapshot::*;
 pub use token::*;

@@ -7,8 +7,10 @@
 
 use crate::Worker;
 use crate::archive::{self, Archive, HeadFailure, processor};
+use crate::events::now_ms;
 use crate::holdings::Holdings;
 use crate::kits::Kit;
+use crate::meter::Meter;
 use crate::park::Body;
 use crate::proc::Proc;
 use crate::record::RecordError;
@@ -150,7 +152,8 @@ impl Worker {
         }
         // All of it is read: what cannot be read is left to whoever can.
         let ring = archive.keys();
-        let keys = archive.read_front_back(&ring, head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        let (keys, stored_bytes) =
+            archive.read_front_back(&ring, head.proc, front).await.map_err(|e| failed(chain(&e)))?;
         let archived = Archived { front, keys, body };
         if archived.body.home.is_none() {
             return Err(failed(
@@ -190,7 +193,10 @@ impl Worker {
             let cgroup = machine.cgroups.open(&machine.cgroup_name(&spec.name));
             let holdings = Holdings::new(&spec.name, Arc::clone(&machine.keeper));
             let (name, base) = (spec.name.clone(), record.base.clone());
-            let proc = Proc { name, spec, dir, slot, base, cgroup, holdings, shared: machine };
+            let meter = Meter::new(now_ms());
+            meter.enter(record.state.tier());
+            meter.level(stored_bytes);
+            let proc = Proc { name, spec, dir, slot, base, cgroup, holdings, meter, shared: machine };
             Ok::<_, Refusal>((Arc::new(proc), record))
         });
         let (proc, record) = recorded.await?;

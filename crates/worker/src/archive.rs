@@ -213,6 +213,18 @@ impl Archive {
         self.cache.as_ref().map(|cache| cache.held())
     }
 
+    /// The cache, with how many reads it answered and how many it could not.
+    pub(crate) fn cache_use(&self) -> Option<(kip_types::api::CacheView, u64, u64)> {
+        let cache = self.cache.as_ref()?;
+        let ((bytes, limit_bytes), (hits, misses)) = (cache.held(), cache.answers());
+        Some((kip_types::api::CacheView { bytes, limit_bytes }, hits, misses))
+    }
+
+    /// What was done in the store since the daemon's start.
+    pub(crate) fn store_use(&self) -> kip_store::Counters {
+        self.store.counters()
+    }
+
     /// Drops fronts of a proc from the cache, all but one: nothing of its will be read again, as far as anybody knows.
     fn uncache_fronts(&self, proc: ProcId, but: Option<FrontRef>) {
         let Some(cache) = &self.cache else { return };

@@ -50,7 +50,7 @@ fn victims<K: Clone>(parked: &[Parked<K>], limit: u64) -> Vec<Parked<K>> {
 }
 
 /// What the files of a generation take.
-fn bytes_of(directory: &Path) -> u64 {
+pub(crate) fn bytes_of(directory: &Path) -> u64 {
     let files = fs::read_dir(directory).into_iter().flatten().flatten();
     files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
 }

@@ -13,6 +13,8 @@
 //! | [`keys`] | the realm's keys, by command |
 //! | [`images`] | images and the layers that procs keep |
 //! | [`disk`] | who is archived for lack of room on the disk |
+//! | [`meter`] | what each proc has used |
+//! | [`metrics`] | what Prometheus is told |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
@@ -40,6 +42,8 @@ mod keys;
 mod kits;
 pub mod logs;
 mod machine;
+mod meter;
+mod metrics;
 mod open;
 mod page_out;
 mod park;
@@ -68,12 +72,15 @@ pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};
 
 use crate::machine::Machine;
+use crate::metrics::Moment;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
-use kip_types::api::{CacheView, Code, Detail, Details, Event, ExecRequest, ProcView, Refusal, RoomView, WhyView};
+use kip_types::api::{
+    CacheView, Code, Detail, Details, Event, ExecRequest, MeterView, ProcView, Refusal, RoomView, WhyView,
+};
 use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
 use kip_types::{Image, ProcName, Spec, State, Tier};
@@ -181,7 +188,8 @@ impl Worker {
         let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
         let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
         let base = record.base.clone();
-        let proc = Proc { name, spec, dir, slot: kit.slot, base, cgroup, holdings, shared: Arc::clone(machine) };
+        let meter = meter::Meter::new(events::now_ms());
+        let proc = Proc { name, spec, dir, slot: kit.slot, base, cgroup, holdings, meter, shared: Arc::clone(machine) };
         Ok((Arc::new(proc), kit, record, claim))
     }
 
@@ -215,6 +223,38 @@ impl Worker {
     /// A proc from within. Does not wake it, and changes nothing.
     pub async fn details(&self, name: &ProcName, of: Detail) -> Result<Details, Refusal> {
         inspect::details(&mut self.handle(name)?, of).await
+    }
+
+    /// What a proc has used, all of it or after `since_ms`. Does not wake it.
+    pub async fn meter(&self, name: &ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
+        let handle = self.handle(name)?;
+        Ok(blocking(move || view::meter_view(&handle, since_ms)).await)
+    }
+
+    /// What all procs have used, sorted by name.
+    pub async fn meters(&self, since_ms: Option<u64>) -> Vec<MeterView> {
+        let handles: Vec<Handle> =
+            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        blocking(move || handles.iter().map(|handle| view::meter_view(handle, since_ms)).collect()).await
+    }
+
+    /// Metrics, in Prometheus' text format. Looks at no proc.
+    pub async fn metrics(&self) -> String {
+        let handles: Vec<Handle> =
+            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let machine = Arc::clone(&self.machine);
+        blocking(move || {
+            let archive = machine.archive.as_ref();
+            let moment = Moment {
+                procs: handles.iter().map(view::proc_now).collect(),
+                room: Some(machine.pressure.view()),
+                wanted_bytes: machine.pressure.wanted_bytes(),
+                cache: archive.and_then(|archive| archive.cache_use()),
+                store: archive.map(|archive| archive.store_use()),
+            };
+            machine.metrics.text(moment)
+        })
+        .await
     }
 
     /// Why it is in the tier that it is in. Watches a running proc for a second; touches, wakes and waits for nobody.

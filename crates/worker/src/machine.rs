@@ -10,6 +10,7 @@ use crate::helper_pool::HelperPool;
 use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::LogPump;
+use crate::metrics::Metrics;
 use crate::park::Body;
 use crate::pressure::{Grant, Pressure};
 use crate::proc::{IDS_PER_BLOCK, Proc};
@@ -71,6 +72,7 @@ pub(crate) struct Machine {
     pub(crate) helpers: Arc<HelperPool>,
     pub(crate) exec_ends: Ends,
     pub(crate) events: Events,
+    pub(crate) metrics: Metrics,
     pub(crate) logs: LogPump,
     pub(crate) wake_plane: Arc<WakePoll<Slot>>,
     pub(crate) records: Records,

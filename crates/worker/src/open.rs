@@ -10,6 +10,7 @@ use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::{LogPump, Rotation};
 use crate::machine::{self, InstanceError, Machine};
+use crate::metrics::Metrics;
 use crate::pressure::{MemoryMarks, Pressure};
 use crate::proc::Proc;
 use crate::record::{self, Records};
@@ -292,6 +293,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         helpers,
         exec_ends: Ends::default(),
         events: Events::new(),
+        metrics: Metrics::new(),
         logs: LogPump::start()?,
         wake_plane: Arc::new(WakePoll::new()?),
         handles: Mutex::new(HashMap::new()),

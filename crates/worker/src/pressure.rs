@@ -166,6 +166,11 @@ impl Pressure {
         used.max(self.marks.used(self.procs.held_below_bytes() + self.sets.load(Ordering::SeqCst)))
     }
 
+    /// What the wakes that wait need together, bytes.
+    pub(crate) fn wanted_bytes(&self) -> u64 {
+        self.wanted.load(Ordering::SeqCst)
+    }
+
     /// For people.
     pub(crate) fn view(&self) -> RoomView {
         let marks = &self.marks;

@@ -3,6 +3,7 @@
 use crate::holdings::{Holdings, key};
 use crate::images;
 use crate::machine::Machine;
+use crate::meter::Meter;
 use crate::pins;
 use crate::tree::Tree;
 use kip_net::Slot;
@@ -39,6 +40,7 @@ pub(crate) struct Proc {
     pub(crate) base: PathBuf,
     pub(crate) cgroup: Cgroup,
     pub(crate) holdings: Holdings,
+    pub(crate) meter: Meter,
     pub(crate) shared: Arc<Machine>,
 }
 

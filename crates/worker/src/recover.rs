@@ -4,10 +4,12 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
+use crate::disk;
 use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
 use crate::machine::Machine;
+use crate::meter::{Kept, Meter, Stored};
 use crate::park::Body;
 use crate::proc::Proc;
 use crate::record::{self, Records};
@@ -33,6 +35,7 @@ pub(crate) struct Remembered {
     pub(crate) name: ProcName,
     pub(crate) spec: Spec,
     pub(crate) record: Record,
+    pub(crate) meter: Kept,
 }
 
 /// Reads all records; those that cannot be read are named and left alone.
@@ -43,9 +46,9 @@ pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::Rec
     }
     let mut all = Vec::new();
     for name in listing.names {
-        let read = records.read_spec::<Spec>(&name).and_then(|spec| Ok((spec, records.read_state::<Record>(&name)?)));
+        let read = records.read_spec::<Spec>(&name).and_then(|spec| Ok((spec, records.read_state::<Stored>(&name)?)));
         match read {
-            Ok((spec, record)) => all.push(Remembered { name, spec, record }),
+            Ok((spec, Stored { record, meter })) => all.push(Remembered { name, spec, record, meter }),
             Err(e) => {
                 tracing::error!(proc = %name, error = chain(&e), "the record of a proc cannot be read; it is left alone")
             }
@@ -56,7 +59,8 @@ pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::Rec
 
 /// The proc and its true record, or none if it was removed.
 pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
-    let Remembered { name, spec, record } = remembered;
+    let Remembered { name, spec, record, meter } = remembered;
+    let meter = Meter::taken_up(meter, now_ms());
     let Ok(slot) = Slot::new(record.slot) else {
         tracing::error!(proc = %name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
         return None;
@@ -68,7 +72,11 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
     let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
     let dir = machine.records.directory(&name);
     let base = record.base.clone();
-    let proc = Arc::new(Proc { name, spec, dir, slot, base, cgroup, holdings, shared: Arc::clone(machine) });
+    let proc = Arc::new(Proc { name, spec, dir, slot, base, cgroup, holdings, meter, shared: Arc::clone(machine) });
+    if proc.look_for_cpu().is_none() {
+        // The machine was started anew, or all ended.
+        proc.meter.without_cgroup();
+    }
     let state = match record.state.clone() {
         State::Parked { generation } if is_lost_copy(&proc, generation) => {
             tracing::warn!(proc = %proc.name, "what came from the store is lost on the local disk: it is fetched again");
@@ -133,10 +141,24 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
             }
         }
     };
-    if let Err(e) = record::write_state(&proc.dir, &next, record::Durability::Fsync) {
+    meter_again(&proc, &next);
+    if let Err(e) = proc.write_record(&next, record::Durability::Fsync) {
         tracing::error!(proc = %proc.name, error = chain(&e), "the recovered state cannot be recorded");
     }
     Some((proc, next))
+}
+
+/// What was used while no daemon was there is its own, unless it was not there either.
+fn meter_again(proc: &Proc, next: &Record) {
+    match (&next.state, next.state.tier()) {
+        (_, None) => proc.meter.forget_gap(),
+        (State::Parked { generation }, _) => {
+            let dir = kip_snapshot::path_of(&proc.dir, *generation);
+            proc.meter.level_if_unknown(|| disk::bytes_of(&dir));
+        }
+        (State::Hibernated { .. }, _) => proc.meter.level_if_unknown(|| proc.cgroup.held_bytes()),
+        _ => {}
+    }
 }
 
 /// Whether a generation that came from the store was lost with the machine: it was never synced.

@@ -52,6 +52,8 @@ pub(crate) fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<
     let machine = &proc.shared;
     machine.pool.release(&[proc.slot])?;
     let kit = machine.kits.make(proc.slot)?;
+    proc.meter.without_network();
+    proc.meter.engine_at_work();
     let made = machine.launcher().namespaces(proc.first_id(), proc.name.as_str())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);

@@ -55,8 +55,8 @@ pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let input = Input::Execed { init: started.init, init_started };
     let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
     let next = Record { ports: started.ports, program: started.program, established: true, ..next };
-    record::write_state(&task.proc.dir, &next, record::Durability::Fsync)
-        .map_err(|e| refuse(Code::Exhausted, &task.proc, "its state cannot be recorded", &e))?;
+    let written = task.proc.write_record(&next, record::Durability::Fsync);
+    written.map_err(|e| refuse(Code::Exhausted, &task.proc, "its state cannot be recorded", &e))?;
     let before = std::mem::replace(&mut task.record, next);
     fault::reach("start-hot");
     if wait_ready && let Err(refusal) = ready(&task.proc, started.init).await {
@@ -77,6 +77,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
             made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?
         }
     };
+    proc.meter.without_network();
     unpack(proc)?;
     let limits = &proc.spec.limits;
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);

@@ -133,8 +133,11 @@ pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
         {
             warn("network link", &e);
         }
-        if let Err(e) = proc.cgroup.remove() {
-            warn("cgroup", &e);
+        // The last word of a counter that goes with it.
+        proc.look_for_cpu();
+        match proc.cgroup.remove() {
+            Ok(()) => proc.meter.without_cgroup(),
+            Err(e) => warn("cgroup", &e),
         }
     })
     .await;

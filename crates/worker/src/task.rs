@@ -125,6 +125,8 @@ pub(crate) struct Status {
     pub(crate) execs: usize,
     /// What it takes while it is hibernated.
     pub(crate) asleep: Asleep,
+    /// Its wake waits for leave.
+    pub(crate) waits: bool,
 }
 
 /// A running proc.
@@ -179,6 +181,8 @@ pub(crate) struct Task {
     gone: bool,
     /// All are ended: it is not to be started again by this daemon.
     ending: bool,
+    /// When its record was written last.
+    written: Instant,
     /// Who looks whether it has become ready.
     starting: Option<ready::Looking>,
     /// Namespaces for the first start.
@@ -221,6 +225,7 @@ impl Task {
             starting: false,
             execs: 0,
             asleep: Asleep::default(),
+            waits: false,
         };
         let (status, watcher) = watch::channel(status);
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
@@ -243,6 +248,7 @@ impl Task {
             fetched: false,
             gone: false,
             ending: false,
+            written: Instant::now(),
             starting: None,
             kit,
         };
@@ -327,6 +333,7 @@ impl Task {
             starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
+            waits: self.pressed.waits(),
         });
     }
 
@@ -357,16 +364,18 @@ impl Task {
     fn keep(&mut self, next: Record) {
         if let Err(e) = self.write(next.clone(), record::Durability::Rename) {
             tracing::warn!(proc = %self.proc.name, error = %e, "a state is not on disk");
+            self.proc.meter.enter(next.state.tier());
             self.record = next;
             self.publish();
         }
     }
 
     fn write(&mut self, next: Record, durability: record::Durability) -> Result<(), Refusal> {
-        record::write_state(&self.proc.dir, &next, durability).map_err(|e| {
+        self.proc.write_record(&next, durability).map_err(|e| {
             Refusal::new(Code::Exhausted, format!("the state of {} cannot be recorded: {}", self.proc.name, chain(&e)))
         })?;
         self.record = next;
+        self.written = Instant::now();
         self.publish();
         Ok(())
     }

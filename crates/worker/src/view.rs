@@ -2,12 +2,13 @@
 
 use crate::events::now_ms;
 use crate::hibernate;
+use crate::metrics::ProcNow;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::task::Handle;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::Now;
-use kip_types::api::{FetchedView, MemoryView, ProcView, WakeView};
+use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
 use kip_types::{State, Tier};
 
 /// What came from the store for its last wake.
@@ -50,6 +51,29 @@ pub(crate) fn proc_view(handle: &Handle) -> ProcView {
             _ => None,
         },
         spec: proc.spec.clone(),
+    }
+}
+
+/// What it has used to this moment; a running one is looked at.
+pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
+    let status = handle.status.borrow().clone();
+    if let State::Hot { init, .. } = status.record.state {
+        handle.proc.look_for_meter(init);
+    }
+    handle.proc.meter.view_since(&handle.proc, status.record.state.word(), since_ms)
+}
+
+/// What metrics tell of it, from memory alone.
+pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
+    let status = handle.status.borrow();
+    let record = &status.record;
+    let sleeps = matches!(record.state.tier(), Some(Tier::Hibernated | Tier::Parked | Tier::Archived));
+    let had_bytes = record.last_sleep.as_ref().filter(|_| sleeps).and_then(|sleep| sleep.memory_bytes).unwrap_or(0);
+    ProcNow {
+        meter: handle.proc.meter.view_since(&handle.proc, record.state.word(), None),
+        had_bytes,
+        refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
+        waits: status.waits,
     }
 }
 

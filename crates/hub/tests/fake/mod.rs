@@ -273,6 +273,33 @@ impl Service for Fake {
         })
     }
 
+    async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
+        let all = self.meters(since_ms).await?;
+        all.into_iter().find(|meter| meter.name == name).ok_or_else(|| unknown(&name))
+    }
+
+    async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
+        let used = TierMeterView { tier: Tier::Hot, time_us: 5_000_000, byte_seconds: 1e9 };
+        let meter = |view: &ProcView| MeterView {
+            name: view.name.clone(),
+            state: view.state.clone(),
+            tier: view.tier,
+            from_ms: since_ms.unwrap_or(1),
+            to_ms: 2000,
+            held_bytes: 1 << 20,
+            tiers: vec![used],
+            cpu_us: 250_000,
+            connections: 3,
+            datagrams: 0,
+            wakes: vec![WakesView { from: Tier::Parked, trigger: "tcp".into(), count: 2 }],
+        };
+        Ok(self.procs.lock().unwrap().values().map(meter).collect())
+    }
+
+    async fn metrics(&self) -> Result<String, Refusal> {
+        Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().unwrap().len()))
+    }
+
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
         self.change(&name, |view| WhyView {
             name: name.clone(),

@@ -17,6 +17,7 @@ use std::io::{self, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -41,6 +42,8 @@ pub(super) struct Cache {
     directory: PathBuf,
     limit: u64,
     state: Mutex<State>,
+    hits: AtomicU64,
+    misses: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -139,7 +142,13 @@ impl Cache {
             }
             return None;
         }
-        let mut cache = Cache { directory, limit: limit.unwrap_or(0), state: Mutex::default() };
+        let mut cache = Cache {
+            directory,
+            limit: limit.unwrap_or(0),
+            state: Mutex::default(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+        };
         if let Err(error) = cache.load() {
             cache.trouble(&error);
         }
@@ -192,9 +201,21 @@ impl Cache {
         (self.state().bytes, self.limit)
     }
 
+    /// How often it was asked for what it has, and for what it has not.
+    pub(super) fn answers(&self) -> (u64, u64) {
+        (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed))
+    }
+
+    fn count(&self, has: bool) {
+        let counter = if has { &self.hits } else { &self.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Whether all of a range is here.
     pub(super) fn has(&self, object: &str, range: &Range<u64>) -> bool {
-        self.state().covering(object, range).is_some()
+        let has = self.state().covering(object, range).is_some();
+        self.count(has);
+        has
     }
 
     /// A range of an object, if all of it is here. Blocking.
@@ -215,7 +236,9 @@ impl Cache {
 
     /// An object that was put in as a whole. Blocking.
     pub(super) fn whole(&self, object: &str) -> Option<File> {
-        let end = self.state().entries.get(object)?.get(&0)?.end;
+        let end = self.state().entries.get(object).and_then(|entries| entries.get(&0)).map(|entry| entry.end);
+        self.count(end.is_some());
+        let end = end?;
         match self.opened(object, &(0..end)) {
             Ok(file) => Some(file),
             Err(error) => {

@@ -15,7 +15,7 @@ use kip_archive::index::FileKey;
 use kip_archive::keys::{Keyring, NoKey};
 use kip_archive::memory::{self, Areas, MemoryError, Pages};
 use kip_archive::names::FrontRef;
-use kip_archive::pack::{Finished, PackReader};
+use kip_archive::pack::{BlockRef, Finished, PackReader};
 use kip_archive::packing::{PackError, Packing};
 use kip_archive::seal;
 use kip_archive::table::{Remote, Space};
@@ -44,6 +44,8 @@ pub(crate) struct Uploaded {
     pub(crate) pack_bytes: u64,
     /// Of the front.
     pub(crate) front_bytes: u64,
+    /// What it takes in the store: its front, and all blocks that this leads to.
+    pub(crate) held_bytes: u64,
     /// The keys without which it cannot be woken: the front's and those of its packs.
     pub(crate) keys: BTreeSet<KeyId>,
     /// The ring that all of it was sealed with.
@@ -135,8 +137,8 @@ impl Archive {
         let ring = self.keys();
         // A daemon that died has stored it and could not record that. Sealed generations do not change.
         if let Some(front) = newest.filter(|front| front.generation == local.generation) {
-            let keys = self.runtime.block_on(self.read_front_back(&ring, proc, front))?;
-            return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0, keys, ring });
+            let (keys, held_bytes) = self.runtime.block_on(self.read_front_back(&ring, proc, front))?;
+            return Ok(Uploaded { front, pack_bytes: 0, front_bytes: 0, held_bytes, keys, ring });
         }
         let told = (spec, newest.map(|front| front.generation));
         let with = (&begun.writing, own, &ring);
@@ -152,7 +154,7 @@ impl Archive {
         let written = summary.ok().flatten().expect("it was just written");
         let packs: Vec<PackId> = written.packs.iter().map(|pack| pack.id).collect();
         let bytes = Bytes::from(bytes);
-        let keys = self.runtime.block_on(async {
+        let (keys, held_bytes) = self.runtime.block_on(async {
             let key = self.front_key(proc, front);
             self.store.put(&key, bytes.clone()).await?;
             let (keys, writing) =
@@ -168,7 +170,7 @@ impl Archive {
             self.uncache_fronts(proc, Some(front));
             cache.keep_whole(self.front_key(proc, front).as_str(), &bytes);
         }
-        Ok(Uploaded { front, pack_bytes, front_bytes, keys, ring })
+        Ok(Uploaded { front, pack_bytes, front_bytes, held_bytes, keys, ring })
     }
 
     /// What a generation that is stored now may refer to: the candidates are read, then the list of packs.
@@ -319,23 +321,31 @@ impl Archive {
         ring: &Arc<Keyring>,
         proc: ProcId,
         front: FrontRef,
-    ) -> Result<BTreeSet<KeyId>, UploadError> {
+    ) -> Result<(BTreeSet<KeyId>, u64), UploadError> {
         use futures_util::StreamExt as _;
         let key = self.front_key(proc, front);
         let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
         let mut object = self.store.get(&key).await.map_err(UploadError::ReadBack)?;
         let mut reader = FrontReader::new(Arc::clone(ring), proc, front);
-        let mut keys = BTreeSet::new();
+        let (mut keys, mut held_bytes) = (BTreeSet::new(), 0);
+        let sealed = |blocks: &[BlockRef]| blocks.iter().map(|block| u64::from(block.sealed)).sum::<u64>();
         while let Some(bytes) = object.next().await {
-            for event in reader.push(&bytes.map_err(UploadError::ReadBack)?).map_err(&damaged)? {
-                if let Event::Manifest(manifest) = event {
-                    keys.extend(manifest.packs.iter().map(|pack| pack.key));
+            let bytes = bytes.map_err(UploadError::ReadBack)?;
+            held_bytes += bytes.len() as u64;
+            for event in reader.push(&bytes).map_err(&damaged)? {
+                match event {
+                    Event::Manifest(manifest) => keys.extend(manifest.packs.iter().map(|pack| pack.key)),
+                    Event::PageTable(table) => held_bytes += sealed(&table.blocks),
+                    Event::Files(files) => {
+                        held_bytes += files.roots.values().map(|tree| sealed(&tree.blocks)).sum::<u64>()
+                    }
+                    _ => {}
                 }
             }
         }
         reader.finish().map_err(damaged)?;
         keys.extend(reader.header().map(|header| header.key));
-        Ok(keys)
+        Ok((keys, held_bytes))
     }
 }
 

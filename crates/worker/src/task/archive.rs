@@ -8,6 +8,7 @@ use super::sleep::plan_wake;
 use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
+use crate::metrics::Cause;
 use crate::park::Body;
 use crate::policy;
 use crate::proc::Proc;
@@ -181,6 +182,7 @@ impl Task {
                 let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
                 self.parked_since = Some(Instant::now() + wait);
                 let message = format!("{} stays parked: {message}", self.proc.name);
+                self.proc.shared.metrics.refused(Tier::Archived, Cause::Store);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::Failed, message))
             }
@@ -220,6 +222,7 @@ impl Task {
         kept.map_err(stays)?;
         fault::reach("archive-kept");
         self.advance(Input::Archived, record::Durability::Fsync)?;
+        self.proc.meter.level(uploaded.held_bytes);
         fault::reach("archive-recorded");
         if let Some(sleep) = self.record.last_sleep.clone() {
             let total_us = sleep.total_us + since.elapsed().as_micros() as u64;
@@ -227,6 +230,7 @@ impl Task {
                 Some(SleepView { to: Tier::Archived, total_us, cause: cause.or(sleep.cause.clone()), ..sleep });
             self.keep(Record { last_sleep, ..self.record.clone() });
         }
+        self.proc.shared.metrics.slept(Tier::Archived, since.elapsed().as_micros() as u64);
         let proc = Arc::clone(&self.proc);
         let swept = blocking(move || {
             if let Err(e) = kip_snapshot::leave_spare(&proc.dir, generation) {
@@ -317,6 +321,7 @@ impl Task {
             self.sleeping = None;
             self.proc.shared.unwatch_sockets(&self.proc);
             self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+            self.proc.shared.metrics.failed_to_wake(Tier::Archived);
             let message = format!("{} cannot be woken: {message}; it stays archived", self.proc.name);
             self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
             return Err(Refusal::new(Code::Failed, message));

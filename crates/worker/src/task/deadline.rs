@@ -1,6 +1,7 @@
 //! What a task does by itself when its time has come: looks at a running proc, puts an idle one to sleep, wakes for a timer, sinks.
 
 use super::*;
+use crate::meter::WRITE_EVERY;
 
 impl Task {
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -25,8 +26,8 @@ impl Task {
         let State::Hot { init, .. } = self.record.state else { return };
         let Some(running) = &mut self.running else { return };
         let now = Instant::now();
-        let cpu = Duration::from_nanos(self.proc.cgroup.cpu_ns().unwrap_or(0));
-        let traffic = Traffic::read(init).ok();
+        let (cpu_ns, traffic) = self.proc.look_for_meter(init);
+        let cpu = Duration::from_nanos(cpu_ns.unwrap_or(0));
         running.idle.look(Sample { at: now, cpu, traffic }, kip_net::activity::activity_between);
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
@@ -37,9 +38,17 @@ impl Task {
         running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
     }
 
+    /// So that a daemon that is killed leaves it with no more than a minute missing.
+    fn write_meter(&mut self) {
+        if self.written.elapsed() >= WRITE_EVERY {
+            self.keep(self.record.clone());
+        }
+    }
+
     pub(super) async fn on_deadline(&mut self) {
         if self.running.is_some() {
             self.look();
+            self.write_meter();
             let now = Instant::now();
             let Some(running) = &self.running else { return };
             let (to, allowed) = sleep::sinks(&self.proc, running);

@@ -6,6 +6,7 @@ use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate::{self, Done};
 use crate::idle::Activity;
+use crate::metrics::Cause;
 use crate::page_out;
 use crate::pressure::{Grant, Sets};
 use crate::state::Record;
@@ -63,7 +64,7 @@ impl Task {
         if matches!(self.record.state, State::Hibernated { .. }) {
             return Ok(true);
         }
-        self.refuse_if_in_use()?;
+        self.refuse_if_in_use(Tier::Hibernated)?;
         if !matches!(self.record.state, State::Hot { .. }) {
             return Err(Refusal::new(
                 Code::State,
@@ -79,6 +80,7 @@ impl Task {
             return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
         };
         self.note_ticks();
+        self.proc.look_for_meter(init);
         fault::reach("hibernate-begin");
         let proc = Arc::clone(&self.proc);
         let (turn, ticked) = (now_ms(), self.ticked);
@@ -91,6 +93,8 @@ impl Task {
             }
             Err(e) => {
                 let mut cause = chain(&e);
+                let kind = if matches!(e, PagerError::Refused(_)) { Cause::Memory } else { Cause::Pager };
+                self.proc.shared.metrics.refused(Tier::Hibernated, kind);
                 if let PagerError::Refused(_) = e {
                     let proc = Arc::clone(&self.proc);
                     let paged_out = blocking(move || page_out::page_out(&proc.cgroup.pids().unwrap_or_default())).await;
@@ -126,9 +130,11 @@ impl Task {
             cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
+        self.proc.shared.metrics.slept(Tier::Hibernated, view.total_us);
         let detail = format!("frozen {} us, {} bytes written", view.frozen_us, view.bytes_written);
         let next = self.record.after(Input::Hibernated).map_err(|e| self.unfit(&e))?;
         self.keep(Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..next });
+        self.proc.meter.level(there_bytes.saturating_add(report.set_bytes));
         fault::reach("hibernate-recorded");
         let timing = &self.proc.spec.timing;
         let mut next = None;
@@ -198,6 +204,7 @@ impl Task {
             Err(e) => {
                 // Whoever replaces the pager looks after it.
                 self.hibernating = left;
+                self.proc.shared.metrics.failed_to_wake(Tier::Hibernated);
                 Err(Refusal::new(Code::Failed, format!("{} cannot be woken: {}", self.proc.name, chain(&e))))
             }
         }
@@ -218,6 +225,8 @@ impl Task {
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         let (from, for_what) = (Tier::Hibernated, trigger.clone());
+        self.proc.meter.enter(Some(Tier::Hot));
+        self.count_wake(from, &trigger, total_us);
         next.last_wake = Some(WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None });
         next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;
@@ -272,8 +281,9 @@ impl Task {
         }
     }
 
-    pub(super) fn refuse_if_in_use(&self) -> Result<(), Refusal> {
+    pub(super) fn refuse_if_in_use(&self, to: Tier) -> Result<(), Refusal> {
         if self.tickets.load(Ordering::SeqCst) > 0 {
+            self.proc.shared.metrics.refused(to, Cause::Exec);
             return Err(Refusal::new(
                 Code::CannotSleep,
                 format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),

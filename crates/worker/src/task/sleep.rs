@@ -2,10 +2,13 @@
 
 use super::archive::FETCH_AGAIN;
 use super::{AFTER_TICKS, Running, Sleeping, Task, blocking, chain};
+use crate::disk;
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
+use crate::meter;
+use crate::metrics::Cause;
 use crate::park::{self, Body, ParkError};
 use crate::proc::Proc;
 use crate::record;
@@ -59,12 +62,16 @@ impl Task {
         if matches!(self.record.state, State::Parked { .. }) {
             return Ok(true);
         }
-        self.refuse_if_in_use()?;
+        self.refuse_if_in_use(Tier::Parked)?;
         self.park().await.map(|()| false)
     }
 
     pub(super) async fn park(&mut self) -> Result<(), Refusal> {
         let begin = Instant::now();
+        if let State::Hot { init, .. } = self.record.state {
+            self.proc.look_for_meter(init);
+        }
+        self.proc.meter.engine_at_work();
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         let hibernating = self.leave_hibernation();
@@ -83,7 +90,7 @@ impl Task {
                 tree::wait_at_rest(&pids, REST_WITHIN);
             }
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
-            let mut record = || record::write_state(&proc.dir, &next, record::Durability::Fsync);
+            let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, &mut record);
             if let Err(e) = &done
                 && e.is_about_what_is_out()
@@ -106,6 +113,7 @@ impl Task {
             }
             Err(e) => {
                 let causes = causes_of(&e);
+                self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
                 self.record.cannot_sleep = causes.clone();
                 self.settle(Input::ParkRefused);
                 if self.running.is_none() {
@@ -137,6 +145,8 @@ impl Task {
             if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
             }
+            proc.look_for_cpu();
+            proc.meter.level(disk::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
         })
         .await;
         let view = SleepView {
@@ -150,6 +160,7 @@ impl Task {
             cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
+        self.proc.shared.metrics.slept(Tier::Parked, view.total_us);
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
         let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
         self.keep(next);
@@ -269,6 +280,7 @@ impl Task {
                 let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                 let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
                 let from = if fetched { Tier::Archived } else { Tier::Parked };
+                self.count_wake(from, &trigger, total_us);
                 let view = WakeView { trigger: trigger.clone(), from, total_us, steps, at_ms: now_ms(), fetched: None };
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
@@ -288,6 +300,7 @@ impl Task {
             }
             Err(e) => {
                 self.settle(Input::WakeFailed);
+                self.proc.shared.metrics.failed_to_wake(if fetched { Tier::Archived } else { Tier::Parked });
                 self.sleeping = Some(Sleeping { next });
                 let message = self.wake_failure(&e);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
@@ -303,6 +316,13 @@ impl Task {
                 Err(Unwoken { refusal: Refusal::new(Code::Failed, message), is_the_stores: e.is_the_stores() })
             }
         }
+    }
+
+    /// For its meter and for the metrics.
+    pub(super) fn count_wake(&self, from: Tier, trigger: &str, total_us: u64) {
+        let trigger = meter::word(trigger);
+        self.proc.meter.woken(from, trigger);
+        self.proc.shared.metrics.woke(from, trigger, total_us);
     }
 
     /// Its sockets and timers may wake it again.
@@ -408,6 +428,13 @@ pub(crate) fn source_word(source: Source) -> &'static str {
         Source::Interval => "interval timer",
         Source::Call => "time-out of a call",
         Source::Work => "it was at work",
+    }
+}
+
+fn cause_of(e: &ParkError) -> Cause {
+    match e {
+        ParkError::Dump(DumpError::Refused { .. }) => Cause::Criu,
+        _ => Cause::Snapshot,
     }
 }
 

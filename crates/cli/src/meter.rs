@@ -1,0 +1,112 @@
+//! `kip meter`: what procs have used.
+
+use crate::commands::{name, show};
+use crate::manual;
+use crate::text::{self, table};
+use clap::Args;
+use kip_client::Client;
+use kip_types::api::{MeterRequest, MeterView, TierMeterView};
+use kip_types::spec::parse_duration_ms;
+
+/// Bytes times seconds in one GB-hour; a GB is 10^9 bytes.
+const GB_HOUR: f64 = 1e9 * 3600.0;
+
+#[derive(Debug, Args)]
+pub struct MeterArgs {
+    /// Names of procs; all without one
+    #[arg(add = manual::names())]
+    pub names: Vec<String>,
+    /// Only what was used within this time, to a quarter of an hour
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub since: Option<u64>,
+}
+
+/// Asks and shows.
+pub async fn meter(client: &Client, args: &MeterArgs, json: bool) -> anyhow::Result<()> {
+    let which = MeterRequest { since_ms: args.since.map(|ms| text::now_ms().saturating_sub(ms)) };
+    let mut views = Vec::new();
+    if args.names.is_empty() {
+        views = client.meters(&which).await?;
+    }
+    for text in &args.names {
+        views.push(client.meter(&name(text)?, &which).await?);
+    }
+    show(&views, json, |views| lines(views))
+}
+
+fn lines(views: &[MeterView]) -> String {
+    if views.is_empty() {
+        return "there are no procs\n".to_owned();
+    }
+    let head = ["NAME", "TIER", "TIME", "GB-HOURS", "CPU", "CONNECTIONS", "DATAGRAMS", "WAKES"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for view in views {
+        let totals =
+            [format!("{:.2} s", view.cpu_us as f64 / 1e6), view.connections.to_string(), view.datagrams.to_string()];
+        rows.push(
+            [vec![view.name.to_string(), "all".to_owned()], sums(view), totals.to_vec(), vec![wakes(view, None)]]
+                .concat(),
+        );
+        rows.extend(view.tiers.iter().map(|used| {
+            let cells = ["", "", ""].map(str::to_owned).to_vec();
+            [vec![String::new(), used.tier.to_string()], use_of(used), cells, vec![wakes(view, Some(used))]].concat()
+        }));
+    }
+    table(&rows)
+}
+
+fn use_of(used: &TierMeterView) -> Vec<String> {
+    vec![text::millis(used.time_us / 1000), format!("{:.6}", used.byte_seconds / GB_HOUR)]
+}
+
+/// Memory, disk and store have prices of their own, so only their times add up.
+fn sums(view: &MeterView) -> Vec<String> {
+    vec![text::millis(view.tiers.iter().map(|used| used.time_us).sum::<u64>() / 1000), "-".to_owned()]
+}
+
+/// `3 (tcp 2, timer 1)`, of all tiers or of one.
+fn wakes(view: &MeterView, of: Option<&TierMeterView>) -> String {
+    let own = view.wakes.iter().filter(|wakes| of.is_none_or(|used| used.tier == wakes.from));
+    let counted: Vec<_> = own.collect();
+    let all: u64 = counted.iter().map(|wakes| wakes.count).sum();
+    match (of, all) {
+        (None, _) | (_, 0) => all.to_string(),
+        _ => {
+            let each: Vec<String> = counted.iter().map(|wakes| format!("{} {}", wakes.trigger, wakes.count)).collect();
+            format!("{all} ({})", each.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::Tier;
+    use kip_types::api::WakesView;
+
+    #[test]
+    fn each_tier_has_a_line() {
+        let used = |tier, s: u64, gb: f64| TierMeterView { tier, time_us: s * 1_000_000, byte_seconds: gb * 3.6e12 };
+        let woken = |trigger: &str, count| WakesView { from: Tier::Parked, trigger: trigger.to_owned(), count };
+        let view = MeterView {
+            name: "web".parse().unwrap(),
+            state: "parked".to_owned(),
+            tier: Some(Tier::Parked),
+            from_ms: 1,
+            to_ms: 2,
+            held_bytes: 9,
+            tiers: vec![used(Tier::Hot, 2, 0.5), used(Tier::Parked, 3, 0.25)],
+            cpu_us: 1_500_000,
+            connections: 4,
+            datagrams: 0,
+            wakes: vec![woken("tcp", 2), woken("timer", 1)],
+        };
+        let text = lines(&[view]);
+        let words: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split("  ").map(str::trim).filter(|w| !w.is_empty()).collect()).collect();
+        assert_eq!(words[1], ["web", "all", "5.0 s", "-", "1.50 s", "4", "0", "3"], "{text}");
+        assert_eq!(words[2], ["hot", "2.0 s", "0.500000", "0"], "{text}");
+        assert_eq!(words[3], ["parked", "3.0 s", "0.250000", "3 (tcp 2, timer 1)"], "{text}");
+        assert_eq!(lines(&[]), "there are no procs\n");
+    }
+}

@@ -1,0 +1,44 @@
+//! Routes of meters and metrics.
+
+use crate::answer::{Answer, AskedQuery, Name};
+use crate::describe::{Routes, doc};
+use crate::server::Hub;
+use crate::service::Service;
+use axum::Json;
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use kip_types::api::{MeterRequest, MeterView};
+
+/// What Prometheus calls its text format.
+const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The routes of meters and metrics.
+pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+    let one = doc("readMeter", "What a proc has used, by tier. Does not wake it.");
+    let all = doc("readMeters", "What all procs have used, by tier, sorted by name. Wakes none.");
+    let numbers = doc("readMetrics", "Metrics, in Prometheus' text format; docs/metrics.md lists them. Wakes none.");
+    routes
+        .get("/v1/procs/{name}/meter", meter::<S>, one.query::<MeterRequest>().json::<MeterView>())
+        .get("/v1/meters", meters::<S>, all.query::<MeterRequest>().json::<Vec<MeterView>>())
+        .get("/metrics", metrics::<S>, numbers.text("text/plain"))
+}
+
+async fn metrics<S: Service>(State(hub): State<Hub<S>>) -> Answer<impl IntoResponse> {
+    Ok(([(CONTENT_TYPE, EXPOSITION)], hub.service.metrics().await?))
+}
+
+async fn meter<S: Service>(
+    State(hub): State<Hub<S>>,
+    Name(name): Name,
+    AskedQuery(asked): AskedQuery<MeterRequest>,
+) -> Answer<Json<MeterView>> {
+    Ok(Json(hub.service.meter(name, asked.since_ms).await?))
+}
+
+async fn meters<S: Service>(
+    State(hub): State<Hub<S>>,
+    AskedQuery(asked): AskedQuery<MeterRequest>,
+) -> Answer<Json<Vec<MeterView>>> {
+    Ok(Json(hub.service.meters(asked.since_ms).await?))
+}

@@ -1,0 +1,434 @@
+//! What a proc has used: time and memory by tier, CPU time, connections, wakes.
+//!
+//! Memory of a running proc is what its cgroup holds, looked at whenever its task looks anyway (once a second) and taken to change
+//! evenly in between; of a sleeper it is what was left when it fell asleep, which does not change. So nothing is ever measured, and
+//! nobody wakes, for the meter's sake alone. CPU time and connections are the kernel's own counters of its cgroup and its network
+//! namespace, which outlive sleeps; a counter that went back is that of another.
+//!
+//! It is written with each state of the record, and once a minute while the proc runs. What a daemon that is killed had not written is
+//! counted by the next: the tier is the recorded one, the counters are the kernel's. Lost are, of a proc that is gone by then, its time
+//! and memory since the last writing and what it used of the CPU since; and how memory changed meanwhile.
+
+use crate::proc::Proc;
+use crate::record::{self, Durability, RecordError};
+use crate::state::Record;
+use kip_net::activity::Activity as Traffic;
+use kip_types::Tier;
+use kip_types::api::{MeterView, TierMeterView, WakesView};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+mod marks;
+
+/// While a proc runs its meter is written at least this often.
+pub(crate) const WRITE_EVERY: Duration = Duration::from_secs(60);
+
+/// Time and memory in one tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+struct InTier {
+    /// Microseconds.
+    us: u64,
+    /// Bytes times seconds.
+    byte_seconds: f64,
+}
+
+/// A counter of the kernel's, over all that have counted for the proc one after the other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Grown {
+    total: u64,
+    /// What the counter of now showed last.
+    seen: u64,
+}
+
+impl Grown {
+    fn look(&mut self, shows: u64) {
+        // One that went back began anew.
+        self.total += if shows >= self.seen { shows - self.seen } else { shows };
+        self.seen = shows;
+    }
+}
+
+/// The meter as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Kept {
+    /// Counts from then on, milliseconds since the epoch.
+    since_ms: u64,
+    /// To then.
+    at_ms: u64,
+    /// When the newest mark was made (see [`marks`]).
+    marked_ms: u64,
+    tier: Option<Tier>,
+    /// What it holds in this tier, bytes; none before the first look in it.
+    level: Option<u64>,
+    tiers: BTreeMap<Tier, InTier>,
+    cpu_ns: Grown,
+    connections: Grown,
+    /// Connections that were made from within.
+    outward: Grown,
+    /// CRIU has worked in its network namespace since the last look.
+    engine: bool,
+    datagrams: Grown,
+    /// By the tier that it woke from and what for.
+    wakes: BTreeMap<Tier, BTreeMap<String, u64>>,
+}
+
+#[derive(Debug)]
+struct Live {
+    kept: Kept,
+    /// Counted to then.
+    at: Instant,
+    /// Before that, while no daemon was there.
+    gap: Duration,
+    /// In this tier, for which no level is known yet.
+    unlevelled: Duration,
+}
+
+impl Live {
+    /// Counts what has passed. `level`: what it holds now, if that was looked at.
+    fn advance(&mut self, now: Instant, now_ms: u64, level: Option<u64>) {
+        let passed = now.saturating_duration_since(self.at) + std::mem::take(&mut self.gap);
+        self.at = now;
+        let kept = &mut self.kept;
+        kept.at_ms = now_ms;
+        let Some(tier) = kept.tier else { return };
+        let in_tier = kept.tiers.entry(tier).or_default();
+        in_tier.us += passed.as_micros() as u64;
+        match (kept.level, level) {
+            // A running one changes evenly from look to look, a sleeper not at all until somebody says otherwise.
+            (Some(was), Some(is)) if tier == Tier::Hot => {
+                in_tier.byte_seconds += (was as f64 + is as f64) / 2.0 * passed.as_secs_f64();
+            }
+            (Some(was), _) => in_tier.byte_seconds += was as f64 * passed.as_secs_f64(),
+            (None, Some(is)) => {
+                let since = passed + std::mem::take(&mut self.unlevelled);
+                in_tier.byte_seconds += is as f64 * since.as_secs_f64();
+            }
+            (None, None) => self.unlevelled += passed,
+        }
+        kept.level = level.or(kept.level);
+    }
+}
+
+/// The meter of one proc.
+#[derive(Debug)]
+pub(crate) struct Meter(Mutex<Live>);
+
+impl Meter {
+    /// Of a proc that is made now.
+    pub(crate) fn new(now_ms: u64) -> Meter {
+        Meter::taken_up(Kept { since_ms: now_ms, at_ms: now_ms, marked_ms: now_ms, ..Kept::default() }, now_ms)
+    }
+
+    /// As the last daemon wrote it; that of one which kept none begins now.
+    pub(crate) fn taken_up(kept: Kept, now_ms: u64) -> Meter {
+        if kept.since_ms == 0 {
+            return Meter::new(now_ms);
+        }
+        let gap = Duration::from_millis(now_ms.saturating_sub(kept.at_ms));
+        Meter(Mutex::new(Live { kept, at: Instant::now(), gap, unlevelled: Duration::ZERO }))
+    }
+
+    fn live(&self) -> MutexGuard<'_, Live> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    /// From now on it is in this tier, or in none. Returns where it was.
+    pub(crate) fn enter(&self, tier: Option<Tier>) -> Option<Tier> {
+        let mut live = self.live();
+        live.advance(Instant::now(), crate::events::now_ms(), None);
+        let before = live.kept.tier;
+        if before != tier {
+            (live.kept.tier, live.kept.level, live.unlevelled) = (tier, None, Duration::ZERO);
+        }
+        before
+    }
+
+    /// What it holds now where its tier has it: memory, the local disk, the store.
+    pub(crate) fn level(&self, bytes: u64) {
+        self.live().advance(Instant::now(), crate::events::now_ms(), Some(bytes));
+    }
+
+    /// As [`Meter::level`], where nothing is known of it yet.
+    pub(crate) fn level_if_unknown(&self, bytes: impl FnOnce() -> u64) {
+        if self.live().kept.level.is_none() {
+            self.level(bytes());
+        }
+    }
+
+    /// What a running one holds now; nothing of one that has fallen asleep meanwhile.
+    pub(crate) fn level_of_running(&self, bytes: u64) {
+        let mut live = self.live();
+        if live.kept.tier == Some(Tier::Hot) {
+            live.advance(Instant::now(), crate::events::now_ms(), Some(bytes));
+        }
+    }
+
+    /// Takes what its cgroup's counter shows. Read with nobody else at it: an older figure after a newer one would be another counter's.
+    pub(crate) fn cpu(&self, read: impl FnOnce() -> Option<u64>) -> Option<u64> {
+        let mut live = self.live();
+        let ns = read()?;
+        live.kept.cpu_ns.look(ns);
+        Some(ns)
+    }
+
+    /// Its cgroup is gone: the next one counts from nothing.
+    pub(crate) fn without_cgroup(&self) {
+        self.live().kept.cpu_ns.seen = 0;
+    }
+
+    /// Takes what the counters of its network namespace show, likewise, and gives it back.
+    pub(crate) fn traffic(&self, read: impl FnOnce() -> Option<Traffic>) -> Option<Traffic> {
+        let mut live = self.live();
+        let traffic = read()?;
+        let kept = &mut live.kept;
+        let [inward, outward] = [kept.connections.total, kept.outward.total];
+        kept.connections.look(traffic.accepted());
+        kept.outward.look(traffic.opened_from_within());
+        kept.datagrams.look(traffic.datagrams_received());
+        if std::mem::take(&mut kept.engine) {
+            // To find out about the kernel CRIU connects to itself there; so do reset connections that are made anew.
+            let own = (kept.outward.total - outward).min(kept.connections.total - inward);
+            kept.connections.total -= own;
+        }
+        Some(traffic)
+    }
+
+    /// It has another network namespace, which counts from nothing.
+    pub(crate) fn without_network(&self) {
+        let mut live = self.live();
+        let kept = &mut live.kept;
+        (kept.connections.seen, kept.outward.seen, kept.datagrams.seen) = (0, 0, 0);
+    }
+
+    /// CRIU is about to work in its network namespace, while the program stands still.
+    pub(crate) fn engine_at_work(&self) {
+        self.live().kept.engine = true;
+    }
+
+    /// It was woken.
+    pub(crate) fn woken(&self, from: Tier, trigger: &str) {
+        let mut live = self.live();
+        *live.kept.wakes.entry(from).or_default().entry(trigger.to_owned()).or_default() += 1;
+    }
+
+    /// It was not there while no daemon was: that time does not count.
+    pub(crate) fn forget_gap(&self) {
+        self.live().gap = Duration::ZERO;
+    }
+
+    /// All of it, to this moment.
+    fn kept(&self) -> Kept {
+        let mut live = self.live();
+        live.advance(Instant::now(), crate::events::now_ms(), None);
+        live.kept.clone()
+    }
+
+    /// What was used after `since_ms`; from the beginning without it.
+    pub(crate) fn view_since(&self, of: &Proc, state: &str, since_ms: Option<u64>) -> MeterView {
+        let kept = self.kept();
+        match since_ms {
+            Some(since_ms) if since_ms > kept.since_ms => {
+                let then = marks::at(&of.dir, &kept, since_ms);
+                kept.after(&then).view(of, state)
+            }
+            _ => kept.view(of, state),
+        }
+    }
+}
+
+impl Kept {
+    /// What was used between `then` and this.
+    fn after(mut self, then: &Kept) -> Kept {
+        self.since_ms = then.at_ms;
+        for (tier, was) in &then.tiers {
+            let is = self.tiers.entry(*tier).or_default();
+            is.us = is.us.saturating_sub(was.us);
+            is.byte_seconds = (is.byte_seconds - was.byte_seconds).max(0.0);
+        }
+        let counters = [
+            (&mut self.cpu_ns, then.cpu_ns),
+            (&mut self.connections, then.connections),
+            (&mut self.datagrams, then.datagrams),
+        ];
+        counters.into_iter().for_each(|(is, was)| is.total = is.total.saturating_sub(was.total));
+        for (from, wakes) in &then.wakes {
+            for (trigger, was) in wakes {
+                let is = self.wakes.entry(*from).or_default().entry(trigger.clone()).or_default();
+                *is = is.saturating_sub(*was);
+            }
+        }
+        self
+    }
+
+    fn view(self, of: &Proc, state: &str) -> MeterView {
+        let in_tier =
+            |(tier, used): (Tier, InTier)| TierMeterView { tier, time_us: used.us, byte_seconds: used.byte_seconds };
+        let wakes = self.wakes.into_iter().flat_map(|(from, by)| {
+            by.into_iter().filter(|(_, count)| *count > 0).map(move |(trigger, count)| WakesView {
+                from,
+                trigger,
+                count,
+            })
+        });
+        MeterView {
+            name: of.name.clone(),
+            state: state.to_owned(),
+            tier: self.tier,
+            from_ms: self.since_ms,
+            to_ms: self.at_ms,
+            held_bytes: self.level.filter(|_| self.tier.is_some()).unwrap_or(0),
+            tiers: self.tiers.into_iter().filter(|(_, used)| used.us > 0).map(in_tier).collect(),
+            cpu_us: self.cpu_ns.total / 1000,
+            connections: self.connections.total,
+            datagrams: self.datagrams.total,
+            wakes: wakes.collect(),
+        }
+    }
+}
+
+/// All that [`word`] gives.
+pub(crate) const WORDS: [&str; 8] = ["tcp", "udp", "timer", "touch", "exec", "wake", "stop", "other"];
+
+/// What a trigger is called in meters and metrics: few words, however many sockets there are.
+pub(crate) fn word(trigger: &str) -> &'static str {
+    match trigger.split(' ').next().unwrap_or_default() {
+        "tcp" => "tcp",
+        "udp" => "udp",
+        "timer" => "timer",
+        "first" => "touch",
+        "kip" if trigger.ends_with("exec") => "exec",
+        "kip" => "wake",
+        "stop" => "stop",
+        _ => "other",
+    }
+}
+
+/// The record with the meter, as `state.json` has both.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    record: &'a Record,
+    meter: &'a Kept,
+}
+
+/// The same, read.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Stored {
+    #[serde(flatten)]
+    pub(crate) record: Record,
+    #[serde(default)]
+    pub(crate) meter: Kept,
+}
+
+impl Proc {
+    /// Writes its record, and with it its meter, which is in the record's tier from now on.
+    pub(crate) fn write_record(&self, record: &Record, durability: Durability) -> Result<(), RecordError> {
+        let before = self.meter.enter(record.state.tier());
+        let kept = self.meter.kept();
+        let written = record::write_state(&self.dir, &Written { record, meter: &kept }, durability);
+        match &written {
+            Ok(()) if marks::is_due(&kept) && marks::add(&self.dir, &kept) => {
+                self.meter.live().kept.marked_ms = kept.at_ms
+            }
+            Ok(()) => {}
+            Err(_) => drop(self.meter.enter(before)),
+        }
+        written
+    }
+
+    /// Looks at what it holds and has used, while it runs as this pid 1 and what that has started.
+    /// Returns its CPU time, nanoseconds, and the counters of its network namespace.
+    pub(crate) fn look_for_meter(&self, init: u32) -> (Option<u64>, Option<Traffic>) {
+        let cpu_ns = self.look_for_cpu();
+        self.meter.level_of_running(self.cgroup.held_bytes());
+        (cpu_ns, self.meter.traffic(|| Traffic::read(init).ok()))
+    }
+
+    /// What its cgroup has counted until now.
+    pub(crate) fn look_for_cpu(&self) -> Option<u64> {
+        self.meter.cpu(|| self.cgroup.cpu_ns().ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn live(tier: Tier) -> Live {
+        let kept = Kept { since_ms: 1, at_ms: 1, tier: Some(tier), ..Kept::default() };
+        Live { kept, at: Instant::now(), gap: Duration::ZERO, unlevelled: Duration::ZERO }
+    }
+
+    fn area(live: &Live, tier: Tier) -> (u64, f64) {
+        let used = live.kept.tiers[&tier];
+        (used.us / 1_000_000, used.byte_seconds.round())
+    }
+
+    #[test]
+    fn memory_changes_evenly_between_looks_and_not_at_all_in_sleep() {
+        let mut meter = live(Tier::Hot);
+        let at = |s: u64| meter.at + Duration::from_secs(s);
+        let [one, three, five] = [1, 3, 5].map(at);
+        meter.advance(one, 2, None);
+        meter.advance(three, 3, Some(100));
+        assert_eq!(area(&meter, Tier::Hot), (3, 300.0), "what is seen first held since it is in this tier");
+        meter.advance(five, 4, Some(200));
+        assert_eq!(area(&meter, Tier::Hot), (5, 600.0));
+        let mut asleep = live(Tier::Hibernated);
+        asleep.advance(asleep.at, 2, Some(50));
+        let later = asleep.at + Duration::from_secs(4);
+        asleep.advance(later, 3, Some(1_000_000));
+        assert_eq!(area(&asleep, Tier::Hibernated), (4, 200.0));
+    }
+
+    #[test]
+    fn the_time_without_a_daemon_counts_where_it_was() {
+        let kept = Kept { since_ms: 5, at_ms: 10_000, tier: Some(Tier::Parked), level: Some(7), ..Kept::default() };
+        let meter = Meter::taken_up(kept.clone(), 70_000);
+        meter.enter(Some(Tier::Hot));
+        let (seconds, bytes) = area(&meter.live(), Tier::Parked);
+        assert_eq!((seconds, bytes), (60, 420.0));
+        let gone = Meter::taken_up(kept, 70_000);
+        gone.forget_gap();
+        gone.enter(None);
+        assert_eq!(area(&gone.live(), Tier::Parked), (0, 0.0));
+    }
+
+    #[test]
+    fn counters_that_begin_anew_are_neither_lost_nor_counted_twice() {
+        let mut cpu = Grown::default();
+        [10, 25, 25, 5, 9].into_iter().for_each(|shows| cpu.look(shows));
+        assert_eq!(cpu.total, 25 + 9);
+        let meter = Meter::new(1);
+        meter.cpu(|| Some(40));
+        meter.without_cgroup();
+        meter.cpu(|| Some(60));
+        meter.cpu(|| None);
+        assert_eq!(meter.live().kept.cpu_ns.total, 100, "another cgroup, which has used more than the first by now");
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let meter = Meter::new(5);
+        meter.enter(Some(Tier::Hibernated));
+        meter.level(9);
+        meter.woken(Tier::Hibernated, "tcp");
+        let kept = meter.kept();
+        let text = serde_json::to_string(&kept).unwrap();
+        assert_eq!(serde_json::from_str::<Kept>(&text).unwrap(), kept);
+        assert_eq!(serde_json::from_str::<Kept>("{}").unwrap(), Kept::default());
+    }
+
+    #[test]
+    fn triggers_are_few_words() {
+        let words = ["tcp 0.0.0.0:80 (connection)", "udp 1.2.3.4:53 (datagram)", "timer (POSIX timer)", "first touch"];
+        assert_eq!(words.map(word), ["tcp", "udp", "timer", "touch"]);
+        assert_eq!(
+            ["kip wake", "kip exec", "stop", "its pager was replaced"].map(word),
+            ["wake", "exec", "stop", "other"]
+        );
+    }
+}

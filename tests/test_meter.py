@@ -1,0 +1,280 @@
+"""`kip meter`: what procs have used, held against the kernel's own counters; what a daemon's death and `kip down` leave of it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import programs
+from harness.clients import Lines
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+
+PROGRAM = Path(__file__).parent / "programs" / "lines.py"
+CGROUPS = Path("/sys/fs/cgroup")
+MIB = 1 << 20
+
+
+def lines(kip: Kip, tmp_path: Path, name: str, *flags: str) -> Proc:
+    tar = programs.tarball(tmp_path / f"{name}.tar", {"srv/lines.py": PROGRAM})
+    return kip.run(name, ["/usr/bin/python3", "/srv/lines.py", "9000"], ports=[9000], tar=tar, flags=flags)
+
+
+def told(proc: Proc, what: str, port: int | None = None) -> Any:
+    connection = Lines(port or proc.port(), timeout=60)
+    try:
+        return connection.ask(what)
+    finally:
+        connection.close()
+
+
+def burn(proc: Proc, seconds: float, port: int | None = None) -> None:
+    """So much CPU time, as the program's own clock counts it."""
+    told(proc, "import time; end = time.process_time() + " + str(seconds), port)
+    told(proc, "all(time.process_time() < end for _ in iter(int, 1))", port)
+
+
+def meter(kip: Kip, name: str, *flags: str) -> dict[str, Any]:
+    [view] = kip.json("meter", name, *flags)
+    return view
+
+
+def tier(view: dict[str, Any], name: str) -> dict[str, Any]:
+    return next((t for t in view["tiers"] if t["tier"] == name), {"time_us": 0, "byte_seconds": 0.0})
+
+
+def cgroup_file(kip: Kip, name: str, *files: str) -> Path:
+    """The first that there is, wherever this machine has its controllers."""
+    found = [path for file in files for path in CGROUPS.glob(f"**/kip-{kip.instance}/{name}/{file}")]
+    assert found, f"the kernel has none of {files} for {name}"
+    return found[0]
+
+
+def kernel_cpu_us(kip: Kip, name: str) -> float:
+    path = cgroup_file(kip, name, "cpuacct.usage", "cpu.stat")
+    text = path.read_text()
+    return int(text) / 1000 if path.name == "cpuacct.usage" else int(re.search(r"usage_usec (\d+)", text)[1])
+
+
+def held_of(text: str) -> int:
+    fields = dict(line.split() for line in text.splitlines())
+    if "total_rss" in fields:
+        return sum(int(fields[name]) for name in ("total_rss", "total_shmem", "total_mapped_file"))
+    kernel = int(fields.get("kernel", 0)) - int(fields.get("slab_reclaimable", 0))
+    return sum(int(fields[name]) for name in ("anon", "shmem", "file_mapped")) + max(kernel, 0)
+
+
+def near(is_: float, should: float, share: float = 0.01) -> None:
+    assert abs(is_ - should) <= share * should, f"{is_} is not {should} to within {share:.0%}"
+
+
+def test_cpu_time_is_the_kernels(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """Over sleeps of both kinds, a daemon that is killed, and a stop, after which it has another cgroup."""
+    kip = fresh_kip()
+    proc = lines(kip, tmp_path, "burn")
+    burn(proc, 0.7)
+    proc.hibernate()
+    burn(proc, 0.5)
+    proc.sleep()
+    before = meter(kip, "burn")["cpu_us"]
+    near(before, kernel_cpu_us(kip, "burn"))
+    kip.kill()
+    kip.up()
+    near(meter(kip, "burn")["cpu_us"], before, 0.001)
+    burn(proc, 0.5)
+    port = proc.port()
+    kip.kill()
+    burn(proc, 0.5, port)  # what it does while no daemon is there counts
+    kip.up()
+    first = kernel_cpu_us(kip, "burn")
+    assert first > 2.2e6
+    near(meter(kip, "burn")["cpu_us"], first)
+    proc.stop()
+    stopped = meter(kip, "burn")["cpu_us"]
+    assert first <= stopped <= first * 1.05, "ending takes little"
+    proc.start()
+    wait_for("it listens", lambda: answers(proc), 30)
+    burn(proc, 3)
+    near(meter(kip, "burn")["cpu_us"], stopped + kernel_cpu_us(kip, "burn"))
+
+
+def test_a_reboot_neither_loses_nor_repeats(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """The counters of cgroup and network namespace begin anew, and by the next look show more than they did."""
+    kip = fresh_kip()
+    proc = lines(kip, tmp_path, "again")
+    burn(proc, 0.3)
+    proc.sleep()
+    before = meter(kip, "again")
+    kip.reboot()
+    burn(proc, 1.2)
+    after = meter(kip, "again")
+    assert kernel_cpu_us(kip, "again") > before["cpu_us"]
+    near(after["cpu_us"], before["cpu_us"] + kernel_cpu_us(kip, "again"))
+    assert after["connections"] == before["connections"] + 2, (before, after)
+    assert tier(after, "parked")["time_us"] > tier(before, "parked")["time_us"]
+
+
+def answers(proc: Proc) -> bool:
+    try:
+        return told(proc, "1 + 1") == "2"
+    except OSError:
+        return False
+
+
+class Integral:
+    """What the kernel says that the proc holds, times how long, looked at fifty times a second."""
+
+    def __init__(self, kip: Kip, name: str):
+        self.path = cgroup_file(kip, name, "memory.stat")
+        self.samples: list[tuple[float, int]] = []
+        self.end = threading.Event()
+        self.thread = threading.Thread(target=self.go)
+        self.thread.start()
+
+    def go(self) -> None:
+        while not self.end.is_set():
+            self.samples.append((time.monotonic(), held_of(self.path.read_text())))
+            time.sleep(0.02)
+
+    def stop(self) -> float:
+        """Bytes times seconds."""
+        self.end.set()
+        self.thread.join()
+        pairs = zip(self.samples, self.samples[1:], strict=False)
+        return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairs)
+
+
+def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path) -> None:
+    """Of a program whose memory grows and shrinks, and of one that sleeps, in each tier where its tier has it."""
+    proc = lines(kip, tmp_path, "grow", "--idle", "1h")
+    told(proc, f"import time; kept = [bytearray(60 * {MIB})]")
+    before = meter(kip, "grow")
+    integral = Integral(kip, "grow")
+    told(proc, f"[(kept.append(bytearray({MIB})), time.sleep(0.08)) for _ in range(40)][0][1]")
+    told(proc, "time.sleep(1)")
+    told(proc, "[(kept.pop() and None, time.sleep(0.08)) for _ in range(30)][0][1]")
+    after, kernel = meter(kip, "grow"), integral.stop()
+    used = tier(after, "hot")["byte_seconds"] - tier(before, "hot")["byte_seconds"]
+    assert kernel > 400 * MIB
+    near(used, kernel)
+
+    proc.hibernate()
+    begun, held = meter(kip, "grow"), held_of(cgroup_file(kip, "grow", "memory.stat").read_text())
+    sets = kip.info()["room"]["set_bytes"]
+    time.sleep(2)
+    ended = meter(kip, "grow")
+    seconds = (tier(ended, "hibernated")["time_us"] - tier(begun, "hibernated")["time_us"]) / 1e6
+    assert 2 <= seconds < 4 and ended["tier"] == "hibernated", ended
+    used = tier(ended, "hibernated")["byte_seconds"] - tier(begun, "hibernated")["byte_seconds"]
+    near(used, (held + sets) * seconds)
+
+    view = proc.sleep()
+    begun, generation = meter(kip, "grow"), kip.data / "procs" / "grow" / f"gen-{view['generation']}"
+    time.sleep(1.5)
+    ended = meter(kip, "grow")
+    on_disk = sum(file.stat().st_blocks * 512 for file in generation.iterdir())
+    seconds = (tier(ended, "parked")["time_us"] - tier(begun, "parked")["time_us"]) / 1e6
+    used = tier(ended, "parked")["byte_seconds"] - tier(begun, "parked")["byte_seconds"]
+    near(used, on_disk * seconds)
+    near(ended["held_bytes"], on_disk)
+    assert proc.state == "parked", "who reads a meter wakes nobody"
+
+
+def test_of_an_archived_one_the_store_counts(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    kip = fresh_kip("--store", str(tmp_path / "store"))
+    proc = lines(kip, tmp_path, "away")
+    told(proc, f"import random; kept = random.randbytes(4 * {MIB})")
+    proc.archive()
+    begun = meter(kip, "away")
+    objects = [file for file in (tmp_path / "store").rglob("*") if file.is_file()]
+    stored = sum(file.stat().st_size for file in objects)
+    assert begun["tier"] == "archived" and stored > 4 * MIB
+    near(begun["held_bytes"], stored, 0.02)
+    kip.kill()
+    time.sleep(1)
+    kip.up()
+    ended = meter(kip, "away")
+    seconds = (tier(ended, "archived")["time_us"] - tier(begun, "archived")["time_us"]) / 1e6
+    assert seconds >= 1 and proc.state == "archived"
+    used = tier(ended, "archived")["byte_seconds"] - tier(begun, "archived")["byte_seconds"]
+    near(used, begun["held_bytes"] * seconds)
+    assert told(proc, "len(kept)") == str(4 * MIB)
+    assert meter(kip, "away")["wakes"] == [{"from": "archived", "trigger": "tcp", "count": 1}]
+
+
+def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """One that is killed loses no time of who lives on; after `kip down` all is as it was, and the time until `kip up` is nobody's."""
+    kip = fresh_kip()
+    parked, awake = lines(kip, tmp_path, "asleep"), lines(kip, tmp_path, "awake", "--idle", "1h")
+    parked.sleep()
+    before = {name: meter(kip, name) for name in ("asleep", "awake")}
+    kip.kill()
+    time.sleep(2)
+    kip.up()
+    after = {name: meter(kip, name) for name in ("asleep", "awake")}
+    for name, where in (("asleep", "parked"), ("awake", "hot")):
+        passed = (after[name]["to_ms"] - before[name]["to_ms"]) * 1000
+        assert passed > 2_000_000
+        assert abs(tier(after[name], where)["time_us"] - tier(before[name], where)["time_us"] - passed) < 20_000, name
+        assert after[name]["from_ms"] == before[name]["from_ms"]
+    assert after["awake"]["tiers"] == [tier(after["awake"], "hot")], "it was nowhere else"
+    kip.cli("down")
+    kip.wait_dead()
+    time.sleep(1)
+    kip.up()
+    down = {name: meter(kip, name) for name in ("asleep", "awake")}
+    time.sleep(0.3)
+    assert meter(kip, "awake")["tiers"] == down["awake"]["tiers"], "a stopped one's time does not count"
+    grown = tier(down["awake"], "hot")["time_us"] - tier(after["awake"], "hot")["time_us"]
+    assert 0 <= grown < (down["awake"]["to_ms"] - after["awake"]["to_ms"] - 1000) * 1000
+    assert tier(down["asleep"], "parked")["time_us"] >= tier(after["asleep"], "parked")["time_us"]
+    assert down["asleep"]["cpu_us"] >= after["asleep"]["cpu_us"]
+
+
+def test_wakes_and_connections_are_counted(kip: Kip, tmp_path: Path) -> None:
+    proc = lines(kip, tmp_path, "calls", "--hibernate", "held")
+    begun = meter(kip, "calls")
+    for _ in range(3):
+        proc.sleep()
+        told(proc, "1")
+    proc.hibernate()
+    told(proc, "1")
+    proc.sleep()
+    proc.wake()
+    proc.hibernate()
+    proc.exec("true")
+    view = meter(kip, "calls")
+    wakes = {(w["from"], w["trigger"]): w["count"] for w in view["wakes"]}
+    assert wakes[("parked", "tcp")] == 3 and wakes[("parked", "wake")] == 1, wakes
+    assert wakes[("hibernated", "tcp")] == 1 and wakes[("hibernated", "exec")] == 1, wakes
+    assert sum(wakes.values()) == proc.inspect()["wakes"]
+    wait_for("the next look", lambda: meter(kip, "calls")["connections"] - begun["connections"] >= 4, 10)
+    assert meter(kip, "calls")["connections"] - begun["connections"] == 4
+
+
+def test_shown_for_people(kip: Kip, tmp_path: Path) -> None:
+    assert kip.cli("meter").stdout == "there are no procs\n"
+    proc = lines(kip, tmp_path, "one")
+    proc.sleep()
+    lines(kip, tmp_path, "two")
+    text = kip.cli("meter").stdout.splitlines()
+    assert text[0].split() == ["NAME", "TIER", "TIME", "GB-HOURS", "CPU", "CONNECTIONS", "DATAGRAMS", "WAKES"]
+    assert [line.split()[0] for line in text[1:]] == ["one", "hot", "parked", "two", "hot"], text
+    column = text[0].index("GB-HOURS")
+    assert all(line[column - 1] == " " and line[column] != " " for line in text), "in columns"
+    [view] = kip.json("meter", "one", "--since", "1h")
+    assert view["from_ms"] == meter(kip, "one")["from_ms"], "it is younger than that"
+    time.sleep(1.5)
+    short = meter(kip, "two", "--since", "1s")
+    assert 900_000 < tier(short, "hot")["time_us"] < 1_400_000, short
+    assert "no proc" in kip.refused("meter", "nobody")
+    with socket.socket(socket.AF_UNIX) as s:
+        s.connect(str(kip.data / "run" / "api.sock"))
+        s.sendall(b"GET /v1/procs/one/meter?since_ms=x HTTP/1.1\r\nhost: kip\r\nconnection: close\r\n\r\n")
+        assert b" 400 " in s.recv(4096)
