@@ -31,6 +31,7 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/hibernate
 	bench/activeset
 	bench/archive
+	bench/sleepers
 
 setup: ## only install what is missing
 	@scripts/setup

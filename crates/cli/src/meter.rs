@@ -104,9 +104,9 @@ mod tests {
         let text = lines(&[view]);
         let words: Vec<Vec<&str>> =
             text.lines().map(|line| line.split("  ").map(str::trim).filter(|w| !w.is_empty()).collect()).collect();
-        assert_eq!(words[1], ["web", "all", "5.0 s", "-", "1.50 s", "4", "0", "3"], "{text}");
-        assert_eq!(words[2], ["hot", "2.0 s", "0.500000", "0"], "{text}");
-        assert_eq!(words[3], ["parked", "3.0 s", "0.250000", "3 (tcp 2, timer 1)"], "{text}");
+        assert_eq!(words[1], ["web", "all", "5.0s", "-", "1.50 s", "4", "0", "3"], "{text}");
+        assert_eq!(words[2], ["hot", "2.0s", "0.500000", "0"], "{text}");
+        assert_eq!(words[3], ["parked", "3.0s", "0.250000", "3 (tcp 2, timer 1)"], "{text}");
         assert_eq!(lines(&[]), "there are no procs\n");
     }
 }
