@@ -1,0 +1,71 @@
+"""What the documents say is there is there: commands and flags, messages, files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from harness.kip import binary
+
+ROOT = Path(__file__).parents[1]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "README.md"]
+# A literal that is shorter says nothing about where it comes from.
+FEWEST = 10
+
+
+@cache
+def help_of(*words: str) -> str:
+    return subprocess.run([binary(), *words, "--help"], capture_output=True, text=True, timeout=20, check=True).stdout
+
+
+@cache
+def sources() -> str:
+    """All string literals in the programs, more or less: lines that go on are joined."""
+    texts = [path.read_text() for path in (ROOT / "crates").glob("*/src/**/*.rs")]
+    return re.sub(r"\\\n\s*", "", "\n".join(texts))
+
+
+def commands(text: str) -> set[tuple[str, ...]]:
+    """Each `kip ...` of a document up to the first thing that is neither subcommand nor flag, with its flags."""
+    found = set()
+    lines = [*re.findall(r"`(kip [^`]*)`", text), *re.findall(r"^ *(?:sudo )?(kip .*)$", text, re.MULTILINE)]
+    for line in lines:
+        line = re.split(r"#|;| -- |\||\\", line)[0]
+        found.add(tuple(line.split()[1:]))
+    return found
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_commands_and_flags_are_there(guide: Path) -> None:
+    known = set(re.findall(r"^  ([a-z]+) ", help_of(), re.MULTILINE))
+    for words in commands(guide.read_text()):
+        if not words or not re.fullmatch("[a-z]+", words[0]):
+            continue
+        assert words[0] in known, f"{guide.name}: there is no `kip {words[0]}`"
+        nested = set(re.findall(r"^  ([a-z]+) ", help_of(words[0]), re.MULTILINE)) if words[0] != "help" else set()
+        deeper = words[:2] if len(words) > 1 and words[1] in nested and "Commands:" in help_of(words[0]) else words[:1]
+        for flag in (re.split(r"[=\]]", word.strip("[]"))[0] for word in words if word.strip("[").startswith("--")):
+            assert flag in help_of(*deeper), f"{guide.name}: `kip {' '.join(deeper)}` has no {flag}"
+
+
+def test_messages_are_what_kip_says() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    messages = [row for row in re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE)]
+    assert len(messages) > 25
+    for message in messages:
+        pieces = [piece.strip() for piece in message.split("…")]
+        telling = [piece for piece in pieces if len(piece) >= FEWEST]
+        assert telling, f"{message}: nothing of it can be found again"
+        for piece in telling:
+            assert piece in sources(), f"nobody says {piece!r} (of {message!r}) any more"
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_links_lead_somewhere(guide: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", guide.read_text()):
+        if "://" not in target:
+            assert (guide.parent / target).exists(), f"{guide.name} links to {target}, which is not there"
