@@ -4,7 +4,7 @@
 //! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
 //! `archived.json`.
 
-use super::sleep::plan_wake;
+use super::sleep::{compile_plan, save_plan};
 use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
@@ -362,10 +362,18 @@ impl Task {
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let fetch = blocking(move || {
-            let fetched = archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e));
-            // Before anything of it is restored.
-            fetched.and_then(|images| policy::check(&proc, &images, &known.body).map_err(|e| chain(&e)))?;
-            plan_wake(&proc, known.front.generation, &known.body);
+            let images = archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e))?;
+            let generation = known.front.generation;
+            // Both only read. Nothing of it is restored, and the plan is not there, before the check has let it through.
+            let (checked, plan) = std::thread::scope(|scope| {
+                let plan = scope.spawn(|| compile_plan(&proc, generation, &known.body));
+                let checked = policy::check(&proc, &images, &known.body);
+                (checked, plan.join().expect("compiling does not panic"))
+            });
+            checked.map_err(|e| chain(&e))?;
+            if let Some(plan) = plan {
+                save_plan(&proc, generation, &plan);
+            }
             Ok::<_, String>(())
         });
         // Only if it is known that nobody else may wake it does it run.

@@ -19,7 +19,7 @@ use crate::volumes::sleep as volumes;
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::Source;
 use kip_checkpoint::dump::DumpError;
-use kip_checkpoint::plan::{self, PlanError, Wish};
+use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
 use kip_net::custody;
 use kip_snapshot::pages::PageMap;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
@@ -379,15 +379,31 @@ pub(super) fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
 
 /// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.
 pub(super) fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
+    if let Some(plan) = compile_plan(proc, generation, body) {
+        save_plan(proc, generation, &plan);
+    }
+}
+
+pub(super) fn save_plan(proc: &Proc, generation: Generation, plan: &Plan) {
+    if let Err(e) = plan.save(&kip_snapshot::path_of(&proc.dir, generation)) {
+        tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake");
+    }
+}
+
+/// The plan of the next wake, if there can be one. Only reads.
+pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> Option<Plan> {
     /// The first process that pid 1 makes.
     const PROGRAM: u32 = 2;
     if proc.shared.only_criu.load(Ordering::Relaxed) {
-        return;
+        return None;
     }
     let images = kip_snapshot::path_of(&proc.dir, generation);
     let pages = match PageMap::load(&images) {
         Ok(pages) => pages,
-        Err(e) => return tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
+        Err(e) => {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake");
+            return None;
+        }
     };
     let lazy_from = match proc.spec.timing.lazy {
         // What is still in a store has a long way.
@@ -398,13 +414,14 @@ pub(super) fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
     };
     let (read_ns, init) = (&body.clocks.read_ns, kip_sandbox::init::PATH);
     let wish = Wish { read_ns, pages: &pages, lazy_from, init, program: PROGRAM };
-    match plan::compile(&images, &wish).and_then(|plan| plan.save(&images)) {
-        Ok(()) => {}
+    match plan::compile(&images, &wish) {
+        Ok(plan) => return Some(plan),
         Err(PlanError::Unsupported { what }) => {
             tracing::debug!(proc = %proc.name, what, "CRIU will do the next wake");
         }
         Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
     }
+    None
 }
 
 /// Makes live sockets without a program comfortable: see [`kip_net::custody`].
