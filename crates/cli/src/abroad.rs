@@ -83,10 +83,21 @@ pub fn client(data: Option<&Path>, abroad: AbroadArgs, command: &Command) -> any
 /// Why `command` cannot be asked for from elsewhere: files that it names are the daemon's.
 fn at_home_only(command: &Command) -> Option<&'static str> {
     use crate::args::SnapshotCommand as Snapshot;
+    let run = match command {
+        Command::Run { args, .. } => Some(&**args),
+        Command::Check(args) => Some(&args.run),
+        _ => None,
+    };
+    if let Some(args) = run {
+        let file_of = |image: &str| is_file(image).then_some("this image is a file of");
+        return if args.tar.is_some() {
+            Some("--tar takes a file of")
+        } else {
+            args.image.as_deref().and_then(file_of)
+        };
+    }
     match command {
         Command::Token(_) => Some("`kip token` works only on"),
-        Command::Run(args) if args.tar.is_some() => Some("`kip run --tar` takes a file of"),
-        Command::Run(args) if args.image.as_deref().is_some_and(is_file) => Some("this image is a file of"),
         Command::Image(ImageCommand::Load(_)) => Some("`kip image load` takes files of"),
         Command::Snapshot(args) => match args.command {
             Snapshot::Export { .. } => Some("`kip snapshot export` writes a file of"),

@@ -7,6 +7,7 @@
 mod plan;
 mod view;
 
+use crate::check::{TrialArgs, require};
 use crate::commands::name;
 use crate::image::{RegistryArgs, When, ensure};
 use crate::manual;
@@ -40,6 +41,8 @@ pub struct ApplyArgs {
     /// Make procs anew that are not as described; what they wrote to their own files is lost
     #[arg(long)]
     pub replace: bool,
+    #[command(flatten)]
+    pub trial: TrialArgs,
     #[command(flatten)]
     pub registry: RegistryArgs,
 }
@@ -99,7 +102,7 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
         show(plan.changes(), json, |changes| view::planned(changes, args.replace))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let done = carry_out(client, &mut plan, &args.registry, json).await;
+    let done = carry_out(client, &mut plan, args, json).await;
     match json {
         true => print_json(&Changes { changes: plan.changes() })?,
         false => print(&view::left(plan.changes()))?,
@@ -231,14 +234,19 @@ fn own_mark(path: &Path) -> anyhow::Result<String> {
 }
 
 /// Images first, for without one of them nothing may be removed; then one proc after the other.
-async fn carry_out(client: &Client, plan: &mut Plan, registry: &RegistryArgs, json: bool) -> anyhow::Result<()> {
+async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: bool) -> anyhow::Result<()> {
     for (change, described) in plan.both() {
         if let (Action::Create | Action::Replace, Some(described)) = (change.action, described) {
-            bring_image(client, described, registry).await?;
+            bring_image(client, described, &args.registry).await?;
         }
     }
     for (change, described) in plan.both() {
         let name = change.name.clone();
+        if let (Action::Create | Action::Replace, Some(described)) = (change.action, described) {
+            // Only now is there what it depends on, and still what it replaces.
+            let trial = require(client, &described.request, &args.trial).await;
+            trial.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
+        }
         match (change.action, described) {
             (Action::Same, _) => {}
             (Action::Create, Some(described)) => made(client, described).await?,

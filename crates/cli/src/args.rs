@@ -1,13 +1,15 @@
 //! The command line, as DESIGN.md has it.
 
-use crate::abroad::{AbroadArgs, ListenArgs};
+use crate::abroad::AbroadArgs;
 use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
+use crate::check::{CheckArgs, TrialArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
 use crate::life::{LifeArgs, WaitArgs};
 use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::meter::MeterArgs;
 use crate::token::TokenCommand;
+use crate::up::UpArgs;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
 use kip_types::api::{Detail, LeftOpen, RunRequest};
@@ -38,11 +40,18 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the daemon in the foreground; it prints `ready` and the API's address
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// End every proc and the daemon
     Down,
     /// Create a proc and start it
-    Run(RunArgs),
+    Run {
+        #[command(flatten)]
+        trial: TrialArgs,
+        #[command(flatten)]
+        args: Box<RunArgs>,
+    },
+    /// Try whether a program can sleep: one like it is started, sleeps and wakes in each tier, and is removed; exits with 1 if not
+    Check(Box<CheckArgs>),
     /// Start a stopped proc again, on its files
     Start(NameArg),
     /// Make the procs that a file describes: kip.toml, or a Compose file
@@ -142,62 +151,6 @@ impl InspectArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct UpArgs {
-    /// CRIU's program, instead of the one found on this machine
-    #[arg(long, value_name = "PATH")]
-    pub criu: Option<PathBuf>,
-    /// Idle this long, a proc leaves the hot tier, unless its owner said otherwise
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub idle: Option<u64>,
-    /// That long after, it is parked, unless its owner said otherwise
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub park_after: Option<u64>,
-    /// Most memory that all working sets of hibernated procs may take, the page cache included; beyond that they are on
-    /// disk. Without it, an eighth of --memory, at most 256 MiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub set_memory: Option<u64>,
-    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub archive_after: Option<u64>,
-    /// Object store that procs are archived in: a directory, or s3://BUCKET/PREFIX?endpoint=URL
-    #[arg(long, value_name = "URL")]
-    pub store: Option<String>,
-    /// Collect the store so often (tests); about once an hour
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
-    pub collect_every: Option<u64>,
-    /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
-    pub disk: Option<u64>,
-    /// Most that what was stored or fetched lately may take on the local disk, sealed, so that it need not be fetched again; 0 for
-    /// none. Without it a tenth of what is free there, at most 1G; none where the store is a directory
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
-    pub cache: Option<u64>,
-    /// Most memory that procs may use together; without it, the machine's less a reserve
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub memory: Option<u64>,
-    /// Above this share of it idle procs are put to sleep and new ones refused (90)
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
-    pub memory_high: Option<u8>,
-    /// Until no more than this share is used (10 below the high mark)
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
-    pub memory_low: Option<u8>,
-    /// Group that may use the API, which makes its members as powerful as root
-    #[arg(long)]
-    pub group: Option<String>,
-    #[command(flatten)]
-    pub listen: ListenArgs,
-    /// Kill the daemon at this recorded step (tests); `list` shows the steps
-    #[arg(long, value_name = "STEP", hide = true)]
-    pub fault_at: Option<String>,
-    /// Let CRIU do every wake, none by plan (tests, comparison)
-    #[arg(long, hide = true)]
-    pub only_criu: bool,
-    /// What to log on stderr, for example debug or warn,kip_worker=debug
-    #[arg(long, value_name = "FILTER", default_value = "info")]
-    pub log: String,
-}
-
-#[derive(Debug, Args)]
 pub struct RunArgs {
     /// Name of the proc; made from the command's if left out
     #[arg(long)]
@@ -282,6 +235,9 @@ pub struct RunArgs {
     /// Sleep only when told to
     #[arg(long)]
     pub never_sleep: bool,
+    /// Stay awake, but tell when it would have slept: `kip events`, `kip why`
+    #[arg(long, conflicts_with = "never_sleep")]
+    pub idle_dry_run: bool,
     /// Let setuid and setgid programs inside change their identity
     #[arg(long)]
     pub allow_setuid: bool,
@@ -454,14 +410,6 @@ fn parse_env(s: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `90` or `90%`.
-fn parse_percent(s: &str) -> Result<u8, String> {
-    match s.strip_suffix('%').unwrap_or(s).parse::<u8>() {
-        Ok(percent) if (1..=100).contains(&percent) => Ok(percent),
-        _ => Err("write a share of memory from 1 to 100 percent".to_owned()),
-    }
-}
-
 /// What an id in the store looks like: only the daemon knows whether there is such a proc.
 fn parse_id(text: &str) -> Result<String, String> {
     match text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -500,7 +448,7 @@ fn parse_switch(s: &str) -> Result<bool, String> {
     }
 }
 
-fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
+pub fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
     match s {
         "hibernated" => Ok(Tier::Hibernated),
         "parked" => Ok(Tier::Parked),
@@ -525,6 +473,7 @@ impl RunArgs {
             archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
             never: self.never_sleep,
+            dry_run: self.idle_dry_run,
             hibernate: self.hibernate,
             prefetch: self.prefetch,
             lazy: self.lazy,
@@ -567,6 +516,7 @@ impl RunArgs {
             ready: self.life.ready(),
             file: None,
             asked: None,
+            trial: false,
         };
         let secrets = self.life.secrets()?;
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
@@ -594,7 +544,7 @@ mod tests {
     fn run_request(words: &[&str]) -> RunRequest {
         let words = ["kip", "run"].iter().chain(words);
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Run(args) => args.into_request().unwrap(),
+            Command::Run { args, .. } => args.into_request().unwrap(),
             other => panic!("{other:?}"),
         }
     }

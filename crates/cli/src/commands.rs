@@ -3,7 +3,7 @@
 use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
 use crate::life::WaitArgs;
 use crate::output::{print, print_json};
-use crate::{apply, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
+use crate::{apply, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -27,7 +27,8 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             unreachable!("these are not calls of a daemon")
         }
         Command::Down => down(client, json).await?,
-        Command::Run(args) => run(client, args, json).await?,
+        Command::Run { trial, args } => run(client, *args, &trial, json).await?,
+        Command::Check(args) => return check::check(client, *args, json).await,
         Command::Apply(args) => return apply::apply(client, &args, json).await,
         Command::Diff(args) => return apply::diff(client, &args, json).await,
         Command::Export(args) => apply::export(client, &args, json).await?,
@@ -62,12 +63,14 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
 }
 
 /// Brings the image first, if there is one and that is wanted.
-async fn run(client: &Client, mut args: RunArgs, json: bool) -> anyhow::Result<()> {
+async fn run(client: &Client, mut args: RunArgs, trial: &check::TrialArgs, json: bool) -> anyhow::Result<()> {
     if let Some(text) = &args.image {
         let name = image::ensure(client, text, args.pull, &args.registry).await?;
         args.image = Some(name);
     }
-    show(&client.run(&args.into_request()?).await?, json, view::run)
+    let request = args.into_request()?;
+    check::require(client, &request, trial).await?;
+    show(&client.run(&request).await?, json, view::run)
 }
 
 #[derive(Serialize)]

@@ -3,10 +3,10 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    CarriedView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest, ExecRequest,
-    ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest,
-    RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest,
-    WakeRequest, WhyView,
+    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event,
+    EventsRequest, ExecRequest, ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved, ProcView,
+    Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest,
+    Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
@@ -178,6 +178,11 @@ impl Service for Hosted {
 
     async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal> {
         self.worker.wake(&name, how.id.as_deref()).await.map(|(proc, already)| Moved { proc, already })
+    }
+
+    async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
+        let RunRequest { spec, wait_ready, secrets, .. } = request.run;
+        self.worker.check(spec, secrets, wait_ready, request.to).await
     }
 
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {

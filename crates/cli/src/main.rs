@@ -7,6 +7,7 @@
 mod abroad;
 mod apply;
 mod args;
+mod check;
 mod commands;
 mod details;
 mod doctor;
@@ -65,7 +66,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
                 .unwrap_or_else(|e| Cli::command().error(ErrorKind::ValueValidation, e).exit());
             let lock = up::prepare(&data, &args)?;
             let runtime = tokio::runtime::Runtime::new()?;
-            let done = runtime.block_on(up::up(lock, args, memory, json));
+            let done = runtime.block_on(up::up(lock, *args, memory, json));
             // What still runs is a client that hangs on or a blocking call; the next daemon recovers from either.
             runtime.shutdown_timeout(Duration::from_secs(2));
             done

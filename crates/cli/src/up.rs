@@ -4,18 +4,83 @@
 //! SIGTERM, SIGINT and SIGHUP end the daemon only: procs run on and the next `kip up` adopts them. `kip down` ends both.
 //! A crash at any step leaves what the next start recovers from.
 
-use crate::args::UpArgs;
+use crate::abroad::ListenArgs;
 use crate::hosted;
 use crate::output::{print, print_json};
 use anyhow::{Context, bail};
+use clap::Args;
 use kip_hub::{ApiSocket, DataLock, Ending, Hub, Remote, Service, Tokens};
-use kip_types::spec::Timing;
+use kip_types::spec::{Timing, parse_duration_ms, parse_size};
 use kip_worker::MemoryMarks;
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// CRIU's program, instead of the one found on this machine
+    #[arg(long, value_name = "PATH")]
+    pub criu: Option<PathBuf>,
+    /// Idle this long, a proc leaves the hot tier, unless its owner said otherwise
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub idle: Option<u64>,
+    /// That long after, it is parked, unless its owner said otherwise
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub park_after: Option<u64>,
+    /// Most memory that all working sets of hibernated procs may take, the page cache included; beyond that they are on
+    /// disk. Without it, an eighth of --memory, at most 256 MiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub set_memory: Option<u64>,
+    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub archive_after: Option<u64>,
+    /// Object store that procs are archived in: a directory, or s3://BUCKET/PREFIX?endpoint=URL
+    #[arg(long, value_name = "URL")]
+    pub store: Option<String>,
+    /// Collect the store so often (tests); about once an hour
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
+    pub collect_every: Option<u64>,
+    /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
+    pub disk: Option<u64>,
+    /// Most that what was stored or fetched lately may take on the local disk, sealed, so that it need not be fetched again; 0 for
+    /// none. Without it a tenth of what is free there, at most 1G; none where the store is a directory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
+    pub cache: Option<u64>,
+    /// Most memory that procs may use together; without it, the machine's less a reserve
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Above this share of it idle procs are put to sleep and new ones refused (90)
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub memory_high: Option<u8>,
+    /// Until no more than this share is used (10 below the high mark)
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pub memory_low: Option<u8>,
+    /// Group that may use the API, which makes its members as powerful as root
+    #[arg(long)]
+    pub group: Option<String>,
+    #[command(flatten)]
+    pub listen: ListenArgs,
+    /// Kill the daemon at this recorded step (tests); `list` shows the steps
+    #[arg(long, value_name = "STEP", hide = true)]
+    pub fault_at: Option<String>,
+    /// Let CRIU do every wake, none by plan (tests, comparison)
+    #[arg(long, hide = true)]
+    pub only_criu: bool,
+    /// What to log on stderr, for example debug or warn,kip_worker=debug
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    pub log: String,
+}
+
+/// `90` or `90%`.
+fn parse_percent(s: &str) -> Result<u8, String> {
+    match s.strip_suffix('%').unwrap_or(s).parse::<u8>() {
+        Ok(percent) if (1..=100).contains(&percent) => Ok(percent),
+        _ => Err("write a share of memory from 1 to 100 percent".to_owned()),
+    }
+}
 
 /// What has to be done while the process has one thread: its own mount namespace, and the fault to inject.
 pub fn prepare(data: &Path, args: &UpArgs) -> anyhow::Result<DataLock> {

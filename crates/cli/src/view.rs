@@ -167,7 +167,11 @@ fn limits(spec: &Spec) -> Vec<(&'static str, String)> {
         ("processes", spec.limits.pids.to_string()),
         (
             "leaves hot",
-            if timing.never { "only when told to".to_owned() } else { format!("idle {}", millis(timing.idle_ms)) },
+            match (timing.never, timing.dry_run) {
+                (true, _) => "only when told to".to_owned(),
+                (_, true) => format!("never; idle {} is only tried", millis(timing.idle_ms)),
+                _ => format!("idle {}", millis(timing.idle_ms)),
+            },
         ),
         ("parked", format!("{} after that", millis(timing.park_after_ms))),
         ("archived", format!("{} after that, where there is a store", millis(timing.archive_after_ms))),

@@ -27,8 +27,9 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
 use kip_types::api::{
-    Detail, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, LogLine,
-    LogsRequest, Moved, ProcView, RemoveRequest, RunRequest, SleepRequest, StopRequest, WhyView,
+    CheckRequest, CheckView, Detail, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest,
+    ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, RemoveRequest, RunRequest, SleepRequest, StopRequest,
+    WhyView,
 };
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
@@ -86,6 +87,11 @@ impl Client {
     pub async fn validate(&self, request: &RunRequest) -> Result<(), CallError> {
         collect(self.send(Method::POST, "/v1/validate", json(request)).await?).await?;
         Ok(())
+    }
+
+    /// Tries whether such a proc can sleep.
+    pub async fn check(&self, request: &CheckRequest) -> Result<CheckView, CallError> {
+        self.post("/v1/check", request).await
     }
 
     /// All procs, sorted by name.

@@ -104,6 +104,9 @@ pub struct ProcTable {
     /// Sleep only when told to.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub never_sleep: bool,
+    /// Stay awake, but tell when it would have slept.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub idle_dry_run: bool,
     /// Let setuid and setgid programs inside change their identity.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub allow_setuid: bool,
@@ -150,6 +153,7 @@ impl ProcTable {
             archive_after_ms: self.archive_after.map_or(usual.archive_after_ms, |t| t.0),
             tick_ms: self.tick.map_or(usual.tick_ms, |t| t.0),
             never: self.never_sleep,
+            dry_run: self.idle_dry_run,
             hibernate: self.hibernate.unwrap_or_default(),
             prefetch: self.prefetch.is_none_or(|p| p.0),
             lazy: self.lazy.unwrap_or_default(),
@@ -193,6 +197,7 @@ impl ProcTable {
                 .map(|check| Ready { check, within_ms: self.ready_timeout.map_or(READY_WITHIN_MS, |time| time.0) }),
             file: None,
             asked: None,
+            trial: false,
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
     }
@@ -222,6 +227,7 @@ impl ProcTable {
             ready,
             file: _,
             asked: _,
+            trial: _,
         } = spec.clone();
         let usual = Timing::default();
         let time = |open: bool, ms: u64| (!open).then_some(Time(ms));
@@ -264,6 +270,7 @@ impl ProcTable {
             lazy: (timing.lazy != usual.lazy).then_some(timing.lazy),
             file_pages: timing.keep_files.then_some(FilePages::Keep),
             never_sleep: timing.never,
+            idle_dry_run: timing.dry_run,
             allow_setuid,
             wait_ready: *wait_ready,
             depends_on: Vec::new(),

@@ -2,7 +2,8 @@
 //!
 //! Never asks the machine: whether a name is free, a file exists or a limit suffices is the worker's to find out.
 
-use kip_types::api::{Code, Refusal, RunRequest};
+use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
+use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{Image, LONGEST_SECRET, MOST_SECRETS, SECRETS, Spec, Timing, bad_secret, parse_signal};
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
@@ -14,7 +15,7 @@ pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
 /// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
 /// asked for: it is what a file that describes the proc is compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
-    request.spec.asked = None;
+    (request.spec.asked, request.spec.trial) = (None, false);
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;
@@ -36,6 +37,21 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
     asked.spec.secrets.clone_from(&request.spec.secrets);
     request.spec.asked = Some(asked);
     Ok(())
+}
+
+/// Refuses a trial that would change what is not its own.
+pub fn check_trial(request: &CheckRequest) -> Result<(), Refusal> {
+    let line = if request.to == Tier::Hot {
+        "hot is not asleep: a trial goes to hibernated, parked or archived".to_owned()
+    } else if let Some(volume) = request.run.spec.volumes.iter().find(|v| !v.read_only).filter(|_| !request.volumes) {
+        format!(
+            "the trial would write to the volume {} at {}: allow it with --use-volumes, or give it another one",
+            volume.source, volume.target
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Refusal::new(Code::Invalid, line))
 }
 
 fn check_secrets(request: &RunRequest) -> Result<(), String> {

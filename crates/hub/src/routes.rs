@@ -16,8 +16,9 @@ use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
-    Code, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest, Info, LogLine,
-    LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
+    CheckRequest, CheckView, Code, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest,
+    Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest,
+    WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -44,6 +45,7 @@ fn all<S: Service>() -> Routes<S> {
         .get("/v1/procs", list::<S>, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
         .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
         .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse without asking the machine. Creates nothing.").body::<RunRequest>())
+        .post("/v1/check", check::<S>, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
         .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").json::<ProcView>())
         .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
         .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").json::<ProcView>())
@@ -91,6 +93,16 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
 async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<StatusCode> {
     admit::complete(&mut request, &hub.defaults)?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn check<S: Service>(
+    State(hub): State<Hub<S>>,
+    Asked(mut request): Asked<CheckRequest>,
+) -> Answer<Json<CheckView>> {
+    admit::complete(&mut request.run, &hub.defaults)?;
+    admit::check_trial(&request)?;
+    let service = hub.service.clone();
+    Ok(Json(hub.operate(async move { service.check(request).await }).await?))
 }
 
 /// Runs `request`; if its name is a stem, under the first free name made of it.

@@ -4,10 +4,10 @@
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
-    CarriedView, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest, ExecEnd, ExecRequest,
-    ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest,
-    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest,
-    WhyView,
+    CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest,
+    ExecEnd, ExecRequest, ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
+    RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified,
+    VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
@@ -48,6 +48,10 @@ pub trait Service: Send + Sync + 'static {
     /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its ports listen. Nothing in
     /// the request is left open any more. A name in use is `Code::Taken`, and so is a port.
     fn run(&self, request: RunRequest) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// Tries whether such a proc can sleep, with a trial that is gone when this returns. The request is complete, and may write to its
+    /// volumes.
+    fn check(&self, request: CheckRequest) -> impl Future<Output = Result<CheckView, Refusal>> + Send;
 
     /// All names in use. Cheap: measures nothing.
     fn names(&self) -> impl Future<Output = Result<Vec<ProcName>, Refusal>> + Send;

@@ -1,5 +1,6 @@
 //! Messages of the API: what `kip --json` prints and what travels on the socket, as JSON.
 
+mod check;
 mod details;
 mod meter;
 mod refusal;
@@ -7,6 +8,7 @@ mod snapshot;
 mod token;
 mod top;
 
+pub use check::*;
 pub use details::*;
 pub use meter::*;
 pub use refusal::*;
@@ -465,7 +467,7 @@ pub struct Event {
     /// Which proc; null for the daemon itself.
     pub name: Option<ProcName>,
     /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`,
-    /// `pressure`, `collected`, `imported`.
+    /// `pressure`, `collected`, `imported`, `would-sleep`, `would-wake`.
     pub kind: String,
     /// One line.
     pub detail: String,

@@ -198,6 +198,8 @@ pub struct Timing {
     pub tick_ms: u64,
     /// Never sleep by itself; `kip sleep` still works.
     pub never: bool,
+    /// Never sleep by itself, but tell when it would have.
+    pub dry_run: bool,
     /// How it hibernates.
     pub hibernate: Hibernate,
     /// A wake installs the working set; otherwise every page comes when it is touched.
@@ -208,6 +210,13 @@ pub struct Timing {
     pub keep_files: bool,
 }
 
+impl Timing {
+    /// Whether it sleeps only when told to.
+    pub fn stays_awake(&self) -> bool {
+        self.never || self.dry_run
+    }
+}
+
 impl Default for Timing {
     fn default() -> Self {
         Timing {
@@ -216,6 +225,7 @@ impl Default for Timing {
             archive_after_ms: 24 * 3600 * 1000,
             tick_ms: 60_000,
             never: false,
+            dry_run: false,
             hibernate: Hibernate::Auto,
             prefetch: true,
             lazy: Lazy::Auto,
@@ -279,6 +289,9 @@ pub struct Spec {
     /// The file that describes it, as `kip apply` calls it; none for a proc that no file made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
+    /// A trial of `kip check`, which is removed when that ends. Kip's own to say, ignored in requests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trial: bool,
     /// The request that made it, before daemon and image completed it. Kept by the hub, ignored in requests, left out of listings; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -196,7 +196,18 @@ impl Worker {
             let meter = Meter::new(now_ms());
             meter.enter(record.state.tier());
             meter.level(stored_bytes);
-            let proc = Proc { name, spec, dir, slot, base, cgroup, holdings, meter, shared: machine };
+            let proc = Proc {
+                name,
+                spec,
+                dir,
+                slot,
+                base,
+                cgroup,
+                holdings,
+                meter,
+                measured: Default::default(),
+                shared: machine,
+            };
             Ok::<_, Refusal>((Arc::new(proc), record))
         });
         let (proc, record) = recorded.await?;

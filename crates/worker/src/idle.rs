@@ -80,12 +80,71 @@ impl<A> Idle<A> {
     }
 }
 
+/// What would have become of a running proc if its idle policy were more than tried.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DryRun {
+    began: Instant,
+    pub(crate) sleeps: u32,
+    /// In the sleeps that are over.
+    slept: Duration,
+    /// Since when it would be asleep.
+    since: Option<Instant>,
+}
+
+impl DryRun {
+    pub(crate) fn new(now: Instant) -> DryRun {
+        DryRun { began: now, sleeps: 0, slept: Duration::ZERO, since: None }
+    }
+
+    /// Whether it would be asleep.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// How long it would have slept until `now`.
+    pub(crate) fn asleep(&self, now: Instant) -> Duration {
+        self.slept + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// Since when it has been tried.
+    pub(crate) fn tried(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.began)
+    }
+
+    pub(crate) fn sleep(&mut self, now: Instant) {
+        (self.since, self.sleeps) = (Some(now), self.sleeps + 1);
+    }
+
+    /// It became active at `at`. Gives how long it would have slept, if it would be asleep.
+    pub(crate) fn wake(&mut self, at: Instant) -> Option<Duration> {
+        let slept = at.saturating_duration_since(self.since.take()?);
+        self.slept += slept;
+        Some(slept)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn sample(start: Instant, at_ms: u64, cpu_ms: u64, traffic: u64) -> Sample<u64> {
         Sample { at: start + Duration::from_millis(at_ms), cpu: Duration::from_millis(cpu_ms), traffic: Some(traffic) }
+    }
+
+    #[test]
+    fn a_dry_run_adds_up_what_it_would_have_slept() {
+        let start = Instant::now();
+        let at = |s: u64| start + Duration::from_secs(s);
+        let mut dry = DryRun::new(start);
+        assert_eq!((dry.wake(at(1)), dry.asleep(at(1))), (None, Duration::ZERO));
+        dry.sleep(at(10));
+        assert!(dry.is_asleep() && dry.asleep(at(15)) == Duration::from_secs(5));
+        assert_eq!(dry.wake(at(16)), Some(Duration::from_secs(6)));
+        dry.sleep(at(30));
+        assert_eq!(
+            (dry.sleeps, dry.asleep(at(32)), dry.tried(at(32))),
+            (2, Duration::from_secs(8), Duration::from_secs(32))
+        );
     }
 
     #[test]

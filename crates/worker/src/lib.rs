@@ -19,6 +19,7 @@
 //! | [`volumes`] | files of the host that procs have |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
+//! | [`check`] | a trial before a proc is trusted |
 //! | [`beside`] | looks that may take their time |
 //!
 //! Never decides for other workers, never speaks to clients.
@@ -27,6 +28,7 @@
 mod adopt;
 mod archive;
 mod beside;
+mod check;
 mod disk;
 mod due;
 mod events;
@@ -189,7 +191,18 @@ impl Worker {
         let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
         let base = record.base.clone();
         let meter = meter::Meter::new(events::now_ms());
-        let proc = Proc { name, spec, dir, slot: kit.slot, base, cgroup, holdings, meter, shared: Arc::clone(machine) };
+        let proc = Proc {
+            name,
+            spec,
+            dir,
+            slot: kit.slot,
+            base,
+            cgroup,
+            holdings,
+            meter,
+            measured: Default::default(),
+            shared: Arc::clone(machine),
+        };
         Ok((Arc::new(proc), kit, record, claim))
     }
 
@@ -203,7 +216,7 @@ impl Worker {
         let handles: Vec<Handle> =
             self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
         blocking(move || {
-            let mut views: Vec<ProcView> = handles.iter().map(view::proc_view).collect();
+            let mut views = view::proc_views(&handles);
             for view in &mut views {
                 view.spec.env.values_mut().for_each(String::clear);
                 view.spec.asked = None;

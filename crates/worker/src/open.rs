@@ -171,8 +171,17 @@ impl Worker {
         }
         for (proc, record) in recovered {
             let half_taken = matches!(record.state, State::Archived { .. }) && !record.established;
+            let trial = proc.spec.trial.then(|| proc.name.clone());
             let handle = worker.adopt(proc, record, None);
-            if half_taken {
+            if let Some(name) = trial {
+                // Who asked for it is gone with the last daemon.
+                let worker = Arc::clone(&worker);
+                tokio::spawn(async move {
+                    if let Err(refusal) = worker.remove(&name, true).await {
+                        tracing::warn!(proc = %name, error = refusal.message, "a trial of the last daemon is left");
+                    }
+                });
+            } else if half_taken {
                 tokio::spawn(Arc::clone(&worker).finish_taking_over(handle));
             }
         }

@@ -6,6 +6,7 @@ use crate::machine::Machine;
 use crate::meter::Meter;
 use crate::pins;
 use crate::tree::Tree;
+use crate::view::Measured;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
@@ -41,6 +42,7 @@ pub(crate) struct Proc {
     pub(crate) cgroup: Cgroup,
     pub(crate) holdings: Holdings,
     pub(crate) meter: Meter,
+    pub(crate) measured: Measured,
     pub(crate) shared: Arc<Machine>,
 }
 

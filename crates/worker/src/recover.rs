@@ -72,7 +72,18 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
     let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
     let dir = machine.records.directory(&name);
     let base = record.base.clone();
-    let proc = Arc::new(Proc { name, spec, dir, slot, base, cgroup, holdings, meter, shared: Arc::clone(machine) });
+    let proc = Arc::new(Proc {
+        name,
+        spec,
+        dir,
+        slot,
+        base,
+        cgroup,
+        holdings,
+        meter,
+        measured: Default::default(),
+        shared: Arc::clone(machine),
+    });
     if proc.look_for_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();

@@ -24,7 +24,7 @@ use crate::archive::Uploaded;
 use crate::due::{self, NextWake};
 use crate::events::now_ms;
 use crate::fault;
-use crate::idle::{Activity, Idle, Sample};
+use crate::idle::{Activity, DryRun, Idle, Sample};
 use crate::kits::Kit;
 use crate::park::Body;
 use crate::pressure::{Grant, Relieved};
@@ -127,6 +127,8 @@ pub(crate) struct Status {
     pub(crate) asleep: Asleep,
     /// Its wake waits for leave.
     pub(crate) waits: bool,
+    /// Its idle policy is only tried.
+    pub(crate) dry_run: Option<DryRun>,
 }
 
 /// A running proc.
@@ -145,6 +147,7 @@ struct Running {
     by_itself: bool,
     /// It cannot be hibernated: from hot it goes to parked.
     no_hibernation: bool,
+    dry_run: Option<DryRun>,
 }
 
 /// A parked proc.
@@ -226,6 +229,7 @@ impl Task {
             execs: 0,
             asleep: Asleep::default(),
             waits: false,
+            dry_run: None,
         };
         let (status, watcher) = watch::channel(status);
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
@@ -334,6 +338,7 @@ impl Task {
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
             waits: self.pressed.waits(),
+            dry_run: self.running.as_ref().and_then(|r| r.dry_run),
         });
     }
 
@@ -508,6 +513,7 @@ impl Task {
             from: Tier::Hot,
             by_itself: false,
             no_hibernation: false,
+            dry_run: self.proc.spec.timing.dry_run.then(|| DryRun::new(now)),
         });
         self.look();
     }

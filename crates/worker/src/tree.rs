@@ -21,14 +21,8 @@ pub(crate) struct Tree {
 impl Tree {
     /// All processes in `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours.
     pub(crate) fn read(pids: &[u32]) -> Tree {
-        let mut tree = Tree::default();
-        for &pid in pids {
-            let Some((inside, _)) = inner_id(&format!("/proc/{pid}/status")) else { continue };
-            if inside == 1 {
-                tree.pids.insert(0, pid);
-            } else {
-                tree.pids.push(pid);
-            }
+        let mut tree = Tree { pids: inside(pids), threads: BTreeMap::new() };
+        for pid in &tree.pids {
             let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
             for task in tasks.flatten() {
                 let Some(tid) = task.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
@@ -77,6 +71,19 @@ impl Tree {
     pub(crate) fn asleep(&self) -> Option<Vec<u64>> {
         self.threads.values().map(|tid| switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)).collect()
     }
+}
+
+/// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, pid 1 first.
+pub(crate) fn inside(pids: &[u32]) -> Vec<u32> {
+    let mut found = Vec::new();
+    for &pid in pids {
+        match inner_id(&format!("/proc/{pid}/status")) {
+            Some((1, _)) => found.insert(0, pid),
+            Some(_) => found.push(pid),
+            None => {}
+        }
+    }
+    found
 }
 
 /// Waits until every thread has slept for a moment, at most so long.

@@ -5,11 +5,12 @@ use crate::hibernate;
 use crate::metrics::ProcNow;
 use crate::proc::Proc;
 use crate::state::Record;
-use crate::task::Handle;
-use crate::tree::{self, Tree};
+use crate::task::{Handle, Status};
+use crate::tree;
 use kip_checkpoint::clocks::Now;
-use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
+use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, SleepView, WakeView};
 use kip_types::{State, Tier};
+use std::sync::Mutex;
 
 /// What came from the store for its last wake.
 fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
@@ -17,12 +18,57 @@ fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
     archive.fetched(&proc.dir)
 }
 
+/// What a hibernated proc was measured to have, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to
+/// disk meanwhile, that does not change before it wakes.
+#[derive(Debug, Default)]
+pub(crate) struct Measured(Mutex<Option<(SleepView, Measure)>>);
+
+/// Host pids, memory, microseconds of CPU time.
+type Measure = (Vec<u32>, MemoryView, Option<u64>);
+
+impl Measured {
+    fn in_sleep(&self, record: &Record) -> Option<Measure> {
+        let known = self.0.lock().expect("nobody panics with it");
+        let (sleep, measure) = known.as_ref()?;
+        let same = matches!(record.state, State::Hibernated { .. }) && record.last_sleep.as_ref() == Some(sleep);
+        same.then(|| measure.clone())
+    }
+
+    fn keep(&self, record: &Record, measure: &Measure) {
+        let sleep = record.last_sleep.clone().filter(|_| matches!(record.state, State::Hibernated { .. }));
+        *self.0.lock().expect("nobody panics with it") = sleep.map(|sleep| (sleep, measure.clone()));
+    }
+}
+
 /// The proc as it is now.
 pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
+    let measure = measure(&handle.proc, &status.record);
+    handle.proc.measured.keep(&status.record, &measure);
+    view_of(handle, status, measure)
+}
+
+/// All of them as they are now, but that a hibernated one is not measured again in the same sleep.
+pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
+    let view = |handle: &Handle| {
+        let status = handle.status.borrow().clone();
+        match handle.proc.measured.in_sleep(&status.record) {
+            Some(measure) => view_of(handle, status, measure),
+            None => proc_view(handle),
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = handles.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let shares: Vec<_> =
+            handles.chunks(share).map(|some| scope.spawn(move || some.iter().map(view).collect::<Vec<_>>())).collect();
+        shares.into_iter().flat_map(|share| share.join().expect("looking does not panic")).collect()
+    })
+}
+
+fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> ProcView {
     let proc = &handle.proc;
     let record = &status.record;
-    let (pids, memory, cpu_us) = measure(proc, record);
     let next_timer_ms = status.next.map(|n| ((n.due_ns - Now::read().monotonic_ns).max(0) / 1_000_000) as u64);
     ProcView {
         name: proc.name.clone(),
@@ -77,11 +123,11 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
     }
 }
 
-fn measure(proc: &Proc, record: &Record) -> (Vec<u32>, MemoryView, Option<u64>) {
+fn measure(proc: &Proc, record: &Record) -> Measure {
     if !matches!(record.state.tier(), Some(Tier::Hot | Tier::Hibernated)) {
         return (Vec::new(), MemoryView::default(), None);
     }
-    let pids = Tree::read(&proc.cgroup.pids().unwrap_or_default()).pids;
+    let pids = tree::inside(&proc.cgroup.pids().unwrap_or_default());
     let (rss_bytes, pss_bytes, kernel_swap) = tree::memory(&pids);
     let usage = proc.cgroup.usage().ok();
     let kernel_bytes = usage.as_ref().map_or(0, |u| u.kernel_bytes);

@@ -130,15 +130,27 @@ fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String>
     if timing.never {
         lines.push("it was run with --never-sleep".to_owned());
     }
+    if let Some(dry) = status.dry_run {
+        let now = Instant::now();
+        let (asleep, awake) = (dry.asleep(now), dry.tried(now));
+        let share = asleep.as_secs_f64() * 100.0 / awake.as_secs_f64().max(0.001);
+        lines.push(format!(
+            "its idle policy is only tried: since its start or last wake it would have slept {} time(s), {} of {} ({share:.0}%)",
+            dry.sleeps,
+            seconds(asleep.as_millis() as u64),
+            seconds(awake.as_millis() as u64)
+        ));
+    }
     if status.execs > 0 {
         let names = seen.map(|s| s.execs.iter().map(program).collect::<Vec<_>>().join(", "));
         let names = names.filter(|n| !n.is_empty()).map(|n| format!(": {n}")).unwrap_or_default();
         lines.push(format!("{} program(s) run in it by `kip exec`{names}", status.execs));
     }
     let (quiet, needed) = (quiet_ms(status), parks_after_ms(proc).unwrap_or(u64::MAX));
-    let parks = |without: &str| match timing.never {
-        true => String::new(),
-        false => format!("; it parks after {} {without}", seconds(needed)),
+    let parks = |without: &str| match (timing.never, timing.dry_run) {
+        (true, _) => String::new(),
+        (_, true) => format!("; it would park after {} {without}", seconds(needed)),
+        _ => format!("; it parks after {} {without}", seconds(needed)),
     };
     if quiet < needed {
         lines.push(match status.seen {

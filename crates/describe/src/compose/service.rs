@@ -47,7 +47,7 @@ const READ: [&str; 30] = [
     "x-kip",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 10] = [
+const KIPS_OWN: [&str; 11] = [
     "idle",
     "park-after",
     "archive-after",
@@ -57,6 +57,7 @@ const KIPS_OWN: [&str; 10] = [
     "lazy",
     "file-pages",
     "never-sleep",
+    "idle-dry-run",
     "allow-setuid",
 ];
 

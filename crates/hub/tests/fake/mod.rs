@@ -273,6 +273,13 @@ impl Service for Fake {
         })
     }
 
+    async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
+        let refused = Vec::new();
+        let step =
+            CheckStep { step: "sleep".into(), tier: Some(request.to), us: Some(900), bytes: Some(4096), refused };
+        Ok(CheckView { steps: vec![step], sleeps: true, pinned: vec![] })
+    }
+
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {
         let all = self.meters(since_ms).await?;
         all.into_iter().find(|meter| meter.name == name).ok_or_else(|| unknown(&name))

@@ -97,7 +97,7 @@ impl Task {
         let may = matches!(self.record.state, State::Parked { .. })
             && self.proc.shared.archive.is_some()
             && self.storing.is_none()
-            && !timing.never;
+            && !timing.stays_awake();
         let since = self.parked_since.filter(|_| may)?;
         since.checked_add(Duration::from_millis(timing.archive_after_ms))
     }
@@ -112,7 +112,7 @@ impl Task {
 
     /// Declines if it is not parked, is on its way already, or sleeps only when told to.
     pub(super) fn archive_for_room(&mut self, cause: String, reply: Reply<bool>) {
-        let may = self.storing.is_none() && !self.proc.spec.timing.never;
+        let may = self.storing.is_none() && !self.proc.spec.timing.stays_awake();
         match (&self.record.state, self.proc.shared.archive.clone()) {
             (State::Parked { generation }, Some(archive)) if may => {
                 self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("archived by {cause}"));

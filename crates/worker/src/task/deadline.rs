@@ -3,6 +3,14 @@
 use super::*;
 use crate::meter::WRITE_EVERY;
 
+fn seen_word(seen: Option<Activity>) -> String {
+    match seen {
+        Some(Activity::Traffic) => "data that it received or sent".to_owned(),
+        Some(Activity::Cpu(thousandths)) => format!("work, {:.1}% of a core", f64::from(thousandths) / 10.0),
+        None => "a call".to_owned(),
+    }
+}
+
 impl Task {
     pub(super) fn deadline(&self) -> Option<Instant> {
         if let Some(running) = &self.running {
@@ -33,7 +41,14 @@ impl Task {
             running.idle.touch(now);
         }
         let (_, allowed) = sleep::sinks(&self.proc, running);
-        let left = allowed.saturating_sub(running.idle.quiet(now));
+        let quiet = running.idle.quiet(now);
+        if let Some(dry) = running.dry_run.as_mut().filter(|_| quiet < allowed)
+            && let Some(slept) = dry.wake(now - quiet)
+        {
+            let detail = format!("after {:.1} s, for {}", slept.as_secs_f64(), seen_word(running.idle.seen()));
+            self.proc.shared.events.tell(Some(&self.proc.name), "would-wake", detail);
+        }
+        let left = allowed.saturating_sub(quiet);
         // One that may sleep and is still here cannot or must not.
         running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
     }
@@ -50,10 +65,16 @@ impl Task {
             self.look();
             self.write_meter();
             let now = Instant::now();
-            let Some(running) = &self.running else { return };
+            let Some(running) = &mut self.running else { return };
             let (to, allowed) = sleep::sinks(&self.proc, running);
-            let sleepy = running.idle.quiet(now) >= allowed && now >= running.not_before;
-            if !sleepy || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
+            let quiet = running.idle.quiet(now);
+            let sleepy = quiet >= allowed && now >= running.not_before;
+            if let Some(dry) = running.dry_run.as_mut().filter(|dry| sleepy && !dry.is_asleep()) {
+                dry.sleep(now);
+                let detail = format!("{to}, idle {:.1} s", quiet.as_secs_f64());
+                self.proc.shared.events.tell(Some(&self.proc.name), "would-sleep", detail);
+            }
+            if !sleepy || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;
             }
             let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park().await };

@@ -157,7 +157,7 @@ impl Task {
     fn begin_hibernating(&mut self, init: u32, next: Option<NextWake>, asleep: Asleep) {
         let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
         let timing = &self.proc.spec.timing;
-        let parks_at = (!timing.never).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
+        let parks_at = (!timing.stays_awake()).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
         let sets = self.proc.shared.pressure.keep_sets(asleep.set_bytes);
         let there_bytes = asleep.there_bytes;
         self.hibernating = Some(Hibernating { pidfd, next, parks_at, there_bytes, sets, roused: None });

@@ -256,7 +256,7 @@ impl Task {
             (State::Hibernated { .. }, _) => (to == Tier::Parked && !self.pressed.waits(), false),
             _ => (false, false),
         };
-        if !quiet || self.proc.spec.timing.never || self.tickets.load(Ordering::SeqCst) > 0 {
+        if !quiet || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
         self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));

@@ -1,0 +1,139 @@
+"""`kip check`: a trial says whether a program can sleep, and why not; nothing of it is left, however it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.clients import Redis
+from harness.kip import Kip
+from harness.wait import wait_for
+
+REDIS = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
+# No interface gives what is in such a queue.
+QUEUE = """
+import ctypes, os, time
+rt = ctypes.CDLL("librt.so.1", use_errno=True)
+assert rt.mq_open(b"/kept", os.O_RDWR | os.O_CREAT, 0o600, None) >= 0, os.strerror(ctypes.get_errno())
+time.sleep(1000)
+"""
+
+
+def checked(kip: Kip, *words: str, code: int = 0) -> dict[str, Any]:
+    done = kip.cli("check", "--json", *words, check=False, timeout=120)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    return json.loads(done.stdout)
+
+
+def steps(view: dict[str, Any]) -> list[tuple[str, str | None]]:
+    return [(step["step"], step["tier"]) for step in view["steps"]]
+
+
+TWICE = [("sleep", "hibernated"), ("wake", "hibernated"), ("sleep", "parked"), ("wake", "parked")]
+
+
+def test_who_can_sleep(kip: Kip) -> None:
+    view = checked(kip, "--port", "6379", "--ready", "tcp:6379", "--", *REDIS)
+    assert view["sleeps"] is True and view["pinned"] == []
+    assert steps(view) == [("start", None), *TWICE]
+    assert all(step["us"] > 0 and step["refused"] == [] for step in view["steps"])
+    assert view["steps"][3]["bytes"] > 1 << 20
+    assert kip.names() == []
+    shown = kip.cli("check", "--to", "hibernated", "--", "sleep", "1000").stdout
+    assert "hibernate " in shown and "parked" not in shown and shown.endswith("Nothing ties it to this machine.\n"), shown
+
+
+def test_down_to_the_store(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    kip = fresh_kip("--store", str(tmp_path / "store"))
+    view = checked(kip, "--to", "archived", "--port", "6379", "--ready", "tcp:6379", "--", *REDIS)
+    assert steps(view) == [("start", None), *TWICE, ("sleep", "archived"), ("wake", "archived")] and view["sleeps"]
+
+
+def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
+    words = ["--", "/usr/bin/python3", "-c", QUEUE]
+    view = checked(kip, *words, code=1)
+    assert not view["sleeps"]
+    refused = {step["tier"]: step["refused"] for step in view["steps"] if step["refused"]}
+    assert "parked" in refused and "fd=3 path=/kept" in " ".join(refused["parked"]), view
+    assert "cannot be parked: " in kip.cli("check", *words, check=False).stdout
+    line = kip.refused("run", "--check", "--name", "queue", *words)
+    assert "queue was not started, for its trial could not be parked: " in line and "/kept" in line
+    assert kip.names() == []
+
+
+def test_run_starts_what_can(kip: Kip) -> None:
+    kip.cli("run", "--check", "--name", "cache", "--port", "6379", "--ready", "tcp:6379", "--", *REDIS, timeout=120)
+    assert kip.names() == ["cache"]
+    port = kip.json("inspect", "cache")["ports"][0]["host_port"]
+    assert Redis(port).ask("PING") == "PONG"
+
+
+def test_a_program_that_ends_is_told(kip: Kip) -> None:
+    view = checked(kip, "--", "/bin/sh", "-c", "exit 3", code=1)
+    assert not view["sleeps"] and view["steps"][0]["refused"], view
+    view = checked(kip, "--port", "8080", "--ready", "tcp:8080", "--ready-timeout", "300ms", "--", "sleep", "100", code=1)
+    assert "was not ready" in view["steps"][0]["refused"][0], view
+    assert kip.names() == []
+
+
+def test_volumes_are_not_written_to_unasked(kip: Kip, tmp_path: Path) -> None:
+    volume = ["-v", f"{tmp_path}:/data"]
+    line = kip.refused("check", *volume, "--", "/bin/sh", "-c", "echo x > /data/x; sleep 1000")
+    assert f"would write to the volume {tmp_path} at /data" in line and "--use-volumes" in line
+    assert not list(tmp_path.iterdir())
+    view = checked(kip, "--use-volumes", *volume, "--", "/bin/sh", "-c", "echo x > /data/x; sleep 1000")
+    assert view["pinned"] == [f"the volume {tmp_path} at /data is here"] and (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("who", ["client", "daemon"])
+def test_nothing_is_left_of_one_that_is_cut_off(fresh_kip: Callable[..., Kip], who: str) -> None:
+    kip = fresh_kip()
+    words = [kip.program, "--data", str(kip.data), "check", "--", *REDIS]
+    client = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for("the trial is there", kip.names, 20)
+    if who == "client":
+        client.kill()
+    else:
+        kip.kill()
+    client.wait(20)
+    if who == "daemon":
+        kip.up()
+    wait_for("it is gone", lambda: kip.names() == [], 20)
+    assert not list((kip.data / "procs").glob("trial-*"))
+
+
+def test_apply_tries_what_it_would_make(kip: Kip, tmp_path: Path) -> None:
+    file = tmp_path / "kip.toml"
+    table = "[proc.{}]\ncommand = {}\n"
+    file.write_text(table.format("good", '["sleep", "1000"]') + table.format("queue", json.dumps(["/usr/bin/python3", "-c", QUEUE])))
+    done = kip.cli("apply", "--check", "-f", file, check=False, timeout=120)
+    assert done.returncode == 1 and "queue was not started, for its trial could not be parked" in done.stderr, done.stderr
+    assert f"{file}:3" in done.stderr and kip.names() == ["good"]
+
+
+def test_a_dry_run_tells_when_it_would_have_slept_and_stays_awake(kip: Kip) -> None:
+    flags = ["--idle", "1s", "--park-after", "1s", "--idle-dry-run"]
+    proc = kip.run("dry", REDIS, ports=["6379"], flags=flags)
+
+    def told(kind: str) -> list[dict[str, Any]]:
+        return [event for event in kip.events() if event["kind"] == kind and event["name"] == "dry"]
+
+    wait_for("it would sleep", lambda: told("would-sleep"), 20)
+    assert Redis(proc.port(6379)).ask("SET", "a", "1") == "OK"
+    wait_for("it would wake", lambda: told("would-wake"), 20)
+    wait_for("it would sleep again", lambda: len(told("would-sleep")) == 2, 20)
+    assert "hibernated, idle 1." in told("would-sleep")[0]["detail"], told("would-sleep")
+    assert "for data that it received or sent" in told("would-wake")[0]["detail"]
+    view = proc.inspect()
+    assert (view["state"], view["wakes"], view["last_sleep"]) == ("running", 0, None)
+    lines = kip.json("why", "dry")["awake_because"]
+    assert any("it would have slept 2 time(s)" in line for line in lines), lines
+    proc.sleep()
+    both = kip.cli("run", "--idle-dry-run", "--never-sleep", "--", "true", check=False)
+    assert both.returncode == 2 and "cannot be used with" in both.stderr, both.stderr
