@@ -390,7 +390,9 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
     };
     let came_along = others(&since.ahead);
     let from_set = others(&since.set);
-    let missed = (since.faults.len() - since.probed.min(since.faults.len()) + came_along.len(), since.set.len());
+    // Those that came along count whether or not somebody wrote to them.
+    let along = since.ahead.iter().filter(|page| there.contains(page) && !since.faults.contains(page)).count();
+    let missed = (since.faults.len() - since.probed.min(since.faults.len()) + along, since.set.len());
     Some(Record { touched, waited, written, came_along, from_set, missed })
 }
 
@@ -540,6 +542,25 @@ fn drop_part(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A program that went on elsewhere and wrote there is known to have: what came along with its faults is no less of that.
+    #[test]
+    fn what_came_along_counts_as_missed_whether_written_or_not() {
+        let page = |n: u64| n * PAGE as u64;
+        let since = Since {
+            faults: vec![page(100), page(132)],
+            ahead: (101..132).chain(133..164).map(page).collect(),
+            set: (0..100).map(page).collect(),
+            ..Since::default()
+        };
+        for written in [false, true] {
+            let pages: Vec<Page> =
+                (0..164).map(|n| Page { address: page(n), written: written && n >= 100 }).collect();
+            let record = record(&since, &pages).unwrap();
+            assert_eq!(record.missed, (64, 100), "written: {written}");
+            assert_eq!(record.from_set.len(), 100);
+        }
+    }
 
     #[test]
     fn what_is_ours_is_cut_out_of_what_it_was_joined_to() {
