@@ -554,8 +554,7 @@ mod tests {
             ..Since::default()
         };
         for written in [false, true] {
-            let pages: Vec<Page> =
-                (0..164).map(|n| Page { address: page(n), written: written && n >= 100 }).collect();
+            let pages: Vec<Page> = (0..164).map(|n| Page { address: page(n), written: written && n >= 100 }).collect();
             let record = record(&since, &pages).unwrap();
             assert_eq!(record.missed, (64, 100), "written: {written}");
             assert_eq!(record.from_set.len(), 100);

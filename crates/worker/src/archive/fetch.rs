@@ -76,6 +76,13 @@ struct Coming<'a> {
     filling: Option<Arc<Filling>>,
 }
 
+/// A generation of which no page has come.
+struct Sealed {
+    path: PathBuf,
+    filling: Option<Arc<Filling>>,
+    sets: Sets,
+}
+
 /// Name of the remote page file of a generation that was fetched.
 pub(super) fn remote_name(generation: Generation) -> String {
     format!("g{generation}-remote")
@@ -103,11 +110,10 @@ impl Coming<'_> {
                 *size += bytes.len() as u64;
                 sum.update(&bytes);
             }
-            Event::EagerPages { space, pages } | Event::SetPages { space, pages } => {
-                let filling = self.filling.as_ref().expect("pages of which no table speaks are refused");
-                filling.put_pages(space, &pages).map_err(self.io_at(&self.name))?;
+            Event::Files(_) => {}
+            Event::EagerPages { .. } | Event::Eager | Event::SetPages { .. } | Event::End => {
+                unreachable!("pages come last")
             }
-            Event::Files(_) | Event::Eager | Event::End => {}
         }
         Ok(())
     }
@@ -139,45 +145,60 @@ impl Coming<'_> {
         self.filling = Some(Arc::new(filling));
         Ok(())
     }
+
+    /// All but the pages has come.
+    fn seal(self, generation: Generation) -> Result<Sealed, FetchError> {
+        for name in &self.spare {
+            fs::remove_file(self.growing.join(name)).map_err(self.io_at(name))?;
+        }
+        let Coming { growing, manifest, sets, mut map, filling, written, .. } = self;
+        for (number, sets) in &sets {
+            map.processes.entry(*number).or_default().sets.clone_from(sets);
+        }
+        let manifest = manifest.expect("what comes first has come");
+        let contents = Contents { engine: manifest.engine, body: manifest.body, pages: map };
+        let written = written.into_iter().map(|(name, (size, sum))| Part { name, size, crc: sum.finalize() }).collect();
+        Ok(Sealed { path: kip_snapshot::seal_copy(growing, generation, contents, written)?, filling, sets })
+    }
 }
 
 impl Archive {
     /// Brings a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
-    /// that a wake cannot do without; the rest follows. Blocking; not on a thread of the runtime.
-    pub(crate) fn fetch(&self, proc: ProcId, front: FrontRef, dir: &Path) -> Result<PathBuf, FetchError> {
+    /// that a wake cannot do without; the rest follows. `beside` looks at it as soon as all but the pages is there, while these come.
+    /// Blocking; not on a thread of the runtime.
+    pub(crate) fn fetch<T: Send>(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        dir: &Path,
+        beside: impl Fn(&Path) -> T + Sync,
+    ) -> Result<(PathBuf, T), FetchError> {
         let account = self.open_account(dir);
         let mut stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
-        match self.fetch_from(&mut stream, front, dir, &account) {
+        let mut fetched = self.fetch_from(&mut stream, front, dir, &account, &beside);
+        if matches!(fetched, Err(FetchError::Open { .. })) && stream.is_from_cache() {
             // It is not what the store has: without it, from there.
-            Err(FetchError::Open { .. }) if stream.is_from_cache() => {
-                let mut stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
-                let (path, filling) = self.fetch_from(&mut stream, front, dir, &account)?;
-                self.follow(stream, filling);
-                Ok(path)
-            }
-            fetched => {
-                let (path, filling) = fetched?;
-                self.follow(stream, filling);
-                Ok(path)
-            }
+            kip_snapshot::sweep(dir, None)?;
+            stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
+            fetched = self.fetch_from(&mut stream, front, dir, &account, &beside);
         }
-    }
-
-    fn follow(&self, stream: FrontStream, filling: Option<Arc<Filling>>) {
+        let (path, filling, looked) = fetched?;
         if let Some(filling) = filling {
             self.fills(&filling);
             stream.follow(&self.runtime, filling);
         }
+        Ok((path, looked))
     }
 
     /// Its first part.
-    fn fetch_from(
+    fn fetch_from<T: Send>(
         &self,
         stream: &mut FrontStream,
         front: FrontRef,
         dir: &Path,
         account: &Arc<Account>,
-    ) -> Result<(PathBuf, Option<Arc<Filling>>), FetchError> {
+        beside: &(impl Fn(&Path) -> T + Sync),
+    ) -> Result<(PathBuf, Option<Arc<Filling>>, T), FetchError> {
         let generation = front.generation;
         let (growing, spare) = kip_snapshot::begin_copy(dir, generation)?;
         let mut coming = Coming {
@@ -193,25 +214,28 @@ impl Archive {
             map: PageMap::default(),
             filling: None,
         };
-        while let Some(event) = self.runtime.block_on(stream.next())? {
-            let is_enough = event == Event::Eager;
-            coming.take(event)?;
-            if is_enough {
-                break;
+        let mut next = || self.runtime.block_on(stream.next());
+        let mut event = next()?;
+        while let Some(early) = event.take_if(|event| !matches!(event, Event::EagerPages { .. } | Event::Eager)) {
+            coming.take(early)?;
+            event = next()?;
+        }
+        let Sealed { path, filling, sets } = coming.seal(generation)?;
+        let io_at = |source| FetchError::Io { path: path.join(remote_name(generation)), source };
+        let pages_come = || -> Result<(), FetchError> {
+            while let Some(Event::EagerPages { space, pages }) = event {
+                let filling = filling.as_ref().expect("pages of which no table speaks are refused");
+                filling.put_pages(space, &pages).map_err(io_at)?;
+                event = next()?;
             }
-        }
-        for name in &coming.spare {
-            fs::remove_file(growing.join(name)).map_err(coming.io_at(name))?;
-        }
-        let Coming { manifest, sets, mut map, filling, name, written, .. } = coming;
-        let begins = filling.as_ref().map(|filling| filling.front_begins(&sets)).transpose();
-        begins.map_err(|source| FetchError::Io { path: growing.join(&name), source })?;
-        for (number, sets) in sets {
-            map.processes.entry(number).or_default().sets = sets;
-        }
-        let manifest = manifest.expect("what comes first has come");
-        let contents = Contents { engine: manifest.engine, body: manifest.body, pages: map };
-        let written = written.into_iter().map(|(name, (size, sum))| Part { name, size, crc: sum.finalize() }).collect();
-        Ok((kip_snapshot::seal_copy(&growing, generation, contents, written)?, filling))
+            Ok(())
+        };
+        let (came, looked) = std::thread::scope(|scope| {
+            let looking = scope.spawn(|| beside(&path));
+            (pages_come(), looking.join().expect("looking does not panic"))
+        });
+        came?;
+        filling.as_ref().map(|filling| filling.front_begins(&sets)).transpose().map_err(io_at)?;
+        Ok((path, filling, looked))
     }
 }

@@ -180,8 +180,8 @@ impl Filling {
             pages.iter().filter_map(|(address, bytes)| Some((self.number(space, *address)?, &bytes[..]))).collect();
         numbered.sort_unstable_by_key(|(number, _)| *number);
         for run in numbered.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
-            let bytes: Vec<u8> = run.iter().flat_map(|(_, bytes)| *bytes).copied().collect();
-            self.file.put(run[0].0, &bytes)?;
+            let pages: Vec<&[u8]> = run.iter().map(|(_, bytes)| *bytes).collect();
+            self.file.put(run[0].0, &pages.concat())?;
         }
         Ok(())
     }

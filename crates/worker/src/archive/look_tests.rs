@@ -35,7 +35,7 @@ fn pages_are_seen_where_they_lie_and_stay_there() {
     fs::remove_dir_all(&path).unwrap();
     fs::write(data.join(crate::archive::ID), proc.to_string()).unwrap();
     fs::write(data.join(crate::task::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
-    let path = archive.fetch(proc, front, &data).unwrap();
+    let path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
     let map = PageMap::load(&path).unwrap();
     let (number, file) = (0..).zip(&map.files).find(|(_, file)| file.remote.is_some()).unwrap();
     let mut of_blocks = None;

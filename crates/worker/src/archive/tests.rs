@@ -159,7 +159,7 @@ fn a_generation_comes_back_from_a_store() {
     let archive = Archive::open(store.to_str().unwrap(), &data, realm, 2).unwrap();
     for number in [2, 1] {
         fs::remove_dir_all(kip_snapshot::path_of(&data, Generation(number))).unwrap();
-        let path = archive.fetch(proc, fronts[number as usize - 1], &data).unwrap();
+        let path = archive.fetch(proc, fronts[number as usize - 1], &data, |_| ()).unwrap().0;
         assert!(lacking(&path) > 0, "what is not needed first is left in the store");
         archive.bring(&path, None).unwrap();
         assert_eq!(lacking(&path), 0);
@@ -195,7 +195,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let before = contents(&path);
     let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
     fs::remove_dir_all(&path).unwrap();
-    let path = archive.fetch(proc, front, &data).unwrap();
+    let path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
     let map = PageMap::load(&path).unwrap();
     let (number, remote) = (0..).zip(&map.files).find(|(_, file)| file.remote.is_some()).unwrap();
     let all = lacking(&path);
@@ -241,7 +241,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     assert_eq!(uploaded.pack_bytes, 0, "nothing is stored again");
     assert!(lacking(&second) > 0, "nothing is fetched to be stored");
     fs::remove_dir_all(&second).unwrap();
-    let path = archive.fetch(proc, uploaded.front, &data).unwrap();
+    let path = archive.fetch(proc, uploaded.front, &data, |_| ()).unwrap().0;
     archive.bring(&path, None).unwrap();
     let after = contents(&path);
     assert!(after.0 == before.0 && after.1 == before.1);
@@ -263,7 +263,7 @@ fn what_the_cache_has_is_not_fetched() {
     let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
     let mut wake = || {
         fs::remove_dir_all(&path).unwrap();
-        path = archive.fetch(proc, front, &data).unwrap();
+        path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
         archive.bring(&path, None).unwrap();
         assert!(contents(&path) == before);
         let came = archive.fetched(&data).unwrap();
@@ -323,7 +323,7 @@ fn whoever_adopts_it_has_it() {
     assert!(matches!(runtime.block_on(a.adopt(proc, first)), Err(HeadFailure::Refused(HeadRefused::Fenced { .. }))));
     let late = store_one(&a, &datas[0], 2).unwrap_err();
     assert!(late.to_string().contains("it was adopted meanwhile"), "{late}");
-    b.fetch(proc, first, &datas[1]).unwrap();
+    b.fetch(proc, first, &datas[1], |_| ()).unwrap();
     let second = store_one(&b, &datas[1], 2).unwrap();
     assert!(matches!(runtime.block_on(a.release(proc, first)), Err(HeadFailure::Other { .. })));
     assert!(matches!(runtime.block_on(a.remove(proc)), Err(HeadFailure::Refused(HeadRefused::Fenced { .. }))));
@@ -355,7 +355,7 @@ fn a_front_that_breaks_off_is_read_again() {
     for broken in [short, &damaged] {
         fs::remove_dir_all(&path).unwrap();
         fs::write(&object, broken).unwrap();
-        archive.fetch(proc, front, &data).unwrap();
+        archive.fetch(proc, front, &data, |_| ()).unwrap();
         let map = PageMap::load(&path).unwrap();
         let remote = &map.files[0];
         let ask = || runtime.block_on(archive.bring_missing(&path, &remote.name, 0..remote.remote.unwrap()));

@@ -22,6 +22,7 @@ use kip_types::{Generation, State, Tier};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -362,15 +363,14 @@ impl Task {
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let fetch = blocking(move || {
-            let images = archive.fetch(id, known.front, &proc.dir).map_err(|e| chain(&e))?;
             let generation = known.front.generation;
-            // Both only read. Nothing of it is restored, and the plan is not there, before the check has let it through.
-            let (checked, plan) = std::thread::scope(|scope| {
-                let plan = scope.spawn(|| compile_plan(&proc, generation, &known.body));
-                let checked = policy::check(&proc, &images, &known.body);
-                (checked, plan.join().expect("compiling does not panic"))
-            });
-            checked.map_err(|e| chain(&e))?;
+            let look = |images: &Path| {
+                let checked = policy::check(&proc, images, &known.body).map_err(|e| chain(&e));
+                checked.map(|()| compile_plan(&proc, generation, &known.body))
+            };
+            let (_, looked) = archive.fetch(id, known.front, &proc.dir, look).map_err(|e| chain(&e))?;
+            // Nothing of it is restored, and the plan is not there, before the check has let it through.
+            let plan = looked?;
             if let Some(plan) = plan {
                 save_plan(&proc, generation, &plan);
             }
