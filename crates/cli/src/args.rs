@@ -203,6 +203,12 @@ pub struct RunArgs {
     /// Working directory inside the proc
     #[arg(long, value_name = "DIR")]
     pub workdir: Option<PathBuf>,
+    /// Procs with the same NAME here find each other by name; it keeps none apart from others
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// A further name that those of its network find it by; may be repeated
+    #[arg(long, value_name = "NAME", requires = "network")]
+    pub alias: Vec<String>,
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
     pub user: Option<String>,
@@ -504,6 +510,8 @@ impl RunArgs {
             workdir: self.workdir,
             image,
             ports: self.ports,
+            network: self.network,
+            aliases: self.alias,
             volumes: self.volumes,
             limits,
             timing,

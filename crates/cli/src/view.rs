@@ -28,7 +28,10 @@ fn reached(port: &PortView) -> String {
 }
 
 fn host_side(port: &PortView) -> String {
-    std::net::SocketAddr::new(port.host_addr, port.host_port).to_string()
+    match port.host_port {
+        Some(host_port) => std::net::SocketAddr::new(port.host_addr, host_port).to_string(),
+        None => format!("{}, for other procs", std::net::SocketAddr::new(port.addr, port.port)),
+    }
 }
 
 /// `kip ps`.
@@ -36,7 +39,10 @@ pub fn ps(views: &[ProcView]) -> String {
     let head = ["NAME", "STATE", "TIER", "PORTS", "MEMORY", "IDLE", "LAST-WAKE", "COMMAND"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(views.iter().map(|view| {
-        let ports = view.ports.iter().map(|p| format!("{}->{}/{}", p.host_port, p.port, p.proto));
+        let ports = view.ports.iter().map(|p| match p.host_port {
+            Some(host_port) => format!("{host_port}->{}/{}", p.port, p.proto),
+            None => format!("{}/{}", p.port, p.proto),
+        });
         vec![
             view.name.to_string(),
             state(view),

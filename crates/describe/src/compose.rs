@@ -83,7 +83,7 @@ fn top(context: &mut Context<'_>, root: &Node, document: &mut Document) {
 
 /// The services that are wanted.
 fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], document: &mut Document) -> Vec<Service> {
-    let Some((_, at, node)) = root.entries().iter().find(|(key, ..)| key == "services") else {
+    let Some((.., node)) = root.entries().iter().find(|(key, ..)| key == "services") else {
         context.fault(&root.place, "there is no key services: write services: and each service below");
         return Vec::new();
     };
@@ -96,15 +96,6 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
             continue;
         }
         wanted.push(Service::read(context, name, proc, place, node));
-    }
-    if wanted.len() > 1 {
-        context.notes.push(Note {
-            place: at.clone(),
-            weight: Weight::Harmless,
-            message: "services do not find each other by name: Kip has no names for procs yet; have them speak to an address of the \
-                      machine and a published port"
-                .to_owned(),
-        });
     }
     wanted
 }
@@ -137,10 +128,12 @@ fn procs(context: &mut Context<'_>, services: Vec<Service>) -> Vec<crate::Descri
         }
     }
     let awaited: Vec<String> = services.iter().flat_map(|s| s.awaits.iter().cloned()).collect();
+    let links: Vec<(String, String)> = services.iter().flat_map(|s| s.links.iter().cloned()).collect();
     let mut procs = Vec::new();
     for service in services {
         let awaited = awaited.contains(&service.name);
-        procs.extend(service.described(context, &names, awaited));
+        let mine = links.iter().filter(|(of, _)| *of == service.name).map(|(_, name)| name.clone()).collect();
+        procs.extend(service.described(context, &names, (awaited, mine)));
     }
     procs
 }

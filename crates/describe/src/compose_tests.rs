@@ -39,6 +39,7 @@ services:
       - ~/.x:/x
     depends_on:
       db: {condition: service_healthy}
+    links: ["db:store", "db"]
     deploy:
       resources:
         limits: {cpus: "0.5", memory: 64m, pids: 20}
@@ -49,6 +50,8 @@ services:
     command: ["--port", "6379"]
     environment: ["B=b=c", "N"]
     expose: [6379]
+    container_name: the-db
+    networks: {default: {aliases: [db.internal]}}
     mem_limit: 1gb
     stop_signal: SIGINT
     restart: unless-stopped
@@ -87,7 +90,9 @@ fn services_are_procs() {
     let ready = spec.ready.as_ref().unwrap();
     assert_eq!((ready.check.to_string().as_str(), ready.within_ms), ("exec:redis-cli 'get a'", 10_000));
     assert_eq!(spec.env.iter().next(), Some((&"B".to_owned(), &"b=c".to_owned())));
-    assert_eq!((spec.env.len(), spec.ports[0].to_string().as_str()), (1, "6379"));
+    assert_eq!((spec.env.len(), spec.ports[0].to_string().as_str()), (1, "6379,private"));
+    assert_eq!((spec.network.as_deref(), spec.aliases.join(" ").as_str()), (Some("shop"), "db.internal store the-db"));
+    assert_eq!((web.request.spec.network.as_deref(), &web.request.spec.aliases[..]), (Some("shop"), &[][..]));
     assert_eq!(spec.limits.memory_bytes, Some(1 << 30));
     assert_eq!(
         (spec.user.as_deref(), spec.stop_signal.as_deref(), db.pull),
@@ -102,8 +107,8 @@ fn what_kip_lacks_is_named_and_weighed() {
     let one = |line: &str| notes(&format!("services:\n  web:\n    image: x\n    {line}\n"));
     for (line, told) in [
         (
-            "container_name: c",
-            "Harmless /srv/shop/compose.yaml:4:5: services.web.container_name is not supported: the proc",
+            "networks: [a, b]",
+            "Harmless /srv/shop/compose.yaml:4:15: services.web.networks is not supported: all services",
         ),
         (
             "healthcheck: {test: curl x}",
@@ -119,12 +124,20 @@ fn what_kip_lacks_is_named_and_weighed() {
         let all = one(line);
         assert!(all.len() == 1 && all[0].starts_with(told), "{line}: {all:?}");
     }
-    for nothing in ["privileged: false", "restart: 'no'", "hostname: web", "init: true", "cap_add: []", "x-y: 1"] {
+    for nothing in [
+        "privileged: false",
+        "restart: 'no'",
+        "hostname: web",
+        "init: true",
+        "cap_add: []",
+        "x-y: 1",
+        "networks: [a]",
+        "links: [web:w]",
+    ] {
         assert_eq!(one(nothing), Vec::<String>::new(), "{nothing}");
     }
     let two = notes("services:\n  a:\n    image: x\n  b_c:\n    image: x\n");
-    assert!(two[0].contains(":1:1: services do not find each other by name"), "{two:?}");
-    assert!(two[1].contains(":4:3: services.b_c is called b-c"), "{two:?}");
+    assert!(two.len() == 1 && two[0].contains(":4:3: services.b_c is called b-c"), "{two:?}");
 }
 
 #[test]

@@ -19,6 +19,8 @@ project = "shop"
 [proc.web]
 command = "nginx -g 'daemon off;'"
 tar = "files.tar"
+network = "shop"
+alias = ["www", "front.internal"]
 port = ["8080:80", 443, { port = 53, proto = "udp", host-port = 5353, wake = "data" }]
 volume = ["./html:/srv/html:ro", { source = "cache", target = "/var/cache" }]
 mem = "64M"
@@ -65,6 +67,7 @@ fn every_key_is_read() {
     assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 443));
     let dns = &spec.ports[2];
     assert_eq!((dns.proto, dns.host_port, dns.wake_on), (Protocol::Udp, Some(5353), WakeOn::Data));
+    assert_eq!((spec.network.as_deref(), spec.aliases.join(" ").as_str()), (Some("shop"), "www front.internal"));
     assert_eq!(spec.volumes[0].to_string(), "/srv/html:/srv/html:ro");
     assert_eq!(spec.volumes[1].to_string(), "cache:/var/cache");
     assert_eq!(spec.limits.memory_bytes, Some(64 << 20));

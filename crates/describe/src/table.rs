@@ -41,9 +41,15 @@ pub struct ProcTable {
     /// Publish every port that the image exposes, each by a host port of Kip's choice.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub publish_all: bool,
-    /// Published ports: `[HOST:]PORT[/udp][,wake=data]`, a number, or a table.
+    /// Published ports: `[HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub port: Vec<Port>,
+    /// Procs with the same word here find each other by name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Further names that those of its network find it by.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub alias: Vec<String>,
     /// Files of the machine: `SRC:DST[:ro]`, or a table.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub volume: Vec<Volume>,
@@ -179,6 +185,8 @@ impl ProcTable {
             workdir: self.workdir,
             image,
             ports: self.port.into_iter().map(|port| port.0).collect(),
+            network: self.network,
+            aliases: self.alias,
             volumes: volumes?,
             limits: Limits {
                 memory_bytes: self.mem.map(|size| size.0),
@@ -215,6 +223,8 @@ impl ProcTable {
             workdir,
             image,
             ports,
+            network,
+            aliases,
             volumes,
             limits,
             timing,
@@ -250,6 +260,8 @@ impl ProcTable {
             entrypoint,
             publish_all,
             port: ports.into_iter().map(Port).collect(),
+            network,
+            alias: aliases,
             volume: volumes.into_iter().map(volume).collect(),
             mem: limits.memory_bytes.map(Size),
             cpus: limits.cpus,

@@ -300,6 +300,9 @@ struct PortTable {
     /// What wakes a sleeper.
     #[serde(default)]
     wake: WakeOn,
+    /// Only other procs reach it.
+    #[serde(default)]
+    private: bool,
 }
 
 fn tcp() -> Protocol {
@@ -333,11 +336,14 @@ impl<'de> Visitor<'de> for PortForm {
     }
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Port, A::Error> {
         let table = PortTable::deserialize(de::value::MapAccessDeserializer::new(map))?;
-        let PortTable { port, host_port, proto, wake } = table;
+        let PortTable { port, host_port, proto, wake, private } = table;
+        if private && host_port.is_some() {
+            return Err(de::Error::custom("a private port has no port on the host: leave out host-port"));
+        }
         if port == 0 || host_port == Some(0) {
             return Err(de::Error::custom("port 0 cannot be published: write 1 to 65535"));
         }
-        Ok(Port(PortSpec { proto, port, host_port, wake_on: wake }))
+        Ok(Port(PortSpec { proto, port, host_port, wake_on: wake, private }))
     }
 }
 

@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
+/// Most names that a proc has for others beside its own.
+const MOST_ALIASES: usize = 32;
 
 /// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
 /// asked for: it is what a file that describes the proc is compared with.
@@ -98,6 +100,7 @@ fn check(spec: &Spec) -> Result<(), String> {
     }
     check_program(spec)?;
     check_ports(spec)?;
+    check_names(spec)?;
     check_volumes(&spec.volumes).map_err(|e| e.to_string())?;
     if let Image::Tar(path) = &spec.image
         && !path.is_absolute()
@@ -146,6 +149,9 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
     let mut inside = BTreeSet::new();
     let mut outside = BTreeSet::new();
     for port in &spec.ports {
+        if port.private && port.host_port.is_some() {
+            return Err(format!("{} port {} is private: it has no port on the host", port.proto, port.port));
+        }
         if port.port == 0 || port.host_port == Some(0) {
             return Err("port 0 cannot be published".to_owned());
         }
@@ -159,6 +165,22 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// What goes into /etc/hosts of others.
+fn check_names(spec: &Spec) -> Result<(), String> {
+    let fits = |name: &str| {
+        let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        (1..=253).contains(&name.len()) && name.chars().all(known) && !name.starts_with(['-', '.'])
+    };
+    if spec.network.is_none() && !spec.aliases.is_empty() {
+        return Err("a name for others needs a network: give --network NAME, too".to_owned());
+    }
+    match spec.network.iter().chain(&spec.aliases).find(|name| !fits(name)) {
+        Some(name) => Err(format!("{name:?} is no name for others: write letters, digits, '-', '_' and '.'")),
+        None if spec.aliases.len() > MOST_ALIASES => Err(format!("more than {MOST_ALIASES} names for others")),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ async fn a_proc_through_its_life() {
     let (_dir, served, client) = start().await;
     let web = name("web");
     let view = client.run(&with_port(request("web", &["lighttpd", "-D"]), 80, Some(8080))).await.unwrap();
-    assert_eq!((view.name.as_str(), view.ports[0].host_port), ("web", 8080));
+    assert_eq!((view.name.as_str(), view.ports[0].host_port), ("web", Some(8080)));
     assert_eq!(client.list().await.unwrap().len(), 1);
     assert_eq!(client.inspect(&web).await.unwrap().state, "running");
 

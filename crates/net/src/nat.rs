@@ -42,8 +42,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Forward {
     /// Transport protocol of both.
     pub proto: Protocol,
-    /// Port on the host.
-    pub host_port: u16,
+    /// Port on the host; none for one that only procs of its realm reach.
+    pub host_port: Option<u16>,
     /// Port inside the proc.
     pub port: u16,
 }
@@ -185,7 +185,7 @@ impl Nat {
         self.replace(&mut state, old, new)?;
         state.published.insert(slot, published);
         let ours = Addresses::of(self.instance, slot);
-        let udp: Vec<_> = ports.iter().filter(|f| f.proto == Protocol::Udp).map(|f| f.host_port).collect();
+        let udp: Vec<_> = ports.iter().filter(|f| f.proto == Protocol::Udp).filter_map(|f| f.host_port).collect();
         if !udp.is_empty() {
             forget(&mut state.nft, |f| udp.contains(&f.port) && f.leads_to != ours.v4 && f.leads_to != ours.v6);
         }
@@ -317,9 +317,10 @@ fn group_of(instance: Instance, realms: &mut BTreeMap<Realm, u32>, realm: &Realm
 fn refuse_clashes<'a>(others: impl Iterator<Item = &'a Published>, new: &Published) -> Result<(), NatError> {
     for other in others.filter(|o| o.slot != new.slot) {
         for forward in &new.ports {
-            let same = |o: &Forward| (o.proto, o.host_port) == (forward.proto, forward.host_port);
+            let Some(port) = forward.host_port else { continue };
+            let same = |o: &Forward| (o.proto, o.host_port) == (forward.proto, Some(port));
             if other.ports.iter().any(same) {
-                return Err(NatError::PortTaken { port: forward.host_port, proto: forward.proto, by: other.slot });
+                return Err(NatError::PortTaken { port, proto: forward.proto, by: other.slot });
             }
         }
     }

@@ -67,7 +67,7 @@ fn in_and_out() {
     let ns = proc_with_server(&pool, 1, "a");
     let tcp_port = reserve(Protocol::Tcp, None).unwrap();
     let udp_port = reserve(Protocol::Udp, None).unwrap();
-    let ports = [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: r.port, port: 80 });
+    let ports = [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: Some(r.port), port: 80 });
     nat.publish(ns.slot, &Realm::default(), &ports).unwrap();
     for host in ["127.0.0.1", "[::1]"] {
         assert!(tcp(&format!("{host}:{}", tcp_port.port), LONG).unwrap().starts_with("a "), "{host}");

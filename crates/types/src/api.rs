@@ -166,8 +166,8 @@ pub struct PortView {
     pub addr: IpAddr,
     /// Address on the host, `0.0.0.0` for all.
     pub host_addr: IpAddr,
-    /// Port on the host.
-    pub host_port: u16,
+    /// Port on the host; null for a private one.
+    pub host_port: Option<u16>,
 }
 
 /// Memory of a proc. Zero for a parked one.

@@ -42,7 +42,7 @@ pub enum WakeOn {
     Data,
 }
 
-/// One published port, `[HOST:]PORT[/tcp|/udp][,wake=data]`.
+/// One declared port, `[HOST:]PORT[/tcp|/udp][,wake=data][,private]`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PortSpec {
     /// Transport protocol.
@@ -54,6 +54,9 @@ pub struct PortSpec {
     /// What on this port wakes the proc.
     #[serde(default)]
     pub wake_on: WakeOn,
+    /// There is no port on the host: only procs of its realm reach it, by its address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub private: bool,
 }
 
 impl fmt::Display for PortSpec {
@@ -61,14 +64,15 @@ impl fmt::Display for PortSpec {
         self.host_port.iter().try_for_each(|host| write!(f, "{host}:"))?;
         write!(f, "{}", self.port)?;
         f.write_str(if self.proto == Protocol::Udp { "/udp" } else { "" })?;
-        f.write_str(if self.wake_on == WakeOn::Data { ",wake=data" } else { "" })
+        f.write_str(if self.wake_on == WakeOn::Data { ",wake=data" } else { "" })?;
+        f.write_str(if self.private { ",private" } else { "" })
     }
 }
 
 /// A `--port` argument could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "port {0:?} is not valid: write [HOST:]PORT[/tcp|/udp][,wake=connect|data], ports from 1 to 65535, for example 8080:80 or 53/udp"
+    "port {0:?} is not valid: write [HOST:]PORT[/tcp|/udp][,wake=connect|data] or PORT,private, ports from 1 to 65535, for example 8080:80 or 53/udp"
 )]
 pub struct BadPort(String);
 
@@ -77,15 +81,16 @@ impl FromStr for PortSpec {
     fn from_str(s: &str) -> Result<Self, BadPort> {
         let bad = || BadPort(s.to_owned());
         let number = |t: &str| t.parse::<u16>().ok().filter(|p| *p != 0).ok_or_else(bad);
-        let mut wake_on = WakeOn::Connect;
+        let (mut wake_on, mut private) = (WakeOn::Connect, false);
         let mut parts = s.split(',');
         let main = parts.next().ok_or_else(bad)?;
         for option in parts {
-            wake_on = match option {
-                "wake=connect" => WakeOn::Connect,
-                "wake=data" => WakeOn::Data,
+            match option {
+                "wake=connect" => wake_on = WakeOn::Connect,
+                "wake=data" => wake_on = WakeOn::Data,
+                "private" => private = true,
                 _ => return Err(bad()),
-            };
+            }
         }
         let (ports, proto) = match main.split_once('/') {
             None | Some((_, "tcp")) => (main.split('/').next().unwrap_or(main), Protocol::Tcp),
@@ -96,7 +101,10 @@ impl FromStr for PortSpec {
             Some((host, port)) => (Some(number(host)?), number(port)?),
             None => (None, number(ports)?),
         };
-        Ok(PortSpec { proto, port, host_port, wake_on })
+        if private && host_port.is_some() {
+            return Err(bad());
+        }
+        Ok(PortSpec { proto, port, host_port, wake_on, private })
     }
 }
 
@@ -256,6 +264,12 @@ pub struct Spec {
     /// Published ports.
     #[serde(default)]
     pub ports: Vec<PortSpec>,
+    /// Procs with the same word here find each other by name. None of them is kept apart from others by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<String>,
+    /// Further names that those of its network find it by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
     /// Files of this machine, which pin it here.
     #[serde(default)]
     pub volumes: Vec<VolumeSpec>,

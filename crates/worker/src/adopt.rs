@@ -213,6 +213,7 @@ impl Worker {
         let (proc, record) = recorded.await?;
         fault::reach("adopt-recorded");
         let handle = self.adopt(proc, record, None);
+        self.tell_network(&handle.proc.spec).await;
         let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(&handle).await;
         took.map(|()| name)

@@ -114,6 +114,8 @@ impl Worker {
         spec.trial = true;
         (spec.timing.never, spec.timing.dry_run) = (true, false);
         (spec.restart, spec.asked, spec.file) = (Restart::No, None, None);
+        // Nobody else is to take it for the one that it is like.
+        spec.aliases.clear();
         spec.ports.iter_mut().for_each(|port| port.host_port = None);
         let begun = Instant::now();
         let started = loop {

@@ -66,7 +66,10 @@ fn fill(spec: &mut Spec, asked: &OciImage, config: ImageConfig) -> Result<(), Re
         parse_signal(&config.stop_signal).map_err(|e| invalid(format!("its image's stop {e}")))?;
         spec.stop_signal = Some(config.stop_signal);
     }
-    for port in config.exposed_ports.iter().filter(|_| asked.publish_all).filter_map(|text| exposed(text)) {
+    // Those of its network dial what the image exposes, published or not.
+    let wanted = asked.publish_all || spec.network.is_some();
+    for mut port in config.exposed_ports.iter().filter(|_| wanted).filter_map(|text| exposed(text)) {
+        port.private = !asked.publish_all;
         if !spec.ports.iter().any(|p| (p.proto, p.port) == (port.proto, port.port)) {
             spec.ports.push(port);
         }
@@ -82,7 +85,7 @@ fn exposed(text: &str) -> Option<PortSpec> {
         Some(_) => return None,
     };
     let port = port.parse().ok().filter(|port| *port != 0)?;
-    Some(PortSpec { proto, port, host_port: None, wake_on: WakeOn::Connect })
+    Some(PortSpec { proto, port, host_port: None, wake_on: WakeOn::Connect, private: false })
 }
 
 impl Worker {

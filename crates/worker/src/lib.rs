@@ -46,6 +46,7 @@ pub mod logs;
 mod machine;
 mod meter;
 mod metrics;
+mod names;
 mod open;
 mod page_out;
 mod park;
@@ -147,10 +148,12 @@ impl Worker {
         let worker = Arc::clone(self);
         let (proc, kit, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let handle = self.adopt(proc, record, Some(kit));
+        self.tell_network(&handle.proc.spec).await;
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
         if started.is_err() {
             self.forget(&name);
+            self.tell_network(&handle.proc.spec).await;
         }
         started?;
         ready(&handle).await?;
@@ -297,9 +300,19 @@ impl Worker {
 
     /// Removes a proc.
     pub async fn remove(&self, name: &ProcName, force: bool) -> Result<(), Refusal> {
-        self.handle(name)?.ask(|reply| Command::Remove { force, reply }).await?;
+        let handle = self.handle(name)?;
+        handle.ask(|reply| Command::Remove { force, reply }).await?;
         self.forget(name);
+        self.tell_network(&handle.proc.spec).await;
         Ok(())
+    }
+
+    /// Tells a proc's network that it has come or gone.
+    async fn tell_network(&self, spec: &Spec) {
+        if let Some(network) = spec.network.clone() {
+            let machine = Arc::clone(&self.machine);
+            blocking(move || names::write_all(&machine, &network)).await;
+        }
     }
 
     /// Sends a proc to a lower tier; tells whether it was there already.

@@ -384,7 +384,7 @@ impl Machine {
             let record = self.records.read_state::<Record>(&p.name);
             record.is_ok_and(|r| {
                 !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. })
-                    && r.ports.iter().any(|v| (v.proto, v.host_port) == (proto, port))
+                    && r.ports.iter().any(|v| (v.proto, v.host_port) == (proto, Some(port)))
             })
         });
         found.next().map(|p| p.name.clone())

@@ -4,6 +4,7 @@ use crate::holdings::{Holdings, key};
 use crate::images;
 use crate::machine::Machine;
 use crate::meter::Meter;
+use crate::names;
 use crate::pins;
 use crate::tree::Tree;
 use crate::view::Measured;
@@ -98,7 +99,7 @@ impl Proc {
             tracing::warn!(proc = %self.name, error = %e, "pins in use cannot be noted");
         }
         let until = Instant::now() + MOUNT_WITHIN;
-        loop {
+        let mounted = loop {
             match spec.mount(&self.shared.launcher(), user) {
                 Err(RootfsError::InUse { .. }) if Instant::now() < until => {
                     std::thread::sleep(Duration::from_micros(300))
@@ -106,11 +107,15 @@ impl Proc {
                 // The layers are not those of the last mount: pins came or went.
                 Err(RootfsError::BaseChanged { .. }) => {
                     spec.forget_base()?;
-                    return spec.mount(&self.shared.launcher(), user);
+                    break spec.mount(&self.shared.launcher(), user);
                 }
-                other => return other,
+                other => break other,
             }
+        };
+        if mounted.is_ok() {
+            names::write(self);
         }
+        mounted
     }
 
     /// Other mounts of its filesystems while it runs. Held through the sleep they keep them as they are, and with them what the

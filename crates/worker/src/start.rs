@@ -92,7 +92,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
     let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
     let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
-    let volumes = volumes::for_start(proc, namespaces.user.as_fd(), owner);
+    let volumes = volumes::for_start(proc, mounts.root.as_fd(), namespaces.user.as_fd(), owner);
     mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
     fault::reach("start-mounts");
     if let Some(user) = &user {
@@ -132,7 +132,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
 /// A port with its reservation.
 pub(crate) struct Reserved {
     spec: kip_types::PortSpec,
-    host_port: u16,
+    host_port: Option<u16>,
 }
 
 pub(crate) fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
@@ -150,11 +150,15 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
     let mut reserved = Vec::new();
     let mut fds: Vec<(String, OwnedFd)> = Vec::new();
     for spec in &proc.spec.ports {
-        let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).map(|p| p.host_port);
+        if spec.private {
+            reserved.push(Reserved { spec: spec.clone(), host_port: None });
+            continue;
+        }
+        let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).and_then(|p| p.host_port);
         let key = format!("{}{}/{}", key::PORT, spec.proto, spec.port);
         if let Some(host_port) = before.filter(|_| proc.holdings.get(&key).is_some()) {
             // It is started again, and has kept it.
-            reserved.push(Reserved { spec: spec.clone(), host_port });
+            reserved.push(Reserved { spec: spec.clone(), host_port: Some(host_port) });
             continue;
         }
         let wish = spec.host_port.or(before);
@@ -171,7 +175,7 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
             Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another host port", proc.name))
         })?;
         fds.push((key, got.fd));
-        reserved.push(Reserved { spec: spec.clone(), host_port: got.port });
+        reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
     }
     proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
     Ok(reserved)

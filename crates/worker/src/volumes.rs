@@ -9,18 +9,20 @@ pub(crate) mod sleep;
 
 use crate::Worker;
 use crate::machine::Machine;
-use crate::proc::Proc;
+use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::secrets;
 use crate::task::{blocking, chain};
 use kip_sandbox::volume::{self, Volume};
 use kip_types::api::{Code, Refusal};
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, Spec, VolumeName, VolumeSource, VolumeSpec};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -124,15 +126,41 @@ fn in_order(spec: &Spec) -> Vec<&VolumeSpec> {
     volumes
 }
 
+/// An empty volume gets owner and mode of the directory that it covers, so that a program which is not root can use it.
+fn take_after(proc: &Proc, root: BorrowedFd<'_>, volume: &VolumeSpec) -> io::Result<()> {
+    let path = path_of(&proc.shared.data, &volume.source);
+    if fs::read_dir(&path)?.next().is_some() {
+        return Ok(());
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let covered = match rustix::fs::openat2(root, &volume.target, flags, Mode::empty(), resolve) {
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
+        opened => rustix::fs::fstat(opened?)?,
+    };
+    let inside = |id: u32| id.checked_sub(proc.first_id()).filter(|id| *id < IDS_PER_BLOCK);
+    let (Some(uid), Some(gid)) = (inside(covered.st_uid), inside(covered.st_gid)) else { return Ok(()) };
+    std::os::unix::fs::chown(&path, Some(uid), Some(gid))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(covered.st_mode & 0o7777))
+}
+
 /// Mounts for a start, detached.
 ///
 /// # Errors
 /// One of them is not there, or cannot be mounted.
 pub(crate) fn for_start(
     proc: &Proc,
+    root: BorrowedFd<'_>,
     user: BorrowedFd<'_>,
     owner: (u32, u32),
 ) -> Result<Vec<Volume>, sleep::VolumeChanged> {
+    for volume in proc.spec.volumes.iter().filter(|v| !v.read_only) {
+        if let VolumeSource::Named(_) = volume.source
+            && let Err(e) = take_after(proc, root, volume)
+        {
+            tracing::warn!(proc = %proc.name, target = volume.target, error = %e, "a new volume belongs to root");
+        }
+    }
     let mount = |v: &VolumeSpec| {
         Ok(match &v.source {
             VolumeSource::Secrets => secrets::mount(proc, &v.target, owner)?,

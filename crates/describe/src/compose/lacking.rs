@@ -3,7 +3,7 @@
 use crate::place::Weight::{self, Changes, Harmless};
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 61] = [
+pub const LACKING: [(&str, Weight, &str); 58] = [
     ("annotations", Harmless, "they are left out"),
     ("attach", Harmless, "`kip logs` has what it writes"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
@@ -12,7 +12,6 @@ pub const LACKING: [(&str, Weight, &str); 61] = [
     ("cgroup", Changes, "a proc has its own"),
     ("cgroup_parent", Harmless, "its cgroup is where Kip has all"),
     ("configs", Changes, "these files would not be there: give them as volumes, ./FILE:/PLACE:ro"),
-    ("container_name", Harmless, "the proc is called as the service"),
     ("cpu_count", Harmless, "its CPU time is not limited: write cpus"),
     ("cpu_percent", Harmless, "its CPU time is not limited: write cpus"),
     ("cpu_period", Harmless, "its CPU time is not limited: write cpus"),
@@ -30,7 +29,7 @@ pub const LACKING: [(&str, Weight, &str); 61] = [
     ("dns_search", Changes, "it has the search domains of the machine"),
     ("domainname", Harmless, "it has no domain name"),
     ("extends", Changes, "write that service's keys here, or use anchors"),
-    ("external_links", Changes, "Kip has no names for procs yet"),
+    ("external_links", Changes, "only services of this file find each other by name"),
     ("extra_hosts", Changes, "these names would not be known inside"),
     ("gpus", Changes, "a proc has no devices"),
     ("group_add", Changes, "it has the groups of its user"),
@@ -38,13 +37,11 @@ pub const LACKING: [(&str, Weight, &str); 61] = [
     ("isolation", Harmless, "there is one way, namespaces"),
     ("label_file", Harmless, "labels are left out"),
     ("labels", Harmless, "they are left out"),
-    ("links", Harmless, "Kip has no names for procs yet; use depends_on for the order"),
     ("logging", Harmless, "`kip logs` has what it writes, 30 MiB at most"),
     ("mac_address", Changes, "Kip chooses it"),
     ("mem_reservation", Harmless, "memory is not kept for it"),
     ("mem_swappiness", Harmless, "Kip decides what leaves memory"),
     ("memswap_limit", Harmless, "only memory is limited"),
-    ("networks", Harmless, "all procs are in one network and reach each other's published ports by address"),
     ("oom_kill_disable", Harmless, "above its limit it is killed"),
     ("oom_score_adj", Harmless, "it counts as any proc"),
     ("pid", Changes, "a proc has its own"),

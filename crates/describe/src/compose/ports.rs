@@ -26,7 +26,7 @@ pub fn ports(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Port> {
     all
 }
 
-/// Reads `expose`: on Kip only published ports can be reached by other procs.
+/// Reads `expose`: ports that only other services reach.
 pub fn exposed(context: &mut Context<'_>, node: &Node, key: &str, ports: &mut Vec<Port>) {
     for one in context.list(node, key) {
         let Some(text) = context.text(one, key) else { continue };
@@ -34,14 +34,12 @@ pub fn exposed(context: &mut Context<'_>, node: &Node, key: &str, ports: &mut Ve
             context.fault(&one.place, format!("{key}: {text:?} is no port: write a number from 1 to 65535"));
             continue;
         };
-        for port in form.published(context, one, key) {
+        for mut port in form.published(context, one, key) {
+            port.0.private = true;
             if !ports.iter().any(|p| (p.0.proto, p.0.port) == (port.0.proto, port.0.port)) {
                 ports.push(port);
             }
         }
-        let why =
-            "a port that only other services reach does not exist; it is published at a host port of Kip's choice";
-        context.lacks(&one.place, Weight::Harmless, key, why);
     }
 }
 
@@ -77,7 +75,8 @@ impl Form {
                 host.take(self.inside.len()).map(|_| None).collect()
             }
         };
-        let port = |(port, host_port)| Port(PortSpec { proto, port, host_port, wake_on: WakeOn::Connect });
+        let port =
+            |(port, host_port)| Port(PortSpec { proto, port, host_port, wake_on: WakeOn::Connect, private: false });
         self.inside.zip(host).map(port).collect()
     }
 }

@@ -14,7 +14,7 @@ use kip_types::spec::parse_signal;
 use serde::Deserialize;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 30] = [
+const READ: [&str; 33] = [
     "image",
     "build",
     "command",
@@ -45,6 +45,9 @@ const READ: [&str; 30] = [
     "stdin_open",
     "tty",
     "x-kip",
+    "container_name",
+    "links",
+    "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
 const KIPS_OWN: [&str; 11] = [
@@ -68,6 +71,10 @@ pub struct Service {
     pub place: Place,
     /// Services that have to be ready, not only started, before it.
     pub awaits: Vec<String>,
+    /// Further names for other services.
+    pub names: Vec<String>,
+    /// Services and the names by which it knows them.
+    pub links: Vec<(String, String)>,
     table: ProcTable,
     /// What its environment files say.
     env: Vec<(String, String)>,
@@ -83,6 +90,8 @@ impl Service {
             proc,
             place: place.clone(),
             awaits: Vec::new(),
+            names: Vec::new(),
+            links: Vec::new(),
             table,
             env,
             depends_on: Vec::new(),
@@ -90,6 +99,10 @@ impl Service {
         if !matches!(node.value, Value::Map(_)) {
             context.fault(&node.place, format!("services.{name}: this is {}: write its keys", node.kind()));
             return service;
+        }
+        // `build` means another thing where there is one, wherever that stands.
+        if let Some(Value::Text { text, .. }) = node.get("image").map(|image| &image.value) {
+            service.table.image = Some(text.clone());
         }
         for (key, place, value) in node.entries() {
             let path = format!("services.{name}.{key}");
@@ -248,6 +261,18 @@ impl Service {
         }
     }
 
+    fn networks(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        let known = node.entries().len();
+        for (name, _, how) in node.entries() {
+            let path = format!("{path}.{name}.aliases");
+            self.names.extend(how.get("aliases").map(|list| context.texts(list, &path)).unwrap_or_default());
+        }
+        if known > 1 || matches!(&node.value, Value::List(all) if all.len() > 1) {
+            let why = "all services of the file find each other; none is kept apart";
+            context.lacks(&node.place, Weight::Harmless, path, why);
+        }
+    }
+
     fn copies(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
         if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
             context.lacks(place, Weight::Changes, path, "there is one proc for a service");
@@ -270,7 +295,18 @@ impl Service {
                     context.lacks(place, Weight::Harmless, path, "standard input is empty; `kip exec` runs a shell");
                 }
             }
+            "container_name" => self.names.extend(context.text(node, path)),
+            "links" => {
+                for link in context.texts(node, path) {
+                    // Without another name it is known by its own anyway.
+                    if let Some((service, name)) = link.split_once(':') {
+                        self.links.push((service.to_owned(), name.to_owned()));
+                    }
+                }
+            }
+            "networks" => self.networks(context, node, path),
             "hostname" => {
+                self.names.extend(context.text(node, path));
                 if context.text(node, path).is_some_and(|host| host != self.proc.as_str()) {
                     let why = format!("its host name is the proc's, {}", self.proc);
                     context.lacks(place, Weight::Harmless, path, &why);
@@ -389,10 +425,15 @@ impl Service {
         mut self,
         context: &mut Context<'_>,
         names: &[(String, ProcName)],
-        awaited: bool,
+        (awaited, links): (bool, Vec<String>),
     ) -> Option<Described> {
         // Who says what ready is, is waited for anyway; without ports nobody could tell.
         self.table.wait_ready = awaited && self.table.ready.is_none() && !self.table.port.is_empty();
+        let mut known: Vec<String> = [self.name.clone()].into_iter().chain(self.names).chain(links).collect();
+        known.retain(|name| name != self.proc.as_str());
+        known.sort_unstable();
+        known.dedup();
+        (self.table.network, self.table.alias) = (Some(context.project.clone()), known);
         let secrets = match read_secrets(&self.table.secret, context.directory) {
             Ok(secrets) => secrets,
             Err((secret, e)) => {

@@ -96,7 +96,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         port: port.port,
         addr: [10, 213, 0, 1].into(),
         host_addr: [0, 0, 0, 0].into(),
-        host_port: port.host_port.unwrap_or(32768 + 16 * number + n),
+        host_port: Some(port.host_port.unwrap_or(32768 + 16 * number + n)),
     });
     ProcView {
         name: request.spec.name.clone(),
@@ -166,7 +166,8 @@ impl Service for Fake {
         if procs.contains_key(&request.spec.name) {
             return Err(Refusal::new(Code::Taken, format!("there is a proc {} already", request.spec.name)));
         }
-        let taken: Vec<_> = procs.values().flat_map(|p| p.ports.iter().map(|p| (p.proto, p.host_port))).collect();
+        let taken: Vec<_> =
+            procs.values().flat_map(|p| p.ports.iter().filter_map(|p| Some((p.proto, p.host_port?)))).collect();
         let wanted = request.spec.ports.iter().filter_map(|p| Some((p.proto, p.host_port?)));
         for (proto, port) in wanted {
             if taken.contains(&(proto, port)) {
@@ -547,7 +548,12 @@ pub fn request(name: &str, command: &[&str]) -> RunRequest {
 
 /// The same with one TCP port.
 pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> RunRequest {
-    request.spec.ports =
-        vec![kip_types::PortSpec { proto: Protocol::Tcp, port, host_port, wake_on: kip_types::WakeOn::Connect }];
+    request.spec.ports = vec![kip_types::PortSpec {
+        proto: Protocol::Tcp,
+        port,
+        host_port,
+        wake_on: kip_types::WakeOn::Connect,
+        private: false,
+    }];
     request
 }

@@ -100,7 +100,9 @@ pub(super) enum Change {
 }
 
 impl Element {
-    pub fn forward(address: IpAddr, forward: Forward) -> Element {
+    /// None for a private port.
+    pub fn forward(address: IpAddr, forward: Forward) -> Option<Element> {
+        let host_port = forward.host_port?;
         let set = match (forward.proto, address.is_ipv4()) {
             (Protocol::Tcp, true) => Set::Tcp4,
             (Protocol::Udp, true) => Set::Udp4,
@@ -108,7 +110,7 @@ impl Element {
             (Protocol::Udp, false) => Set::Udp6,
         };
         let value = vec![Part::Address(address), Part::Port(forward.port)];
-        Element { set, key: vec![Part::Port(forward.host_port)], value }
+        Some(Element { set, key: vec![Part::Port(host_port)], value })
     }
 
     pub fn declared(group: u32, address: IpAddr, forward: Forward) -> Element {

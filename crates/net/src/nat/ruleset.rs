@@ -42,8 +42,8 @@ pub(super) fn elements(instance: Instance, group: u32, published: &Published) ->
     let addresses = crate::addr::Addresses::of(instance, published.slot);
     let mut all = Vec::with_capacity(4 * published.ports.len() + 2);
     for forward in &published.ports {
-        all.push(Element::forward(addresses.v4.into(), *forward));
-        all.push(Element::forward(addresses.v6.into(), *forward));
+        all.extend(Element::forward(addresses.v4.into(), *forward));
+        all.extend(Element::forward(addresses.v6.into(), *forward));
         all.push(Element::declared(group, addresses.v4.into(), *forward));
         all.push(Element::declared(group, addresses.v6.into(), *forward));
     }
