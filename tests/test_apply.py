@@ -199,7 +199,7 @@ services:
       data_store: {condition: service_healthy}
   data_store:
     image: "oci:redis"
-    expose: ["6379"]
+    ports: ["6379"]
     volumes: ["kept:/data"]
     mem_limit: 128m
     x-kip: {idle: 1h}
