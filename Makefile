@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Go and Rust where their own installers put them.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: build demo test soak bench setup clean help
+.PHONY: build demo test soak bench install uninstall deb setup clean help
 
 build: ## build kip, kip-keeper and kip-launch into target/release (the default)
 	@scripts/setup build
@@ -32,6 +32,17 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/activeset
 	bench/archive
 	bench/sleepers
+
+PREFIX ?= /usr/local
+
+install: build ## as root: programs, manual pages, completion, systemd unit, into PREFIX (/usr/local); DESTDIR goes in front
+	@scripts/install --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
+
+uninstall: ## as root: take them away again; data stay
+	@scripts/install --uninstall --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
+
+deb: build ## a Debian package in target/
+	@scripts/deb
 
 setup: ## only install what is missing
 	@scripts/setup

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
+from harness.clients import http_get
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -275,3 +277,31 @@ def test_many_connections_while_parked(echo: Proc) -> None:
         t.join()
     assert not failures, failures
     assert echo.inspect()["generation"] == generation
+
+
+def test_probes_neither_keep_awake_nor_wake(kip: Kip, tmp_path: Path) -> None:
+    """A load balancer's look, five times a second: it connects, and closes. A request is another thing."""
+    web = servers.lighttpd()
+    flags = ["--idle", "1s", "--park-after", "1s"]
+    proc = kip.run("probed", web.command, ports=["8080,wake=data"], tar=web.tarball(tmp_path), flags=flags)
+    assert http_get(proc.port(), "/page.html") == servers.PAGE
+    over, probes = threading.Event(), []
+
+    def probe() -> None:
+        while not over.wait(0.2):
+            socket.create_connection(("127.0.0.1", proc.port()), timeout=10).close()
+            probes.append(time.monotonic())
+
+    prober = threading.Thread(target=probe)
+    prober.start()
+    try:
+        wait_for("it parks although it is probed", lambda: proc.state == "parked", 30)
+        wakes, before = proc.inspect()["wakes"], len(probes)
+        wait_for("it was probed in its sleep", lambda: len(probes) > before + 10, 30)
+        assert (proc.state, proc.inspect()["wakes"]) == ("parked", wakes)
+    finally:
+        over.set()
+        prober.join(30)
+    assert http_get(proc.port(), "/page.html") == servers.PAGE
+    assert proc.inspect()["wakes"] == wakes + 1
+    proc.remove()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness import programs, servers
-from harness.clients import Http, Lines
-from harness.kip import Kip
+from harness.clients import Http, Lines, Redis, http_get
+from harness.kip import Kip, binary
 from harness.wait import wait_for
 
 # The base of every proc is the host's own /usr, so the file that is upgraded has to lie there.
@@ -130,3 +131,117 @@ def children(pid: int, comm: str) -> list[int]:
             if name == comm and state.rsplit(")", 1)[1].split()[0] != "Z":
                 found.append(int(child))
     return found
+
+
+# Kip itself.
+
+
+class Load:
+    """Asks two servers without a pause: one over one connection, the other by a new one each time. It never tries again."""
+
+    def __init__(self, redis_port: int, web_port: int):
+        self.asked, self.failures, self._over = 0, [], threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(ask,)) for ask in (self._redis(redis_port), self._web(web_port))]
+        for thread in self._threads:
+            thread.start()
+
+    def _redis(self, port: int) -> Iterator[bool]:
+        client, count = Redis(port, timeout=30), 0
+        while True:
+            count += 1
+            yield client.ask("INCR", "load") == count
+
+    def _web(self, port: int) -> Iterator[bool]:
+        while True:
+            yield http_get(port, "/page.html") == servers.PAGE
+
+    def _ask(self, ask: Iterator[bool]) -> None:
+        while not self._over.is_set():
+            try:
+                if not next(ask):
+                    self.failures.append("another answer")
+            except Exception as e:  # all of them are failures of the upgrade
+                self.failures.append(repr(e))
+                return
+            self.asked += 1
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+
+def put_in_place(programs_now: Path, build: int) -> None:
+    """As a package manager does it: a new file takes the old one's name."""
+    for name in ("kip", "kip-keeper", "kip-pager", "kip-launch"):
+        new = programs_now / f"{name}.new"
+        shutil.copy(binary().parent / name, new)
+        with open(new, "ab") as file:
+            file.write(b"build %d" % build)
+        new.rename(programs_now / name)
+
+
+def runs(pid: int) -> tuple[int, int]:
+    """The file that a process runs; none if it has ended."""
+    try:
+        found = os.stat(f"/proc/{pid}/exe")
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def file_of(place: Path, name: str) -> tuple[int, int]:
+    found = os.stat(place / f"kip-{name}")
+    return found.st_dev, found.st_ino
+
+
+def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Path, tmp_path: Path) -> None:
+    """Each part runs the new file; 0 failed requests, 0 wakes, 0 lost bytes. Twice."""
+    place = tmp_path / "bin"
+    place.mkdir()
+    put_in_place(place, 0)
+    kip = fresh_kip(program=place / "kip")
+    redis = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
+    stays = ["--idle", "1h", "--park-after", "1h"]
+    hot = kip.run("hot", redis, ports=["6379"], flags=stays)
+    server = servers.lighttpd()
+    web = kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=stays)
+    torture = [str(installed), "7000"]
+    sleepers, clients = [], []
+    for number in range(8):
+        # Blocked: whose threads are held by ptrace is told below.
+        proc = kip.run(f"sleeper-{number}", torture, ports=["7000"], flags=[*stays, "--hibernate", "blocked"])
+        client = Lines(proc.port())
+        client.check()
+        proc.hibernate() if number % 2 else proc.sleep()
+        sleepers.append(proc)
+        clients.append(client)
+    load = Load(hot.port(6379), web.port())
+    try:
+        for build in (1, 2):
+            before = [(p.inspect()["state"], p.inspect()["wakes"]) for p in (hot, web, *sleepers)]
+            asked, old_pager = load.asked, kip.info()["pager_pid"]
+            put_in_place(place, build)
+            kip.daemon.terminate()
+            assert kip.wait_dead() == 0
+            kip.up()
+            for name in ("keeper", "pager"):
+                if (name, build) == ("pager", 1):
+                    # It alone knows whether those that are hibernated have touched their memory.
+                    wait_for("it is told", lambda: any("stays for 4 hibernated procs" in e["detail"] for e in kip.events()), 20)
+                    assert kip.info()["pager_pid"] == old_pager
+                    continue
+                wait_for(f"{name} is new", lambda name=name: runs(kip.info()[f"{name}_pid"]) == file_of(place, name), 30)
+            found = {runs(pid) for pid in children(kip.daemon.pid, "kip-launch")}
+            assert found == {file_of(place, "launch")}
+            wait_for("the load goes on", lambda: load.asked > asked + 20, 30)
+            assert [(p.inspect()["state"], p.inspect()["wakes"]) for p in (hot, web, *sleepers)] == before, "nobody woke"
+            for proc in sleepers:
+                kip.cli("sleep", proc.name)
+    finally:
+        load.end()
+    assert load.failures == [] and load.asked > 100
+    for proc, client in zip(sleepers, clients, strict=True):
+        client.check()
+        client.close()
+        assert proc.inspect()["wakes"] == 1

@@ -377,10 +377,11 @@ def one_line_refusal(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @contextmanager
-def daemon(*flags: str, data: Path | None = None, start: bool = True) -> Iterator[Kip]:
+def daemon(*flags: str, data: Path | None = None, start: bool = True, program: Path | None = None) -> Iterator[Kip]:
     """A daemon of its own with an empty data directory; at the end nothing of it is left."""
     with tempfile.TemporaryDirectory(prefix="kip-test-") as temp:
         kip = Kip(data or Path(temp) / "data", flags=flags)
+        kip.program = program or kip.program
         try:
             if start:
                 kip.up()

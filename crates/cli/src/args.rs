@@ -522,6 +522,7 @@ impl RunArgs {
             restart: self.life.restart,
             secrets: Vec::new(),
             ready: self.life.ready(),
+            hooks: self.life.hooks(),
             file: None,
             asked: None,
             trial: false,

@@ -5,7 +5,7 @@ use crate::manual;
 use anyhow::Context;
 use clap::Args;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, READY_WITHIN_MS, Ready, Restart};
+use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, READY_WITHIN_MS, Ready, Restart};
 use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -45,6 +45,19 @@ pub struct LifeArgs {
     /// How long that may take; 60s. After that `kip run` fails, and the proc runs on
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "ready")]
     pub ready_timeout: Option<u64>,
+    /// Run this inside, by its shell, before each sleep; if it fails the proc stays awake, `kip why` says so, and it is tried again
+    #[arg(long, value_name = "CMD", value_parser = parse_command)]
+    pub before_sleep: Option<String>,
+    /// Run this inside, by its shell, after each wake, beside the program
+    #[arg(long, value_name = "CMD", value_parser = parse_command)]
+    pub after_wake: Option<String>,
+    /// How long each of these may take; 10s
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub hook_timeout: Option<u64>,
+}
+
+fn parse_command(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("write a command for the shell".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 #[derive(Debug, Args)]
@@ -73,6 +86,15 @@ impl LifeArgs {
     pub fn ready(&self) -> Option<Ready> {
         let check = self.ready.clone()?;
         Some(Ready { check, within_ms: self.ready_timeout.unwrap_or(READY_WITHIN_MS) })
+    }
+
+    /// What is run when it sleeps and wakes.
+    pub fn hooks(&self) -> Hooks {
+        Hooks {
+            before_sleep: self.before_sleep.clone(),
+            after_wake: self.after_wake.clone(),
+            within_ms: self.hook_timeout.unwrap_or(HOOK_WITHIN_MS),
+        }
     }
 
     /// Contents of secrets by their names.

@@ -20,6 +20,7 @@ mod key;
 mod life;
 mod manual;
 mod meter;
+mod notify;
 mod output;
 mod snapshot;
 mod text;

@@ -6,6 +6,7 @@
 
 use crate::abroad::ListenArgs;
 use crate::hosted;
+use crate::notify;
 use crate::output::{print, print_json};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -152,7 +153,10 @@ async fn serve<S: Service>(
     if said.is_err() {
         tracing::debug!("nobody reads the ready line");
     }
-    Ok(hub.serve(&mut socket, remote, end).await?)
+    notify::notify(notify::READY);
+    let ending = hub.serve(&mut socket, remote, end).await?;
+    notify::notify(notify::STOPPING);
+    Ok(ending)
 }
 
 /// The signals that end the daemon.

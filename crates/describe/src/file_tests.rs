@@ -33,6 +33,9 @@ stop-grace = "3s"
 restart = "on-failure:3"
 ready = "http:80/health"
 ready-timeout = "5s"
+before-sleep = "touch /asleep"
+after-wake = "rm /asleep"
+hook-timeout = "3s"
 idle = "5s"
 park-after = 30
 archive-after = "1d"
@@ -67,6 +70,8 @@ fn every_key_is_read() {
     assert_eq!((spec.ports[0].host_port, spec.ports[1].port), (Some(8080), 443));
     let dns = &spec.ports[2];
     assert_eq!((dns.proto, dns.host_port, dns.wake_on), (Protocol::Udp, Some(5353), WakeOn::Data));
+    let hooks = (spec.hooks.before_sleep.as_deref(), spec.hooks.after_wake.as_deref(), spec.hooks.within_ms);
+    assert_eq!(hooks, (Some("touch /asleep"), Some("rm /asleep"), 3000));
     assert_eq!((spec.network.as_deref(), spec.aliases.join(" ").as_str()), (Some("shop"), "www front.internal"));
     assert_eq!(spec.volumes[0].to_string(), "/srv/html:/srv/html:ro");
     assert_eq!(spec.volumes[1].to_string(), "cache:/var/cache");

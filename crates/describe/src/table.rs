@@ -5,7 +5,7 @@ use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Va
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, READY_WITHIN_MS, Ready, Restart};
+use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
 use kip_types::volume::{BadVolume, VolumeSpec};
@@ -83,6 +83,15 @@ pub struct ProcTable {
     /// How long that may take, 60s without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready_timeout: Option<Time>,
+    /// Run inside, by its shell, before each sleep; if it fails the proc stays awake.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before_sleep: Option<String>,
+    /// Run inside, by its shell, after each wake, beside the program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_wake: Option<String>,
+    /// How long each of these may take, 10s without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hook_timeout: Option<Time>,
     /// Idle this long, it leaves the hot tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<Time>,
@@ -203,6 +212,11 @@ impl ProcTable {
             ready: self
                 .ready
                 .map(|check| Ready { check, within_ms: self.ready_timeout.map_or(READY_WITHIN_MS, |time| time.0) }),
+            hooks: Hooks {
+                before_sleep: self.before_sleep,
+                after_wake: self.after_wake,
+                within_ms: self.hook_timeout.map_or(HOOK_WITHIN_MS, |time| time.0),
+            },
             file: None,
             asked: None,
             trial: false,
@@ -235,6 +249,7 @@ impl ProcTable {
             restart,
             secrets,
             ready,
+            hooks,
             file: _,
             asked: _,
             trial: _,
@@ -273,6 +288,9 @@ impl ProcTable {
             restart: (!restart.is_no()).then_some(restart),
             ready_timeout: ready.as_ref().filter(|r| r.within_ms != READY_WITHIN_MS).map(|r| Time(r.within_ms)),
             ready: ready.map(|ready| ready.check),
+            before_sleep: hooks.before_sleep,
+            after_wake: hooks.after_wake,
+            hook_timeout: (hooks.within_ms != HOOK_WITHIN_MS).then_some(Time(hooks.within_ms)),
             idle: time(left_open.idle, timing.idle_ms),
             park_after: time(left_open.park_after, timing.park_after_ms),
             archive_after: time(left_open.archive_after, timing.archive_after_ms),

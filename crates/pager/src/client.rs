@@ -267,7 +267,7 @@ impl Pager {
         }
     }
 
-    /// Ends it, if one runs.
+    /// Ends it, if one runs, as soon as it is in the middle of nothing. What it holds by ptrace runs on then.
     ///
     /// # Errors
     /// See [`PagerError`].

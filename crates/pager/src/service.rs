@@ -226,6 +226,7 @@ impl Service {
                     return false;
                 }
                 Request::Quit => {
+                    self.come_to_rest();
                     say(&Answer::Done);
                     return true;
                 }

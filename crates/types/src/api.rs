@@ -467,7 +467,8 @@ pub struct Event {
     /// Which proc; null for the daemon itself.
     pub name: Option<ProcName>,
     /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`,
-    /// `pressure`, `collected`, `imported`, `would-sleep`, `would-wake`.
+    /// `pressure`, `collected`, `imported`, `would-sleep`, `would-wake`,
+    /// `hook-failed`.
     pub kind: String,
     /// One line.
     pub detail: String,

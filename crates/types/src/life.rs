@@ -92,6 +92,36 @@ impl Restart {
     }
 }
 
+/// A hook may take so long where its owner does not say, milliseconds.
+pub const HOOK_WITHIN_MS: u64 = 10_000;
+
+/// Commands that a shell runs inside when the proc falls asleep and when it has woken.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hooks {
+    /// Before the program is frozen, whoever sends it to sleep. One that fails, or takes too long, refuses the sleep.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub before_sleep: Option<String>,
+    /// When the program runs again, beside it. One that fails is an event and no more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub after_wake: Option<String>,
+    /// How long each may take, milliseconds.
+    pub within_ms: u64,
+}
+
+impl Default for Hooks {
+    fn default() -> Self {
+        Hooks { before_sleep: None, after_wake: None, within_ms: HOOK_WITHIN_MS }
+    }
+}
+
+impl Hooks {
+    /// There is none.
+    pub fn is_none(&self) -> bool {
+        self.before_sleep.is_none() && self.after_wake.is_none()
+    }
+}
+
 /// Within this a proc is to be ready where its owner does not say, milliseconds.
 pub const READY_WITHIN_MS: u64 = 60_000;
 

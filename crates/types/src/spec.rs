@@ -2,7 +2,7 @@
 
 use crate::api::RunRequest;
 use crate::image::OciImage;
-use crate::life::{Ready, Restart};
+use crate::life::{Hooks, Ready, Restart};
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use schemars::JsonSchema;
@@ -300,6 +300,9 @@ pub struct Spec {
     /// When it is ready after a start; none is as soon as its program was exec'd.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<Ready>,
+    /// What is run inside when it falls asleep and when it has woken.
+    #[serde(default, skip_serializing_if = "Hooks::is_none")]
+    pub hooks: Hooks,
     /// The file that describes it, as `kip apply` calls it; none for a proc that no file made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,

@@ -1,6 +1,7 @@
 //! Programs run inside a running proc for a client.
 //!
-//! The proc stays awake as long as one runs. A client that goes away ends its program.
+//! The proc stays awake as long as one runs. A client that goes away ends its program, with what that has started and not put into a
+//! group of its own.
 
 use crate::proc::Proc;
 use crate::start::{environment_of, give_output, user_in};
@@ -186,14 +187,14 @@ async fn carry(
             // A child it left behind may keep the pipes open: what was written when it ended is enough.
             () = tokio::time::sleep(std::time::Duration::from_millis(50)), if exit.is_some() => break,
             () = sender.closed() => {
-                let _ = kip_sys::process::pidfd_send_signal(executing.pidfd.as_fd(), rustix::process::Signal::KILL);
+                let _ = kip_sys::process::pidfd_kill_group(executing.pidfd.as_fd());
                 return drop(ticket);
             }
         };
         if let Some(item) = item
             && sender.send(item).await.is_err()
         {
-            let _ = kip_sys::process::pidfd_send_signal(executing.pidfd.as_fd(), rustix::process::Signal::KILL);
+            let _ = kip_sys::process::pidfd_kill_group(executing.pidfd.as_fd());
             return drop(ticket);
         }
     }

@@ -48,6 +48,7 @@ mod meter;
 mod metrics;
 mod names;
 mod open;
+mod outdated;
 mod page_out;
 mod park;
 mod pins;

@@ -11,6 +11,7 @@ use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::LogPump;
 use crate::metrics::Metrics;
+use crate::outdated;
 use crate::park::Body;
 use crate::pressure::{Grant, Pressure};
 use crate::proc::{IDS_PER_BLOCK, Proc};
@@ -79,6 +80,8 @@ pub(crate) struct Machine {
     pub(crate) handles: Mutex<HashMap<Slot, Handle>>,
     pub(crate) claims: Claims,
     pub(crate) closing: AtomicBool,
+    /// The keeper ends because it was told to.
+    pub(crate) ends_keeper: AtomicBool,
     pub(crate) _instance_lock: File,
     pub(crate) _fast_breakpoints: Option<OwnedFd>,
 }
@@ -314,12 +317,20 @@ impl Machine {
     pub(crate) fn serve_pager(self: &Arc<Machine>) {
         let weak = Arc::downgrade(self);
         let serve = move || {
+            if let Some(machine) = weak.upgrade() {
+                outdated::end_pager(&machine);
+            }
+            let mut is_first = true;
             loop {
                 let Some(machine) = weak.upgrade() else { return };
                 if machine.is_closing() {
                     return;
                 }
                 let followed = machine.take_up_pager();
+                // The next pager has what it needs from the keeper by now.
+                if followed.is_ok() && std::mem::take(&mut is_first) {
+                    outdated::end_keeper(&machine);
+                }
                 drop(machine);
                 match followed {
                     Ok(events) => {
@@ -348,10 +359,15 @@ impl Machine {
         std::thread::Builder::new().name("pager".to_owned()).spawn(serve).expect("a thread can be started");
     }
 
+    /// Of all procs.
+    pub(crate) fn all_handles(&self) -> Vec<Handle> {
+        self.handles().values().cloned().collect()
+    }
+
     /// Makes sure that there is a pager and that it knows all that is out.
     fn take_up_pager(&self) -> Result<kip_pager::client::Events, kip_pager::client::PagerError> {
         let (status, _, started) = self.pager.ensure()?;
-        let all: Vec<Handle> = self.handles().values().cloned().collect();
+        let all = self.all_handles();
         if started {
             self.events.tell(None, "pager", format!("replaced, pid {}", status.pid));
             for handle in &all {

@@ -60,6 +60,8 @@ pub(crate) enum Cause {
     Snapshot,
     /// The store did not take it.
     Store,
+    /// Its own command before sleep.
+    Hook,
 }
 
 impl Cause {
@@ -71,6 +73,7 @@ impl Cause {
             Cause::Criu => "criu",
             Cause::Snapshot => "snapshot",
             Cause::Store => "store",
+            Cause::Hook => "hook",
         }
     }
 }

@@ -308,6 +308,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         handles: Mutex::new(HashMap::new()),
         claims: Claims::default(),
         closing: false.into(),
+        ends_keeper: false.into(),
         _instance_lock: lock,
         _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),
     };
@@ -359,7 +360,9 @@ impl Machine {
     }
 
     fn replace_keeper(&self) {
-        tracing::warn!("the keeper died; starting another");
+        if !self.ends_keeper.swap(false, std::sync::atomic::Ordering::SeqCst) {
+            tracing::warn!("the keeper died; starting another");
+        }
         if let Err(e) = self.keeper.respawn() {
             tracing::error!(error = chain(&e), "no keeper can be started");
             std::thread::sleep(Duration::from_secs(1));

@@ -8,6 +8,7 @@ mod archive;
 mod deadline;
 mod ending;
 mod hibernate;
+mod hooks;
 mod pressed;
 mod ready;
 mod sleep;

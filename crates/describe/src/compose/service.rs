@@ -50,7 +50,10 @@ const READ: [&str; 33] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 11] = [
+const KIPS_OWN: [&str; 14] = [
+    "before-sleep",
+    "after-wake",
+    "hook-timeout",
     "idle",
     "park-after",
     "archive-after",

@@ -13,6 +13,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Service {
+    /// Waits until nothing is under way, and lets nothing begin any more: who dies while it takes memory out costs a program.
+    pub(super) fn come_to_rest(&self) {
+        let procs = lock(&self.procs);
+        for slot in procs.values() {
+            std::mem::forget(lock(slot));
+        }
+        // For good: this process ends now.
+        std::mem::forget(procs);
+    }
+
     /// All that the keeper holds. What cannot be taken up is told to whoever asks for it ([`Service::sound`]).
     ///
     /// # Errors

@@ -75,6 +75,7 @@ impl Task {
     }
 
     pub(super) async fn hibernate(&mut self) -> Result<(), Refusal> {
+        self.before_sleep(Tier::Hibernated).await?;
         let begin = Instant::now();
         let State::Hot { init, .. } = self.record.state else {
             return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
@@ -240,6 +241,7 @@ impl Task {
         }
         self.keep(next);
         self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
+        self.after_wake(Tier::Hibernated, &trigger);
     }
 
     /// The pager says that a blocked proc has touched what was out, or that a held one runs: for one of its sockets that the

@@ -4,9 +4,7 @@
 //! Until then the proc does not sleep. Crash: the next daemon looks again.
 
 use super::*;
-use crate::exec::{self, ExecOutput};
 use kip_net::addr::Addresses;
-use kip_types::api::ExecRequest;
 use kip_types::life::{Check, Ready};
 use std::net::{IpAddr, SocketAddr};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -108,21 +106,6 @@ async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Re
             let status: u16 = status.and_then(|line| line[9..].parse().ok()).ok_or("the answer is not HTTP")?;
             if (200..400).contains(&status) { Ok(()) } else { Err(format!("status {status}")) }
         }
-        Check::Exec(command) => {
-            let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
-            tickets.fetch_add(1, Ordering::SeqCst);
-            let ticket = Ticket(Arc::clone(tickets));
-            let request = ExecRequest { command, env: Default::default() };
-            let mut session = exec::exec(Arc::clone(proc), request, ticket).await.map_err(|e| e.message)?;
-            drop(session.stdin);
-            while let Some(output) = session.output.recv().await {
-                match output {
-                    ExecOutput::End(end) if end.code == 0 => return Ok(()),
-                    ExecOutput::End(end) => return Err(format!("the command ended with code {}", end.code)),
-                    ExecOutput::Stdout(_) | ExecOutput::Stderr(_) => {}
-                }
-            }
-            Err("the command ended".to_owned())
-        }
+        Check::Exec(command) => hooks::run(proc, command, Default::default(), tickets).await,
     }
 }

@@ -67,6 +67,7 @@ impl Task {
     }
 
     pub(super) async fn park(&mut self) -> Result<(), Refusal> {
+        self.before_sleep(Tier::Parked).await?;
         let begin = Instant::now();
         if let State::Hot { init, .. } = self.record.state {
             self.proc.look_for_meter(init);
@@ -296,6 +297,7 @@ impl Task {
                     running.from = Tier::Parked;
                 }
                 self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
+                self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, &trigger);
                 Ok(())
             }
             Err(e) => {

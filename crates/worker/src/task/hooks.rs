@@ -1,0 +1,85 @@
+//! Commands that run inside for Kip: before a sleep, after a wake, to see whether a program is ready.
+
+use super::*;
+use crate::exec::{self, ExecOutput};
+use crate::metrics::Cause;
+use crate::proc::Proc;
+use kip_types::api::ExecRequest;
+use std::collections::BTreeMap;
+
+/// Of what a command wrote, bytes of its end that are told if it fails.
+const TOLD: usize = 300;
+
+/// Runs a command by the shell inside. The proc stays awake for it.
+pub(super) async fn run(
+    proc: &Arc<Proc>,
+    command: &str,
+    env: BTreeMap<String, String>,
+    tickets: &Arc<AtomicUsize>,
+) -> Result<(), String> {
+    let command = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
+    tickets.fetch_add(1, Ordering::SeqCst);
+    let ticket = Ticket(Arc::clone(tickets));
+    let mut session =
+        exec::exec(Arc::clone(proc), ExecRequest { command, env }, ticket).await.map_err(|e| e.message)?;
+    drop(session.stdin);
+    let mut wrote = Vec::new();
+    while let Some(output) = session.output.recv().await {
+        match output {
+            ExecOutput::End(end) if end.code == 0 => return Ok(()),
+            ExecOutput::End(end) => {
+                let text = String::from_utf8_lossy(&wrote);
+                let last = text.lines().rev().find(|line| !line.trim().is_empty());
+                let last = last.map(|line| format!(": {}", line.trim())).unwrap_or_default();
+                return Err(format!("the command ended with code {}{last}", end.code));
+            }
+            ExecOutput::Stdout(bytes) | ExecOutput::Stderr(bytes) => {
+                wrote.extend(bytes);
+                wrote.drain(..wrote.len().saturating_sub(TOLD));
+            }
+        }
+    }
+    Err("the command ended".to_owned())
+}
+
+async fn within(ms: u64, running: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    let limit = Duration::from_millis(ms);
+    // What is dropped before its end is killed.
+    tokio::time::timeout(limit, running).await.unwrap_or_else(|_| Err(format!("the command took more than {ms} ms")))
+}
+
+impl Task {
+    /// Asks a running proc's own command whether it may sleep now. Nothing else happens to it meanwhile.
+    pub(super) async fn before_sleep(&mut self, to: Tier) -> Result<(), Refusal> {
+        let hooks = &self.proc.spec.hooks;
+        let Some(command) = hooks.before_sleep.as_ref().filter(|_| self.running.is_some()) else { return Ok(()) };
+        let env = BTreeMap::from([("KIP_TIER".to_owned(), to.to_string())]);
+        let Err(why) = within(hooks.within_ms, run(&self.proc, command, env, &self.tickets)).await else {
+            return Ok(());
+        };
+        let cause = format!("its own command before sleep refuses: {why}");
+        let message = format!("{} cannot sleep: {cause}", self.proc.name);
+        self.proc.shared.metrics.refused(to, Cause::Hook);
+        self.keep(Record { cannot_sleep: vec![cause], ..self.record.clone() });
+        self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+        if let Some(running) = &mut self.running {
+            running.not_before = Instant::now() + RETRY_SLEEP;
+        }
+        Err(Refusal::new(Code::CannotSleep, message))
+    }
+
+    /// Tells a proc that it has woken, beside what it does.
+    pub(super) fn after_wake(&self, from: Tier, trigger: &str) {
+        let hooks = &self.proc.spec.hooks;
+        let Some(command) = hooks.after_wake.clone() else { return };
+        let env = [("KIP_TIER", from.to_string()), ("KIP_TRIGGER", trigger.to_owned())];
+        let env = env.map(|(key, value)| (key.to_owned(), value)).into();
+        let (proc, tickets, ms) = (Arc::clone(&self.proc), Arc::clone(&self.tickets), hooks.within_ms);
+        tokio::spawn(async move {
+            if let Err(why) = within(ms, run(&proc, &command, env, &tickets)).await {
+                let message = format!("its own command after the wake failed: {why}");
+                proc.shared.events.tell(Some(&proc.name), "hook-failed", message);
+            }
+        });
+    }
+}

@@ -1,0 +1,83 @@
+"""Commands of the owner's that run inside before a sleep and after a wake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.clients import Redis
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+
+REDIS = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
+STAYS = ["--idle", "1h", "--park-after", "1h"]
+
+
+def run(kip: Kip, *flags: str) -> Proc:
+    return kip.run("cache", REDIS, ports=["6379"], flags=[*STAYS, *flags])
+
+
+def told(kip: Kip, kind: str) -> list[dict[str, Any]]:
+    return [event for event in kip.events() if event["kind"] == kind and event["name"] == "cache"]
+
+
+def said(proc: Proc) -> list[str]:
+    return proc.exec("cat", "/srv/said").stdout.splitlines()
+
+
+def test_they_run_at_each_sleep_and_wake(kip: Kip) -> None:
+    # By the server itself: what it has when it sleeps is what the hook has done.
+    before = "redis-cli incr sleeps >/dev/null; echo before $KIP_TIER $(id -u) >>/srv/said"
+    after = 'echo after $KIP_TIER "$KIP_TRIGGER" >>/srv/said'
+    proc = run(kip, "--before-sleep", before, "--after-wake", after)
+    client = Redis(proc.port(6379))
+    proc.hibernate()
+    assert client.ask("GET", "sleeps") == b"1"
+    wait_for("it was told of the wake", lambda: len(said(proc)) == 2, 20)
+    proc.sleep()
+    assert client.ask("GET", "sleeps") == b"2"
+    wait_for("it was told of the wake", lambda: len(said(proc)) == 4, 20)
+    lines = said(proc)
+    assert lines[0] == "before hibernated 0" and lines[2] == "before parked 0", lines
+    assert lines[1].startswith("after hibernated tcp ") and lines[3].startswith("after parked tcp "), lines
+    # From hibernated on it does not run: there is nothing to ask.
+    proc.hibernate()
+    count = proc.inspect()["wakes"]
+    kip.cli("sleep", "cache", "--to", "parked")
+    assert (proc.inspect()["wakes"], proc.state) == (count, "parked")
+    assert client.ask("GET", "sleeps") == b"3"
+
+
+def test_one_that_fails_keeps_it_awake(kip: Kip) -> None:
+    proc = run(kip, "--before-sleep", "test ! -e /srv/busy || { echo a job runs; exit 7; }")
+    proc.exec("touch", "/srv/busy")
+    for tier in ("hibernated", "parked"):
+        line = kip.refused("sleep", "cache", "--to", tier)
+        assert "its own command before sleep refuses: the command ended with code 7: a job runs" in line
+    assert proc.state == "running" and Redis(proc.port(6379)).ask("PING") == "PONG"
+    (cause,) = kip.json("why", "cache")["cannot_sleep"]
+    assert cause.endswith("a job runs")
+    assert 'kip_sleep_refusals_total{cause="hook"' in kip.cli("metrics").stdout.replace('tier="hibernated",', "").replace('tier="parked",', "")
+    proc.exec("rm", "/srv/busy")
+    proc.sleep()
+
+
+def test_one_that_takes_too_long_is_ended(kip: Kip) -> None:
+    proc = run(kip, "--before-sleep", "sleep 100", "--hook-timeout", "500ms")
+    assert "took more than 500 ms" in kip.refused("sleep", "cache")
+    wait_for("it is gone", lambda: "sleep 100" not in proc.exec("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout.replace("sh -c", ""), 20)
+
+
+def test_after_a_wake_it_is_an_event_and_no_more(kip: Kip) -> None:
+    proc = run(kip, "--after-wake", "echo no; exit 3")
+    proc.sleep()
+    assert Redis(proc.port(6379)).ask("PING") == "PONG"
+    (event,) = wait_for("it is told", lambda: told(kip, "hook-failed"), 20)
+    assert "ended with code 3: no" in event["detail"] and proc.state == "running"
+
+
+@pytest.mark.parametrize("flag", ["--before-sleep", "--after-wake"])
+def test_an_empty_one_is_refused(kip: Kip, flag: str) -> None:
+    done = kip.cli("run", flag, " ", "--", "true", check=False)
+    assert done.returncode == 2 and "write a command for the shell" in done.stderr
