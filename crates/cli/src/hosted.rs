@@ -3,6 +3,7 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
+    HistoryView,
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event,
     EventsRequest, ExecRequest, ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved, ProcView,
     Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest,
@@ -191,6 +192,10 @@ impl Service for Hosted {
 
     async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
         Ok(self.worker.meters(since_ms).await)
+    }
+
+    async fn history(&self) -> Result<HistoryView, Refusal> {
+        Ok(self.worker.history().await)
     }
 
     async fn metrics(&self) -> Result<String, Refusal> {

@@ -11,6 +11,7 @@
 
 pub mod admit;
 mod answer;
+mod dashboard;
 mod describe;
 mod exec;
 mod feed;

@@ -26,8 +26,7 @@ const NAME_ATTEMPTS: u32 = 100;
 
 /// All routes, answering on the unix socket; by TCP [`crate::remote`] stands before them.
 pub fn router<S: Service>(hub: Hub<S>) -> Router {
-    all::<S>()
-        .router()
+    crate::dashboard::files(all::<S>().router())
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
@@ -64,6 +63,7 @@ fn all<S: Service>() -> Routes<S> {
     let routes = crate::keys::routes(routes);
     let routes = crate::volumes::routes(routes);
     let routes = crate::meters::routes(routes);
+    let routes = crate::dashboard::routes(routes);
     let routes = crate::tokens::routes(routes);
     crate::images::routes(routes)
 }

@@ -5,7 +5,7 @@
 
 use kip_types::api::{
     CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest,
-    ExecEnd, ExecRequest, ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
+    ExecEnd, ExecRequest, HistoryView, ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
     RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified,
     VerifyRequest, WakeRequest, WhyView,
 };
@@ -83,6 +83,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// What a proc has used, all of it or after `since_ms`. Does not wake it.
     fn meter(&self, name: ProcName, since_ms: Option<u64>) -> impl Future<Output = Result<MeterView, Refusal>> + Send;
+
+    /// How procs were spread over the tiers lately. Wakes nobody.
+    fn history(&self) -> impl Future<Output = Result<HistoryView, Refusal>> + Send;
 
     /// Metrics, in Prometheus' text format. Wakes nobody.
     fn metrics(&self) -> impl Future<Output = Result<String, Refusal>> + Send;

@@ -2,6 +2,7 @@
 
 mod check;
 mod details;
+mod history;
 mod meter;
 mod refusal;
 mod snapshot;
@@ -10,6 +11,7 @@ mod top;
 
 pub use check::*;
 pub use details::*;
+pub use history::*;
 pub use meter::*;
 pub use refusal::*;
 pub use snapshot::*;

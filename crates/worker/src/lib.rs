@@ -36,6 +36,7 @@ mod exec;
 pub mod fault;
 mod helper_pool;
 mod hibernate;
+mod history;
 mod holdings;
 mod idle;
 mod images;
@@ -108,6 +109,7 @@ const WAKING_AT_ONCE: usize = 4;
 pub struct Worker {
     machine: Arc<Machine>,
     procs: Mutex<BTreeMap<ProcName, Handle>>,
+    history: history::History,
 }
 
 impl Worker {
@@ -119,6 +121,10 @@ impl Worker {
                 if known.is_empty() { "none exists".to_owned() } else { format!("there are {}", known.join(", ")) };
             Refusal::new(Code::Unknown, format!("there is no proc {:?}; {hint} (`kip ps` lists them)", name.as_str()))
         })
+    }
+
+    fn handles(&self) -> Vec<Handle> {
+        self.procs.lock().expect("no holder of this lock panics").values().cloned().collect()
     }
 
     fn forget(&self, name: &ProcName) {
@@ -217,8 +223,7 @@ impl Worker {
 
     /// All procs, sorted by name.
     pub async fn list(&self) -> Vec<ProcView> {
-        let handles: Vec<Handle> =
-            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let handles = self.handles();
         blocking(move || {
             let mut views = view::proc_views(&handles);
             for view in &mut views {
@@ -250,15 +255,13 @@ impl Worker {
 
     /// What all procs have used, sorted by name.
     pub async fn meters(&self, since_ms: Option<u64>) -> Vec<MeterView> {
-        let handles: Vec<Handle> =
-            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let handles = self.handles();
         blocking(move || handles.iter().map(|handle| view::meter_view(handle, since_ms)).collect()).await
     }
 
     /// Metrics, in Prometheus' text format. Looks at no proc.
     pub async fn metrics(&self) -> String {
-        let handles: Vec<Handle> =
-            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let handles = self.handles();
         let machine = Arc::clone(&self.machine);
         blocking(move || {
             let archive = machine.archive.as_ref();
@@ -401,8 +404,7 @@ impl Worker {
     /// Ends every proc and everything that is kept running for them: nothing of this data directory is left on the
     /// machine but its files. Returns the names of those that were running or asleep.
     pub async fn down(&self) -> Result<Vec<ProcName>, Refusal> {
-        let handles: Vec<Handle> =
-            self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let handles = self.handles();
         // Each is looked at once: one that wakes or falls asleep meanwhile is in one of the two all the same.
         let (mut up, mut parked) = (Vec::new(), Vec::new());
         for handle in handles {

@@ -304,6 +304,11 @@ impl Service for Fake {
         Ok(self.procs.lock().unwrap().values().map(meter).collect())
     }
 
+    async fn history(&self) -> Result<HistoryView, Refusal> {
+        let hot = self.procs.lock().unwrap().len() as u32;
+        Ok(HistoryView { every_ms: 10_000, samples: vec![HistorySample { hot, ..HistorySample::default() }] })
+    }
+
     async fn metrics(&self) -> Result<String, Refusal> {
         Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().unwrap().len()))
     }

@@ -1,0 +1,51 @@
+//! The dashboard: one page over this API, of our own files only. They are given to everybody; what they show is not, so by TCP the page
+//! asks for a token and sends it with each of its requests, in a header and nowhere else.
+
+use crate::describe::{Routes, doc};
+use crate::answer::Answer;
+use crate::server::Hub;
+use crate::service::Service;
+use axum::extract::State;
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Json, Router};
+use kip_types::api::HistoryView;
+
+/// Nothing from elsewhere, nothing inline, and nobody's frame.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const FILES: [(&str, &str, &str); 3] = [
+    ("/", "text/html; charset=utf-8", include_str!("dashboard/index.html")),
+    ("/dashboard.js", "text/javascript; charset=utf-8", include_str!("dashboard/dashboard.js")),
+    ("/dashboard.css", "text/css; charset=utf-8", include_str!("dashboard/dashboard.css")),
+];
+
+/// Whether anybody may have it.
+pub fn is_public(path: &str) -> bool {
+    FILES.iter().any(|(public, ..)| *public == path)
+}
+
+/// Adds the page's files.
+pub fn files<S: Send + Sync + Clone + 'static>(router: Router<S>) -> Router<S> {
+    FILES.into_iter().fold(router, |router, (path, content, text)| {
+        let headers = [
+            (CONTENT_TYPE, content),
+            (CONTENT_SECURITY_POLICY, POLICY),
+            (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (X_FRAME_OPTIONS, "DENY"),
+            (CACHE_CONTROL, "no-cache"),
+        ];
+        router.route(path, get(move || async move { (headers, text).into_response() }))
+    })
+}
+
+/// The route of what it draws.
+pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
+    let lately = doc("readHistory", "How procs were spread over the tiers in the last hour. Wakes none.");
+    routes.get("/v1/history", history::<S>, lately.json::<HistoryView>())
+}
+
+async fn history<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<HistoryView>> {
+    Ok(Json(hub.service.history().await?))
+}

@@ -1,0 +1,34 @@
+//! How procs were spread over the tiers lately, for those who draw it.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// One look at all procs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct HistorySample {
+    /// When, milliseconds since the epoch.
+    pub at_ms: u64,
+    /// Procs that run.
+    pub hot: u32,
+    /// Procs whose processes are there and whose memory is out.
+    pub hibernated: u32,
+    /// Procs on the local disk.
+    pub parked: u32,
+    /// Procs in the store.
+    pub archived: u32,
+    /// Procs that have no tier: stopped ones, and those that are being started again.
+    pub stopped: u32,
+    /// Memory that hot and hibernated procs hold, bytes.
+    pub held_bytes: u64,
+    /// Memory that sleepers had when they fell asleep, less what they hold, bytes.
+    pub saved_bytes: u64,
+}
+
+/// `GET /v1/history`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct HistoryView {
+    /// Between two looks, milliseconds.
+    pub every_ms: u64,
+    /// Those of the last hour, oldest first, since this daemon began; the last one is of this moment.
+    pub samples: Vec<HistorySample>,
+}

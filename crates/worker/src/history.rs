@@ -1,0 +1,92 @@
+//! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds, from memory alone. Lost with
+//! the daemon.
+
+use crate::Worker;
+use crate::events::now_ms;
+use crate::task::{Handle, blocking};
+use crate::view;
+use kip_types::Tier;
+use kip_types::api::{HistorySample, HistoryView};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const EVERY: Duration = Duration::from_secs(10);
+/// An hour.
+const KEPT: usize = 360;
+
+/// The looks that are kept.
+#[derive(Debug, Default)]
+pub(crate) struct History(Mutex<VecDeque<HistorySample>>);
+
+impl History {
+    fn keep(&self, sample: HistorySample) {
+        let mut kept = self.0.lock().expect("nobody panics with it");
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(sample);
+    }
+
+    fn with(&self, now: HistorySample) -> Vec<HistorySample> {
+        let kept = self.0.lock().expect("nobody panics with it");
+        kept.iter().copied().chain([now]).collect()
+    }
+}
+
+fn look(handles: &[Handle]) -> HistorySample {
+    let mut sample = HistorySample { at_ms: now_ms(), ..HistorySample::default() };
+    for handle in handles {
+        let now = view::proc_now(handle);
+        let held = now.meter.held_bytes;
+        let count = match now.meter.tier {
+            Some(Tier::Hot) => &mut sample.hot,
+            Some(Tier::Hibernated) => &mut sample.hibernated,
+            Some(Tier::Parked) => &mut sample.parked,
+            Some(Tier::Archived) => &mut sample.archived,
+            None => &mut sample.stopped,
+        };
+        *count += 1;
+        let in_memory = matches!(now.meter.tier, Some(Tier::Hot | Tier::Hibernated));
+        sample.held_bytes += if in_memory { held } else { 0 };
+        // Of a hot one it is nothing.
+        sample.saved_bytes += now.had_bytes.saturating_sub(if in_memory { held } else { 0 });
+    }
+    sample
+}
+
+/// Looks until the worker is gone.
+pub(crate) fn watch(worker: &Arc<Worker>) {
+    let worker = Arc::downgrade(worker);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(EVERY).await;
+            let Some(worker) = worker.upgrade() else { return };
+            let handles = worker.handles();
+            let sample = blocking(move || look(&handles)).await;
+            worker.history.keep(sample);
+        }
+    });
+}
+
+impl Worker {
+    /// The last hour, and this moment. Looks at no proc.
+    pub async fn history(&self) -> HistoryView {
+        let handles = self.handles();
+        let now = blocking(move || look(&handles)).await;
+        HistoryView { every_ms: EVERY.as_millis() as u64, samples: self.history.with(now) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_hour_is_kept() {
+        let history = History::default();
+        (0..500).for_each(|at_ms| history.keep(HistorySample { at_ms, ..HistorySample::default() }));
+        let all = history.with(HistorySample { at_ms: 1000, ..HistorySample::default() });
+        assert_eq!((all.len(), all[0].at_ms, all[KEPT].at_ms), (KEPT + 1, 500 - KEPT as u64, 1000));
+    }
+}

@@ -1,0 +1,195 @@
+"""The dashboard in a real browser: Chromium without a screen, by its own driver."""
+
+from __future__ import annotations
+
+import http.client
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+from harness.clients import Redis
+from harness.kip import Kip, daemon
+from harness.wait import wait_for
+from test_api import free_port
+
+REDIS = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
+STAYS = ["--idle", "1h", "--park-after", "1h"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    profile = tmp_path_factory.mktemp("chromium")
+    # The tests are root, for which Chromium has no sandbox; what it loads is ours.
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={profile}", "--no-first-run"):
+        options.add_argument(flag)
+    options.binary_location = "/usr/bin/chromium"
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+@dataclass
+class Page:
+    """The page of a daemon, opened."""
+
+    browser: webdriver.Chrome
+    kip: Kip
+    url: str
+
+    def open(self, token: str | None) -> None:
+        self.browser.get(self.url)
+        self.browser.execute_script("sessionStorage.clear()")
+        self.browser.get(self.url)
+        if token:
+            field = wait_for("it asks for a token", lambda: self.shown("#token"), 20)
+            field.send_keys(token, Keys.ENTER)
+
+    def shown(self, selector: str) -> Any:
+        found = [e for e in self.browser.find_elements(By.CSS_SELECTOR, selector) if e.is_displayed()]
+        return found[0] if found else None
+
+    def run(self, script: str, *words: str) -> Any:
+        return self.browser.execute_script(f"return {script}", *words)
+
+    def text(self, selector: str) -> str:
+        return self.run("document.querySelector(arguments[0])?.textContent ?? ''", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.run("[...document.querySelectorAll(arguments[0])].map(e => e.textContent)", selector)
+
+    def click(self, selector: str) -> None:
+        """By script: what is clicked may be drawn anew at any moment."""
+        self.run("document.querySelector(arguments[0]).click()", selector)
+
+    def cells(self, name: str) -> list[str]:
+        return self.texts(f"tr[data-proc='{name}'] td")
+
+    def total(self, label: str) -> str:
+        return self.text(f"[data-total='{label}'] b")
+
+    def picture(self, name: str) -> None:
+        """For whoever wants to look at it: KIP_PICTURES names a directory."""
+        if directory := os.environ.get("KIP_PICTURES"):
+            self.browser.save_screenshot(f"{directory}/{name}.png")
+
+
+@pytest.fixture(scope="module")
+def served(browser: webdriver.Chrome) -> Iterator[tuple[Page, str]]:
+    port = free_port()
+    with daemon("--listen", f"127.0.0.1:{port}") as kip:
+        token = kip.json("token", "create", "look", "--scope", "read")["token"]
+        yield Page(browser, kip, f"http://127.0.0.1:{port}/"), token
+
+
+@pytest.fixture
+def page(served: tuple[Page, str]) -> Iterator[Page]:
+    page, token = served
+    page.browser.get_log("browser")
+    page.browser.set_window_size(1200, 1000)
+    page.open(token)
+    # Its first question was without a token.
+    wait_for("it shows something", lambda: page.shown("#main"), 20)
+    page.browser.get_log("browser")
+    yield page
+    complaints = [line["message"] for line in page.browser.get_log("browser") if line["level"] == "SEVERE"]
+    page.kip.remove_all()
+    assert not complaints, complaints
+
+
+def test_it_shows_what_is(page: Page) -> None:
+    assert page.shown("#none"), "what to do where there is no proc"
+    kip = page.kip
+    hot, hibernated, parked = (kip.run(name, REDIS, ports=["6379"], flags=STAYS) for name in ("hot", "hibernated", "parked"))
+    hibernated.hibernate()
+    parked.sleep()
+    wait_for("all are there", lambda: len(page.texts("tbody tr")) == 3, 20)
+    want = {"hot": ["hot", "running"], "hibernated": ["hibernated"] * 2, "parked": ["parked"] * 2}
+    wait_for("each in its tier", lambda: {name: page.cells(name)[1:3] for name in want} == want, 20)
+    counts = ("hot", "hibernated", "parked", "archived")
+    wait_for("the totals are right", lambda: [page.total(tier) for tier in counts] == ["1", "1", "1", "0"], 20)
+    assert page.total("memory saved").endswith("iB") and page.total("memory held").endswith("iB")
+    drawn = page.run("[...document.querySelectorAll('#tiers path')].map(p => p.dataset.now)")
+    assert drawn == ["1", "1", "1", "0", "0"], "as many as there are, each in its place"
+    for order in (["hot", "hibernated", "parked"], ["parked", "hibernated", "hot"]):
+        page.click("[data-sort=tier]")
+        assert page.texts("tbody tr td:first-child") == order
+    page.picture("wide")
+    assert [p.inspect()["wakes"] for p in (hot, hibernated, parked)] == [0, 0, 0], "nobody was woken"
+    page.browser.set_window_size(400, 900)
+    wide, inner = page.run("[document.documentElement.scrollWidth, window.innerWidth]")
+    page.picture("narrow")
+    assert wide <= inner
+
+
+def test_it_follows_and_explains(page: Page) -> None:
+    proc = page.kip.run("cache", REDIS, ports=["6379"], flags=STAYS)
+    client = Redis(proc.port(6379))
+    proc.sleep()
+    wait_for("it is parked", lambda: page.cells("cache")[1:3] == ["parked", "parked"], 20)
+    page.click("tr[data-proc=cache]")
+    wait_for("it says what it waits for", lambda: page.texts("#why li") not in ([], ["looking ..."]), 20)
+    assert page.text("#slept").startswith("to parked, frozen ") and "has not slept" in page.text("#wake")
+    assert client.ask("PING") == "PONG"
+    # Nothing is loaded again.
+    wait_for("the wake is there", lambda: page.cells("cache")[5] == "1" and "from parked" in page.text("#wake"), 20)
+    steps = page.run("[...document.querySelectorAll('#waterfall [data-us]')].map(e => [e.dataset.step, +e.dataset.us])")
+    assert steps == [[step["name"], step["us"]] for step in proc.inspect()["last_wake"]["steps"]] and len(steps) > 3
+    wait_for("why it is awake", lambda: any("ago" in line for line in page.texts("#why li")), 20)
+    assert any("woken" in line for line in page.texts("#one-events li"))
+    page.run("document.querySelector('#one').scrollIntoView()")
+    page.picture("one")
+    page.click("#close")
+    assert not page.shown("#one")
+
+
+def test_what_it_shows_is_text(page: Page) -> None:
+    markup = '<img src=x onerror="window.hurt = 1"><script>window.hurt = 1</script>'
+    page.kip.cli("run", "--name", "markup", "--", "sh", "-c", f": '{markup}'; sleep 1000")
+    wait_for("it is there", lambda: page.cells("markup"), 20)
+    assert markup in page.cells("markup")[-1]
+    page.click("tr[data-proc=markup]")
+    wait_for("its events are there", lambda: any(markup in line for line in page.texts("#one-events li")), 20)
+    assert page.run("window.hurt ?? 0") == 0
+    assert page.run("document.querySelectorAll('main img, main script').length") == 0
+    asked = page.run("performance.getEntriesByType('resource').map(r => r.name)")
+    assert asked and all(url.startswith((page.url, "data:")) for url in asked), asked
+
+
+def test_without_a_token_it_shows_nothing(served: tuple[Page, str]) -> None:
+    page, _ = served
+    page.open(None)
+    wait_for("it asks for a token", lambda: page.shown("#token"), 20)
+    assert not page.shown("#main")
+    page.open("kip_0000")
+    wait_for("it is refused", lambda: page.text("#refused"), 20)
+    assert not page.shown("#main")
+    port = int(page.url.rstrip("/").rpartition(":")[2])
+    for path, status in (("/", 200), ("/dashboard.js", 200), ("/v1/procs", 401), ("/v1/history", 401), ("/dashboard.js/../v1/procs", 401)):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        assert answer.status == status, path
+        if status == 200:
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+        connection.close()
+    page.browser.get_log("browser")
+
+
+def test_a_daemon_that_comes_back(page: Page) -> None:
+    page.kip.kill()
+    wait_for("it is told", lambda: page.shown("#trouble"), 30)
+    page.kip.up()
+    page.kip.run("later", ["sleep", "1000"])
+    wait_for("it is shown again", lambda: page.cells("later") and not page.shown("#trouble"), 30)
+    # What the browser says of refused connections is what was to be.
+    page.browser.get_log("browser")
