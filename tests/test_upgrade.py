@@ -209,7 +209,6 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
     torture = [str(installed), "7000"]
     sleepers, clients = [], []
     for number in range(8):
-        # Blocked: whose threads are held by ptrace is told below.
         proc = kip.run(f"sleeper-{number}", torture, ports=["7000"], flags=[*stays, "--hibernate", "blocked"])
         client = Lines(proc.port())
         client.check()

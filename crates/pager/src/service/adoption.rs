@@ -2,7 +2,7 @@
 //! be taken for one that has all its memory.
 
 use super::custody::{held_prefix, owner};
-use super::{Entry, Service, clear, line, lock};
+use super::{Entry, Service, Slot, clear, line, lock};
 use crate::memory::SpaceId;
 use crate::proc::Proc;
 use crate::set::Predictor;
@@ -15,12 +15,19 @@ use std::sync::Arc;
 impl Service {
     /// Waits until nothing is under way, and lets nothing begin any more: who dies while it takes memory out costs a program.
     pub(super) fn come_to_rest(&self) {
-        let procs = lock(&self.procs);
-        for slot in procs.values() {
-            std::mem::forget(lock(slot));
+        let mut still = Vec::new();
+        loop {
+            let procs = lock(&self.procs);
+            let moves = |slot: &&Slot| !still.iter().any(|one| Arc::ptr_eq(one, slot));
+            let Some(slot) = procs.values().find(moves).cloned() else {
+                // For good, like those below: this process ends now.
+                return std::mem::forget(procs);
+            };
+            // Who has it may need the table to give it up.
+            drop(procs);
+            std::mem::forget(lock(&slot));
+            still.push(slot);
         }
-        // For good: this process ends now.
-        std::mem::forget(procs);
     }
 
     /// All that the keeper holds. What cannot be taken up is told to whoever asks for it ([`Service::sound`]).
