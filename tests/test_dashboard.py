@@ -86,7 +86,7 @@ class Page:
 @pytest.fixture(scope="module")
 def served(browser: webdriver.Chrome) -> Iterator[tuple[Page, str]]:
     port = free_port()
-    with daemon("--listen", f"127.0.0.1:{port}") as kip:
+    with daemon("--listen", f"127.0.0.1:{port}", "--listen-plain") as kip:
         token = kip.json("token", "create", "look", "--scope", "read")["token"]
         yield Page(browser, kip, f"http://127.0.0.1:{port}/"), token
 
@@ -123,10 +123,12 @@ def test_it_shows_what_is(page: Page) -> None:
     for order in (["hot", "hibernated", "parked"], ["parked", "hibernated", "hot"]):
         page.click("[data-sort=tier]")
         assert page.texts("tbody tr td:first-child") == order
+    assert not page.shown("#login")
     page.picture("wide")
     assert [p.inspect()["wakes"] for p in (hot, hibernated, parked)] == [0, 0, 0], "nobody was woken"
     page.browser.set_window_size(400, 900)
     wide, inner = page.run("[document.documentElement.scrollWidth, window.innerWidth]")
+    wait_for("it is drawn anew", lambda: page.run("document.querySelector('#tiers svg').viewBox.baseVal.width") < 400, 20)
     page.picture("narrow")
     assert wide <= inner
 

@@ -3,11 +3,10 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    HistoryView,
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event,
-    EventsRequest, ExecRequest, ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved, ProcView,
-    Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest,
-    Verified, VerifyRequest, WakeRequest, WhyView,
+    EventsRequest, ExecRequest, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved,
+    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView,
+    StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{

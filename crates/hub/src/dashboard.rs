@@ -1,12 +1,14 @@
 //! The dashboard: one page over this API, of our own files only. They are given to everybody; what they show is not, so by TCP the page
 //! asks for a token and sends it with each of its requests, in a header and nowhere else.
 
-use crate::describe::{Routes, doc};
 use crate::answer::Answer;
+use crate::describe::{Routes, doc};
 use crate::server::Hub;
 use crate::service::Service;
 use axum::extract::State;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};

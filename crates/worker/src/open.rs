@@ -150,7 +150,8 @@ impl Worker {
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
         machine.serve_launcher();
-        let worker = Arc::new(Worker { machine: Arc::clone(&machine), procs: Mutex::default(), history: Default::default() });
+        let worker =
+            Arc::new(Worker { machine: Arc::clone(&machine), procs: Mutex::default(), history: Default::default() });
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
             tracing::warn!("the keeper was not running: connections of procs that were parked are lost");
         }

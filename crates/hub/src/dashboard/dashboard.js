@@ -68,12 +68,14 @@ function totals(now) {
   }));
 }
 
-const WIDE = 1000, HIGH = 160, LEFT = 60, BELOW = 18, ABOVE = 8;
-function frame(samples, most, label) {
+const HIGH = 160, LEFT = 60, BELOW = 18, ABOVE = 8;
+function frame(where, samples, most, label) {
+  // In pixels, so that words are not stretched.
+  const WIDE = Math.max(at(where).clientWidth, 200);
   const begin = samples[0].at_ms, end = Math.max(samples.at(-1).at_ms, begin + 1);
   const x = ms => LEFT + (ms - begin) / (end - begin) * (WIDE - LEFT - 8);
   const y = n => HIGH - BELOW - n / Math.max(most, 1) * (HIGH - BELOW - ABOVE);
-  const chart = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img" });
+  const chart = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img" });
   const text = (x, y, words, anchor) => {
     const made = svg("text", { x, y, "text-anchor": anchor });
     made.textContent = words;
@@ -102,7 +104,7 @@ function draw(history) {
   totals(now);
   const sum = s => TIERS.reduce((all, tier) => all + s[tier], 0);
   const most = Math.max(1, ...samples.map(sum));
-  const tiers = frame(samples, most, n => n);
+  const tiers = frame("tiers", samples, most, n => n);
   const below = samples.map(() => 0);
   for (const tier of TIERS) {
     const low = below.map((n, i) => [tiers.x(samples[i].at_ms), tiers.y(n)]);
@@ -114,7 +116,7 @@ function draw(history) {
   }
   at("tiers").replaceChildren(tiers.finish());
   legend("tiers-legend", TIERS);
-  const memory = frame(samples, Math.max(1, ...samples.flatMap(s => [s.held_bytes, s.saved_bytes])), bytes);
+  const memory = frame("memory", samples, Math.max(1, ...samples.flatMap(s => [s.held_bytes, s.saved_bytes])), bytes);
   for (const [of, key] of [["held", "held_bytes"], ["saved", "saved_bytes"]]) {
     const d = `M${samples.map(s => `${memory.x(s.at_ms).toFixed(1)} ${memory.y(s[key]).toFixed(1)}`).join("L")}`;
     memory.chart.append(svg("path", { d, "vector-effect": "non-scaling-stroke" }, `${of}-line`));
@@ -223,12 +225,12 @@ async function refresh() {
     const [info, procs, history] = await Promise.all([read("/v1/info"), read("/v1/procs"), read("/v1/history")]);
     state.procs = procs;
     at("about").textContent = `${info.version} on ${info.worker}, ${info.data}; ${info.wakes_last_minute} wakes in the last minute`;
+    at("main").hidden = false;
+    at("login").hidden = true;
     draw(history);
     table();
     one();
     trouble();
-    at("main").hidden = false;
-    at("login").hidden = true;
   } catch (e) {
     if (e instanceof Refused) return login(e.message);
     trouble(`${e.message}: trying again`);
@@ -288,6 +290,7 @@ document.addEventListener("DOMContentLoaded", () => {
     begin();
   });
   at("close").addEventListener("click", () => { state.one = null; table(); one(); });
+  addEventListener("resize", () => { if (!at("main").hidden) refresh(); });
   setInterval(() => { if (!at("main").hidden) refresh(); }, 10000);
   begin();
 });
