@@ -523,6 +523,7 @@ impl RunArgs {
             secrets: Vec::new(),
             ready: self.life.ready(),
             hooks: self.life.hooks(),
+            probes: self.life.probes.clone(),
             file: None,
             asked: None,
             trial: false,

@@ -4,9 +4,9 @@ use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event,
-    EventsRequest, ExecRequest, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest, MeterView, Moved,
-    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView,
-    StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest,
+    MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName,
+    SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
@@ -151,6 +151,10 @@ impl Service for Hosted {
 
     async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal> {
         self.worker.inspect(&name).await
+    }
+
+    async fn health(&self, name: ProcName) -> Result<HealthView, Refusal> {
+        self.worker.health(&name).await
     }
 
     async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {

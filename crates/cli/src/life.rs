@@ -5,7 +5,7 @@ use crate::manual;
 use anyhow::Context;
 use clap::Args;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, READY_WITHIN_MS, Ready, Restart};
+use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::spec::{LONGEST_SECRET, bad_secret, parse_duration_ms};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -54,6 +54,9 @@ pub struct LifeArgs {
     /// How long each of these may take; 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub hook_timeout: Option<u64>,
+    /// Answer on this port of the host, by HTTP, how it is, without waking it or keeping it awake; CHECK as in --ready; may be repeated
+    #[arg(long = "probe", value_name = "HOST_PORT=CHECK")]
+    pub probes: Vec<Probe>,
 }
 
 fn parse_command(text: &str) -> Result<String, String> {

@@ -2,7 +2,7 @@
 
 use crate::text::{ago, bytes, micros, millis, one_line, short, table, utc};
 use kip_types::api::{
-    Event, Moved, NextWakeView, PortView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
+    Event, Moved, NextWakeView, PortView, ProbeView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
 };
 use kip_types::spec::{Image, Spec};
 use kip_types::volume::{VolumeSource, VolumeSpec};
@@ -115,6 +115,7 @@ pub fn inspect(view: &ProcView) -> String {
     rows.extend(view.exit.iter().map(|exit| ("exit", exit.clone())));
     rows.extend(view.idle_ms.map(|ms| ("idle", millis(ms))));
     rows.extend(view.ready.map(|ready| ("ready", if ready { "yes" } else { "no" }.to_owned())));
+    rows.extend(view.probes.iter().map(|probe| ("probe", probed(probe))));
     rows.extend((view.restarts > 0).then(|| ("restarts", view.restarts.to_string())));
     rows.extend(view.next_start_ms.map(|ms| ("next start", format!("in {}", millis(ms)))));
     rows.extend(view.next_timer_ms.map(|ms| ("next timer", format!("in {}", millis(ms)))));
@@ -158,6 +159,13 @@ fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     rows.extend(spec.ready.iter().map(|r| ("ready when", format!("{} within {}", r.check, millis(r.within_ms)))));
     rows.extend(spec.allow_setuid.then(|| ("setuid", "allowed".to_owned())));
     rows
+}
+
+/// `9000 (http:80/health): unhealthy 2.0 s ago, status 500`
+fn probed(probe: &ProbeView) -> String {
+    let when = probe.checked_ms.map(|ms| format!(" {} ago", millis(ms))).unwrap_or_default();
+    let why = probe.reason.iter().map(|why| format!(", {}", one_line(why))).collect::<String>();
+    format!("{} ({}): {}{when}{why}", probe.host_port, probe.check, probe.health)
 }
 
 /// `db at /data`

@@ -36,6 +36,7 @@ ready-timeout = "5s"
 before-sleep = "touch /asleep"
 after-wake = "rm /asleep"
 hook-timeout = "3s"
+probe = ["9000=http:80/healthz"]
 idle = "5s"
 park-after = 30
 archive-after = "1d"
@@ -72,6 +73,7 @@ fn every_key_is_read() {
     assert_eq!((dns.proto, dns.host_port, dns.wake_on), (Protocol::Udp, Some(5353), WakeOn::Data));
     let hooks = (spec.hooks.before_sleep.as_deref(), spec.hooks.after_wake.as_deref(), spec.hooks.within_ms);
     assert_eq!(hooks, (Some("touch /asleep"), Some("rm /asleep"), 3000));
+    assert_eq!(spec.probes[0].to_string(), "9000=http:80/healthz");
     assert_eq!((spec.network.as_deref(), spec.aliases.join(" ").as_str()), (Some("shop"), "www front.internal"));
     assert_eq!(spec.volumes[0].to_string(), "/srv/html:/srv/html:ro");
     assert_eq!(spec.volumes[1].to_string(), "cache:/var/cache");

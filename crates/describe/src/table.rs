@@ -5,7 +5,7 @@ use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Va
 use kip_types::api::{LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::keys::Hex;
-use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, READY_WITHIN_MS, Ready, Restart};
+use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
 use kip_types::volume::{BadVolume, VolumeSpec};
@@ -92,6 +92,9 @@ pub struct ProcTable {
     /// How long each of these may take, 10s without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_timeout: Option<Time>,
+    /// Ports of the host on which Kip answers how it is, awake or asleep: `HOST_PORT=CHECK`, a check as in `ready`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub probe: Vec<Probe>,
     /// Idle this long, it leaves the hot tier.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<Time>,
@@ -217,6 +220,7 @@ impl ProcTable {
                 after_wake: self.after_wake,
                 within_ms: self.hook_timeout.map_or(HOOK_WITHIN_MS, |time| time.0),
             },
+            probes: self.probe,
             file: None,
             asked: None,
             trial: false,
@@ -250,6 +254,7 @@ impl ProcTable {
             secrets,
             ready,
             hooks,
+            probes,
             file: _,
             asked: _,
             trial: _,
@@ -291,6 +296,7 @@ impl ProcTable {
             before_sleep: hooks.before_sleep,
             after_wake: hooks.after_wake,
             hook_timeout: (hooks.within_ms != HOOK_WITHIN_MS).then_some(Time(hooks.within_ms)),
+            probe: probes,
             idle: time(left_open.idle, timing.idle_ms),
             park_after: time(left_open.park_after, timing.park_after_ms),
             archive_after: time(left_open.archive_after, timing.archive_after_ms),

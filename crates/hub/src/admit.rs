@@ -5,7 +5,7 @@
 use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Image, LONGEST_SECRET, MOST_SECRETS, SECRETS, Spec, Timing, bad_secret, parse_signal};
+use kip_types::spec::{Image, LONGEST_SECRET, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, bad_secret, parse_signal};
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
 
@@ -164,6 +164,11 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
             return Err(format!("{} host port {host_port} is asked for twice", port.proto));
         }
     }
+    for probe in &spec.probes {
+        if !outside.insert((Protocol::Tcp, probe.host_port)) {
+            return Err(format!("tcp host port {} is asked for twice", probe.host_port));
+        }
+    }
     Ok(())
 }
 
@@ -241,6 +246,8 @@ mod tests {
         let other = r#"{"proto":"tcp","port":81,"host_port":8080}"#;
         let twice = format!(r#"{{"spec":{{"name":"a","command":["x"],"ports":[{port},{other}]}}}}"#);
         assert!(refused(&twice).contains("host port 8080 is asked for twice"));
+        let probed = format!(r#"{{"spec":{{"name":"a","command":["x"],"ports":[{port}],"probes":["8080=tcp:80"]}}}}"#);
+        assert!(refused(&probed).contains("host port 8080 is asked for twice"));
     }
 
     #[test]

@@ -17,8 +17,8 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
     CheckRequest, CheckView, Code, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest, ExecRequest,
-    Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, StopRequest,
-    WakeRequest, WhyView,
+    HealthView, Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest,
+    StopRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -53,6 +53,7 @@ fn all<S: Service>() -> Routes<S> {
         .post("/v1/procs/{name}/wake", wake::<S>, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
         .post("/v1/procs/{name}/exec", exec::<S>, doc("execInProc", "Runs a program inside a proc. Needs `Connection: upgrade` and `Upgrade: kip-frames`.").body::<ExecRequest>().upgrade())
         .get("/v1/procs/{name}/why", why::<S>, doc("whyProc", "Why a proc is in the tier that it is in.").json::<WhyView>())
+        .get("/v1/procs/{name}/health", health::<S>, doc("healthOfProc", "How a proc is. Its probes are asked if it is awake. Neither wakes it nor keeps it awake.").json::<HealthView>())
         .get("/v1/procs/{name}/details", details::<S>, doc("lookIntoProc", "Open files, environments, sockets or maps of memory. Does not wake it.").query::<DetailsRequest>().json::<Details>())
         .get("/v1/procs/{name}/logs", logs::<S>, doc("readLogs", "What a proc wrote, oldest first.").query::<LogsRequest>().lines::<LogLine>())
         .get("/v1/events", events::<S>, doc("readEvents", "What happened, oldest first. With `since` nothing is told twice and, as long as it is kept, nothing is missed.").query::<EventsRequest>().lines::<Event>())
@@ -130,6 +131,10 @@ async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<ProcView
 
 async fn inspect<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<ProcView>> {
     Ok(Json(hub.service.inspect(name).await?))
+}
+
+async fn health<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<HealthView>> {
+    Ok(Json(hub.service.health(name).await?))
 }
 
 async fn details<S: Service>(

@@ -5,9 +5,9 @@
 
 use kip_types::api::{
     CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, Detail, Details, DownView, Event, EventsRequest,
-    ExecEnd, ExecRequest, HistoryView, ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StopRequest, Verified,
-    VerifyRequest, WakeRequest, WhyView,
+    ExecEnd, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogsRequest, MeterView, Moved,
+    ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView,
+    StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
@@ -61,6 +61,9 @@ pub trait Service: Send + Sync + 'static {
 
     /// One proc. Does not wake it.
     fn inspect(&self, name: ProcName) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+
+    /// How a proc is. Neither wakes it nor keeps it awake.
+    fn health(&self, name: ProcName) -> impl Future<Output = Result<HealthView, Refusal>> + Send;
 
     /// A proc from within: open files, environments, sockets, maps of memory. Does not wake it.
     fn details(&self, name: ProcName, of: Detail) -> impl Future<Output = Result<Details, Refusal>> + Send;

@@ -11,12 +11,15 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 
 /// Ports are chosen from here, below the usual ephemeral range (32768 to 60999), so that outgoing connections do not
 /// take them meanwhile.
 const CHOICE: std::ops::RangeInclusive<u16> = 20_000..=32_767;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// A port of the host that nobody else can bind.
 #[derive(Debug)]
@@ -86,12 +89,34 @@ pub fn reserve(proto: Protocol, port: Option<u16>) -> Result<Reservation, Reserv
     Err(ReserveError::NoneLeft { proto })
 }
 
+/// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. Nobody can reserve it meanwhile.
+pub fn listen(port: u16) -> Result<TcpListener, ReserveError> {
+    let proto = Protocol::Tcp;
+    let listening = bind_to(proto, port, true).and_then(|bound| {
+        rustix::net::listen(&bound.fd, BACKLOG)?;
+        Ok(TcpListener::from(bound.fd))
+    });
+    listening.map_err(|e| match e {
+        Errno::ADDRINUSE => ReserveError::Taken { port, proto, by: holder(proto, port) },
+        e => ReserveError::Failed { port, proto, source: e.into() },
+    })
+}
+
 fn try_bind(proto: Protocol, port: u16) -> Result<Reservation, Errno> {
+    bind_to(proto, port, false)
+}
+
+/// With `again` also where connections of an earlier listener have not timed out yet.
+fn bind_to(proto: Protocol, port: u16, again: bool) -> Result<Reservation, Errno> {
     let kind = match proto {
         Protocol::Tcp => SocketType::STREAM,
         Protocol::Udp => SocketType::DGRAM,
     };
-    let open = |family| socket_with(family, kind, SocketFlags::CLOEXEC, None);
+    let open = |family| {
+        let fd = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_reuseaddr(&fd, again)?;
+        Ok::<_, Errno>(fd)
+    };
     let both = || {
         let fd = open(AddressFamily::INET6)?;
         sockopt::set_ipv6_v6only(&fd, false)?;
@@ -153,7 +178,7 @@ fn process_with(inode: u64) -> Option<(u32, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{TcpListener, UdpSocket};
+    use std::net::UdpSocket;
 
     #[test]
     fn a_reserved_port_cannot_be_bound_and_the_holder_is_named() {
@@ -171,6 +196,22 @@ mod tests {
             drop(reservation);
             assert!(!taken(port));
         }
+    }
+
+    #[test]
+    fn who_listens_again_has_the_port_to_itself() {
+        let reservation = reserve(Protocol::Tcp, None).unwrap();
+        let port = reservation.port;
+        assert!(matches!(listen(port), Err(ReserveError::Taken { .. })));
+        drop(reservation);
+        let listener = listen(port).unwrap();
+        assert!(matches!(listen(port), Err(ReserveError::Taken { .. })));
+        assert!(matches!(reserve(Protocol::Tcp, Some(port)), Err(ReserveError::Taken { .. })));
+        // The one that closes first has to wait before its end of the connection is gone.
+        let _client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+        drop(listener.accept().unwrap());
+        drop(listener);
+        listen(port).unwrap();
     }
 
     #[test]

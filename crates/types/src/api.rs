@@ -2,6 +2,7 @@
 
 mod check;
 mod details;
+mod health;
 mod history;
 mod meter;
 mod refusal;
@@ -11,6 +12,7 @@ mod top;
 
 pub use check::*;
 pub use details::*;
+pub use health::*;
 pub use history::*;
 pub use meter::*;
 pub use refusal::*;
@@ -313,6 +315,9 @@ pub struct ProcView {
     /// Whether it has become ready since its last start; null where its spec does not say what that is.
     #[serde(default)]
     pub ready: Option<bool>,
+    /// What its probes were last answered, in the order of its spec. Looking here asks none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<ProbeView>,
     /// What it was asked to be. Environment values are left out of listings.
     pub spec: Spec,
 }
@@ -470,7 +475,7 @@ pub struct Event {
     pub name: Option<ProcName>,
     /// A word: `started`, `parking`, `parked`, `waking`, `woken`, `refused`, `exited`, `stopped`, `removed`, `ready`, `adopted`,
     /// `pressure`, `collected`, `imported`, `would-sleep`, `would-wake`,
-    /// `hook-failed`.
+    /// `hook-failed`, `healthy`, `unhealthy`.
     pub kind: String,
     /// One line.
     pub detail: String,

@@ -189,6 +189,57 @@ impl fmt::Display for Check {
     }
 }
 
+/// A port of the host on which Kip itself answers how a proc is, `HOST_PORT=CHECK`. Asking neither wakes the proc nor keeps it awake.
+#[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Probe {
+    /// Where it is asked.
+    pub host_port: u16,
+    /// What shows that it is well while it is awake.
+    pub check: Check,
+}
+
+/// A probe could not be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadProbe {
+    /// It is not of that form.
+    #[error("probe {0:?} is not valid: write HOST_PORT=CHECK, for example 9000=http:8080/healthz")]
+    Form(String),
+    /// Its check is none.
+    #[error(transparent)]
+    Check(#[from] BadCheck),
+}
+
+impl FromStr for Probe {
+    type Err = BadProbe;
+    fn from_str(s: &str) -> Result<Self, BadProbe> {
+        let bad = || BadProbe::Form(s.to_owned());
+        let (port, check) = s.split_once('=').ok_or_else(bad)?;
+        let host_port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(bad)?;
+        Ok(Probe { host_port, check: check.parse()? })
+    }
+}
+
+impl TryFrom<String> for Probe {
+    type Error = BadProbe;
+    fn try_from(text: String) -> Result<Self, BadProbe> {
+        text.parse()
+    }
+}
+
+impl From<Probe> for String {
+    fn from(probe: Probe) -> String {
+        probe.to_string()
+    }
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.host_port, self.check)
+    }
+}
+
 /// When a proc that was started is ready.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -229,6 +280,16 @@ mod tests {
         assert_eq!("http:80".parse(), Ok(Check::Http(80, "/".to_owned())));
         for bad in ["", "80", "tcp:", "tcp:0", "tcp:70000", "http:/x", "http:80/a b", "exec:", "exec: ", "udp:53"] {
             assert!(bad.parse::<Check>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn reads_probes_and_writes_them_the_same() {
+        for text in ["9000=http:8080/healthz", "1=tcp:80", "9000=exec:test a=b"] {
+            assert_eq!(text.parse::<Probe>().unwrap().to_string(), text);
+        }
+        for bad in ["", "9000", "9000=", "0=tcp:80", "70000=tcp:80", "tcp:80", "9000=udp:53", "9000:tcp:80"] {
+            assert!(bad.parse::<Probe>().is_err(), "{bad}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::api::RunRequest;
 use crate::image::OciImage;
-use crate::life::{Hooks, Ready, Restart};
+use crate::life::{Hooks, Probe, Ready, Restart};
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use schemars::JsonSchema;
@@ -303,6 +303,9 @@ pub struct Spec {
     /// What is run inside when it falls asleep and when it has woken.
     #[serde(default, skip_serializing_if = "Hooks::is_none")]
     pub hooks: Hooks,
+    /// Ports of the host on which Kip answers how it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub probes: Vec<Probe>,
     /// The file that describes it, as `kip apply` calls it; none for a proc that no file made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,

@@ -12,6 +12,7 @@ use crate::holdings::Holdings;
 use crate::kits::Kit;
 use crate::meter::Meter;
 use crate::park::Body;
+use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::RecordError;
 use crate::state::Record;
@@ -206,13 +207,14 @@ impl Worker {
                 holdings,
                 meter,
                 measured: Default::default(),
+                probing: Default::default(),
                 shared: machine,
             };
             Ok::<_, Refusal>((Arc::new(proc), record))
         });
         let (proc, record) = recorded.await?;
         fault::reach("adopt-recorded");
-        let handle = self.adopt(proc, record, None);
+        let handle = self.adopt(proc, record, None, Listeners::new());
         self.tell_network(&handle.proc.spec).await;
         let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(&handle).await;

@@ -117,6 +117,8 @@ impl Worker {
         // Nobody else is to take it for the one that it is like.
         spec.aliases.clear();
         spec.ports.iter_mut().for_each(|port| port.host_port = None);
+        // Whoever asks there asks for the other. Its hooks do run: they may be what keeps it from sleeping.
+        spec.probes.clear();
         let begun = Instant::now();
         let started = loop {
             // No other trial of this daemon gets that name; a proc of the owner's may have it.

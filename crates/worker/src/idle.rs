@@ -64,6 +64,11 @@ impl<A> Idle<A> {
         self.last = Some(sample);
     }
 
+    /// Takes a look, but what happened since the last one is not activity.
+    pub(crate) fn skip(&mut self, sample: Sample<A>) {
+        self.last = Some(sample);
+    }
+
     /// Something the counters do not show happened: a call, an exec.
     pub(crate) fn touch(&mut self, now: Instant) {
         self.quiet_since = self.quiet_since.max(now);
@@ -160,5 +165,8 @@ mod tests {
         idle.look(sample(start, 3000, 55, 1), moved);
         assert_eq!(idle.seen(), Some(Activity::Traffic));
         assert_eq!(idle.quiet(start + Duration::from_millis(3500)), Duration::from_millis(500));
+        idle.skip(sample(start, 4000, 955, 7));
+        idle.look(sample(start, 5000, 956, 7), moved);
+        assert_eq!(idle.quiet(start + Duration::from_millis(5000)), Duration::from_millis(2000));
     }
 }

@@ -19,10 +19,11 @@
 //! | [`volumes`] | files of the host that procs have |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
+//! | [`probe`] | ports on which Kip answers how a proc is |
 //! | [`check`] | a trial before a proc is trusted |
 //! | [`beside`] | looks that may take their time |
 //!
-//! Never decides for other workers, never speaks to clients.
+//! Never decides for other workers, never speaks to clients, but for the one line that a probe is answered.
 #![forbid(unsafe_code)]
 
 mod adopt;
@@ -55,6 +56,7 @@ mod park;
 mod pins;
 mod policy;
 mod pressure;
+mod probe;
 mod proc;
 pub mod record;
 mod recover;
@@ -78,13 +80,14 @@ pub use pressure::{BadMarks, MemoryMarks};
 
 use crate::machine::Machine;
 use crate::metrics::Moment;
+use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::stop::Network;
 use crate::task::{Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
 use kip_types::api::{
-    CacheView, Code, Detail, Details, Event, ExecRequest, MeterView, ProcView, Refusal, RoomView, WhyView,
+    CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
 };
 use kip_types::keys::Hex;
 use kip_types::spec::parse_signal;
@@ -131,10 +134,11 @@ impl Worker {
         self.procs.lock().expect("no holder of this lock panics").remove(name);
     }
 
-    fn adopt(&self, proc: Arc<Proc>, record: Record, kit: Option<kits::Kit>) -> Handle {
+    fn adopt(&self, proc: Arc<Proc>, record: Record, kit: Option<kits::Kit>, listeners: Listeners) -> Handle {
         let name = proc.name.clone();
-        let (task, handle) = Task::new(proc, record, kit);
+        let (mut task, handle) = Task::new(proc, record, kit);
         self.machine.enlist(handle.clone());
+        task.probes = probe::serve(&handle.proc, listeners);
         task.start_running();
         self.procs.lock().expect("no holder of this lock panics").insert(name, handle.clone());
         handle
@@ -152,9 +156,10 @@ impl Worker {
         check_spec(&spec)?;
         let name = spec.name.clone();
         self.machine.pressure.admit_new(&name).await?;
+        let listeners = probe::listen(&spec)?;
         let worker = Arc::clone(self);
         let (proc, kit, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
-        let handle = self.adopt(proc, record, Some(kit));
+        let handle = self.adopt(proc, record, Some(kit), listeners);
         self.tell_network(&handle.proc.spec).await;
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
@@ -211,6 +216,7 @@ impl Worker {
             holdings,
             meter,
             measured: Default::default(),
+            probing: Default::default(),
             shared: Arc::clone(machine),
         };
         Ok((Arc::new(proc), kit, record, claim))
@@ -240,6 +246,12 @@ impl Worker {
         let mut handle = self.handle(name)?;
         settle(&mut handle).await;
         Ok(blocking(move || view::proc_view(&handle)).await)
+    }
+
+    /// How a proc is: its probes are asked, if it is awake and they were not a moment ago. Neither wakes it nor keeps it awake.
+    pub async fn health(&self, name: &ProcName) -> Result<HealthView, Refusal> {
+        let handle = self.handle(name)?;
+        Ok(probe::health(&handle, &handle.proc.spec.probes).await)
     }
 
     /// A proc from within. Does not wake it, and changes nothing.

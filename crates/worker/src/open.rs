@@ -12,6 +12,7 @@ use crate::logs::{LogPump, Rotation};
 use crate::machine::{self, InstanceError, Machine};
 use crate::metrics::Metrics;
 use crate::pressure::{MemoryMarks, Pressure};
+use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
@@ -173,7 +174,7 @@ impl Worker {
         for (proc, record) in recovered {
             let half_taken = matches!(record.state, State::Archived { .. }) && !record.established;
             let trial = proc.spec.trial.then(|| proc.name.clone());
-            let handle = worker.adopt(proc, record, None);
+            let handle = worker.adopt(proc, record, None, Listeners::new());
             if let Some(name) = trial {
                 // Who asked for it is gone with the last daemon.
                 let worker = Arc::clone(&worker);

@@ -44,6 +44,8 @@ pub(crate) struct Proc {
     pub(crate) holdings: Holdings,
     pub(crate) meter: Meter,
     pub(crate) measured: Measured,
+    /// Whose turn it is to ask it: one check at a time.
+    pub(crate) probing: tokio::sync::Mutex<()>,
     pub(crate) shared: Arc<Machine>,
 }
 

@@ -82,6 +82,7 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         holdings,
         meter,
         measured: Default::default(),
+        probing: Default::default(),
         shared: Arc::clone(machine),
     });
     if proc.look_for_cpu().is_none() {

@@ -7,6 +7,17 @@ use kip_types::{Generation, State};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
+/// What the check of a probe said last.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Checked {
+    /// The probe's.
+    pub(crate) host_port: u16,
+    /// When, milliseconds since the epoch.
+    pub(crate) at_ms: u64,
+    /// What was wrong; none if nothing was.
+    pub(crate) wrong: Option<String>,
+}
+
 /// The record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
@@ -46,6 +57,9 @@ pub(crate) struct Record {
     /// Whether it has become ready since it was started; none without a check.
     #[serde(default)]
     pub(crate) ready: Option<bool>,
+    /// How its probes found it since it was started. On disk only as it was at the last change of something else: a sleep is one.
+    #[serde(default)]
+    pub(crate) checked: Vec<Checked>,
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub(crate) taken_over_by: Option<String>,
@@ -70,6 +84,7 @@ impl Record {
             restarts_in_a_row: 0,
             started_at_ms: 0,
             ready: None,
+            checked: Vec::new(),
             taken_over_by: None,
         }
     }

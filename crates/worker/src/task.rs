@@ -5,6 +5,7 @@
 
 mod adopt;
 mod archive;
+mod checked;
 mod deadline;
 mod ending;
 mod hibernate;
@@ -16,9 +17,11 @@ mod sleep;
 pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{ARCHIVED, Archived, archived};
+pub(crate) use checked::Asking;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
+pub(crate) use ready::once as look_once;
 pub(crate) use sleep::{source_word as sleep_word, take_custody};
 
 use crate::archive::Uploaded;
@@ -29,10 +32,11 @@ use crate::idle::{Activity, DryRun, Idle, Sample};
 use crate::kits::Kit;
 use crate::park::Body;
 use crate::pressure::{Grant, Relieved};
+use crate::probe::Probes;
 use crate::proc::Proc;
 use crate::record;
 use crate::start;
-use crate::state::Record;
+use crate::state::{Checked, Record};
 use crate::stop::{self, Network};
 use kip_checkpoint::clocks::Now;
 use kip_net::activity::Activity as Traffic;
@@ -75,6 +79,10 @@ pub(crate) enum Command {
     Remove { force: bool, reply: Reply<()> },
     /// It has become ready after the start at `started_at_ms`, or has not in time, for that reason.
     Ready { started_at_ms: u64, result: Result<(), String> },
+    /// A probe is about to ask it; answered with nothing if it does not run.
+    Ask { reply: Reply<Option<Asking>> },
+    /// What it was told, or why not.
+    Checked { checked: Checked, reply: Reply<()> },
     /// Send it to a lower tier. Answers whether it was there already.
     Sleep { to: Tier, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
@@ -130,6 +138,23 @@ pub(crate) struct Status {
     pub(crate) waits: bool,
     /// Its idle policy is only tried.
     pub(crate) dry_run: Option<DryRun>,
+}
+
+impl Status {
+    /// Before anything is known but its record.
+    pub(crate) fn new(record: Record) -> Status {
+        Status {
+            record,
+            quiet_since: None,
+            seen: None,
+            next: None,
+            starting: false,
+            execs: 0,
+            asleep: Asleep::default(),
+            waits: false,
+            dry_run: None,
+        }
+    }
 }
 
 /// A running proc.
@@ -189,6 +214,9 @@ pub(crate) struct Task {
     written: Instant,
     /// Who looks whether it has become ready.
     starting: Option<ready::Looking>,
+    /// Closed at its end: a probe is asking it, or has just asked.
+    checking: Option<oneshot::Receiver<()>>,
+    pub(crate) probes: Probes,
     /// Namespaces for the first start.
     pub(crate) kit: Option<Kit>,
 }
@@ -221,18 +249,7 @@ impl Task {
     /// to everybody who has something for it: a parked proc's sockets may have an event at once.
     pub(crate) fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
-        let status = Status {
-            record: record.clone(),
-            quiet_since: None,
-            seen: None,
-            next: None,
-            starting: false,
-            execs: 0,
-            asleep: Asleep::default(),
-            waits: false,
-            dry_run: None,
-        };
-        let (status, watcher) = watch::channel(status);
+        let (status, watcher) = watch::channel(Status::new(record.clone()));
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
         let tickets = Arc::new(AtomicUsize::new(0));
         let task = Task {
@@ -255,6 +272,8 @@ impl Task {
             ending: false,
             written: Instant::now(),
             starting: None,
+            checking: None,
+            probes: Probes::default(),
             kit,
         };
         (task, handle)
@@ -418,6 +437,11 @@ impl Task {
                 return removed;
             }
             Command::Ready { started_at_ms, result } => self.on_ready(started_at_ms, result),
+            Command::Ask { reply } => drop(reply.send(Ok(self.begin_check()))),
+            Command::Checked { checked, reply } => {
+                self.on_checked(checked);
+                let _ = reply.send(Ok(()));
+            }
             Command::Sleep { to: Tier::Hibernated, reply } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
@@ -463,6 +487,7 @@ impl Task {
     async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
+        self.record.checked.clear();
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;

@@ -3,6 +3,7 @@
 use crate::events::now_ms;
 use crate::hibernate;
 use crate::metrics::ProcNow;
+use crate::probe;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::task::{Handle, Status};
@@ -92,6 +93,7 @@ fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> 
         wakes: record.wakes,
         restarts: record.restarts,
         ready: record.ready,
+        probes: probe::views(&proc.spec.probes, record),
         next_start_ms: match &record.state {
             State::Restarting { at_ms, .. } => Some(at_ms.saturating_sub(now_ms())),
             _ => None,

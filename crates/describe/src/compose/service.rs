@@ -50,10 +50,11 @@ const READ: [&str; 33] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 14] = [
+const KIPS_OWN: [&str; 15] = [
     "before-sleep",
     "after-wake",
     "hook-timeout",
+    "probe",
     "idle",
     "park-after",
     "archive-after",

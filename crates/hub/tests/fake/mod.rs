@@ -118,6 +118,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         restarts: 0,
         next_start_ms: None,
         ready: None,
+        probes: Vec::new(),
         spec: request.spec.clone(),
     }
 }
@@ -194,6 +195,17 @@ impl Service for Fake {
         }
         assert!(name.as_str() != "panic", "this test wants it");
         self.change(&name, |view| view.clone())
+    }
+
+    async fn health(&self, name: ProcName) -> Result<HealthView, Refusal> {
+        self.change(&name, |view| HealthView {
+            name: name.clone(),
+            state: view.state.clone(),
+            tier: view.tier,
+            available: view.tier.is_some(),
+            reason: None,
+            probes: Vec::new(),
+        })
     }
 
     async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::meter::WRITE_EVERY;
+use tokio::sync::oneshot::error::TryRecvError;
 
 fn seen_word(seen: Option<Activity>) -> String {
     match seen {
@@ -34,9 +35,18 @@ impl Task {
         let State::Hot { init, .. } = self.record.state else { return };
         let Some(running) = &mut self.running else { return };
         let now = Instant::now();
+        let check = self.checking.as_mut().map(|over| over.try_recv());
+        if check == Some(Err(TryRecvError::Empty)) {
+            // Its end brings the next look.
+            running.next_look = now + LOOK_EVERY;
+            return;
+        }
         let (cpu_ns, traffic) = self.proc.look_for_meter(init);
-        let cpu = Duration::from_nanos(cpu_ns.unwrap_or(0));
-        running.idle.look(Sample { at: now, cpu, traffic }, kip_net::activity::activity_between);
+        let sample = Sample { at: now, cpu: Duration::from_nanos(cpu_ns.unwrap_or(0)), traffic };
+        match self.checking.take() {
+            Some(_) => running.idle.skip(sample),
+            None => running.idle.look(sample, kip_net::activity::activity_between),
+        }
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
         }
@@ -68,7 +78,7 @@ impl Task {
             let Some(running) = &mut self.running else { return };
             let (to, allowed) = sleep::sinks(&self.proc, running);
             let quiet = running.idle.quiet(now);
-            let sleepy = quiet >= allowed && now >= running.not_before;
+            let sleepy = quiet >= allowed && now >= running.not_before && self.checking.is_none();
             if let Some(dry) = running.dry_run.as_mut().filter(|dry| sleepy && !dry.is_asleep()) {
                 dry.sleep(now);
                 let detail = format!("{to}, idle {:.1} s", quiet.as_secs_f64());

@@ -131,6 +131,7 @@ impl Task {
             self.retire_all().await;
         }
         stop::remove(&self.proc).await?;
+        self.probes.end().await;
         self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
         Ok(())
     }

@@ -51,6 +51,7 @@ async fn within(ms: u64, running: impl Future<Output = Result<(), String>>) -> R
 impl Task {
     /// Asks a running proc's own command whether it may sleep now. Nothing else happens to it meanwhile.
     pub(super) async fn before_sleep(&mut self, to: Tier) -> Result<(), Refusal> {
+        self.check_over().await;
         let hooks = &self.proc.spec.hooks;
         let Some(command) = hooks.before_sleep.as_ref().filter(|_| self.running.is_some()) else { return Ok(()) };
         let env = BTreeMap::from([("KIP_TIER".to_owned(), to.to_string())]);

@@ -90,10 +90,28 @@ async fn connect(proc: &Proc, port: u16) -> std::io::Result<TcpStream> {
     socket.connect(SocketAddr::new(IpAddr::V4(address), port)).await
 }
 
-async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
+/// What is left of a connection is waited for no longer: whoever takes no notice of its end does not have to.
+const CLOSED_WITHIN: Duration = Duration::from_millis(200);
+/// Nor is more of an answer read, bytes.
+const LONGEST_ANSWER: u64 = 1 << 20;
+
+/// Until the program has closed the connection, too. One that falls asleep before would wake for its end.
+async fn until_closed(stream: TcpStream) {
+    let (mut rest, mut nowhere) = (stream.take(LONGEST_ANSWER), tokio::io::sink());
+    let _ = tokio::time::timeout(CLOSED_WITHIN, tokio::io::copy(&mut rest, &mut nowhere)).await;
+}
+
+/// One look: nothing if it is as it is to be.
+pub(crate) async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
     let address = Addresses::of(proc.shared.instance, proc.slot).v4;
     match check {
-        Check::Tcp(port) => connect(proc, *port).await.map(drop).map_err(|e| e.to_string()),
+        Check::Tcp(port) => {
+            let mut stream = connect(proc, *port).await.map_err(|e| e.to_string())?;
+            if stream.shutdown().await.is_ok() {
+                until_closed(stream).await;
+            }
+            Ok(())
+        }
         Check::Http(port, path) => {
             let mut stream = connect(proc, *port).await.map_err(|e| e.to_string())?;
             let request = format!(
@@ -104,6 +122,7 @@ async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Re
             stream.read_exact(&mut line).await.map_err(|e| e.to_string())?;
             let status = std::str::from_utf8(&line).ok().filter(|line| line.starts_with("HTTP/1."));
             let status: u16 = status.and_then(|line| line[9..].parse().ok()).ok_or("the answer is not HTTP")?;
+            until_closed(stream).await;
             if (200..400).contains(&status) { Ok(()) } else { Err(format!("status {status}")) }
         }
         Check::Exec(command) => hooks::run(proc, command, Default::default(), tickets).await,

@@ -1,0 +1,263 @@
+//! Ports of the host on which Kip itself answers how a proc is: awake, by a check that does not count as activity; asleep, by what
+//! that said last, without waking it.
+//!
+//! They are there from the proc's creation to its removal, also while it is stopped, and belong to the daemon: the next one opens
+//! them again. One request a connection is answered, whatever its path: 200 or 503 with a [`HealthView`]. Crash: what was known is
+//! as in the record, which is written when the proc falls asleep.
+
+use crate::events::now_ms;
+use crate::proc::Proc;
+use crate::state::{Checked, Record};
+use crate::task::{Command, Handle, Status, chain, look_once};
+use kip_net::reserve::{self, ReserveError};
+use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
+use kip_types::life::Probe;
+use kip_types::{Spec, State};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+/// A check takes no longer; longer than it takes nothing waits for its end.
+const CHECK_WITHIN: Duration = Duration::from_secs(2);
+/// What was checked less than this ago is not checked again, milliseconds.
+const FRESH_MS: u64 = 1000;
+/// Whoever asks is answered within this, by what is known if the proc is in the middle of something.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// From accept to close.
+const EXCHANGE_WITHIN: Duration = Duration::from_secs(10);
+/// Connections of one port at the same time; more wait.
+const AT_ONCE: usize = 32;
+/// The longest request, bytes.
+const LONGEST_REQUEST: usize = 8 << 10;
+/// A port that somebody else has is tried again after this.
+const AGAIN: Duration = Duration::from_secs(5);
+/// After an accept that failed, for want of descriptors, say.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Listeners by host port.
+pub(crate) type Listeners = BTreeMap<u16, std::net::TcpListener>;
+
+/// The tasks that answer for one proc. Dropped, they end soon.
+#[derive(Debug, Default)]
+pub(crate) struct Probes(Vec<JoinHandle<()>>);
+
+impl Probes {
+    /// Ends them; the ports are free then.
+    pub(crate) async fn end(&mut self) {
+        for task in self.0.drain(..) {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Probes {
+    fn drop(&mut self) {
+        self.0.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Opens the ports of a proc that is to be made.
+pub(crate) fn listen(spec: &Spec) -> Result<Listeners, Refusal> {
+    let open = |probe: &Probe| Ok((probe.host_port, reserve::listen(probe.host_port)?));
+    spec.probes.iter().map(open).collect::<Result<_, _>>().map_err(|e: ReserveError| {
+        let code = if matches!(e, ReserveError::Taken { .. }) { Code::Taken } else { Code::Failed };
+        Refusal::new(code, format!("{} cannot start: its probe's {}", spec.name, chain(&e)))
+    })
+}
+
+/// Answers on the ports of a proc, and opens those that are not open yet.
+pub(crate) fn serve(proc: &Arc<Proc>, mut listeners: Listeners) -> Probes {
+    let tasks = proc.spec.probes.iter().map(|probe| {
+        let listener = listeners.remove(&probe.host_port);
+        tokio::spawn(answer(Arc::clone(proc), probe.clone(), listener))
+    });
+    Probes(tasks.collect())
+}
+
+async fn answer(proc: Arc<Proc>, probe: Probe, listener: Option<std::net::TcpListener>) {
+    let listener = opened(&proc, &probe, listener).await;
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await.expect("nobody closes it");
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let (proc, probe) = (Arc::clone(&proc), probe.clone());
+        tokio::spawn(async move {
+            // Whoever asks and goes away has no wish left.
+            let _ = tokio::time::timeout(EXCHANGE_WITHIN, exchange(stream, &proc, &probe)).await;
+            drop(place);
+        });
+    }
+}
+
+/// The listener of a port; whoever else has it is waited for.
+async fn opened(proc: &Proc, probe: &Probe, listener: Option<std::net::TcpListener>) -> TcpListener {
+    let mut listener = listener.map_or_else(|| reserve::listen(probe.host_port), Ok);
+    let mut told = false;
+    loop {
+        let why = match listener {
+            Ok(listener) => match listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) {
+                Ok(listener) => return listener,
+                Err(e) => e.to_string(),
+            },
+            Err(e) => chain(&e),
+        };
+        if !std::mem::replace(&mut told, true) {
+            tracing::warn!(proc = %proc.name, port = probe.host_port, reason = why, "a probe's port cannot be opened; tried again");
+        }
+        tokio::time::sleep(AGAIN).await;
+        listener = reserve::listen(probe.host_port);
+    }
+}
+
+/// One request and its answer.
+async fn exchange(mut stream: TcpStream, proc: &Proc, probe: &Probe) -> io::Result<()> {
+    let mut request = Vec::new();
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        if request.len() > LONGEST_REQUEST || stream.read_buf(&mut request).await? == 0 {
+            return Ok(());
+        }
+    }
+    let Some(handle) = proc.shared.handle(proc.slot) else { return Ok(()) };
+    let (status, body) = match request.split(|b| *b == b' ').next() {
+        Some(b"GET" | b"HEAD") => {
+            let view = health(&handle, std::slice::from_ref(probe)).await;
+            let status = if view.available { "200 OK" } else { "503 Service Unavailable" };
+            (status, serde_json::to_string(&view).map_err(io::Error::other)? + "\n")
+        }
+        _ => ("405 Method Not Allowed", String::new()),
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    if !request.starts_with(b"HEAD") {
+        stream.write_all(body.as_bytes()).await?;
+    }
+    stream.shutdown().await
+}
+
+/// How a proc is, as those of its probes see it. An awake one is asked, unless it was a moment ago.
+pub(crate) async fn health(handle: &Handle, probes: &[Probe]) -> HealthView {
+    let (asked, probes) = (handle.clone(), probes.to_vec());
+    let mine = probes.clone();
+    // In a task of its own: whoever waits for it may go away, and it says what it has found all the same.
+    let asking = tokio::spawn(async move {
+        for probe in &mine {
+            ask(&asked, probe).await;
+        }
+    });
+    let _ = tokio::time::timeout(ANSWER_WITHIN, asking).await;
+    view(&handle.status.borrow(), handle.proc.name.clone(), &probes)
+}
+
+/// Whether it is worth asking: it runs, and was not asked a moment ago.
+fn is_due(status: &Status, probe: &Probe) -> bool {
+    let last = status.record.checked.iter().find(|c| c.host_port == probe.host_port);
+    let fresh = last.is_some_and(|c| now_ms().saturating_sub(c.at_ms) < FRESH_MS);
+    matches!(status.record.state, State::Hot { .. }) && !status.starting && !fresh
+}
+
+async fn ask(handle: &Handle, probe: &Probe) {
+    let due = || is_due(&handle.status.borrow(), probe);
+    if !due() {
+        return;
+    }
+    let _turn = handle.proc.probing.lock().await;
+    if !due() {
+        return;
+    }
+    let Ok(Some(asking)) = handle.ask(|reply| Command::Ask { reply }).await else { return };
+    // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as activity.
+    let nobodys = Arc::default();
+    let looked = tokio::time::timeout(CHECK_WITHIN, look_once(&handle.proc, &probe.check, &nobodys)).await;
+    let wrong = looked.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
+    drop(asking);
+    let checked = Checked { host_port: probe.host_port, at_ms: now_ms(), wrong };
+    let _ = handle.ask(|reply| Command::Checked { checked, reply }).await;
+}
+
+/// What is known of the probes, from the record.
+pub(crate) fn views(probes: &[Probe], record: &Record) -> Vec<ProbeView> {
+    let view = |probe: &Probe| {
+        let last = record.checked.iter().find(|c| c.host_port == probe.host_port);
+        let health = match last {
+            None => Health::Unknown,
+            Some(Checked { wrong: None, .. }) => Health::Healthy,
+            Some(_) => Health::Unhealthy,
+        };
+        ProbeView {
+            host_port: probe.host_port,
+            check: probe.check.clone(),
+            health,
+            reason: last.and_then(|c| c.wrong.clone()),
+            checked_ms: last.map(|c| now_ms().saturating_sub(c.at_ms)),
+        }
+    };
+    probes.iter().map(view).collect()
+}
+
+fn view(status: &Status, name: kip_types::ProcName, probes: &[Probe]) -> HealthView {
+    let record = &status.record;
+    let probes = views(probes, record);
+    let said = probes.iter().find_map(|p| p.reason.as_ref().map(|why| format!("{}: {why}", p.check)));
+    let reason = match &record.state {
+        _ if status.starting => Some("it is not ready yet".to_owned()),
+        State::Starting => Some("it is being started".to_owned()),
+        State::Stopping | State::Stopped { .. } => Some("it is stopped".to_owned()),
+        State::Restarting { .. } => Some("its program has ended and will be started again".to_owned()),
+        State::Elsewhere { .. } => Some("another data directory has it".to_owned()),
+        State::Hot { .. } => {
+            let unknown = probes.iter().any(|p| p.health == Health::Unknown);
+            said.or_else(|| unknown.then(|| "it could not be asked: it is in the middle of something".to_owned()))
+        }
+        _ if status.waits => Some("its wake waits for memory".to_owned()),
+        // One that nobody asked before it fell asleep would wake for a request like any other.
+        _ => said,
+    };
+    HealthView {
+        name,
+        state: if status.starting { "starting" } else { record.state.word() }.to_owned(),
+        tier: record.state.tier(),
+        available: reason.is_none(),
+        reason,
+        probes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::Generation;
+    use std::path::PathBuf;
+
+    fn told(state: State, wrong: Option<Option<&str>>) -> (bool, Option<String>) {
+        let probe: Probe = "9000=tcp:80".parse().unwrap();
+        let mut record = Record { state, ..Record::new(1, PathBuf::new()) };
+        record.checked.extend(wrong.map(|w| Checked { host_port: 9000, at_ms: 1, wrong: w.map(str::to_owned) }));
+        let status = Status::new(record);
+        let view = view(&status, "web".parse().unwrap(), &[probe]);
+        (view.available, view.reason)
+    }
+
+    #[test]
+    fn a_sleeper_is_as_it_was_and_one_that_does_not_run_is_not_available() {
+        let parked = || State::Parked { generation: Generation(1) };
+        assert_eq!(told(parked(), None), (true, None));
+        assert_eq!(told(parked(), Some(None)), (true, None));
+        assert_eq!(told(parked(), Some(Some("status 500"))), (false, Some("tcp:80: status 500".to_owned())));
+        let hot = || State::Hot { init: 7, init_started: 1, generation: Generation(1) };
+        assert_eq!(told(hot(), Some(None)), (true, None));
+        assert!(!told(hot(), None).0, "nobody knows");
+        assert!(!told(State::Stopped { exit: None }, Some(None)).0);
+    }
+}
