@@ -32,10 +32,12 @@ bench: ## as root: first replies, throughput, memory, beside runc, plain CRIU an
 	bench/activeset
 	bench/archive
 	bench/sleepers
+	bench/first-minutes
 
 PREFIX ?= /usr/local
 
 install: build ## as root: programs, manual pages, completion, systemd unit, into PREFIX (/usr/local); DESTDIR goes in front
+	@test -n '$(DESTDIR)' || scripts/setup run
 	@scripts/install --prefix '$(PREFIX)' --destdir '$(DESTDIR)'
 
 uninstall: ## as root: take them away again; data stay

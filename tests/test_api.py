@@ -20,6 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from harness.clients import free_port
 from harness.kip import ROOT, Kip, daemon, one_line_refusal
 from harness.wait import wait_for
 
@@ -48,12 +49,6 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
     certificate(where, "good", "ca", "DNS:localhost,IP:127.0.0.1")
     certificate(where, "elsewhere", "ca", "DNS:elsewhere.example")
     return where
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @dataclass

@@ -86,7 +86,7 @@ def told(kip: Kip, what: str) -> int:
     return len(re.findall(f"WARN.*{what}", kip.stderr()))
 
 
-def test_a_wake_asks_the_store_for_nothing_that_is_here(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy]) -> None:
+def test_a_wake_asks_the_store_for_nothing_that_is_here(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """What this machine stored is here, and what it fetched; nothing of a proc can be read there. Without a cache all is fetched."""
     url, proxy = bucket
     kip = fresh_kip("--store", url, "--cache", "200M")
@@ -133,7 +133,7 @@ def test_a_wake_asks_the_store_for_nothing_that_is_here(fresh_kip: Callable[...,
     assert came["requests"] and not came["cache_bytes"] and not (kip.data / "cache").exists(), came
 
 
-def test_what_is_damaged_here_comes_from_the_store(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy]) -> None:
+def test_what_is_damaged_here_comes_from_the_store(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """A flipped bit, which is told, a file that is cut, one that is gone: the proc has all that it had."""
     kip = fresh_kip("--store", bucket[0], "--cache", "200M")
     kip.expected += [TOLD]
@@ -157,7 +157,7 @@ def test_what_is_damaged_here_comes_from_the_store(fresh_kip: Callable[..., Kip]
     assert not [e for e in kip.events() if e["kind"] == "cold-start"]
 
 
-def test_without_room_or_a_directory_it_goes_on(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy]) -> None:
+def test_without_room_or_a_directory_it_goes_on(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """The directory is taken away, and replaced by what is none: a line each, and everything works as without a cache."""
     kip = fresh_kip("--store", bucket[0], "--cache", "200M")
     kip.expected += [TOLD]
@@ -199,7 +199,7 @@ def test_a_full_disk_has_no_room_for_it(
     disk.free()
 
 
-def test_it_keeps_to_its_limit(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy]) -> None:
+def test_it_keeps_to_its_limit(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """With two procs of which one alone is more than that."""
     kip = fresh_kip("--store", bucket[0], "--cache", "12M")
     taken = lambda: sum(path.stat().st_blocks * 512 for path in files(kip))  # noqa: E731
@@ -214,7 +214,7 @@ def test_it_keeps_to_its_limit(fresh_kip: Callable[..., Kip], bucket: tuple[str,
         assert 0 < fetched(proc)["store_bytes"] and taken() <= 12 * MIB
 
 
-def test_what_is_over_goes(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy]) -> None:
+def test_what_is_over_goes(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """Fronts of the removed, what was collected, and what a destroyed key may have sealed."""
     kip = fresh_kip("--store", bucket[0], "--cache", "200M")
     proc, client = redis(kip)
@@ -263,11 +263,12 @@ class Reader:
         self.read(*order)
         came, rows = fetched(self.proc), reads(self.proxy.quiet())
         requests, bytes_ = (came[of] - before[of] for of in ("requests", "store_bytes"))
-        assert (requests, bytes_) == (len(rows), sum(row.down for row in rows)), "it says what there was"
+        # A second request for a first byte that was slow may have been given up before it came here.
+        assert requests - len(rows) in (0, 1) and bytes_ == sum(row.down for row in rows), "it says what there was"
         return requests, bytes_, rows, came
 
 
-def test_reading_ahead_pays(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy], tmp_path: Path) -> None:
+def test_reading_ahead_pays(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Who reads through much waits for few requests, who reads here and there gets little that it does not need, and is not made to
     by what was of use before; faults of several threads are served at once."""
     url, proxy = bucket
@@ -292,7 +293,7 @@ def test_reading_ahead_pays(fresh_kip: Callable[..., Kip], bucket: tuple[str, Pr
     reader.lines.close()
 
 
-def test_what_is_needed_all_over_comes_whole(fresh_kip: Callable[..., Kip], bucket: tuple[str, Proxy], tmp_path: Path) -> None:
+def test_what_is_needed_all_over_comes_whole(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """A program that needs so much, anywhere, that all of its memory comes sooner than the pieces one by one: that is found out while it waits,
     known at the next wake, and forgotten once it needs little."""
     url, proxy = bucket

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from harness.kip import binary
+from harness.clients import Redis, free_port
+from harness.kip import Kip, Proc, binary
+from harness.wait import wait_for
 
 ROOT = Path(__file__).parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "README.md"]
@@ -69,3 +73,23 @@ def test_links_lead_somewhere(guide: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", guide.read_text()):
         if "://" not in target:
             assert (guide.parent / target).exists(), f"{guide.name} links to {target}, which is not there"
+
+
+def test_the_first_five_minutes(fresh_kip: Callable[..., Kip]) -> None:
+    """At most five commands; what the last of them starts sleeps and wakes. How long they take: bench/first-minutes."""
+    block = re.search(r"^<!-- first minutes -->\n```\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert block
+    lines = [shlex.split(line, comments=True) for line in block[1].splitlines()]
+    assert len(lines) <= 5
+    assert lines[1] == ["sudo", "make", "install"] and lines[3] == ["sudo", "kip", "up", "&"]
+    assert lines[4][:3] == ["sudo", "kip", "run"]
+    kip = fresh_kip()
+    port = free_port()
+    kip.cli(*(word.replace("16379", str(port)) for word in lines[4][2:]))
+    proc = Proc(kip, "cache")
+    client = Redis(port)
+    assert client.ask("SET", "greeting", "hello") == "OK"
+    for tier in ("hibernated", "parked"):
+        wait_for(tier, lambda tier=tier: proc.inspect()["tier"] == tier, 30)
+    assert client.ask("GET", "greeting") == b"hello"
+    client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def test_they_run_at_each_sleep_and_wake(kip: Kip) -> None:
     wait_for("it was told of the wake", lambda: len(said(proc)) == 4, 20)
     lines = said(proc)
     assert lines[0] == "before hibernated 0" and lines[2] == "before parked 0", lines
-    assert lines[1].startswith("after hibernated tcp ") and lines[3].startswith("after parked tcp "), lines
+    # On a busy machine it may have been at work when it was to be held, and was not.
+    assert re.match("after hibernated (tcp |first touch)", lines[1]) and lines[3].startswith("after parked tcp "), lines
     # From hibernated on it does not run: there is nothing to ask.
     proc.hibernate()
     count = proc.inspect()["wakes"]

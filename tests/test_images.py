@@ -318,6 +318,36 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
     assert layers_here(kip) == set()
 
 
+def test_a_new_volume_gets_what_it_covers(kip: Kip, tmp_path: Path, web: Image) -> None:
+    """As other runtimes of images do it, whoever begins; later its files are its owner's affair."""
+    source = f"oci:{layout(tmp_path / 'web', a=web)}"
+    look = 'cd /srv && find . ! -name . | sort && stat -c "%n %u %g %a" . * && cat /usr/share/high'
+    plain = run(kip, "plain", source, "-P", ready=True)
+    before = plain.exec("sh", "-c", look).stdout
+    assert len(before.splitlines()) > 3
+    for name in ("first", "second"):
+        one = run(kip, name, source, "-P", "-v", "pages:/srv", "-v", "shared:/usr/share", ready=True)
+        assert one.exec("sh", "-c", look).stdout == before
+        one.sleep()
+        assert one.exec("sh", "-c", look).stdout == before
+    assert {path.name for path in (kip.data / "volumes").iterdir()} == {"pages", "shared"}
+    assert (kip.data / "volumes/pages").stat().st_uid == 33
+    # What was deleted does not come back.
+    (kip.data / "volumes/shared/mine").write_text("mine\n")
+    (kip.data / "volumes/shared/high").unlink()
+    third = run(kip, "third", source, "-P", "-v", "shared:/usr/share", ready=True)
+    assert third.exec("cat", "/usr/share/high", check=False).returncode != 0
+    # A fill that was cut short goes on where it was.
+    begun = kip.data / "volumes/.filling-late"
+    begun.mkdir()
+    (begun / "copied").write_text("copied\n")
+    late = run(kip, "late", source, "-P", "-v", "late:/srv", ready=True)
+    assert late.exec("ls", "/srv").stdout == "copied\n" and not begun.exists()
+    kip.remove_all()
+    for name in ("pages", "shared", "late"):
+        kip.cli("volume", "rm", name)
+
+
 def test_a_volume_lies_in_an_image(kip: Kip, tmp_path: Path, web: Image) -> None:
     """Where the image declares one it is an ordinary directory, unless a volume is put there."""
     source = f"oci:{layout(tmp_path / 'web', a=web)}"

@@ -258,6 +258,39 @@ def test_wakes_and_connections_are_counted(kip: Kip, tmp_path: Path) -> None:
     assert meter(kip, "calls")["connections"] - begun["connections"] == 4
 
 
+ECHO = """
+import socket
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.bind(("::", 9000))
+while True:
+    data, peer = s.recvfrom(2048)
+    s.sendto(data, peer)
+"""
+
+
+def test_datagrams_are_counted(kip: Kip) -> None:
+    """Each that came, those too that woke it and those that waited for it."""
+    proc = kip.run("echo", ["/usr/bin/python3", "-c", ECHO], ports=["9000/udp"])
+    begun, sent = meter(kip, "echo")["datagrams"], 0
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.connect(("127.0.0.1", proc.port(proto="udp")))
+        client.settimeout(30)
+        wait_for("it listens", lambda: proc.exec("grep", "-c", ":2328", "/proc/net/udp6", check=False).returncode == 0, 20)
+        for sleep in (proc.hibernate, proc.sleep, proc.sleep):
+            sleep()
+            for _ in range(50):
+                client.send(b"x" * 10)
+                assert client.recv(100) == b"x" * 10
+                sent += 1
+    wait_for("the next look", lambda: meter(kip, "echo")["datagrams"] - begun >= sent, 10)
+    view, init = meter(kip, "echo"), proc.inspect()["pids"][0]
+    assert view["datagrams"] - begun == sent
+    names, values = [line.split() for line in Path(f"/proc/{init}/net/snmp").read_text().splitlines() if line.startswith("Udp:")]
+    v6 = dict(line.split() for line in Path(f"/proc/{init}/net/snmp6").read_text().splitlines())
+    kernels = int(dict(zip(names, values, strict=True))["InDatagrams"]) + int(v6["Udp6InDatagrams"])
+    assert view["datagrams"] == kernels, "the kernel's own count"
+
+
 def test_shown_for_people(kip: Kip, tmp_path: Path) -> None:
     assert kip.cli("meter").stdout == "there are no procs\n"
     proc = lines(kip, tmp_path, "one")

@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from harness import servers
-from harness.clients import Redis, http_get, listens
+from harness.clients import Redis, free_port, http_get, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
 REDIS = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
 STAYS = ["--idle", "1h", "--park-after", "1h"]
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def ask(port: int, method: str = "GET") -> tuple[int, Any]:

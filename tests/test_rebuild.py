@@ -15,6 +15,7 @@ import pytest
 from harness import servers
 from harness.clients import Http, Lines, http_get
 from harness.kip import Kip, Proc
+from harness.programs import SOURCES
 from harness.wait import wait_for
 
 # Magic, checksum, length of the description.
@@ -48,6 +49,19 @@ def test_a_damaged_plan(web: Proc, kip: Kip) -> None:
         assert steady.get("/page.html") == servers.PAGE
         assert not web.rebuilt()
     web.sleep()
+    assert steady.get("/page.html") == servers.PAGE
+    assert web.rebuilt()
+
+
+def test_a_plan_of_another_version(web: Proc) -> None:
+    """One that a Kip before this one made is not used, but made anew from the same images; nobody waits for CRIU."""
+    steady = Http(web.port())
+    assert steady.get("/page.html") == servers.PAGE
+    web.sleep()
+    plan = plan_of(web)
+    content = plan.read_bytes()
+    assert content[:7] == b"KIPPLAN"
+    plan.write_bytes(b"KIPPLAN1" + bytes(len(content) - 8))
     assert steady.get("/page.html") == servers.PAGE
     assert web.rebuilt()
 
@@ -104,6 +118,29 @@ def test_only_criu(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
         assert not plan_of(web).exists()
         assert steady.get("/page.html") == servers.PAGE
         assert not web.rebuilt()
+
+
+EVERYWHERE = (
+    "import ctypes; libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p; "
+    "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]",
+    # PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
+    "made = [libc.mmap(at << 36, 4096, 3, 0x100022, -1, 0) for at in range(1, 1024)]",
+    "[ctypes.memset(at, at >> 36 & 255, 4096) for at in made]",
+)
+
+
+def test_memory_anywhere_is_no_obstacle(kip: Kip) -> None:
+    """node takes memory at addresses by chance, of 46 bits: a mapping in each of their stretches of 64 GiB."""
+    program = f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"
+    proc = kip.run("everywhere", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=["-v", program])
+    client = Lines(proc.port())
+    for line in EVERYWHERE:
+        client.ask(line)
+    assert client.ask("made == [at << 36 for at in range(1, 1024)]") == "True"
+    for _ in range(2):
+        proc.sleep()
+        assert client.ask("all(ctypes.string_at(at, 4096) == bytes([at >> 36 & 255]) * 4096 for at in made)") == "True"
+        assert proc.rebuilt()
 
 
 @pytest.mark.parametrize("tier", ["hibernated", "parked"])

@@ -34,8 +34,8 @@ def steps() -> list[str]:
         )
     except FileNotFoundError:
         return ["no kip is built"]
-    # Those of taking over from another data directory are in test_adopt.py.
-    here = [step for step in done.stdout.split() if not step.startswith("adopt-")]
+    # Those of taking over from another data directory are in test_adopt.py, that of a backup is in test_backup.py.
+    here = [step for step in done.stdout.split() if not step.startswith(("adopt-", "backup-"))]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
 
 
@@ -397,7 +397,7 @@ class Story:
         for act in [*acts, self.start_again, self.talk, self.collect, self.talk]:
             act()
             if self.died_in is not None:
-                left = 4 if left is None else left - 1
+                left = 2 if left is None else left - 1
             if left == 0:
                 break
         self.act("rm", lambda: self.kip.cli("rm", "worker", "--force"), lambda: self.state() is None)

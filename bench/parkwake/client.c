@@ -121,6 +121,12 @@ static enum verdict judge_http(const struct target *t, const char *b, int length
 	return GOOD;
 }
 
+/* Of RFC 1035, section 4.1.1. */
+static const char *const codes[16] = {
+	"not the answer", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "code 6", "code 7",
+	"code 8", "code 9", "code 10", "code 11", "code 12", "code 13", "code 14", "code 15",
+};
+
 static enum verdict judge(const struct target *t, const struct connection *c)
 {
 	const char *b = c->buffer;
@@ -130,7 +136,7 @@ static enum verdict judge(const struct target *t, const struct connection *c)
 		return judge_http(t, b, n);
 	case DNS:
 		if (n < 12 || memcmp(b, t->request, 2) || !(b[2] & 0x80) || (b[3] & 15) || n < e || memcmp(b + n - e, t->expect, e))
-			return bad("not the answer", b, n);
+			return bad(n < 12 ? "no answer" : codes[b[3] & 15], b, n);
 		return GOOD;
 	case LINE:
 		if (n && memcmp(b, t->expect, n < e ? n : e))

@@ -61,3 +61,8 @@ class Workspace:
         """Makes a directory a mount point."""
         if self.libc.mount(str(path).encode(), str(path).encode(), None, MS_BIND, None):
             raise Failed(f"bind {path}: {os.strerror(ctypes.get_errno())}")
+
+    def cover(self, path: Path, by: Path) -> None:
+        """Puts a directory in the place of another one."""
+        if self.libc.mount(str(by).encode(), str(path).encode(), None, MS_BIND, None):
+            raise Failed(f"bind {by} to {path}: {os.strerror(ctypes.get_errno())}")

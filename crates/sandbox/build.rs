@@ -26,7 +26,7 @@ const FLAGS: &[&str] = &[
 const INIT_FLAGS: &[&str] = &["-fno-pie"];
 
 /// Code that finds everything relative to itself, for absolute addresses of 32 bits do not reach where it is linked.
-const RESTORER_FLAGS: &[&str] = &["-fpie", "-fvisibility=hidden", "-Wl,--build-id=none,-Ttext-segment=0x2000000000"];
+const RESTORER_FLAGS: &[&str] = &["-fpie", "-fvisibility=hidden", "-Wl,--build-id=none,-Ttext-segment=0x4a0000000000"];
 
 fn main() {
     println!("cargo::rerun-if-env-changed=CC");

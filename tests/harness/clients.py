@@ -21,6 +21,13 @@ from typing import Any
 TIMEOUT = 30.0
 
 
+def free_port() -> int:
+    """A TCP port that nobody had a moment ago."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
 class Http(http.client.HTTPConnection):
     """One connection that stays; when the server closes it, the next request fails."""
 

@@ -126,6 +126,14 @@ def left(before: Machine, data: Path, instance: int | None) -> list[str]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if str(data) in line and line.split()[4] != str(data):
             found.append(f"mount {line}")
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            if str(data) in (file := backing.read_text().strip()):
+                found.append(f"loop device {backing.parts[3]} of {file}")
+        except OSError:  # it goes just now
+            pass
+    if (mode := Path("/dev/null").stat().st_mode & 0o777) != 0o666:
+        found.append(f"/dev/null has mode {mode:o}")
     # A file whose only purpose is to be locked may stay: removing it would let two daemons take one number.
     lock = re.compile(r"/instance-\d+$|\.lock$")
     for name in run_files():

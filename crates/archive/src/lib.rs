@@ -17,6 +17,7 @@
 //! that no head leads to, which collection finds.
 #![forbid(unsafe_code)]
 
+pub mod backup;
 pub mod codec;
 pub mod files;
 pub mod front;

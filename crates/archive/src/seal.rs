@@ -35,11 +35,13 @@ pub enum Kind {
     Pack = 2,
     /// A proc's newest state.
     Head = 3,
+    /// A data directory; no object of a store.
+    Backup = 4,
 }
 
 impl Kind {
     fn of(byte: u8) -> Option<Kind> {
-        [Kind::Front, Kind::Pack, Kind::Head].into_iter().find(|kind| *kind as u8 == byte)
+        [Kind::Front, Kind::Pack, Kind::Head, Kind::Backup].into_iter().find(|kind| *kind as u8 == byte)
     }
 }
 
@@ -49,6 +51,7 @@ impl fmt::Display for Kind {
             Kind::Front => "front",
             Kind::Pack => "pack",
             Kind::Head => "head",
+            Kind::Backup => "backup",
         })
     }
 }

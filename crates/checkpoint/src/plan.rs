@@ -31,8 +31,8 @@ use std::path::Path;
 
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
-/// First word of the file.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN2");
+/// First word of the file; its last byte counts what changed, the restorer's addresses too.
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN3");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 
@@ -116,6 +116,9 @@ pub enum PlanError {
     /// A message in an image.
     #[error("an image is damaged")]
     Damaged(#[from] Malformed),
+    /// The plan was made by a Kip that writes them differently.
+    #[error("the plan is of another version")]
+    OtherVersion,
     /// The plan's own file.
     #[error("the plan cannot be read or written")]
     File(#[source] io::Error),
@@ -204,6 +207,9 @@ impl Plan {
         let word = |n: usize| -> Option<u64> {
             Some(u64::from_le_bytes(bytes.get(8 * n..8 * n + 8)?.try_into().expect("8 bytes")))
         };
+        if word(0).is_some_and(|magic| magic != MAGIC && (magic ^ MAGIC) << 8 == 0) {
+            return Err(PlanError::OtherVersion);
+        }
         let (Some(MAGIC), Some(crc), Some(length)) = (word(0), word(1), word(2)) else { return Err(damaged()) };
         let rest = &bytes[HEAD_BYTES..];
         if u64::from(crc32fast::hash(rest)) != crc {

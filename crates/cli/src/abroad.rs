@@ -98,6 +98,7 @@ fn at_home_only(command: &Command) -> Option<&'static str> {
     }
     match command {
         Command::Token(_) => Some("`kip token` works only on"),
+        Command::Backup(_) => Some("`kip backup` writes a file of"),
         Command::Image(ImageCommand::Load(_)) => Some("`kip image load` takes files of"),
         Command::Snapshot(args) => match args.command {
             Snapshot::Export { .. } => Some("`kip snapshot export` writes a file of"),

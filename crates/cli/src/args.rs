@@ -2,6 +2,7 @@
 
 use crate::abroad::AbroadArgs;
 use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
+use crate::backup::{BackupArgs, RestoreArgs};
 use crate::check::{CheckArgs, TrialArgs};
 use crate::image::{ImageCommand, RegistryArgs, When};
 use crate::key::KeyCommand;
@@ -96,6 +97,10 @@ pub enum Command {
     /// Show and change the keys that seal what is archived
     #[command(subcommand)]
     Key(KeyCommand),
+    /// Write all that the data directory keeps, procs with their memory, into one closed file; sleepers stay asleep, others sleep for a moment
+    Backup(BackupArgs),
+    /// Make a data directory of a backup, before `kip up`
+    Restore(RestoreArgs),
     /// Show and remove volumes that are kept under a name
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -197,6 +202,9 @@ pub struct RunArgs {
     /// Most processes and threads
     #[arg(long, value_name = "N")]
     pub pids: Option<u32>,
+    /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub disk: Option<u64>,
     /// Set an environment variable; may be repeated
     #[arg(long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
@@ -490,6 +498,7 @@ impl RunArgs {
             memory_bytes: self.mem,
             cpus: self.cpus,
             pids: self.pids.unwrap_or_else(|| Limits::default().pids),
+            disk_bytes: self.disk,
         };
         let image = match (self.tar, &self.image) {
             // The daemon's working directory is another.
@@ -597,6 +606,8 @@ mod tests {
             "db:/db",
             "--mem",
             "64M",
+            "--disk",
+            "1G",
             "--cpus",
             "0.5",
             "--pids",
@@ -632,7 +643,10 @@ mod tests {
             spec.timing,
             Timing { idle_ms: 2000, park_after_ms: 500, tick_ms: 60_000, never: true, ..Timing::default() }
         );
-        assert_eq!(spec.limits, Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7 });
+        assert_eq!(
+            spec.limits,
+            Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7, disk_bytes: Some(1 << 30) }
+        );
         assert_eq!(spec.image, Image::Tar("/x.tar".into()));
         assert!(request.wait_ready && spec.allow_setuid);
         assert_eq!(request.left_open, LeftOpen { archive_after: true, ..LeftOpen::default() });

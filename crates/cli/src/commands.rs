@@ -3,7 +3,7 @@
 use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
 use crate::life::WaitArgs;
 use crate::output::{print, print_json};
-use crate::{apply, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
+use crate::{apply, backup, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
 use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView};
@@ -23,7 +23,7 @@ const DOWN_WITHIN_S: i64 = 30;
 /// Carries out `command`.
 pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Up(_) | Command::Doctor(_) | Command::Completion(_) | Command::Man(_) => {
+        Command::Up(_) | Command::Restore(_) | Command::Doctor(_) | Command::Completion(_) | Command::Man(_) => {
             unreachable!("these are not calls of a daemon")
         }
         Command::Down => down(client, json).await?,
@@ -55,6 +55,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Snapshot(args) => return snapshot::call(client, args.command, json).await,
         Command::Image(command) => image::call(client, command, json).await?,
         Command::Key(command) => key::call(client, command, json).await?,
+        Command::Backup(args) => backup::backup(client, &args, json).await?,
         Command::Volume(command) => volume::call(client, command, json).await?,
         Command::Token(command) => token::call(client, command, json).await?,
         Command::Exec(args) => return exec::exec(client, &name(&args.name)?, args).await,

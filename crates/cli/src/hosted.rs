@@ -8,6 +8,7 @@ use kip_types::api::{
     MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName,
     SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
+use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
@@ -15,7 +16,7 @@ use kip_types::keys::{
 use kip_types::name::ProcName;
 use kip_types::volume::{VolumeName, VolumeView};
 use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
-use kip_worker::{Config, MemoryMarks, Worker};
+use kip_worker::{Config, MemoryMarks, WakeObserver, Worker};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,11 +39,23 @@ pub async fn open(
     set_memory: Option<u64>,
     (store, collect_every): (Option<String>, Option<u64>),
     (memory, disk, cache): (MemoryMarks, Option<u64>, Option<u64>),
+    observer: Option<Arc<dyn WakeObserver>>,
 ) -> anyhow::Result<Hosted> {
     let data = lock.data().to_owned();
     let programs = programs()?;
-    let config =
-        Config { data: data.clone(), criu, programs, only_criu, set_memory, store, collect_every, memory, disk, cache };
+    let config = Config {
+        data: data.clone(),
+        criu,
+        programs,
+        only_criu,
+        set_memory,
+        observer,
+        store,
+        collect_every,
+        memory,
+        disk,
+        cache,
+    };
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
@@ -306,6 +319,12 @@ impl Service for Hosted {
 
     async fn import_keys(&self, what: ImportKeysRequest) -> Result<ImportedKeysView, Refusal> {
         self.worker.import_keys(what.wrap, what.bytes.0).await
+    }
+
+    async fn backup(&self, request: BackupRequest) -> Result<Feed<BackupProgress>, Refusal> {
+        let (out, feed) = mpsc::channel(FEED);
+        self.worker.backup(request, out);
+        Ok(feed)
     }
 
     async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {

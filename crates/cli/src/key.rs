@@ -44,13 +44,13 @@ pub struct DestroyArgs {
 /// Without a flag the passphrase is asked for at the terminal.
 #[derive(Debug, Args)]
 pub struct FileArgs {
-    /// File of exported keys
+    /// The file
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
-    /// Close with the passphrase in the first line of this file, `-` for standard input
+    /// Close, or open, with the passphrase in the first line of this file, `-` for standard input
     #[arg(long, value_name = "FILE", conflicts_with = "key_file")]
     pub passphrase_file: Option<PathBuf>,
-    /// Close with the 32 bytes of this file
+    /// Close, or open, with the 32 bytes of this file
     #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 }
@@ -133,7 +133,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 impl FileArgs {
     /// What closes the keys; with `is_new` a passphrase that is typed is asked for twice.
-    fn wrap(&self, is_new: bool) -> anyhow::Result<KeysWrap> {
+    pub fn wrap(&self, is_new: bool) -> anyhow::Result<KeysWrap> {
         if let Some(path) = &self.key_file {
             let key = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
             return Ok(KeysWrap::Key(Hex(key)));

@@ -1,12 +1,13 @@
 //! The `kip` command.
 //!
-//! Parses, wires and shows; decides nothing. Every command but `up`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`. Exit
+//! Parses, wires and shows; decides nothing. Every command but `up`, `restore`, `doctor`, `completion` and `man` is a call of the daemon of `--data` or `--host`. Exit
 //! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
 #![forbid(unsafe_code)]
 
 mod abroad;
 mod apply;
 mod args;
+mod backup;
 mod check;
 mod commands;
 mod details;
@@ -26,6 +27,8 @@ mod snapshot;
 mod text;
 mod token;
 mod top;
+#[cfg(feature = "otel")]
+mod traces;
 mod up;
 mod view;
 mod volume;
@@ -62,6 +65,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
+        Command::Restore(args) => backup::restore(&data, &args, json),
         Command::Up(args) => {
             let memory = MemoryMarks::new(args.memory, args.memory_high, args.memory_low)
                 .unwrap_or_else(|e| Cli::command().error(ErrorKind::ValueValidation, e).exit());

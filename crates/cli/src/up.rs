@@ -8,6 +8,8 @@ use crate::abroad::ListenArgs;
 use crate::hosted;
 use crate::notify;
 use crate::output::{print, print_json};
+#[cfg(feature = "otel")]
+use crate::traces;
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_hub::{ApiSocket, DataLock, Ending, Hub, Remote, Service, Tokens};
@@ -59,6 +61,10 @@ pub struct UpArgs {
     /// Until no more than this share is used (10 below the high mark)
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pub memory_low: Option<u8>,
+    /// Send a trace of each wake to this collector, by OTLP over HTTP, for example http://127.0.0.1:4318; the variables OTEL_EXPORTER_OTLP_* work too
+    #[cfg(feature = "otel")]
+    #[arg(long, value_name = "URL")]
+    pub traces: Option<String>,
     /// Group that may use the API, which makes its members as powerful as root
     #[arg(long)]
     pub group: Option<String>,
@@ -122,10 +128,21 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     let marks = (memory, args.disk, args.cache);
     // Before anything is taken up: what is wrong with these is a matter of the command line.
     let doors = (Tokens::open(&lock)?, args.listen.bind().await?);
-    let worker = Arc::new(hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks).await?);
+    #[cfg(feature = "otel")]
+    let traces = traces::Traces::open(args.traces.as_deref(), lock.data())?;
+    #[cfg(feature = "otel")]
+    let observer = traces.clone().map(|traces| traces as Arc<dyn kip_worker::WakeObserver>);
+    #[cfg(not(feature = "otel"))]
+    let observer = None;
+    let opened = hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks, observer).await?;
+    let worker = Arc::new(opened);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, ends.any()).await?;
     hosted::close(worker, ending).await?;
+    #[cfg(feature = "otel")]
+    if let Some(traces) = traces {
+        tokio::task::spawn_blocking(move || traces.close()).await?;
+    }
     tracing::info!(?ending, "daemon ends");
     Ok(ExitCode::SUCCESS)
 }

@@ -134,7 +134,7 @@ pub fn inspect(view: &ProcView) -> String {
             ("working set", format!("{} pages", memory.working_set_pages)),
         ],
     );
-    text.add("limits and sleep", limits(&view.spec));
+    text.add("limits and sleep", limits(view));
     text.add("last sleep", view.last_sleep.iter().flat_map(last_sleep).collect());
     text.add("last wake", view.last_wake.iter().flat_map(last_wake).collect());
     text.0 + &view.last_wake.as_ref().map(|wake| indent(&steps(wake))).unwrap_or_default()
@@ -173,12 +173,20 @@ fn volume(volume: &VolumeSpec) -> String {
     format!("{} at {}{}", volume.source, volume.target, if volume.read_only { ", read-only" } else { "" })
 }
 
-fn limits(spec: &Spec) -> Vec<(&'static str, String)> {
+fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
+    let spec = &view.spec;
     let timing = &spec.timing;
     vec![
         ("memory", spec.limits.memory_bytes.map_or_else(|| "unlimited".to_owned(), bytes)),
         ("cpus", spec.limits.cpus.map_or_else(|| "unlimited".to_owned(), |n| n.to_string())),
         ("processes", spec.limits.pids.to_string()),
+        (
+            "disk",
+            match (view.disk_bytes, spec.limits.disk_bytes) {
+                (taken, Some(limit)) => format!("{} of {}", bytes(taken.unwrap_or(0)), bytes(limit)),
+                (_, None) => "unlimited".to_owned(),
+            },
+        ),
         (
             "leaves hot",
             match (timing.never, timing.dry_run) {

@@ -1,6 +1,8 @@
-//! Calls about the realm's keys.
+//! Calls about the realm's keys, and about what is closed by one of its own.
 
-use crate::{CallError, Client, Nothing};
+use crate::{CallError, Client, Feed, Nothing, json};
+use hyper::Method;
+use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::keys::{
     DestroyKeyRequest, DestroyedKeyView, ExportKeysRequest, ExportedKeys, Hex, ImportKeysRequest, ImportedKeysView,
     KeyView, KeysWrap,
@@ -25,6 +27,11 @@ impl Client {
     /// All keys, closed.
     pub async fn export_keys(&self, wrap: KeysWrap) -> Result<ExportedKeys, CallError> {
         self.post("/v1/keys/export", &ExportKeysRequest { wrap }).await
+    }
+
+    /// Writes all that the data directory keeps into a file of the daemon's machine. The last item is [`BackupProgress::End`].
+    pub async fn backup(&self, request: &BackupRequest) -> Result<Feed<BackupProgress>, CallError> {
+        Ok(Feed::new(self.send(Method::POST, "/v1/backup", json(request)).await?))
     }
 
     /// Takes over exported keys.

@@ -26,6 +26,7 @@ volume = ["./html:/srv/html:ro", { source = "cache", target = "/var/cache" }]
 mem = "64M"
 cpus = 0.5
 pids = 100
+disk = "2G"
 workdir = "/srv"
 user = "www-data"
 stop-signal = "SIGQUIT"

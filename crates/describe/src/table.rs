@@ -62,6 +62,9 @@ pub struct ProcTable {
     /// Most processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pids: Option<u32>,
+    /// Most disk space of its own files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<Size>,
     /// Working directory inside the proc.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workdir: Option<PathBuf>,
@@ -204,6 +207,7 @@ impl ProcTable {
                 memory_bytes: self.mem.map(|size| size.0),
                 cpus: self.cpus,
                 pids: self.pids.unwrap_or_else(|| Limits::default().pids),
+                disk_bytes: self.disk.map(|size| size.0),
             },
             timing,
             allow_setuid: self.allow_setuid,
@@ -285,6 +289,7 @@ impl ProcTable {
             volume: volumes.into_iter().map(volume).collect(),
             mem: limits.memory_bytes.map(Size),
             cpus: limits.cpus,
+            disk: limits.disk_bytes.map(Size),
             pids: (limits.pids != Limits::default().pids).then_some(limits.pids),
             workdir,
             user,

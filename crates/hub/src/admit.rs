@@ -11,6 +11,8 @@ use std::collections::BTreeSet;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
+/// Smallest limit of disk space: less is mostly journal.
+pub const DISK_MIN_BYTES: u64 = 16 << 20;
 /// Most names that a proc has for others beside its own.
 const MOST_ALIASES: usize = 32;
 
@@ -116,6 +118,9 @@ fn check(spec: &Spec) -> Result<(), String> {
     }
     if let Some(cpus) = limits.cpus.filter(|c| !(c.is_finite() && *c >= 0.01)) {
         return Err(format!("a limit of {cpus} CPUs is too small: give at least 0.01"));
+    }
+    if let Some(bytes) = limits.disk_bytes.filter(|b| *b < DISK_MIN_BYTES) {
+        return Err(format!("a limit of {bytes} bytes of disk space is too small: give at least {DISK_MIN_BYTES}"));
     }
     if limits.pids == 0 {
         return Err("a limit of 0 processes lets nothing run: give at least 1".to_owned());

@@ -11,6 +11,7 @@
 
 pub mod admit;
 mod answer;
+mod backup;
 mod dashboard;
 mod describe;
 mod exec;

@@ -62,6 +62,7 @@ fn all<S: Service>() -> Routes<S> {
         .get("/v1/openapi.json", document::<S>, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
     let routes = crate::snapshots::routes(routes);
     let routes = crate::keys::routes(routes);
+    let routes = crate::backup::routes(routes);
     let routes = crate::volumes::routes(routes);
     let routes = crate::meters::routes(routes);
     let routes = crate::dashboard::routes(routes);

@@ -9,6 +9,7 @@ use kip_types::api::{
     ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView,
     StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
+use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::{
     DestroyedKeyView, ExportKeysRequest, ExportedKeys, ImportKeysRequest, ImportedKeysView, KeyView,
@@ -140,6 +141,10 @@ pub trait Service: Send + Sync + 'static {
 
     /// Takes over exported keys.
     fn import_keys(&self, what: ImportKeysRequest) -> impl Future<Output = Result<ImportedKeysView, Refusal>> + Send;
+
+    /// Writes all that the data directory keeps into a file. The last item is [`BackupProgress::End`] or an error; it ends when the
+    /// feed is dropped.
+    fn backup(&self, request: BackupRequest) -> impl Future<Output = Result<Feed<BackupProgress>, Refusal>> + Send;
 
     /// Named volumes, sorted by name.
     fn volumes(&self) -> impl Future<Output = Result<Vec<VolumeView>, Refusal>> + Send;

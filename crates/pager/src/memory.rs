@@ -114,6 +114,8 @@ pub struct State {
     pub gone: bool,
     /// A page that somebody waits for cannot be trusted; nothing is tried again.
     damaged: bool,
+    /// No event is taken any more: whoever waits for that waits until the userfaultfd is closed, which answers all.
+    pub(crate) closed: bool,
 }
 
 thread_local! {
@@ -245,6 +247,7 @@ impl Memory {
             fetching: false,
             gone: false,
             damaged: false,
+            closed: false,
         };
         Self { id, uffd, state: Mutex::new(state) }
     }
@@ -270,6 +273,9 @@ impl Memory {
     /// trusted (`InvalidData`, told once): who waits for that waits until it is killed.
     pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
+        if state.closed {
+            return Ok(false);
+        }
         let mut turns = 0;
         loop {
             let events = state.map.events.read(self.uffd.as_fd())?;

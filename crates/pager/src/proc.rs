@@ -436,17 +436,40 @@ impl Proc {
     /// # Errors
     /// The kernel's or the source's; nothing is lost, all is served on.
     pub fn bring_all(&mut self) -> io::Result<()> {
+        let mut closed = HashSet::new();
+        let brought = self.bring_and_close(&mut closed);
+        let spaces = self.family.spaces().iter().map(|(id, m)| (*id, m.memory.clone())).collect::<Vec<_>>();
+        for (id, memory) in spaces {
+            if brought.is_ok() {
+                self.server.remove(id);
+                self.family.custodian.release(id);
+            } else if closed.contains(&id) {
+                memory.state().closed = false;
+                self.server.add(&memory, self.family.clone())?;
+            }
+        }
+        brought
+    }
+
+    /// Brings all back, then lets no child be born any more: one that is taken in after that would stay with nobody to serve
+    /// it. A fork whose event is not taken waits until its parent is released, and then the child has the parent's pages, all of
+    /// them.
+    fn bring_and_close(&self, closed: &mut HashSet<SpaceId>) -> io::Result<()> {
         // A child that was forked meanwhile is taken in with what its parent had out.
         let mut done: HashSet<SpaceId> = HashSet::new();
         loop {
-            let next = self
-                .family
-                .spaces()
-                .iter()
-                .find(|(id, _)| !done.contains(id))
-                .map(|(id, m)| (*id, m.memory.clone(), m.pid));
-            let Some((id, memory, pid)) = next else { break };
-            done.insert(id);
+            let spaces = self.family.spaces();
+            let next =
+                spaces.iter().find(|(id, _)| !done.contains(id)).or(spaces.iter().find(|(id, _)| !closed.contains(id)));
+            let Some((id, memory, pid)) = next.map(|(id, m)| (*id, m.memory.clone(), m.pid)) else { break };
+            drop(spaces);
+            if !done.insert(id) {
+                self.server.remove(id);
+                // Not before a birth that is under way is over.
+                memory.state().closed = true;
+                closed.insert(id);
+                continue;
+            }
             if memory.is_gone() {
                 continue;
             }
@@ -455,11 +478,6 @@ impl Proc {
                 (state.armed, state.bell) = (None, None);
             }
             memory.bring_all(&pid.map(present).transpose()?.unwrap_or_default())?;
-        }
-        let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();
-        for id in ids {
-            self.server.remove(id);
-            self.family.custodian.release(id);
         }
         Ok(())
     }

@@ -69,7 +69,7 @@ fn held_processes_come_back_complete() {
 fn no_thread_sees_eintr() {
     let mut torture = Torture::start(&["threads"]);
     let mut rig = Rig::new();
-    for round in 0..40 {
+    for round in 0..16 {
         std::thread::sleep(std::time::Duration::from_millis(round * 7 % 23));
         rig.sleep(torture.pid, if round % 2 == 0 { Sets::None } else { Sets::Memory });
         torture.good("c");
@@ -106,6 +106,23 @@ fn children_sleep_with_their_parents() {
     }
     assert_eq!(rig.proc.spaces().iter().filter(|(_, pid)| pid.is_some()).count(), 2);
     assert!(rig.proc.swap().used() < used * 2, "what neither has written is there once");
+}
+
+/// Between the last look for children and the end of all service.
+#[test]
+fn nobody_is_left_without_service_who_is_born_while_all_comes_back() {
+    for round in 0..16 {
+        let mut torture = Torture::start(&[]);
+        let mut rig = Rig::new();
+        rig.sleep(torture.pid, Sets::None);
+        torture.send('B');
+        std::thread::sleep(Duration::from_micros(round * 150));
+        rig.proc.bring_all().unwrap();
+        let Rig { proc, holder, .. } = rig;
+        drop(proc);
+        assert!(holder.0.lock().unwrap().is_empty(), "round {round}: somebody's memory is held and nobody serves it");
+        assert_eq!(torture.receive(), "ok", "round {round}");
+    }
 }
 
 #[test]

@@ -154,6 +154,15 @@ static int obey(char c)
 			return 1;
 		return status;
 	}
+	case 'B': /* children one behind the other, each of which looks at everything */
+		for (a = 0; a < 15; a++) {
+			pid_t pid = fork();
+			if (pid == 0)
+				_exit(bad() ? 1 : 0);
+			if (waitpid(pid, &status, 0) != pid || status)
+				return 1;
+		}
+		return 0;
 	case 'x': { /* a child that executes another program */
 		pid_t pid = fork();
 		if (pid == 0) { execl("/bin/true", "true", (char *)NULL); _exit(1); }

@@ -5,8 +5,10 @@
 
 #include "kernel.h"
 
-#define AREA 0x2000000000UL
-#define AREA_END 0x3000000000UL
+/* Where no program has anything: above the 46 bits in which V8 and others choose addresses by chance, below where programs are
+ * loaded (0x555555554000, load_elf_binary in the kernel's fs/binfmt_elf.c) and where mmap(2) goes down from the stack. */
+#define AREA 0x4a0000000000UL
+#define AREA_END 0x4a1000000000UL
 #define MAIN_STACK (AREA + 0x01000000UL)
 #define MAIN_STACK_SIZE 0x10000UL
 #define PLAN (AREA + 0x10000000UL)

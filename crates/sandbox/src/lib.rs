@@ -10,6 +10,7 @@
 pub mod archive;
 pub mod base;
 pub mod cgroup;
+pub mod disk;
 pub mod init;
 pub mod launch;
 pub mod launcher;

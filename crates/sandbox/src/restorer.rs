@@ -6,7 +6,7 @@
 pub const RESTORER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kip-restore"));
 
 /// Where it is linked.
-pub const ADDRESS: u64 = 0x20_0000_0000;
+pub const ADDRESS: u64 = 0x4a00_0000_0000;
 
 /// The compiler's flags, blanks between them, e.g. for a restorer of a test's own.
 pub const COMPILER_FLAGS: &str = env!("KIP_RESTORER_FLAGS");

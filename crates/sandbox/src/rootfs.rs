@@ -137,6 +137,9 @@ pub enum RootfsError {
         /// The proc's directory.
         dir: PathBuf,
     },
+    /// Where its own files are to lie is not to be had; why.
+    #[error("{0}")]
+    Place(String),
     /// The launcher could not mount it.
     #[error(transparent)]
     Launch(#[from] LaunchError),

@@ -6,6 +6,7 @@
 pub mod caps;
 pub mod fdpass;
 pub mod inject;
+pub mod loops;
 pub mod mount;
 pub mod netns;
 pub mod ns;

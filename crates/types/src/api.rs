@@ -289,6 +289,9 @@ pub struct ProcView {
     pub pids: Vec<u32>,
     /// Memory.
     pub memory: MemoryView,
+    /// Disk space that its own files take, in bytes; null where they are not limited.
+    #[serde(default)]
+    pub disk_bytes: Option<u64>,
     /// The last sleep.
     pub last_sleep: Option<SleepView>,
     /// The last wake.

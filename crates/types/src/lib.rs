@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod backup;
 pub mod image;
 pub mod keys;
 pub mod life;

@@ -121,7 +121,7 @@ pub enum Image {
     Oci(OciImage),
 }
 
-/// Limits enforced by cgroups. None means unlimited, except `pids`.
+/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited, except `pids`.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -131,11 +131,13 @@ pub struct Limits {
     pub cpus: Option<f64>,
     /// Processes and threads.
     pub pids: u32,
+    /// Disk space of its own files, bytes: what it changes of its root file system. Not volumes, logs and what it sleeps in.
+    pub disk_bytes: Option<u64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { memory_bytes: None, cpus: None, pids: 4096 }
+        Limits { memory_bytes: None, cpus: None, pids: 4096, disk_bytes: None }
     }
 }
 

@@ -199,6 +199,7 @@ impl Worker {
             meter.level(stored_bytes);
             let proc = Proc {
                 name,
+                files: crate::quota::OwnFiles::of(&spec, &dir),
                 spec,
                 dir,
                 slot,

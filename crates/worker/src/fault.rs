@@ -49,6 +49,7 @@ pub const STEPS: &[&str] = &[
     "remove-intent",
     "remove-network",
     "remove-files",
+    "backup-still",
     "gc-marked",
     "gc-candidates",
     "gc-deleted",

@@ -118,7 +118,8 @@ fn look(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details, S
                 name: process.name.clone(),
                 files: process.files.iter().map(|file| files::view(file, &sockets)).collect(),
             };
-            let own = own::read(&proc.dir).map_err(|e| chain(&e))?;
+            let place = proc.files.place().map_err(|e| chain(&e))?;
+            let own = own::read(place.path()).map_err(|e| chain(&e))?;
             Details::Files(FilesView { looked, processes: processes.iter().map(view).collect(), own })
         }
         Detail::Sockets => {

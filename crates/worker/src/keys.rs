@@ -146,15 +146,24 @@ impl Worker {
     }
 }
 
-/// Hands over what closes exported keys.
-fn with<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> Result<T, KeyChangeError>) -> Result<T, KeyChangeError> {
+/// A key file is none.
+#[derive(Debug, thiserror::Error)]
+#[error("a key file has 32 bytes, this one has {0}: `head -c 32 /dev/urandom` makes one")]
+pub(crate) struct KeyLength(usize);
+
+/// Hands over what closes exported keys or a backup.
+pub(crate) fn with_wrap<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> T) -> Result<T, KeyLength> {
     match wrap {
-        KeysWrap::Passphrase(text) => work(&Wrap::Passphrase(&text.0)),
+        KeysWrap::Passphrase(text) => Ok(work(&Wrap::Passphrase(&text.0))),
         KeysWrap::Key(Hex(bytes)) => {
-            let key: &[u8; 32] = bytes[..].try_into().map_err(|_| KeyChangeError::KeyLength(bytes.len()))?;
-            work(&Wrap::Key(key))
+            let key: &[u8; 32] = bytes[..].try_into().map_err(|_| KeyLength(bytes.len()))?;
+            Ok(work(&Wrap::Key(key)))
         }
     }
+}
+
+fn with<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> Result<T, KeyChangeError>) -> Result<T, KeyChangeError> {
+    with_wrap(wrap, work)?
 }
 
 fn who_needs(needs: &Needs, key: KeyId) -> Vec<ProcName> {

@@ -12,9 +12,11 @@
 //! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
 //! | [`keys`] | the realm's keys, by command |
 //! | [`images`] | images and the layers that procs keep |
+//! | [`backup`] | a copy of the whole data directory, and a data directory of that |
 //! | [`disk`] | who is archived for lack of room on the disk |
 //! | [`meter`] | what each proc has used |
 //! | [`metrics`] | what Prometheus is told |
+//! | [`observe`] | who else hears of wakes: traces |
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
@@ -28,6 +30,7 @@
 
 mod adopt;
 mod archive;
+mod backup;
 mod beside;
 mod check;
 mod disk;
@@ -49,6 +52,7 @@ mod machine;
 mod meter;
 mod metrics;
 mod names;
+mod observe;
 mod open;
 mod outdated;
 mod page_out;
@@ -58,6 +62,8 @@ mod policy;
 mod pressure;
 mod probe;
 mod proc;
+mod publish;
+mod quota;
 pub mod record;
 mod recover;
 mod renew;
@@ -73,8 +79,10 @@ mod volumes;
 mod wake;
 mod why;
 
+pub use backup::restore::{RestoreError, Restored, restore};
 pub use exec::{ExecOutput, ExecSession};
 pub use machine::InstanceError;
+pub use observe::WakeObserver;
 pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};
 
@@ -113,6 +121,8 @@ pub struct Worker {
     machine: Arc<Machine>,
     procs: Mutex<BTreeMap<ProcName, Handle>>,
     history: history::History,
+    /// One at a time.
+    backing_up: Mutex<()>,
 }
 
 impl Worker {
@@ -208,6 +218,7 @@ impl Worker {
         let meter = meter::Meter::new(events::now_ms());
         let proc = Proc {
             name,
+            files: quota::OwnFiles::of(&spec, &dir),
             spec,
             dir,
             slot: kit.slot,

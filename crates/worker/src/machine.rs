@@ -11,6 +11,7 @@ use crate::holdings::key;
 use crate::kits::Kits;
 use crate::logs::LogPump;
 use crate::metrics::Metrics;
+use crate::observe::WakeObserver;
 use crate::outdated;
 use crate::park::Body;
 use crate::pressure::{Grant, Pressure};
@@ -53,8 +54,11 @@ pub(crate) struct Machine {
     pub(crate) engine: String,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) pager: Pager,
+    /// Held for reading by whoever falls asleep or wakes by way of the pager: it is not replaced meanwhile.
+    pub(crate) pager_stays: tokio::sync::RwLock<()>,
     /// What working sets may take in memory, bytes; none for a part of all that may be used.
     pub(crate) set_memory: Option<u64>,
+    pub(crate) observer: Option<Arc<dyn WakeObserver>>,
     /// The object store, if there is one.
     pub(crate) archive: Option<Arc<Archive>>,
     pub(crate) programs: PathBuf,
@@ -122,12 +126,7 @@ pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceErr
         let Ok(instance) = Instance::new(number) else { continue };
         let path = dir.join(format!("instance-{number}"));
         let Some(mut file) = lock(&path).map_err(at(&path))? else { continue };
-        // A number whose daemon died may still have procs running: it belongs to its directory while that remembers it.
-        let owner = fs::read_to_string(&path).unwrap_or_default();
-        let other = Path::new(owner.trim());
-        let still = other != data
-            && fs::read_to_string(other.join("run/instance")).is_ok_and(|t| t.trim() == number.to_string());
-        if !owner.trim().is_empty() && still {
+        if is_others(number, data) {
             continue;
         }
         file.set_len(0).and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes())).map_err(at(&path))?;
@@ -136,6 +135,27 @@ pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceErr
         return Ok((instance, file));
     }
     Err(InstanceError::Full)
+}
+
+/// Whether a number is another data directory's. One whose daemon died may still have procs running: it belongs to its directory
+/// while that remembers it.
+fn is_others(number: u8, data: &Path) -> bool {
+    let owner = fs::read_to_string(Path::new(INSTANCES).join(format!("instance-{number}"))).unwrap_or_default();
+    let other = Path::new(owner.trim());
+    let remembered = || fs::read_to_string(other.join("run/instance")).is_ok_and(|t| t.trim() == number.to_string());
+    !owner.trim().is_empty() && other != data && remembered()
+}
+
+/// The number that a data directory without one is to take: `wanted`, unless it is another's. None if all are.
+pub(crate) fn free_instance(wanted: u8, data: &Path) -> Option<Instance> {
+    let order = std::iter::once(wanted).chain(0..kip_net::addr::INSTANCES);
+    order.filter_map(|number| Instance::new(number).ok()).find(|instance| !is_others(instance.number(), data))
+}
+
+/// All ids of an instance: the first, and how many.
+pub(crate) fn ids_of(instance: Instance) -> (u32, u32) {
+    let count = u32::from(kip_net::addr::SLOTS) * IDS_PER_BLOCK;
+    (FIRST_ID + u32::from(instance.number()) * count, count)
 }
 
 /// Locks the file at a path, which is made if it is not there; None if somebody else has the lock. Whoever gives a number back
@@ -313,23 +333,33 @@ impl Machine {
         }
     }
 
-    /// Follows the pager, and starts another when it dies; runs on a thread of its own.
+    /// Follows the pager, and starts another when it dies; runs on a thread of its own. What is outdated is replaced once it is
+    /// followed.
     pub(crate) fn serve_pager(self: &Arc<Machine>) {
         let weak = Arc::downgrade(self);
-        let serve = move || {
-            if let Some(machine) = weak.upgrade() {
-                outdated::end_pager(&machine);
+        let (is_followed, first) = tokio::sync::oneshot::channel();
+        tokio::spawn({
+            let weak = weak.clone();
+            async move {
+                if first.await.is_ok()
+                    && let Some(machine) = weak.upgrade()
+                {
+                    outdated::replace(&machine).await;
+                }
             }
-            let mut is_first = true;
+        });
+        let serve = move || {
+            let mut is_followed = Some(is_followed);
             loop {
                 let Some(machine) = weak.upgrade() else { return };
                 if machine.is_closing() {
                     return;
                 }
                 let followed = machine.take_up_pager();
-                // The next pager has what it needs from the keeper by now.
-                if followed.is_ok() && std::mem::take(&mut is_first) {
-                    outdated::end_keeper(&machine);
+                if followed.is_ok()
+                    && let Some(tell) = is_followed.take()
+                {
+                    let _ = tell.send(());
                 }
                 drop(machine);
                 match followed {

@@ -7,18 +7,18 @@
 
 use crate::machine::Machine;
 use crate::proc::Proc;
+use crate::quota::Place;
+use crate::task::chain;
 use kip_net::addr::Addresses;
 use std::fs;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 const BEGIN: &str = "# kip: procs of this network\n";
 const END: &str = "# kip: end\n";
 
-fn file_of(proc: &Proc) -> PathBuf {
-    proc.dir.join("upper/root/etc/hosts")
-}
+/// In its own files.
+const FILE: &str = "upper/root/etc/hosts";
 
 /// What is said of a proc: a line for each of its addresses.
 fn lines(proc: &Proc) -> String {
@@ -39,14 +39,14 @@ fn with_part(text: &str, part: &str) -> String {
     format!("{before}{newline}{BEGIN}{part}{END}{after}")
 }
 
-/// Tells a proc of those of its network, itself among them. It has its files.
-pub(crate) fn write(proc: &Proc) {
+/// Tells a proc of those of its network, itself among them. It has its files, at `place`.
+pub(crate) fn write_at(proc: &Proc, place: &Place) {
     let Some(network) = &proc.spec.network else { return };
     let procs = proc.shared.live_procs();
     let mut all: Vec<&Arc<Proc>> = procs.iter().filter(|p| p.spec.network.as_ref() == Some(network)).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     let part: String = all.into_iter().map(|p| lines(p)).collect();
-    let path = file_of(proc);
+    let path = place.path().join(FILE);
     let written = (|| {
         // A link that the program has made there would lead anywhere.
         if !fs::symlink_metadata(&path)?.is_file() {
@@ -64,8 +64,12 @@ pub(crate) fn write(proc: &Proc) {
 /// Tells all of a network that somebody came or went. Those that have no files now are told when they get them.
 pub(crate) fn write_all(machine: &Machine, network: &str) {
     let procs = machine.live_procs();
-    for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network) && file_of(p).exists()) {
-        write(proc);
+    for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network)) {
+        match proc.files.place() {
+            Ok(place) if place.path().join(FILE).exists() => write_at(proc, &place),
+            Ok(_) => {}
+            Err(error) => tracing::warn!(proc = %proc.name, error = chain(&error), "it is not told of its network"),
+        }
     }
 }
 

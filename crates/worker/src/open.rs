@@ -2,6 +2,7 @@
 
 use crate::Worker;
 use crate::archive::{Archive, ArchiveError, collect};
+use crate::backup;
 use crate::disk;
 use crate::events::{Events, now_ms};
 use crate::exec::Ends;
@@ -11,6 +12,7 @@ use crate::kits::Kits;
 use crate::logs::{LogPump, Rotation};
 use crate::machine::{self, InstanceError, Machine};
 use crate::metrics::Metrics;
+use crate::observe::WakeObserver;
 use crate::pressure::{MemoryMarks, Pressure};
 use crate::probe::Listeners;
 use crate::proc::Proc;
@@ -63,6 +65,8 @@ pub struct Config {
     pub only_criu: bool,
     /// What all working sets may take in memory, bytes; beyond that they are on disk. None for a part of what procs may use.
     pub set_memory: Option<u64>,
+    /// Who wants to hear of wakes.
+    pub observer: Option<Arc<dyn WakeObserver>>,
     /// URL of the object store; none, and procs cannot be archived.
     pub store: Option<String>,
     /// How often the store is collected, milliseconds; none for the usual.
@@ -151,8 +155,12 @@ impl Worker {
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
         machine.serve_launcher();
-        let worker =
-            Arc::new(Worker { machine: Arc::clone(&machine), procs: Mutex::default(), history: Default::default() });
+        let worker = Arc::new(Worker {
+            machine: Arc::clone(&machine),
+            procs: Mutex::default(),
+            history: Default::default(),
+            backing_up: Mutex::default(),
+        });
         if keeper_was_new && remembered.iter().any(|r| r.record.state.tier().is_some()) {
             tracing::warn!("the keeper was not running: connections of procs that were parked are lost");
         }
@@ -264,6 +272,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         tracing::warn!(error = chain(&e), "something removed is still on disk");
     }
     volumes::sweep(&config.data);
+    // Of a backup that was not finished.
+    let _ = fs::remove_dir_all(backup::scratch(&config.data));
     let remembered = recover::read_all(&records)?;
     let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
     let new = keeper.found() == kip_keeper::Found::Started;
@@ -289,7 +299,9 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         records,
         keeper,
         pager,
+        pager_stays: tokio::sync::RwLock::default(),
         set_memory: config.set_memory,
+        observer: config.observer.clone(),
         archive,
         programs: config.programs.clone(),
         launcher,

@@ -5,18 +5,23 @@
 //! protocols differ have refused each other before that.
 
 use crate::machine::Machine;
-use crate::task::chain;
+use crate::task::{Command, Handle, blocking, chain};
+use futures_util::StreamExt as _;
 use kip_sys::process;
-use kip_types::State;
+use kip_types::{State, Tier};
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// It has ended its work when it answers; what is left is the kernel's.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often those are parked who have hibernated meanwhile.
+const ROUNDS: u32 = 5;
 
 /// Whether a process runs another file than the one that has this path now. Not if there is none: then nothing could replace it.
 fn is_other(pid: u32, program: &Path) -> bool {
@@ -27,29 +32,76 @@ fn is_other(pid: u32, program: &Path) -> bool {
     }
 }
 
-/// Ends an outdated pager; who follows it starts the next. As long as procs are hibernated it stays: held threads would run, and whether a
-/// proc has touched its memory is known to this pager only.
-pub(crate) fn end_pager(machine: &Machine) {
-    let Ok(pid) = machine.pager.pid() else { return };
-    if !is_other(pid, &machine.programs.join("kip-pager")) {
+/// Replaces what is outdated, the pager first: the next one takes up what the keeper holds.
+pub(crate) async fn replace(machine: &Arc<Machine>) {
+    replace_pager(machine).await;
+    let machine = Arc::clone(machine);
+    blocking(move || end_keeper(&machine)).await;
+}
+
+/// Ends an outdated pager; who follows it starts the next. Whoever is hibernated is parked before that, which wakes nobody: held threads
+/// would run, and whether a proc has touched its memory is known to this pager only. It stays for those that cannot be parked.
+async fn replace_pager(machine: &Arc<Machine>) {
+    let pid = || {
+        let machine = Arc::clone(machine);
+        blocking(move || machine.pager.pid())
+    };
+    let Ok(old) = pid().await else { return };
+    if !is_other(old, &machine.programs.join("kip-pager")) {
         return;
     }
-    let hibernated = machine.hibernated();
+    let hibernated = machine.hibernated().len();
     if hibernated > 0 {
-        let message = format!("pid {pid} is of an older build, and stays for {hibernated} hibernated procs");
-        return machine.events.tell(None, "pager", message);
+        let message =
+            format!("pid {old} is of an older build: {hibernated} hibernated procs are parked, then it is replaced");
+        machine.events.tell(None, "pager", message);
     }
-    let ended = process::pidfd_open(pid).map_err(|e| e.to_string()).and_then(|pidfd| {
-        machine.pager.quit().map_err(|e| chain(&e))?;
+    let mut rounds = 0;
+    // While this lives nobody falls asleep or wakes by way of the pager.
+    let _nobody = loop {
+        park_all(machine).await;
+        let nobody = machine.pager_stays.write().await;
+        let left = machine.hibernated();
+        rounds += 1;
+        if left.is_empty() {
+            break nobody;
+        }
+        if rounds == ROUNDS {
+            let names: Vec<_> = left.iter().map(|handle| handle.proc.name.as_str()).collect();
+            let names = names.join(", ");
+            let message = format!("pid {old} is of an older build, and stays for what cannot be parked: {names}");
+            return machine.events.tell(None, "pager", message);
+        }
+    };
+    let ending = Arc::clone(machine);
+    let ended = blocking(move || {
+        let pidfd = process::pidfd_open(old).map_err(|e| e.to_string())?;
+        ending.pager.quit().map_err(|e| chain(&e))?;
         process::wait_for_end(pidfd.as_fd(), Some(ENDS_WITHIN)).map_err(|e| e.to_string())
     });
-    if let Err(error) = ended {
-        tracing::warn!(pid, error, "an outdated pager is not replaced");
+    if let Err(error) = ended.await {
+        return tracing::warn!(pid = old, error, "an outdated pager is not replaced");
+    }
+    let until = Instant::now() + ENDS_WITHIN;
+    while !pid().await.is_ok_and(|new| new != old) && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
+/// Parks all that are hibernated and can be parked, as many at a time as there are processors.
+async fn park_all(machine: &Machine) {
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    let parked = futures_util::stream::iter(machine.hibernated()).map(|handle| async move {
+        let slept = handle.ask(|reply| Command::Sleep { to: Tier::Parked, reply }).await;
+        if let Err(refusal) = slept {
+            tracing::info!(proc = %handle.proc.name, reason = refusal.message, "the pager cannot be replaced yet");
+        }
+    });
+    parked.buffer_unordered(at_once).for_each(|()| async {}).await;
+}
+
 /// Ends an outdated keeper; who watches it starts the next.
-pub(crate) fn end_keeper(machine: &Machine) {
+fn end_keeper(machine: &Machine) {
     let pid = machine.keeper.pid();
     if !is_other(pid, &machine.programs.join("kip-keeper")) {
         return;
@@ -62,11 +114,11 @@ pub(crate) fn end_keeper(machine: &Machine) {
 }
 
 impl Machine {
-    /// How many procs are hibernated.
-    fn hibernated(&self) -> usize {
-        let is =
-            |handle: &&crate::task::Handle| matches!(handle.status.borrow().record.state, State::Hibernated { .. });
-        self.all_handles().iter().filter(is).count()
+    /// Who is hibernated.
+    fn hibernated(&self) -> Vec<Handle> {
+        let mut all = self.all_handles();
+        all.retain(|handle| matches!(handle.status.borrow().record.state, State::Hibernated { .. }));
+        all
     }
 }
 

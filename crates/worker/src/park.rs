@@ -15,6 +15,7 @@ use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
 use crate::pins::{self, Pin, PinError};
 use crate::proc::{Proc, namespaces_of, user_of};
+use crate::quota::{Place, QuotaError};
 use crate::tree::{self, Tree};
 use crate::volumes;
 use crate::volumes::sleep::{Slept, UnfitVolume};
@@ -128,6 +129,8 @@ struct Seen {
     out: bool,
     /// Other mounts of its files.
     mounts: Option<Mounts>,
+    /// Where its own files are.
+    place: Place,
 }
 
 /// What was made of a frozen tree.
@@ -175,6 +178,8 @@ pub(crate) enum ParkError {
     Record(#[source] crate::record::RecordError),
     #[error(transparent)]
     Volume(#[from] UnfitVolume),
+    #[error("its own files cannot be looked at")]
+    Place(#[from] QuotaError),
     #[error("its processes cannot be read")]
     Tree(#[source] io::Error),
 }
@@ -214,6 +219,7 @@ pub(crate) fn park(
     let volumes = volumes::sleep::look(proc, init)?;
     let own_ipc = tree.maps_system_v();
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
+    let place = proc.files.place()?;
     let mounts = proc.copy_mounts(init);
     if let Err(error) = &mounts {
         tracing::info!(proc = %proc.name, %error, "its mounts cannot be held, CRIU will do the next wake");
@@ -230,11 +236,9 @@ pub(crate) fn park(
         ghost_limit: GHOST_LIMIT,
     };
     let helper = proc.shared.helpers.take()?;
-    let (before, asleep) = options_before(&tree);
-    let since = tree.waiting();
-    let at_rest = asleep.is_some() && asleep == tree.asleep();
+    let (before, since, at_rest) = look_before(&tree);
     let mounts = mounts.ok();
-    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, volumes, own_ipc, out, mounts };
+    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, volumes, own_ipc, out, mounts, place };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
@@ -302,7 +306,7 @@ fn settle(
         paths.clear();
     }
     let dir = proc.dir.join("pins");
-    let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr())?;
+    let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr(&seen.place))?;
     pins.push(pins::pin_init(&proc.base, &dir)?);
     sockets::mend_mounts(images)?;
     // Without the mounts what has a path would be in the way of new ones.
@@ -395,8 +399,8 @@ pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
 /// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
 /// something is given a moment to come to rest.
 ///
-/// With it: how often each thread had left a processor then, if all slept.
-fn options_before(tree: &Tree) -> (BTreeMap<u32, SavedOptions>, Option<Vec<u64>>) {
+/// With it: in which calls the threads waited, and whether all of them slept.
+fn look_before(tree: &Tree) -> (BTreeMap<u32, SavedOptions>, Since, bool) {
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
@@ -405,8 +409,9 @@ fn options_before(tree: &Tree) -> (BTreeMap<u32, SavedOptions>, Option<Vec<u64>>
         let asleep = tree.asleep();
         if asleep.is_some() {
             let options = places(tree).into_iter().filter_map(look).collect();
+            let since = tree.waiting();
             if asleep == tree.asleep() {
-                return (options, asleep);
+                return (options, since, true);
             }
         }
         std::thread::sleep(BETWEEN_LOOKS);
@@ -415,7 +420,7 @@ fn options_before(tree: &Tree) -> (BTreeMap<u32, SavedOptions>, Option<Vec<u64>>
     for saved in options.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    (options, None)
+    (options, tree.waiting(), false)
 }
 
 /// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot

@@ -6,6 +6,8 @@ use crate::machine::Machine;
 use crate::meter::Meter;
 use crate::names;
 use crate::pins;
+use crate::quota::{OwnFiles, Place};
+use crate::task::chain;
 use crate::tree::Tree;
 use crate::view::Measured;
 use kip_net::Slot;
@@ -16,7 +18,7 @@ use kip_types::{Image, ProcName, Spec};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +39,7 @@ pub(crate) struct Proc {
     pub(crate) spec: Spec,
     /// `DATA/procs/NAME`.
     pub(crate) dir: PathBuf,
+    pub(crate) files: Arc<OwnFiles>,
     pub(crate) slot: Slot,
     /// The skeleton it was created over.
     pub(crate) base: PathBuf,
@@ -65,21 +68,22 @@ impl Proc {
         matches!(self.spec.image, Image::Tar(_)).then(|| self.dir.join("layer"))
     }
 
-    /// Directories whose files lie over the host's /usr inside.
-    pub(crate) fn dirs_over_usr(&self) -> Vec<PathBuf> {
-        let mut dirs = vec![self.dir.join("upper/usr")];
+    /// Directories whose files lie over the host's /usr inside. Its own are at `place`.
+    pub(crate) fn dirs_over_usr(&self, place: &Place) -> Vec<PathBuf> {
+        let mut dirs = vec![place.path().join("upper/usr")];
         dirs.extend(self.layer().map(|l| l.join("usr")));
         dirs
     }
 
-    /// How its file systems are laid out; with the pinned base files over the base where that has changed.
-    pub(crate) fn rootfs(&self, with_pins: bool) -> RootfsSpec {
+    /// How its file systems are laid out, its own files being at `place`; with the pinned base files over the base where that
+    /// has changed.
+    fn rootfs(&self, place: &Path, with_pins: bool) -> RootfsSpec {
         RootfsSpec {
             base: self.base.clone(),
             layer: self.layer(),
             pins: with_pins.then(|| self.dir.join("pins")),
             image: images::layers_of(&self.spec).map(|layers| self.shared.images.layer_dirs(&layers)),
-            dir: self.dir.clone(),
+            dir: place.to_owned(),
             uid_base: self.first_id(),
             hostname: self.name.to_string(),
         }
@@ -94,7 +98,8 @@ impl Proc {
     /// Mounts its file systems, detached, with the mapping of ids of a user namespace. The earlier mounts must be gone
     /// (`index=on` allows one at a time); while the kernel still takes them down, this waits.
     pub(crate) fn mounts_of(&self, user: BorrowedFd<'_>, with_pins: bool) -> Result<Mounts, RootfsError> {
-        let spec = self.rootfs(with_pins);
+        let place = self.files.place().map_err(|e| RootfsError::Place(chain(&e)))?;
+        let spec = self.rootfs(place.path(), with_pins);
         if let Err(e) = pins::note_use(&self.dir.join("pins"), with_pins)
             && with_pins
         {
@@ -115,7 +120,7 @@ impl Proc {
             }
         };
         if mounted.is_ok() {
-            names::write(self);
+            names::write_at(self, &place);
         }
         mounted
     }
@@ -146,7 +151,7 @@ impl Proc {
     /// The mounts of a wake: those that are held, or new ones. They are held no longer, for nothing can be attached twice.
     pub(crate) fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
         // They live on by what is held, but with nothing in them that somebody has deleted.
-        self.rootfs(with_pins).check_layers()?;
+        self.rootfs(&self.dir, with_pins).check_layers()?;
         let held = self.held_mounts(with_pins);
         if let Err(e) = self.holdings.drop_prefix(key::MOUNTS) {
             tracing::warn!(proc = %self.name, error = %e, "the keeper did not let mounts go");

@@ -74,6 +74,7 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
     let base = record.base.clone();
     let proc = Arc::new(Proc {
         name,
+        files: crate::quota::OwnFiles::of(&spec, &dir),
         spec,
         dir,
         slot,

@@ -92,7 +92,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
     let tasks = cgroup.task_files().map_err(|e| refuse(Code::Failed, proc, "its cgroup", &e))?;
     let user = user_in(proc, mounts.root.as_fd()).map_err(|e| refuse(Code::Invalid, proc, "its user", &e))?;
     let owner = user.as_ref().map_or((0, 0), |user| (user.ids.uid, user.ids.gid));
-    let volumes = volumes::for_start(proc, mounts.root.as_fd(), namespaces.user.as_fd(), owner);
+    let volumes = volumes::for_start(proc, &mounts, namespaces.user.as_fd(), owner);
     mounts.volumes = volumes.map_err(|e| refuse(Code::Exhausted, proc, "its volumes", &e))?;
     fault::reach("start-mounts");
     if let Some(user) = &user {

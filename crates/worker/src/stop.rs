@@ -150,6 +150,7 @@ pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
     let proc = Arc::clone(proc);
     blocking(move || {
         fault::reach("remove-files");
+        proc.files.wait_until_unused();
         proc.shared.records.remove(&proc.name).and_then(crate::record::Trash::delete).map_err(|e| {
             Refusal::new(Code::Failed, format!("the files of {} cannot be removed: {}", proc.name, chain(&e)))
         })?;

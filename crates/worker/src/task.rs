@@ -13,6 +13,7 @@ mod hooks;
 mod pressed;
 mod ready;
 mod sleep;
+mod still;
 
 pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
@@ -22,7 +23,8 @@ pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
 pub(crate) use ready::once as look_once;
-pub(crate) use sleep::{source_word as sleep_word, take_custody};
+pub(crate) use sleep::{plan_wake, source_word as sleep_word, take_custody};
+pub(crate) use still::{Still, Stilled};
 
 use crate::archive::Uploaded;
 use crate::due::{self, NextWake};
@@ -102,6 +104,8 @@ pub(crate) enum Command {
     TakeOver { only_if_ours: bool, reply: Reply<()> },
     /// Archive it for `cause` if it is parked; answers when that is done.
     ArchiveForRoom { cause: String, reply: Reply<bool> },
+    /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
+    StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -462,6 +466,7 @@ impl Task {
                 return removed;
             }
             Command::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
+            Command::StandStill { over, reply } => self.stand_still(over, reply).await,
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);

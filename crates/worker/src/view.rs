@@ -81,6 +81,7 @@ fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> 
         ports: record.ports.clone(),
         pids,
         memory,
+        disk_bytes: proc.files.limited_bytes(),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone().map(|wake| WakeView { fetched: fetched(proc, &wake), ..wake }),
         exit: match &record.state {

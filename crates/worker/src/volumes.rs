@@ -5,24 +5,24 @@
 //! Nothing of a volume is ever part of a generation. Crash: a volume that was being removed is under a name that no volume can
 //! have, and the next start of the daemon removes the rest.
 
+mod fill;
 pub(crate) mod sleep;
 
 use crate::Worker;
 use crate::machine::Machine;
-use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::proc::Proc;
 use crate::secrets;
 use crate::task::{blocking, chain};
+use kip_sandbox::rootfs::Mounts;
 use kip_sandbox::volume::{self, Volume};
 use kip_types::api::{Code, Refusal};
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, Spec, VolumeName, VolumeSource, VolumeSpec};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
-use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -126,39 +126,20 @@ fn in_order(spec: &Spec) -> Vec<&VolumeSpec> {
     volumes
 }
 
-/// An empty volume gets owner and mode of the directory that it covers, so that a program which is not root can use it.
-fn take_after(proc: &Proc, root: BorrowedFd<'_>, volume: &VolumeSpec) -> io::Result<()> {
-    let path = path_of(&proc.shared.data, &volume.source);
-    if fs::read_dir(&path)?.next().is_some() {
-        return Ok(());
-    }
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let covered = match rustix::fs::openat2(root, &volume.target, flags, Mode::empty(), resolve) {
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-        opened => rustix::fs::fstat(opened?)?,
-    };
-    let inside = |id: u32| id.checked_sub(proc.first_id()).filter(|id| *id < IDS_PER_BLOCK);
-    let (Some(uid), Some(gid)) = (inside(covered.st_uid), inside(covered.st_gid)) else { return Ok(()) };
-    std::os::unix::fs::chown(&path, Some(uid), Some(gid))?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(covered.st_mode & 0o7777))
-}
-
 /// Mounts for a start, detached.
 ///
 /// # Errors
 /// One of them is not there, or cannot be mounted.
 pub(crate) fn for_start(
     proc: &Proc,
-    root: BorrowedFd<'_>,
+    mounts: &Mounts,
     user: BorrowedFd<'_>,
     owner: (u32, u32),
 ) -> Result<Vec<Volume>, sleep::VolumeChanged> {
     for volume in proc.spec.volumes.iter().filter(|v| !v.read_only) {
-        if let VolumeSource::Named(_) = volume.source
-            && let Err(e) = take_after(proc, root, volume)
-        {
-            tracing::warn!(proc = %proc.name, target = volume.target, error = %e, "a new volume belongs to root");
+        if let Err(e) = fill::fill(proc, mounts, volume) {
+            let message = "a new volume does not get what it covers";
+            tracing::warn!(proc = %proc.name, target = volume.target, error = %e, message);
         }
     }
     let mount = |v: &VolumeSpec| {
@@ -293,7 +274,10 @@ impl Worker {
                 format!("there is no volume {:?} (`kip volume ls` lists them)", name.as_str()),
             )),
             Err(e) => Err(Refusal::new(Code::Failed, format!("volume {name} cannot be removed: {e}"))),
-            Ok(()) => Ok(trash),
+            Ok(()) => {
+                fill::forget(&self.machine.data, name);
+                Ok(trash)
+            }
         }
     }
 }

@@ -133,7 +133,7 @@ impl<'a> Lifted<'a> {
         if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
             return Ok(Lifted(None));
         }
-        proc.cgroup.set_limits(&Limits { memory_bytes: None, cpus: None, pids: Self::MANY_PIDS })?;
+        proc.cgroup.set_limits(&Limits { memory_bytes: None, cpus: None, pids: Self::MANY_PIDS, disk_bytes: None })?;
         Ok(Lifted(Some(proc)))
     }
 }
@@ -173,7 +173,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let body = &manifest.body;
     let with_pins = pins::base_changed(&body.pins);
     // First: what is not as it was is no fault of the plan's.
-    let mut volumes = Some(volumes::for_wake(proc, &body.volumes)?);
+    let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
         bring(proc, &images, &manifest, ready.needed(), steps)?;
@@ -196,7 +196,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     steps.done("helper");
     fault::reach("wake-helper");
     let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
-    let mounted = volumes.map_or_else(|| volumes::for_wake(proc, &body.volumes), Ok)?;
+    let mounted = volumes.map_or_else(|| volumes::for_wake(proc, generation, &body.volumes), Ok)?;
     let volumes: Vec<_> = mounted.iter().enumerate().map(restored).collect();
     steps.done("mounts");
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;

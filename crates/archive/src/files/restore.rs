@@ -32,21 +32,23 @@ pub struct IdShift {
 }
 
 impl IdShift {
-    fn own(&self) -> Ids {
+    pub(crate) fn own(&self) -> Ids {
         Ids { first: self.from, count: self.count }
     }
 
     /// Of an id that is one of its own.
-    fn id(&self, id: u32) -> u32 {
+    pub(crate) fn id(&self, id: u32) -> u32 {
         self.to + (id - self.from)
     }
 
     /// Ids are also in file capabilities and in access control lists.
-    fn xattr(&self, name: &[u8], value: &[u8]) -> Vec<u8> {
+    pub(crate) fn xattr(&self, name: &[u8], value: &[u8]) -> Vec<u8> {
         let mut shifted = value.to_vec();
         for at in rules::id_places(name, value).unwrap_or_default() {
             let id = u32::from_le_bytes(value[at..at + 4].try_into().expect("4 bytes"));
-            shifted[at..at + 4].copy_from_slice(&self.id(id).to_le_bytes());
+            if self.own().has(id) {
+                shifted[at..at + 4].copy_from_slice(&self.id(id).to_le_bytes());
+            }
         }
         shifted
     }

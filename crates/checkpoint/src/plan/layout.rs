@@ -1,9 +1,9 @@
 //! The bytes of a plan: 64-bit words and what they point at.
 
-/// Addresses from here on are the restorer's: AREA in restorer.c.
-pub const AREA: u64 = 0x20_0000_0000;
+/// Addresses from here on are the restorer's: AREA in plan.h, which says why there.
+pub const AREA: u64 = 0x4a00_0000_0000;
 /// Up to here.
-pub const AREA_END: u64 = 0x30_0000_0000;
+pub const AREA_END: u64 = 0x4a10_0000_0000;
 /// Mapped in every process that is being rebuilt: MAIN_STACK in restorer.c.
 pub const RESTORER_STACK: u64 = AREA + 0x100_0000;
 /// Where pid 1 makes shared memory: SHARED in restorer.c.

@@ -1,4 +1,4 @@
-//! Programs Kip starts: CRIU, nft; and ip, for people.
+//! Programs Kip starts: CRIU, nft, mkfs.ext4; and ip, for people.
 
 use super::{Check, is_root};
 use kip_checkpoint::locate::{CriuCommand, LocateError, OLDEST, locate};
@@ -16,6 +16,9 @@ pub(super) fn checks(explicit: Option<&Path>) -> Vec<Check> {
     }
     checks.push(tool("nft", |name| {
         Check::fail(name, "not found", "no port of a proc can be reached", "apt-get install nftables")
+    }));
+    checks.push(tool("mkfs.ext4", |name| {
+        Check::warn(name, "not found", "no proc can be limited in disk space (--disk)", "apt-get install e2fsprogs")
     }));
     checks.push(tool("ip", |name| {
         Check::warn(

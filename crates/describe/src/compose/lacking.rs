@@ -3,7 +3,7 @@
 use crate::place::Weight::{self, Changes, Harmless};
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 58] = [
+pub const LACKING: [(&str, Weight, &str); 57] = [
     ("annotations", Harmless, "they are left out"),
     ("attach", Harmless, "`kip logs` has what it writes"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
@@ -54,7 +54,6 @@ pub const LACKING: [(&str, Weight, &str); 58] = [
     ("runtime", Harmless, "there is one, Kip's"),
     ("security_opt", Harmless, "a proc has Kip's own filter, and no new privileges"),
     ("shm_size", Harmless, "/dev/shm is a directory of its own files, without a limit"),
-    ("storage_opt", Harmless, "its own files are not limited"),
     ("sysctls", Changes, "it has the kernel's usual settings"),
     ("tmpfs", Harmless, "this is a directory of its own files, on the disk"),
     ("ulimits", Changes, "it has the limits of any proc"),

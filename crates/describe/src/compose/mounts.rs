@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Options of the short form that change nothing here.
-const NOTHING: [&str; 8] = ["rw", "z", "Z", "cached", "delegated", "consistent", "nocopy", "rprivate"];
+const NOTHING: [&str; 7] = ["rw", "z", "Z", "cached", "delegated", "consistent", "rprivate"];
+/// Why it cannot be asked for that it stays empty.
+const COPIED: &str = "a new volume gets the files of the image that it covers";
 
 /// Reads the file's own `volumes`: what each is called on the machine.
 pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
@@ -113,6 +115,7 @@ fn short(context: &mut Context<'_>, node: &Node, key: &str, text: &str) -> Optio
     for option in options.split(',') {
         match option {
             "ro" => read_only = true,
+            "nocopy" => context.lacks(&node.place, Weight::Changes, key, COPIED),
             known if NOTHING.contains(&known) => {}
             other => context.lacks(&node.place, Weight::Changes, key, &format!("Kip has no option {other} of volumes")),
         }
@@ -134,6 +137,9 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
             "source" => volume.source = context.text(value, key).unwrap_or_default(),
             "target" => volume.target = context.text(value, key).unwrap_or_default(),
             "read_only" => volume.read_only = context.flag(value, key),
+            "volume" if value.get("nocopy").is_some_and(|node| context.flag(node, key)) => {
+                context.lacks(place, Weight::Changes, key, COPIED);
+            }
             "consistency" | "bind" | "volume" | "tmpfs" if kind != "volume" || value.get("subpath").is_none() => {}
             "volume" => context.lacks(place, Weight::Changes, key, "a part of a volume cannot be asked for"),
             other => {

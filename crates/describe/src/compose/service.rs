@@ -14,7 +14,7 @@ use kip_types::spec::parse_signal;
 use serde::Deserialize;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 33] = [
+const READ: [&str; 34] = [
     "image",
     "build",
     "command",
@@ -29,6 +29,7 @@ const READ: [&str; 33] = [
     "mem_limit",
     "cpus",
     "pids_limit",
+    "storage_opt",
     "deploy",
     "stop_signal",
     "stop_grace_period",
@@ -218,6 +219,14 @@ impl Service {
             "pids_limit" => {
                 let limit = context.parsed(node, path, str::parse::<i64>);
                 self.table.pids = limit.filter(|n| *n > 0).and_then(|n| u32::try_from(n).ok());
+            }
+            "storage_opt" => {
+                for (key, place, value) in node.entries() {
+                    match key.as_str() {
+                        "size" => self.table.disk = context.parsed(value, &format!("{path}.size"), size).map(Size),
+                        _ => context.fault(place, format!("there is no {path}.{key}: known is size")),
+                    }
+                }
             }
             "deploy" => self.deploy(context, node, path),
             _ => return false,

@@ -8,6 +8,7 @@
 
 use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service, Tokens};
 use kip_types::api::*;
+use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
@@ -108,6 +109,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         ports: ports.collect(),
         pids: vec![4000 + u32::from(number), 5000],
         memory: MemoryView { rss_bytes: 5 << 20, pss_bytes: 3 << 20, ..MemoryView::default() },
+        disk_bytes: None,
         last_sleep: None,
         last_wake: None,
         exit: None,
@@ -451,6 +453,13 @@ impl Service for Fake {
     async fn collect(&self, request: CollectRequest) -> Result<CollectView, Refusal> {
         self.hear(&request);
         Ok(CollectView { dry_run: request.dry_run, used: 3, waiting: vec![], deleted: vec![] })
+    }
+
+    async fn backup(&self, request: BackupRequest) -> Result<Feed<BackupProgress>, Refusal> {
+        self.hear(&request);
+        let (file, left_out) = (request.file, vec![]);
+        let end = BackupProgress::End { file, procs: 0, volumes: 0, left_out, bytes: 1, file_bytes: 2 };
+        Ok(self.feed(vec![Ok(BackupProgress::At { part: "images".into(), bytes: 1 }), Ok(end)], None))
     }
 
     async fn keys(&self) -> Result<Vec<KeyView>, Refusal> {

@@ -12,12 +12,12 @@
 use super::Archive;
 use super::find::{Found, absolute};
 use super::read_front::FrontReadError;
+use crate::publish::publish;
 use kip_archive::head::{Head, HeadRefused, HeadSealError};
 use kip_archive::pack::{PackReader, PackRef};
 use kip_archive::seal::OpenError;
 use kip_store::GetError;
 use kip_types::api::{CarriedView, Refusal};
-use rustix::fs::{CWD, RenameFlags};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write as _};
@@ -114,13 +114,10 @@ impl TarFile {
             move |source| ExportError::Io { path, source }
         };
         self.file.write_all(&[0; 2 * RECORD]).and_then(|()| self.file.flush()).map_err(at(&self.path))?;
-        self.file.get_ref().sync_all().map_err(at(&self.path))?;
-        match rustix::fs::renameat_with(CWD, &self.path, CWD, name, RenameFlags::NOREPLACE) {
-            Err(rustix::io::Errno::EXIST) => return Err(ExportError::Exists { path: name.to_owned() }),
-            other => other.map_err(|e| at(name)(e.into()))?,
-        }
-        let parent = name.parent().unwrap_or(Path::new("/"));
-        File::open(parent).and_then(|dir| dir.sync_all()).map_err(at(parent))
+        publish(self.file.get_ref(), &self.path, name).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => ExportError::Exists { path: name.to_owned() },
+            _ => at(name)(e),
+        })
     }
 }
 

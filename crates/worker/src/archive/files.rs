@@ -11,6 +11,7 @@
 use super::Archive;
 use super::fetch::FetchError;
 use crate::proc::IDS_PER_BLOCK;
+use crate::quota::Place;
 use futures_util::StreamExt as _;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
@@ -52,6 +53,8 @@ const AHEAD: usize = 16;
 pub(crate) struct Own {
     /// The proc's directory.
     pub(crate) dir: PathBuf,
+    /// Where its own files are.
+    pub(crate) place: Place,
     /// First host id of its block.
     pub(crate) first_id: u32,
     /// Set when it wakes: its files are not those of the freeze any more.
@@ -90,7 +93,7 @@ impl Own {
         let mut files = Files::default();
         let mut known = KnownFiles::default();
         for (name, path, own) in ROOTS {
-            let root = self.dir.join(path);
+            let root = if own { self.place.path() } else { &self.dir }.join(path);
             if !root.is_dir() {
                 continue;
             }
@@ -162,14 +165,15 @@ impl Archive {
         Ok(self.beginning(proc, front, false).await?.0)
     }
 
-    /// Puts the files of a stored generation into the directory of a proc that has not run in it; what is there of such files is
-    /// replaced. `ids`: the first of the block of ids that the proc had, and of the one that it has. Blocking; not on a thread
+    /// Puts the files of a stored generation into the directory of a proc that has not run in it, its own to `place`; what is there
+    /// of such files is replaced. `ids`: the first of the block of ids that the proc had, and of the one that it has. Blocking; not on a thread
     /// of the runtime.
     pub(crate) fn restore_files(
         &self,
         proc: ProcId,
         front: FrontRef,
         dir: &Path,
+        place: &Place,
         ids: (u32, u32),
     ) -> Result<(), FetchError> {
         let at = |path: &Path| {
@@ -180,18 +184,24 @@ impl Archive {
         if let Some(name) = files.roots.keys().find(|name| !ROOTS.iter().any(|(known, ..)| known == name)) {
             return Err(FetchError::Files { name: name.clone() });
         }
-        let staging = dir.join(STAGING);
-        for path in [&staging, &dir.join("upper"), &dir.join("work"), &dir.join("layer"), &dir.join("pins")] {
-            match fs::remove_dir_all(path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(path)(e)),
-                _ => {}
+        // Beside where each comes to lie, which may be another file system.
+        let where_to = |own: bool| if own { place.path() } else { dir };
+        for path in ["upper", "work", "layer", "pins", STAGING] {
+            for path in [true, false].map(|own| where_to(own).join(path)) {
+                match fs::remove_dir_all(&path) {
+                    Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(&path)(e)),
+                    _ => {}
+                }
             }
         }
-        fs::create_dir(&staging).map_err(at(&staging))?;
+        let staging = |own: bool| where_to(own).join(STAGING);
+        for staging in [true, false].map(staging) {
+            fs::create_dir_all(&staging).map_err(at(&staging))?;
+        }
         let mut limits = MOST;
         for (name, path, own) in ROOTS {
             let Some(tree) = files.roots.get(name).filter(|tree| !tree.entries.is_empty()) else { continue };
-            let to = staging.join(name);
+            let to = staging(own).join(name);
             fs::create_dir(&to).map_err(at(&to))?;
             let (from, to_id) = if own { ids } else { (0, 0) };
             let rules =
@@ -203,17 +213,24 @@ impl Archive {
             limits.bytes -= done.bytes;
             limits.entries -= done.entries;
         }
-        let synced = fs::File::open(&staging).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
-        synced.map_err(at(&staging))?;
-        for (name, path, _) in ROOTS {
-            let (from, to) = (staging.join(name), dir.join(path));
+        for staging in [true, false].map(staging) {
+            let synced = fs::File::open(&staging).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+            synced.map_err(at(&staging))?;
+        }
+        for (name, path, own) in ROOTS {
+            let (from, to) = (staging(own).join(name), where_to(own).join(path));
             if from.is_dir() {
                 fs::create_dir_all(to.parent().expect("it is in the proc's directory")).map_err(at(&to))?;
                 fs::rename(&from, &to).map_err(at(&to))?;
             }
         }
-        fs::remove_dir(&staging).map_err(at(&staging))?;
-        fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(at(dir))
+        for own in [true, false] {
+            match fs::remove_dir(staging(own)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(at(&staging(own))(e)),
+                _ => fs::File::open(where_to(own)).and_then(|dir| dir.sync_all()).map_err(at(where_to(own)))?,
+            }
+        }
+        Ok(())
     }
 }
 

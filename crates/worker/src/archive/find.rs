@@ -266,7 +266,7 @@ pub(crate) fn all_local(only: Option<&ProcName>, local: &[Local]) -> Vec<Snapsho
 }
 
 /// A path that is asked for must be one that does not depend on where the daemon is.
-pub(super) fn absolute(file: &str) -> Result<&Path, Refusal> {
+pub(crate) fn absolute(file: &str) -> Result<&Path, Refusal> {
     let path = Path::new(file);
     match path.is_absolute() {
         true => Ok(path),

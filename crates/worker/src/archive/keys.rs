@@ -8,6 +8,7 @@
 
 use super::stream::origin_of;
 use super::{Archive, DemandError, ENDED, ID};
+use crate::keys::KeyLength;
 use kip_archive::ids::KeyId;
 use kip_archive::index::Index;
 use kip_archive::keys::{KeyFact, KeyFileError, Keyring, NoKey, Wrap, WrapError};
@@ -41,8 +42,8 @@ pub(crate) enum KeyChangeError {
     Current(KeyId),
     #[error("these are keys of realm {found}, and this daemon has the realm {realm} only: nothing was imported")]
     OtherRealm { found: Realm, realm: Realm },
-    #[error("a key file has 32 bytes, this one has {0}: `head -c 32 /dev/urandom` makes one")]
-    KeyLength(usize),
+    #[error(transparent)]
+    KeyLength(#[from] KeyLength),
     #[error("{path}")]
     Io {
         path: PathBuf,

@@ -104,7 +104,8 @@ impl Task {
         let then = known.body.home.as_ref().map_or(0, |home| home.first_id);
         blocking(move || {
             let id = archive.id_of(&proc.dir).map_err(|e| chain(&e))?;
-            archive.restore_files(id, front, &proc.dir, (then, proc.first_id())).map_err(|e| chain(&e))
+            let place = proc.files.place().map_err(|e| chain(&e))?;
+            archive.restore_files(id, front, &proc.dir, &place, (then, proc.first_id())).map_err(|e| chain(&e))
         })
         .await
     }

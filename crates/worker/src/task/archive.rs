@@ -139,11 +139,12 @@ impl Task {
             let _ = reply.send(Err(self.woke_before()));
         }
         let proc = Arc::clone(&self.proc);
-        let files = Own { dir: proc.dir.clone(), first_id: proc.first_id(), woke };
         let own = proc.shared.handle(proc.slot);
         tokio::spawn(async move {
             let result = blocking(move || {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
+                let place = proc.files.place().map_err(|e| chain(&e))?;
+                let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), woke };
                 let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
                 let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));
                 let store = |id| archive.store(id, &proc.name, &directory, spec.clone(), &files);
@@ -322,8 +323,8 @@ impl Task {
             self.sleeping = None;
             self.proc.shared.unwatch_sockets(&self.proc);
             self.listens_again = Some(Instant::now() + FETCH_AGAIN);
-            self.proc.shared.metrics.failed_to_wake(Tier::Archived);
             let message = format!("{} cannot be woken: {message}; it stays archived", self.proc.name);
+            self.count_failed_wake(Tier::Archived, &message);
             self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
             return Err(Refusal::new(Code::Failed, message));
         }

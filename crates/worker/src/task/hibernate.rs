@@ -76,6 +76,8 @@ impl Task {
 
     pub(super) async fn hibernate(&mut self) -> Result<(), Refusal> {
         self.before_sleep(Tier::Hibernated).await?;
+        let machine = Arc::clone(&self.proc.shared);
+        let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
         let State::Hot { init, .. } = self.record.state else {
             return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
@@ -90,7 +92,10 @@ impl Task {
         match done {
             Ok(done) => {
                 self.turn = Some(turn);
-                self.finish_hibernate(done, init, begin)
+                let finished = self.finish_hibernate(done, init, begin);
+                // Whoever waits for the pager to be free looks who is hibernated.
+                self.publish();
+                finished
             }
             Err(e) => {
                 let mut cause = chain(&e);
@@ -205,8 +210,9 @@ impl Task {
             Err(e) => {
                 // Whoever replaces the pager looks after it.
                 self.hibernating = left;
-                self.proc.shared.metrics.failed_to_wake(Tier::Hibernated);
-                Err(Refusal::new(Code::Failed, format!("{} cannot be woken: {}", self.proc.name, chain(&e))))
+                let message = format!("{} cannot be woken: {}", self.proc.name, chain(&e));
+                self.count_failed_wake(Tier::Hibernated, &message);
+                Err(Refusal::new(Code::Failed, message))
             }
         }
     }
@@ -227,8 +233,9 @@ impl Task {
         let at_ms = now_ms();
         let (from, for_what) = (Tier::Hibernated, trigger.clone());
         self.proc.meter.enter(Some(Tier::Hot));
-        self.count_wake(from, &trigger, total_us);
-        next.last_wake = Some(WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None });
+        let view = WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None };
+        self.count_wake(&view);
+        next.last_wake = Some(view);
         next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;
         self.leave_hibernation();

@@ -7,7 +7,6 @@ use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
-use crate::meter;
 use crate::metrics::Cause;
 use crate::park::{self, Body, ParkError};
 use crate::proc::Proc;
@@ -68,6 +67,8 @@ impl Task {
 
     pub(super) async fn park(&mut self) -> Result<(), Refusal> {
         self.before_sleep(Tier::Parked).await?;
+        let machine = Arc::clone(&self.proc.shared);
+        let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
         if let State::Hot { init, .. } = self.record.state {
             self.proc.look_for_meter(init);
@@ -270,19 +271,22 @@ impl Task {
         }
         let proc = Arc::clone(&self.proc);
         let for_what = trigger.clone();
+        let machine = Arc::clone(&proc.shared);
+        let it_stays = machine.pager_stays.read().await;
         let (result, steps) = blocking(move || {
             let result = wake::wake(&proc, generation, &for_what, &mut steps);
             (result, steps)
         })
         .await;
+        drop(it_stays);
         match result {
             Ok(init) => {
                 let (total_us, steps) = steps.finish();
                 let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                 let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
                 let from = if fetched { Tier::Archived } else { Tier::Parked };
-                self.count_wake(from, &trigger, total_us);
                 let view = WakeView { trigger: trigger.clone(), from, total_us, steps, at_ms: now_ms(), fetched: None };
+                self.count_wake(&view);
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;
@@ -302,9 +306,9 @@ impl Task {
             }
             Err(e) => {
                 self.settle(Input::WakeFailed);
-                self.proc.shared.metrics.failed_to_wake(if fetched { Tier::Archived } else { Tier::Parked });
                 self.sleeping = Some(Sleeping { next });
                 let message = self.wake_failure(&e);
+                self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
                 match manifest {
@@ -318,13 +322,6 @@ impl Task {
                 Err(Unwoken { refusal: Refusal::new(Code::Failed, message), is_the_stores: e.is_the_stores() })
             }
         }
-    }
-
-    /// For its meter and for the metrics.
-    pub(super) fn count_wake(&self, from: Tier, trigger: &str, total_us: u64) {
-        let trigger = meter::word(trigger);
-        self.proc.meter.woken(from, trigger);
-        self.proc.shared.metrics.woke(from, trigger, total_us);
     }
 
     /// Its sockets and timers may wake it again.
@@ -359,7 +356,7 @@ impl Task {
 async fn lacks_volumes(proc: Arc<Proc>, generation: Generation) -> bool {
     blocking(move || {
         let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation));
-        let mounted = manifest.map(|manifest| volumes::for_wake(&proc, &manifest.body.volumes));
+        let mounted = manifest.map(|manifest| volumes::for_wake(&proc, generation, &manifest.body.volumes));
         mounted.is_ok_and(|mounted| mounted.is_err_and(|e| e.is_absence()))
     })
     .await
@@ -380,7 +377,7 @@ pub(super) fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
 }
 
 /// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.
-pub(super) fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
+pub(crate) fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
     if let Some(plan) = compile_plan(proc, generation, body) {
         save_plan(proc, generation, &plan);
     }
@@ -419,7 +416,7 @@ pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> 
     match plan::compile(&images, &wish) {
         Ok(plan) => return Some(plan),
         Err(PlanError::Unsupported { what }) => {
-            tracing::debug!(proc = %proc.name, what, "CRIU will do the next wake");
+            tracing::info!(proc = %proc.name, what, "CRIU will do the next wake");
         }
         Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
     }

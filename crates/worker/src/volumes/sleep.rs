@@ -9,12 +9,13 @@
 //! Whole volumes that are not there (a disk that is not mounted) are another matter: the sleeper waits for them.
 
 use super::{in_order, is_shared, path_of};
+use crate::backup::restore;
 use crate::park::ParkError;
 use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::volumes::{is_below, release};
 use kip_sandbox::volume::{self, Volume, VolumeError};
-use kip_types::VolumeSource;
+use kip_types::{Generation, VolumeSource};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -195,7 +196,7 @@ pub(crate) fn note_files(volumes: &mut [Slept], images: &Path, init: u32) -> Res
 ///
 /// # Errors
 /// They are not as they were.
-pub(crate) fn for_wake(proc: &Proc, slept: &[Slept]) -> Result<Vec<Volume>, VolumeChanged> {
+pub(crate) fn for_wake(proc: &Proc, generation: Generation, slept: &[Slept]) -> Result<Vec<Volume>, VolumeChanged> {
     if slept.len() != proc.spec.volumes.len() {
         return Err(VolumeChanged::Spec);
     }
@@ -204,6 +205,7 @@ pub(crate) fn for_wake(proc: &Proc, slept: &[Slept]) -> Result<Vec<Volume>, Volu
     }
     let user = proc.held_user().map_err(VolumeChanged::User)?;
     let mut volumes = Vec::new();
+    let restored = restore::is_restored(&proc.dir, generation);
     for one in slept {
         // What its spec says, not the manifest: that may have been in a store.
         let spec = proc.spec.volumes.iter().find(|v| v.target == one.target).ok_or(VolumeChanged::Spec)?;
@@ -215,12 +217,14 @@ pub(crate) fn for_wake(proc: &Proc, slept: &[Slept]) -> Result<Vec<Volume>, Volu
         }
         let path = path_of(&proc.shared.data, &spec.source);
         let volume = volume::mount(&path, &one.point, user.as_fd(), spec.read_only)?;
-        if volume.inode != one.inode {
+        // Its files are copies of what it fell asleep with, and so are their times.
+        let is_copy = restored && matches!(spec.source, VolumeSource::Named(_));
+        if volume.inode != one.inode && !is_copy {
             return Err(VolumeChanged::Other { path });
         }
         let shared = is_shared(proc, &path);
         for file in &one.files {
-            file.check(volume.fd.as_fd(), shared)
+            file.check(volume.fd.as_fd(), shared, is_copy)
                 .map_err(|what| VolumeChanged::File { path: path.join(&file.path), what })?;
         }
         volumes.push(volume);
@@ -229,10 +233,12 @@ pub(crate) fn for_wake(proc: &Proc, slept: &[Slept]) -> Result<Vec<Volume>, Volu
 }
 
 impl SleptFile {
-    fn check(&self, root: BorrowedFd<'_>, shared: bool) -> Result<(), &'static str> {
+    fn check(&self, root: BorrowedFd<'_>, shared: bool, is_copy: bool) -> Result<(), &'static str> {
         let Ok(now) = SleptFile::read(root, &self.path) else { return Err("is gone") };
         match () {
-            () if (now.inode, now.born_ns) != (self.inode, self.born_ns) => Err("was replaced while it slept"),
+            () if (now.inode, now.born_ns) != (self.inode, self.born_ns) && !is_copy => {
+                Err("was replaced while it slept")
+            }
             () if now.size < self.size && self.rewrites => Err("was cut while it slept"),
             () if self.rewrites && !shared && (now.size, now.mtime_ns) != (self.size, self.mtime_ns) => {
                 Err("was changed by somebody else while it slept")
@@ -254,7 +260,7 @@ mod tests {
         fs::write(&path, "1234").unwrap();
         let root = OwnedFd::from(File::open(dir.path()).unwrap());
         let before = SleptFile::read(root.as_fd(), "db").unwrap();
-        let check = |rewrites, shared| SleptFile { rewrites, ..before.clone() }.check(root.as_fd(), shared);
+        let check = |rewrites, shared| SleptFile { rewrites, ..before.clone() }.check(root.as_fd(), shared, false);
         assert_eq!(check(true, false), Ok(()));
         fs::write(&path, "5678").unwrap();
         File::options()

@@ -9,8 +9,9 @@ use crate::hibernate;
 use crate::holdings::key;
 use crate::park::Body;
 use crate::proc::Proc;
+use crate::task::{chain, plan_wake};
 use kip_checkpoint::clocks::Clocks;
-use kip_checkpoint::plan::{Plan, Received};
+use kip_checkpoint::plan::{Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
@@ -74,8 +75,12 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
     }
     let plan = match Plan::load(images) {
         Ok(plan) => plan?,
+        Err(PlanError::OtherVersion) => {
+            plan_wake(proc, manifest.generation, &manifest.body);
+            Plan::load(images).ok()??
+        }
         Err(e) => {
-            tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "the plan of a wake cannot be used");
+            tracing::warn!(proc = %proc.name, error = chain(&e), "the plan of a wake cannot be used");
             return None;
         }
     };
