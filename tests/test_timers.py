@@ -6,10 +6,13 @@ machine with two cores; early is never allowed."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -233,6 +236,33 @@ def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
             raise AssertionError(f"{kind}: {error}") from error
     client.check(LATE_MS + 100 + round(drift))
     return sleeps >= 4 and in_time
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Two programs for each core that never wait."""
+    busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        yield
+    finally:
+        for program in busy:
+            program.kill()
+            program.wait()
+
+
+def test_time_outs_of_sockets_on_a_busy_machine(proc: Proc, client: Lines) -> None:
+    """A thread that has to share its CPU on the way back into its call still waits for what was left, not for all of it."""
+    due_ms = 8000
+    with busy_machine():
+        armed = time.monotonic()
+        timers = [arm(client, "rcvtimeo", due_ms) for _ in range(20)]
+        while time.monotonic() - armed < due_ms / 1000 * 0.76:
+            proc.kip.cli("sleep", proc.name, "--to", "parked")
+            time.sleep(0.2)
+            assert client.ask("echo still here") == "still here"
+    for timer in timers:
+        wait_fired(client, timer, due_ms / 1000 + 10)
+        assert_on_time(client, timer, due_ms / 8)
 
 
 @pytest.mark.parametrize("kind", ["nanosleep", "epoll_wait", "futex", "timerfd", "posix"])

@@ -110,18 +110,17 @@ pub(crate) fn last_ran(tid: u32) -> Option<i64> {
     CpuClocks::default().last_ran(tid)
 }
 
-/// How often a thread has left a CPU.
-pub(crate) fn switches_of(tid: u32) -> Option<u64> {
-    count_switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)
+/// How often a thread has given up a CPU to wait; that one was taken away from it does not count.
+pub(crate) fn waits_of(tid: u32) -> Option<u64> {
+    waits(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)
 }
 
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim)
 }
 
-fn count_switches(status: &str) -> Option<u64> {
-    let count = |name| field(status, name)?.parse::<u64>().ok();
-    Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?)
+fn waits(status: &str) -> Option<u64> {
+    field(status, "voluntary_ctxt_switches:")?.parse().ok()
 }
 
 /// Signals that wait for a thread or for its process: bits of proc_pid_status(5).
@@ -132,7 +131,8 @@ fn pending(status: &str) -> u64 {
 
 /// Context switches of a sleeping thread, from its proc_pid_status(5); none if it does not sleep.
 fn switches(status: &str) -> Option<u64> {
-    field(status, "State:")?.starts_with('S').then(|| count_switches(status))?
+    let taken = || field(status, "nonvoluntary_ctxt_switches:")?.parse::<u64>().ok();
+    field(status, "State:")?.starts_with('S').then(|| Some(waits(status)? + taken()?))?
 }
 
 /// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn only_sleepers_are_asleep() {
         let status = "Name:\tcat\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n";
-        assert_eq!(switches(status), Some(9));
+        assert_eq!((waits(status), switches(status)), (Some(7), Some(9)));
         assert_eq!(pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n"), 0x201);
         assert_eq!(switches(&status.replace("S (sleeping)", "R (running)")), None);
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;

@@ -1,7 +1,7 @@
 //! Time in the restored processes, in the last moment before they run: time-outs, timerfds, missed signals.
 
 use crate::proc::Proc;
-use crate::tree::{Tree, switches_of};
+use crate::tree::{Tree, waits_of};
 use kip_checkpoint::clocks::{self, Missed, Now, SocketPatch};
 use kip_sys::process::{Signal, pidfd_getfd, pidfd_open, pidfd_send_signal, start_time, write_memory};
 use kip_sys::{timed, timer};
@@ -20,8 +20,8 @@ const BACK_WITHIN: Duration = Duration::from_secs(1);
 /// Between looks at the thread.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A thread that goes on from CRIU's stop straight into its call leaves the CPU this often.
-const SWITCHES_INTO_CALL: u64 = 1;
+/// A thread that goes on from its stop straight into its call gives up the CPU this often.
+const WAITS_INTO_CALL: u64 = 1;
 /// What the very first wake is believed to take at least until timers are armed, nanoseconds.
 const FIRST_LEAD_NS: i64 = 10_000_000;
 /// A restore that takes longer than this is not waited for, nanoseconds.
@@ -144,8 +144,8 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
 struct Resumed {
     /// Of its process, for the thread's id may be used again.
     started: u64,
-    /// How often it had left a CPU before it was let go.
-    switches: u64,
+    /// How often it had given up a CPU before it was let go.
+    waits: u64,
     due_ns: i64,
 }
 
@@ -153,19 +153,19 @@ struct Resumed {
 static RESUMED: Mutex<BTreeMap<u32, Resumed>> = Mutex::new(BTreeMap::new());
 
 fn remember(tid: u32, due_ns: i64) -> io::Result<()> {
-    let switches = switches_of(tid).ok_or(io::ErrorKind::NotFound)?;
-    let resumed = Resumed { started: start_time(process_of(tid)?)?, switches, due_ns };
+    let waits = waits_of(tid).ok_or(io::ErrorKind::NotFound)?;
+    let resumed = Resumed { started: start_time(process_of(tid)?)?, waits, due_ns };
     RESUMED.lock().expect("no holder of this lock panics").insert(tid, resumed);
     Ok(())
 }
 
 /// When the time-out of a thread ends that waits on in the very call that the last wake resumed. A thread that has done
-/// anything since has left the CPU more often. None after the daemon was started anew: the time-out is then what can be
-/// told from outside, which may be late.
+/// anything since has waited more often; that a busy machine took the CPU away from it on its way says nothing. None after
+/// the daemon was started anew: the time-out is then what can be told from outside, which may be late.
 pub(crate) fn resumed_due(tid: u32) -> Option<i64> {
     let resumed = RESUMED.lock().expect("no holder of this lock panics").remove(&tid)?;
     let same = process_of(tid).and_then(start_time).is_ok_and(|s| s == resumed.started);
-    (same && switches_of(tid)? == resumed.switches + SWITCHES_INTO_CALL).then_some(resumed.due_ns)
+    (same && waits_of(tid)? == resumed.waits + WAITS_INTO_CALL).then_some(resumed.due_ns)
 }
 
 /// Gives sockets their own time-outs back, on a thread of its own.
