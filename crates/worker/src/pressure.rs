@@ -45,6 +45,8 @@ use tokio::sync::{Notify, Semaphore, watch};
 
 /// A proc that has been quiet for less is not put to sleep for others.
 pub(crate) const QUIET: Duration = Duration::from_secs(1);
+/// So often at most is measured for one figure: in a storm wakes end all the time.
+const MEASURES: u32 = 3;
 
 /// What relief found at its last look.
 #[derive(Debug, Clone, Copy, Default)]
@@ -142,19 +144,31 @@ impl Pressure {
     /// Measures; returns what is used and what wakes under way will use beyond that, bytes. Takes well below a
     /// millisecond.
     pub(crate) fn measure(&self) -> u64 {
+        self.measure_by(|| self.procs.held_bytes())
+    }
+
+    /// What `held` reads may or may not have what a wake took that ended meanwhile, which is then counted beside it. That
+    /// is seldom; it is measured anew.
+    fn measure_by(&self, held: impl Fn() -> u64) -> u64 {
         let _alone = self.measuring.lock().expect("no holder of this lock panics");
-        let (ended, waking) = {
-            let books = self.books();
-            (books.ledger.ended(Instant::now()), books.waking.clone())
-        };
-        // Before the sum: what arrives in between is counted twice for a moment rather than not at all.
-        let came = |(group, there): &(Cgroup, u64)| group.held_bytes().saturating_sub(*there);
-        let arrived: HashMap<u64, u64> = waking.iter().map(|(id, waking)| (*id, came(waking))).collect();
-        let used = self.marks.used(self.procs.held_bytes() + self.sets.load(Ordering::SeqCst));
-        let mut books = self.books();
-        books.ledger.measured(used, &arrived, &ended);
-        ended.iter().for_each(|id| drop(books.waking.remove(id)));
-        books.ledger.expected()
+        let mut tries = 1;
+        loop {
+            let (ended, waking) = {
+                let books = self.books();
+                (books.ledger.ended(Instant::now()), books.waking.clone())
+            };
+            // Before the sum: what arrives in between is counted twice for a moment rather than not at all.
+            let came = |(group, there): &(Cgroup, u64)| group.held_bytes().saturating_sub(*there);
+            let arrived: HashMap<u64, u64> = waking.iter().map(|(id, waking)| (*id, came(waking))).collect();
+            let used = self.marks.used(held() + self.sets.load(Ordering::SeqCst));
+            let mut books = self.books();
+            books.ledger.measured(used, &arrived, &ended);
+            ended.iter().for_each(|id| drop(books.waking.remove(id)));
+            if tries == MEASURES || books.ledger.ended(Instant::now()).is_empty() {
+                return books.ledger.expected();
+            }
+            tries += 1;
+        }
     }
 
     /// As [`Pressure::measure`], but so near to the high mark that it matters it is not deceived by figures that lag.
@@ -210,4 +224,32 @@ pub(crate) fn size(bytes: u64) -> String {
         value /= 1024.0;
     }
     format!("{value:.1}G")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_sandbox::cgroup::Cgroups;
+    use std::cell::Cell;
+
+    #[test]
+    fn what_comes_while_it_is_measured_counts_once() {
+        let marks = MemoryMarks { limit_bytes: 1000, high_percent: 90, low_percent: 80, whole_machine: false };
+        let pressure = Pressure::new(marks, Cgroups::detect().unwrap().open("kip-test-of-measures"));
+        let reads = Cell::new(0);
+        let held = || {
+            reads.set(reads.get() + 1);
+            if reads.get() == 1 {
+                pressure.count(70);
+            }
+            100
+        };
+        assert_eq!((pressure.measure_by(held), reads.get()), (100, 2));
+        let storm = || {
+            reads.set(reads.get() + 1);
+            pressure.count(10);
+            100
+        };
+        assert_eq!((pressure.measure_by(storm), reads.get()), (110, 2 + MEASURES), "it does not go on for ever");
+    }
 }
