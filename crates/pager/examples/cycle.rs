@@ -45,9 +45,10 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
         let began = Instant::now();
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
         let report = proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).expect("goes down");
+        proc.arm(&[pid], None);
         stopped.go();
         let took = began.elapsed().as_secs_f64() * 1e3;
-        proc.arm(&[pid], Duration::from_millis(100), None);
+        proc.rest(&[pid], Duration::from_millis(100));
         downs.push(took);
         report[&pid].clone()
     };

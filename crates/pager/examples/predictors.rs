@@ -65,8 +65,9 @@ fn wakes(
     for _ in 0..WAKES {
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
         let report = proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).expect("goes down");
+        proc.arm(&[pid], None);
         stopped.go();
-        proc.arm(&[pid], Duration::from_millis(100), None);
+        proc.rest(&[pid], Duration::from_millis(100));
         std::thread::sleep(Duration::from_millis(5));
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // Half of all the first one, a quarter the second, and so on.

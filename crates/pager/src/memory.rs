@@ -3,6 +3,7 @@
 //! ```text
 //! quiet --fault--> served one by one
 //! armed --first fault, or wake()--> the set is installed ([`crate::install`]), then quiet with reading ahead
+//! settling: armed, but what the kernel touches for calls that begin anew is served one by one, for it is no wake
 //! ```
 //!
 //! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
@@ -12,6 +13,7 @@
 use crate::ahead::Streams;
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
+use crate::stop::is_at_work;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
@@ -98,6 +100,8 @@ pub struct State {
     pub armed: Option<Stored>,
     /// Who is told of the first fault.
     pub bell: Option<Bell>,
+    /// Its process, while that goes on into its calls after a stop.
+    pub settling: Option<u32>,
     /// What happened since the last sleep.
     pub since: Since,
     /// Pages of the set that were held back, by address, with the slots that they had.
@@ -239,6 +243,7 @@ impl Memory {
             parked,
             armed: None,
             bell: None,
+            settling: None,
             since: Since::default(),
             at_hand: HashMap::new(),
             read_ahead: false,
@@ -334,11 +339,15 @@ impl Memory {
     }
 
     fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
-        let first = state.armed.is_some();
+        let wakes = state.settling.is_none_or(|pid| is_at_work(pid, address));
+        let first = wakes && state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
             state.at_hand = HashMap::new();
         }
-        let bell = state.bell.take();
+        let bell = if wakes { state.bell.take() } else { None };
+        if wakes {
+            state.settling = None;
+        }
         if first {
             self.install(state);
         }

@@ -387,31 +387,41 @@ impl Proc {
         fits.next().map(|member| member.memory.clone())
     }
 
-    /// Waits until processes that run again wait for something, and arms their sets: the first fault from then on is
-    /// their wake. Those that do not come to rest within `patience` come back by faults.
-    pub fn arm(&mut self, pids: &[u32], patience: Duration, bell: Option<&Bell>) {
-        let until = Instant::now() + patience;
+    /// Arms the sets of processes that are still stopped: what one of them touches first when it was let go is its wake. Until
+    /// [`Proc::rest`] only what it touches outside of the call that it stood in.
+    pub fn arm(&mut self, pids: &[u32], bell: Option<&Bell>) {
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
-            let mut before = usize::MAX;
-            loop {
-                let now = memory.state().since.faults.len();
-                if now == before && at_rest(*pid) {
-                    break;
-                }
-                before = now;
-                if Instant::now() > until {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(300));
-            }
-            let _ = self.server.move_to(memory.id, processor(*pid));
             if let Some(known) = self.known.get_mut(pid) {
                 let mut state = memory.state();
                 state.armed = known.set.take();
                 state.since.kind = TOUCH.to_owned();
                 state.bell = bell.cloned();
+                state.settling = Some(*pid);
             }
+        }
+    }
+
+    /// Waits until processes that were let go are back in their calls, or awake, but at most `patience` in all. From then on
+    /// any fault is their wake.
+    pub fn rest(&self, pids: &[u32], patience: Duration) {
+        let until = Instant::now() + patience;
+        for pid in pids {
+            let Some(memory) = self.memory(*pid) else { continue };
+            let mut before = usize::MAX;
+            loop {
+                let (now, settling) = {
+                    let state = memory.state();
+                    (state.since.faults.len(), state.settling.is_some())
+                };
+                if !settling || now == before && at_rest(*pid) || Instant::now() > until {
+                    break;
+                }
+                before = now;
+                std::thread::sleep(Duration::from_micros(300));
+            }
+            let _ = self.server.move_to(memory.id, processor(*pid));
+            memory.state().settling = None;
         }
     }
 

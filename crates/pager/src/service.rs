@@ -13,7 +13,7 @@ use crate::proc::{Custodian as _, Proc, Sets, Way};
 use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Watch, Woken};
 use crate::serve::Server;
 use crate::set::Predictor;
-use crate::stop::{Stopped, stop, stop_at_rest};
+use crate::stop::{Stopped, stop_at_rest};
 use crate::swap::PAGE;
 use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
@@ -310,10 +310,8 @@ impl Service {
         // Before anything is out: without it nobody could be held.
         let bell =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
-        let (stopped, hold) = match order.hold {
-            true => stop_at_rest(|| listed(&order.processes), STOP_WITHIN).map_err(line)?,
-            false => (stop(|| listed(&order.processes), Instant::now() + STOP_WITHIN).map_err(line)?, false),
-        };
+        let (stopped, rest) = stop_at_rest(|| listed(&order.processes), STOP_WITHIN).map_err(line)?;
+        let hold = order.hold && rest;
         // What others have, and this one's own, which is about to be given up.
         self.sets_are_used(entry);
         let left = self.budget.load(Ordering::Relaxed).saturating_sub(self.in_memory.load(Ordering::Relaxed));
@@ -341,7 +339,6 @@ impl Service {
             self.hold(order, &slot, stopped, watch, (&orders, &bell));
             return Ok(());
         }
-        stopped.go();
         let (name, number, turn, news) = (order.name, order.number, order.turn, self.news.clone());
         let ring = move || {
             if asleep.swap(false, Ordering::SeqCst) {
@@ -350,7 +347,9 @@ impl Service {
                     news.send(News::Rung(Rung { name, number, turn, total_us: None, at: Instant::now(), by: None }));
             }
         };
-        entry.proc.arm(&entry.pids.clone(), REST_WITHIN, Some(&Bell(Arc::new(ring))));
+        entry.proc.arm(&entry.pids, Some(&Bell(Arc::new(ring))));
+        stopped.go();
+        entry.proc.rest(&entry.pids, REST_WITHIN);
         drop(guard);
         answer(done);
         Ok(())

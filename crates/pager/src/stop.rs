@@ -4,6 +4,7 @@
 //! meanwhile. Traces belong to the calling thread: [`Stopped`] cannot leave it, and if the thread ends, everything runs on.
 //! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
 
+use crate::swap::PAGE;
 use crate::timeouts;
 use kip_sys::inject::{self, Hand};
 use kip_sys::trace::{self, Stop};
@@ -141,6 +142,20 @@ pub fn stop_at_rest(
     let stopped = stop(&mut list, Instant::now() + within)?;
     let rest = stopped.was_at_rest();
     Ok((stopped, rest))
+}
+
+/// Whether a thread of a process that was let go has come out of its call, and waits for a page that it touches by itself.
+/// None is who waits for what the kernel reads for a call that begins anew, or for `page` because the instruction that makes
+/// the call is there: proc_pid_syscall(5).
+pub(crate) fn is_at_work(pid: u32, page: u64) -> bool {
+    let threads = threads(pid).unwrap_or_default();
+    threads.into_iter().any(|tid| {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
+        let mut words = text.split_ascii_whitespace();
+        let outside = words.next() == Some("-1");
+        let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
+        outside && at.is_some_and(|at| at & !(PAGE as u64 - 1) != page)
+    })
 }
 
 /// Threads that sleep, and how often each has left a processor.

@@ -34,8 +34,9 @@ fn pager_process() {
     let stopped = stopped(pid);
     let pids: Vec<u32> = stopped.processes.keys().copied().collect();
     proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false }).unwrap();
+    proc.arm(&pids, None);
     stopped.go();
-    proc.arm(&pids, Duration::from_millis(50), None);
+    proc.rest(&pids, Duration::from_millis(50));
     fdpass::send(io::stdin().as_fd(), b"sleeps", &[]).unwrap();
     loop {
         std::thread::park();

@@ -2,11 +2,14 @@
 
 mod rig;
 
+use kip_pager::memory::Bell;
 use kip_pager::proc::{Peeked, Sets, Way};
 use kip_pager::slots::Change;
-use rig::{Rig, Torture, rss, stopped, tree};
+use rig::{Rig, Torture, comes_to_rest, rss, stopped, tree};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -62,6 +65,46 @@ fn held_processes_come_back_complete() {
     assert!(rss(torture.pid) > 10 << 20);
     stopped.go();
     assert_eq!(torture.receive(), "ok");
+    torture.good("io");
+}
+
+/// What the kernel reads for calls that begin anew is no wake; whoever has something to do when he is let go is awake at once,
+/// with his set, and not asleep with much of his memory.
+#[test]
+fn only_who_has_something_to_do_is_awake_when_let_go() {
+    let mut torture = Torture::start(&["patient", "threads"]);
+    let mut rig = Rig::new();
+    rig.sleep(torture.pid, Sets::Memory);
+    torture.good("wc");
+    let way = Way { drop_files: true, sets: Sets::Memory, timers: false };
+    for round in 0..8 {
+        let busy = round % 2 == 1;
+        let rings = Arc::new(AtomicUsize::new(0));
+        let ring = Arc::clone(&rings);
+        let bell = Bell(Arc::new(move || {
+            ring.fetch_add(1, Ordering::SeqCst);
+        }));
+        comes_to_rest(torture.pid);
+        let stopped = stopped(torture.pid);
+        rig.proc.deflate(&stopped, way).unwrap();
+        if busy {
+            torture.send('c');
+        }
+        rig.proc.arm(&[torture.pid], Some(&bell));
+        stopped.go();
+        rig.proc.rest(&[torture.pid], Duration::from_secs(5));
+        assert_eq!(rings.load(Ordering::SeqCst), usize::from(busy), "round {round}");
+        match busy {
+            true => assert_eq!(torture.receive(), "ok"),
+            false => {
+                assert!(rss(torture.pid) < 1 << 20, "{}", rss(torture.pid));
+                torture.good("c");
+                assert_eq!(rings.load(Ordering::SeqCst), 1, "the first that it touches for a client");
+            }
+        }
+        let memory = rig.proc.memory(torture.pid).unwrap();
+        assert!(memory.state().since.installed > 1000, "{}", memory.state().since.installed);
+    }
     torture.good("io");
 }
 

@@ -1,6 +1,6 @@
 /* A program that knows what each page of its memory must hold. It obeys one letter per line on standard input and
  * answers with one line, "ok" or what is wrong. With an argument "threads" it also has threads in calls that sleep, and
- * counts EINTR; with "filter" it forbids itself, on pain of death, most calls that an injection would make. */
+ * counts EINTR ("patient" before it: calls of minutes, not of 200 ms); with "filter" it forbids itself, on pain of death, most calls that an injection would make. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
@@ -177,13 +177,16 @@ static int obey(char c)
 	return 1000;
 }
 
+/* How long each of these calls waits, in milliseconds. */
+static int patience = 200;
+
 static void *sleeper(void *argument)
 {
 	long kind = (long)argument;
 	int pipes[2], ep, sock, r;
 	char byte;
-	struct timespec t = {0, 200000000};
-	struct timeval tv = {0, 200000};
+	struct timespec t = {0};
+	struct timeval tv = {patience / 1000, patience % 1000 * 1000};
 	struct pollfd pfd;
 	struct epoll_event event;
 	struct sockaddr_in address = {.sin_family = AF_INET};
@@ -203,19 +206,19 @@ static void *sleeper(void *argument)
 		FD_SET(pipes[0], &set);
 		pfd.fd = pipes[0];
 		pfd.events = POLLIN;
-		t.tv_nsec = 200000000;
-		tv.tv_usec = 200000;
+		t = (struct timespec){patience / 1000, patience % 1000 * 1000000L};
+		tv = (struct timeval){patience / 1000, patience % 1000 * 1000};
 		switch (kind) {
 		case 0: r = nanosleep(&t, NULL); break;
-		case 1: r = poll(&pfd, 1, 200); break;
-		case 2: r = epoll_wait(ep, &event, 1, 200); break;
+		case 1: r = poll(&pfd, 1, patience); break;
+		case 2: r = epoll_wait(ep, &event, 1, patience); break;
 		case 3: r = syscall(SYS_futex, &word, FUTEX_WAIT, 0, &t, NULL, 0); if (r && errno == ETIMEDOUT) r = 0; break;
 		case 4: r = read(pipes[0], &byte, 1); break;
 		case 5: r = select(pipes[0] + 1, &set, NULL, NULL, &tv); break;
 		case 6: r = accept(sock, NULL, NULL); break;
 		case 7: r = recv(udp, &byte, 1, 0); if (r < 0 && errno == EAGAIN) r = 0; break;
 		case 8: { sigset_t usr; sigemptyset(&usr); sigaddset(&usr, SIGUSR1); r = sigtimedwait(&usr, NULL, &t); r = r < 0 && errno == EAGAIN ? 0 : r; break; }
-		case 9: { sigset_t none; sigemptyset(&none); r = epoll_pwait(ep, &event, 1, 200, &none); break; }
+		case 9: { sigset_t none; sigemptyset(&none); r = epoll_pwait(ep, &event, 1, patience, &none); break; }
 		case 10: r = ppoll(&pfd, 1, &t, NULL); break;
 		default: r = clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL); if (r) { errno = r; r = -1; } break;
 		}
@@ -254,6 +257,8 @@ int main(int argc, char **argv)
 	for (unsigned i = 3; i < 8 * WORDS; i++)
 		data[i] = mix(1, 2, i), bss[i] = mix(3, 4, i);
 	for (int i = 1; i < argc; i++) {
+		if (!strcmp(argv[i], "patient"))
+			patience = 600000;
 		if (!strcmp(argv[i], "threads"))
 			for (long kind = 0; kind < 12; kind++) {
 				pthread_t thread;

@@ -135,17 +135,21 @@ impl Rig {
 
     /// All the way down; armed if there are sets. Returns resident bytes.
     pub fn sleep(&mut self, pid: u32, sets: Sets) -> u64 {
-        // Its last answer came before it waits for the next order.
-        let call = || std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
-        while !call().starts_with("0 ") {
-            std::thread::yield_now();
-        }
+        comes_to_rest(pid);
         let stopped = stopped(pid);
         let pids: Vec<u32> = stopped.processes.keys().copied().collect();
         self.proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).unwrap();
+        self.proc.arm(&pids, None);
         stopped.go();
-        self.proc.arm(&pids, Duration::from_millis(100), None);
+        self.proc.rest(&pids, Duration::from_millis(100));
         rss(pid)
+    }
+}
+
+/// Its last answer came before it waits for the next order.
+pub fn comes_to_rest(pid: u32) {
+    while !std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap().starts_with("0 ") {
+        std::thread::yield_now();
     }
 }
 
