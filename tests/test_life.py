@@ -134,6 +134,18 @@ def test_who_ends_well_stays_stopped_unless_always(kip: Kip) -> None:
     assert restarts(proc, 2)["restarts"] == 2
 
 
+def test_how_it_ended_is_known_even_if_it_is_stopped_just_then(kip: Kip) -> None:
+    ends = set()
+    for ms in range(60):
+        proc = shell(kip, "ends", f"sleep {ms / 3000:.4f}; exit 7")
+        kip.cli("stop", "ends")
+        ends.add(proc.inspect()["exit"])
+        proc.remove()
+    # By itself, or by the signal that stop sends.
+    assert ends <= {"exit code 7", "signal 15"}
+    assert not any("parked" in e["detail"] for e in kip.events() if e["name"] == "ends")
+
+
 def test_while_it_waits_it_is_seen_and_can_be_stopped_started_and_removed(kip: Kip) -> None:
     # Ends at once until the pause is long enough to look at.
     proc = shell(kip, "waits", "exit 1", "--restart", "always")
@@ -149,6 +161,7 @@ def test_while_it_waits_it_is_seen_and_can_be_stopped_started_and_removed(kip: K
         assert "restarting" in kip.refused(*words)
     proc.start()
     assert proc.inspect()["restarts"] <= 2, "it counts anew"
+    wait_for("it has ended again", lambda: proc.inspect()["exit"])
     kip.cli("stop", "waits")
     assert (proc.state, proc.inspect()["exit"]) == ("stopped", "exit code 1")
     ended = len(kinds(kip, "waits", "started"))

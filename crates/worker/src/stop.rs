@@ -39,6 +39,8 @@ impl Network {
 
 /// How long killed processes may take to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the other processes of a proc may outlive its program.
+const JUST_ENDED: Duration = Duration::from_secs(1);
 /// Slots in one message to the kernel.
 const NETWORKS_AT_ONCE: usize = 128;
 
@@ -68,7 +70,8 @@ pub(crate) fn reported_exit(proc: &Proc) -> Option<Exit> {
     None
 }
 
-/// Ends the program: SIGTERM or what its spec has instead, then, after `grace`, SIGKILL to everything. Returns how it ended; none if it was not running.
+/// Ends the program: SIGTERM or what its spec has instead, then, after `grace`, SIGKILL to everything. Returns how it
+/// ended, by itself perhaps; none if it was not running.
 pub(crate) async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Option<Exit> {
     let proc = Arc::clone(proc);
     blocking(move || {
@@ -77,17 +80,18 @@ pub(crate) async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Opti
         let ran = !tree.pids.is_empty();
         let asked = proc.spec.stop_signal.as_deref().and_then(|text| parse_signal(text).ok());
         let signal = asked.unwrap_or(Signal::TERM.as_raw());
-        if !grace.is_zero()
-            && let Some(host) = tree.threads.get(&program)
-            && let Ok(pidfd) = kip_sys::process::pidfd_open(*host)
-            && kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok()
-        {
-            proc.wait_until_empty(grace);
+        if !grace.is_zero() {
+            let told = tree.threads.get(&program).is_some_and(|host| {
+                kip_sys::process::pidfd_open(*host)
+                    .is_ok_and(|pidfd| kip_sys::process::pidfd_send_signal_number(pidfd.as_fd(), signal).is_ok())
+            });
+            // One that has ended by itself just now: pid 1 is about to say how, and ends too.
+            proc.wait_until_empty(if told { grace } else { grace.min(JUST_ENDED) });
         }
         if let Err(e) = proc.cgroup.kill(PATIENCE) {
             tracing::warn!(proc = %proc.name, error = chain(&e), "processes could not be ended");
         }
-        ran.then(|| reported_exit(&proc).unwrap_or(Exit::Signal(9)))
+        reported_exit(&proc).or(ran.then_some(Exit::Signal(9)))
     })
     .await
 }
