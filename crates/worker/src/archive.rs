@@ -41,6 +41,7 @@ use fetch::FetchError;
 pub(crate) use files::Own;
 pub(crate) use keys::KeyChangeError;
 pub(crate) use look::Stored;
+pub(crate) use read_front::Whole;
 pub(crate) use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};

@@ -12,13 +12,10 @@ use super::Archive;
 use super::fetch::FetchError;
 use crate::proc::IDS_PER_BLOCK;
 use crate::quota::Place;
-use futures_util::StreamExt as _;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::{Files, Node, Tree};
 use kip_archive::files::walk::{self, Seen, Walk, WalkError};
-use kip_archive::front::Manifest;
-use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
@@ -138,31 +135,16 @@ impl KnownFiles {
 }
 
 impl Archive {
-    /// The beginning of a front: what the generation is, and all its files.
-    async fn beginning(&self, proc: ProcId, front: FrontRef, files: bool) -> Result<(Manifest, Files), FetchError> {
-        let opened = |source| FetchError::Open { proc, front, source };
-        let mut object = self.store.get(&self.front_key(proc, front)).await?;
-        let mut reader = FrontReader::new(self.keys(), proc, front);
-        let mut manifest = None;
-        while let Some(bytes) = object.next().await {
-            let bytes = bytes?;
-            let mut rest = &bytes[..];
-            while let Some(event) = reader.next(&mut rest).map_err(opened)? {
-                match event {
-                    Event::Manifest(found) if !files => return Ok((*found, Files::default())),
-                    Event::Manifest(found) => manifest = Some(*found),
-                    Event::Files(found) => return Ok((manifest.expect("the manifest is first"), found)),
-                    _ => {}
-                }
+    /// All files of a stored generation; from the cache if that has its front, and what it has can be opened.
+    async fn files_of(&self, proc: ProcId, front: FrontRef) -> Result<Files, FetchError> {
+        loop {
+            let mut stream = self.front_to_look_at(proc, front).await?;
+            match stream.files().await {
+                // It is the cache's no more.
+                Err(FetchError::Open { .. }) if stream.is_from_cache() => {}
+                read => return read,
             }
         }
-        // It ended before that.
-        Err(opened(reader.finish().expect_err("a front that is whole has a manifest and files")))
-    }
-
-    /// What a stored generation is.
-    pub(crate) async fn manifest(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
-        Ok(self.beginning(proc, front, false).await?.0)
     }
 
     /// Puts the files of a stored generation into the directory of a proc that has not run in it, its own to `place`; what is there
@@ -180,7 +162,7 @@ impl Archive {
             let path = path.to_owned();
             move |source| FetchError::Io { path, source }
         };
-        let (_, files) = self.runtime.block_on(self.beginning(proc, front, true))?;
+        let files = self.runtime.block_on(self.files_of(proc, front))?;
         if let Some(name) = files.roots.keys().find(|name| !ROOTS.iter().any(|(known, ..)| known == name)) {
             return Err(FetchError::Files { name: name.clone() });
         }
