@@ -107,7 +107,33 @@ def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
     archiving.cli("rm", "--force", proc.name)
 
 
-def test_without_a_store_it_is_refused(kip: Kip) -> None:
+def test_without_a_word_the_store_is_its_own_or_that_of_the_last_time(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """A directory in the data directory; what a daemon was told once the next one knows."""
+    kip = fresh_kip()
+    server = servers.redis()
+    proc = kip.run("redis", server.command, ports=server.published)
+    client = Redis(proc.port())
+    client.ask("SET", "key", "value")
+    proc.archive()
+    assert list((kip.data / "store").rglob("gen-*")) and (kip.data / "store").stat().st_mode & 0o777 == 0o700
+    kip.kill()
+    kip.up()
+    assert client.ask("GET", "key") == b"value"
+    # Somebody else's directory, until he says otherwise.
+    (tmp_path / "other").mkdir()
+    other = kip.run("other", server.command, ports=server.published)
+    for flags in (("--store", str(tmp_path / "other")), ()):
+        kip.kill()
+        kip.flags = flags
+        kip.up()
+        assert Redis(other.port()).ask("PING") == "PONG"
+        other.archive()
+        assert list((tmp_path / "other").rglob("gen-*"))
+    assert Redis(other.port()).ask("PING") == "PONG"
+
+
+def test_without_a_store_it_is_refused(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip("--store", "none")
     server = servers.redis()
     proc = kip.run("redis", server.command, ports=server.published)
     refused = kip.refused("sleep", proc.name, "--to", "archived")

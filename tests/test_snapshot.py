@@ -120,8 +120,9 @@ def test_what_there_is(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -
         assert says in kip.refused("snapshot", *words), words
 
 
-def test_without_a_store(kip: Kip) -> None:
+def test_without_a_store(fresh_kip: Callable[..., Kip]) -> None:
     """What is parked is there; the rest says that there is no store."""
+    kip = fresh_kip("--store", "none")
     proc, _ = run_redis(kip)
     proc.sleep()
     (view,) = kip.json("snapshot", "ls")

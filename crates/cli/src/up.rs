@@ -39,7 +39,8 @@ pub struct UpArgs {
     /// Parked that long, it is archived, if there is a store, unless its owner said otherwise
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
-    /// Object store that procs are archived in: a directory, or s3://BUCKET/PREFIX?endpoint=URL
+    /// Object store that procs are archived in: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`. Without it that of the
+    /// last time, at first a directory `store` in the data directory
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// Collect the store so often (tests); about once an hour

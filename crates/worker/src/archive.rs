@@ -24,6 +24,7 @@ pub(crate) mod find;
 pub(crate) mod import;
 mod keys;
 mod look;
+pub(crate) mod place;
 pub(crate) mod processor;
 mod read_front;
 mod show;

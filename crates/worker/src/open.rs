@@ -67,7 +67,7 @@ pub struct Config {
     pub set_memory: Option<u64>,
     /// Who wants to hear of wakes.
     pub observer: Option<Arc<dyn WakeObserver>>,
-    /// URL of the object store; none, and procs cannot be archived.
+    /// URL of the object store, or `none`; without it the one of the last time, or a directory `store` of the data directory.
     pub store: Option<String>,
     /// How often the store is collected, milliseconds; none for the usual.
     pub collect_every: Option<u64>,
@@ -251,9 +251,8 @@ fn restorer() -> io::Result<OwnedFd> {
 
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // First: what is started below outlives a daemon that does not come up.
-    let archive =
-        config.store.as_deref().map(|url| Archive::open(url, &config.data, kip_types::Realm::default(), now_ms()));
-    let archive = archive.transpose()?.map(|archive| Arc::new(archive.with_cache(&config.data, config.cache)));
+    let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
+    let archive = archive.map(|archive| Arc::new(archive.with_cache(&config.data, config.cache)));
     let at = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }
