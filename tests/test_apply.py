@@ -237,10 +237,10 @@ def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> N
 
 def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.yml"
-    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\n    ports: ['127.0.0.1:80:80']\n")
+    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\n    pid: host\n")
     lines = told(kip, "apply", "-f", file)
     assert lines[0].startswith(f"kip: {file}:4:5: services.web.privileged is not supported: a proc is never")
-    assert f"{file}:6:13: services.web.ports is not supported: Kip publishes at all addresses" in lines[1]
+    assert f"{file}:6:5: services.web.pid is not supported: a proc has its own" in lines[1]
     assert "--ignore-missing" in lines[2] and kip.names() == []
     # Then it is the image that is missing.
     assert "web" in told(kip, "apply", "-f", file, "--ignore-missing")[-1]

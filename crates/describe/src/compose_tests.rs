@@ -26,7 +26,7 @@ services:
   web:
     image: nginx:${TAG:-1}
     command: nginx -g 'daemon off;'
-    ports: ["8080:80", "3000-3001:3000-3001/udp", {target: 443, published: "8443"}]
+    ports: ["127.0.0.1:8080:80", "3000-3001:3000-3001/udp", {target: 443, published: "8443", host_ip: "::1"}]
     environment:
       A: ${NONE:-fallback}
       EMPTY: ""
@@ -78,7 +78,7 @@ fn services_are_procs() {
     assert_eq!(image.reference, "nginx:7");
     assert_eq!(spec.command, ["nginx", "-g", "daemon off;"]);
     let ports: Vec<_> = spec.ports.iter().map(ToString::to_string).collect();
-    assert_eq!(ports, ["8080:80", "3000:3000/udp", "3001:3001/udp", "8443:443"]);
+    assert_eq!(ports, ["127.0.0.1:8080:80", "3000:3000/udp", "3001:3001/udp", "[::1]:8443:443"]);
     let env: Vec<_> = spec.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(env, ["A=fallback", "EMPTY=", "HOME=/home/me"]);
     let volumes: Vec<_> = spec.volumes.iter().map(ToString::to_string).collect();
@@ -117,7 +117,6 @@ fn what_kip_lacks_is_named_and_weighed() {
             "Harmless /srv/shop/compose.yaml:4:5: services.web.healthcheck is not supported: it is run",
         ),
         ("privileged: true", "Changes /srv/shop/compose.yaml:4:5: services.web.privileged is not supported: a proc is"),
-        ("ports: ['127.0.0.1:80:80']", "Changes /srv/shop/compose.yaml:4:13: services.web.ports is not supported: Kip"),
         ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
         ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
         ("network_mode: host", "Changes /srv/shop/compose.yaml:4:5: services.web.network_mode is not supported"),
