@@ -60,6 +60,8 @@ pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
     let Context { mut faults, mut notes, .. } = context;
     if !faults.is_empty() {
         faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
+        // What stands at the top for all services is read for each.
+        faults.dedup();
         return Err(Faults(faults));
     }
     notes.sort_by_key(|note| (note.place.line, note.place.column));

@@ -230,6 +230,8 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
     assert_eq!(one.hooks.before_sleep.as_deref(), Some("true"), "quoted it is no boolean");
     let two = spec(&format!("{both}{{probe: ['9000=http:80/', '9001=tcp:80'], never-sleep: true}}}}}}\n"));
     assert_eq!((two.probes.len(), two.timing.never), (2, true));
+    let told = faults("x-kip: {idel: 5s}\nservices: {a: {image: x}, b: {image: x}}\n");
+    assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
 }
 
 #[test]
