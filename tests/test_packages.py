@@ -56,6 +56,7 @@ def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     assert {"opt/kip/share/man/man1/kip.1", "opt/kip/share/man/man1/kip-run.1", "etc/default/kip"} <= found
     assert {"opt/kip/share/bash-completion/completions/kip", "opt/kip/share/zsh/vendor-completions/_kip"} <= found
     assert "ExecStart=/opt/kip/bin/kip up $KIP_UP\n" in (root / "etc/systemd/system/kip.service").read_text()
+    assert (root / "etc/default/kip").stat().st_mode & 0o777 == 0o600, "it may get credentials"
     with daemon(program=root / "opt/kip/bin/kip") as kip:
         sleeps_and_wakes(kip)
     (root / "etc/default/kip").write_text('KIP_UP="--memory 1G"\n')
@@ -119,6 +120,7 @@ def test_a_debian_package(deb: Path, tmp_path: Path) -> None:
     manage("--install", deb)
     assert subprocess.run([*dpkg, "--verify", "kip"], capture_output=True, text=True).stdout == "", "the sums are right"
     assert (root / "lib/systemd/system/kip.service").exists() and (root / "usr/share/man/man1/kip.1.gz").exists()
+    assert (root / "etc/default/kip").stat().st_mode & 0o777 == 0o600, "it may get credentials"
     with daemon(program=root / "usr/bin/kip") as kip:
         sleeps_and_wakes(kip)
     (root / "etc/default/kip").write_text('KIP_UP="--memory 1G"\n')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import imaplib
 import json
+import shutil
 import smtplib
 import socket
 import subprocess
@@ -234,3 +235,30 @@ def test_a_recipe_serves_sleeps_and_wakes(kip: Kip, tmp_path: Path, name: str) -
     next(client)
     client.close()
     assert not [event for event in kip.events() if event["name"] == name and event["kind"] == "cold-start"]
+
+
+@pytest.mark.parametrize("name", ["mariadb", "postgres"])
+def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> None:
+    """Other limits make the proc anew, and what is in the database stays; only this machine reaches it."""
+    directory = tmp_path / name
+    shutil.copytree(RECIPES / name, directory)
+    file = directory / "kip.toml"
+    kip.cli("apply", "-f", file, timeout=90)
+    proc = Proc(kip, name)
+    assert proc.inspect()["ports"][0]["host_addr"] == "127.0.0.1"
+    if name == "postgres":
+        words = ["psql", "-h", "127.0.0.1", "-U", "postgres", "-Atqc"]
+    else:
+        words = ["mariadb", "--defaults-file=/srv/my.cnf", "-N", "app", "-e"]
+
+    def ask(what: str) -> str:
+        return proc.exec(*words, what).stdout.strip()
+
+    ask("create table kept (n int)")
+    ask("insert into kept values (7)")
+    file.write_text(file.read_text().replace("512M", "640M"))
+    changed = json.loads(kip.cli("apply", "-f", file, "--replace", "--json", timeout=90).stdout)["changes"]
+    assert [(change["action"], change["fields"][0]["field"]) for change in changed] == [("replace", "mem")]
+    assert ask("select n from kept") == "7"
+    kip.remove_all()
+    kip.cli("volume", "rm", f"{name}-data")

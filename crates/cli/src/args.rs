@@ -183,7 +183,11 @@ pub struct RunArgs {
     #[arg(short = 'P', long, requires = "image")]
     pub publish_all: bool,
     // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(help = "Publish [HOST:]PORT[/udp][,wake=data]; may be repeated", long = "port", value_name = "PORT")]
+    #[arg(
+        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given; may be repeated",
+        long = "port",
+        value_name = "PORT"
+    )]
     pub ports: Vec<PortSpec>,
     // Not a doc comment either.
     #[arg(

@@ -40,6 +40,7 @@ pub fn ps(views: &[ProcView]) -> String {
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(views.iter().map(|view| {
         let ports = view.ports.iter().map(|p| match p.host_port {
+            Some(_) if p.only_at().is_some() => format!("{}->{}/{}", host_side(p), p.port, p.proto),
             Some(host_port) => format!("{host_port}->{}/{}", p.port, p.proto),
             None => format!("{}/{}", p.port, p.proto),
         });

@@ -6,7 +6,7 @@ use kip_types::spec::{Image, Lazy, Protocol, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {
     let lookup = |_: &str| None;
-    crate::read(&Reading { path: Path::new("/srv/kip.toml"), text, lookup: &lookup, profiles: &[] })
+    crate::read(&Reading { path: Path::new("/srv/kip.toml"), text, lookup: &lookup, project: None, profiles: &[] })
 }
 
 fn faults(text: &str) -> Vec<String> {

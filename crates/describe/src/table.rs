@@ -41,7 +41,7 @@ pub struct ProcTable {
     /// Publish every port that the image exposes, each by a host port of Kip's choice.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub publish_all: bool,
-    /// Published ports: `[HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
+    /// Published ports: `[ADDRESS:][HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub port: Vec<Port>,
     /// Procs with the same word here find each other by name.

@@ -5,9 +5,13 @@
 use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Image, LONGEST_SECRET, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, bad_secret, parse_signal};
+use kip_types::spec::{
+    Image, LONGEST_SECRET, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, addresses_meet, bad_secret,
+    can_be_published_at, parse_signal,
+};
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
@@ -152,10 +156,13 @@ fn check_program(spec: &Spec) -> Result<(), String> {
 
 fn check_ports(spec: &Spec) -> Result<(), String> {
     let mut inside = BTreeSet::new();
-    let mut outside = BTreeSet::new();
+    let mut outside: Vec<(Protocol, u16, Option<IpAddr>)> = Vec::new();
     for port in &spec.ports {
-        if port.private && port.host_port.is_some() {
+        if port.private && (port.host_port.is_some() || port.host_addr.is_some()) {
             return Err(format!("{} port {} is private: it has no port on the host", port.proto, port.port));
+        }
+        if let Some(addr) = port.host_addr.filter(|addr| !can_be_published_at(*addr)) {
+            return Err(format!("{} port {} cannot be published at {addr}", port.proto, port.port));
         }
         if port.port == 0 || port.host_port == Some(0) {
             return Err("port 0 cannot be published".to_owned());
@@ -163,15 +170,14 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
         if !inside.insert((port.proto, port.port)) {
             return Err(format!("{} port {} is published twice", port.proto, port.port));
         }
-        if let Some(host_port) = port.host_port
-            && !outside.insert((port.proto, host_port))
-        {
-            return Err(format!("{} host port {host_port} is asked for twice", port.proto));
-        }
+        let Some(host_port) = port.host_port else { continue };
+        outside.push((port.proto, host_port, port.host_addr));
     }
-    for probe in &spec.probes {
-        if !outside.insert((Protocol::Tcp, probe.host_port)) {
-            return Err(format!("tcp host port {} is asked for twice", probe.host_port));
+    outside.extend(spec.probes.iter().map(|probe| (Protocol::Tcp, probe.host_port, None)));
+    for (at, (proto, port, addr)) in outside.iter().enumerate() {
+        let same = |(p, n, a): &&(Protocol, u16, Option<IpAddr>)| (p, n) == (proto, port) && addresses_meet(*a, *addr);
+        if outside[..at].iter().any(|other| same(&other)) {
+            return Err(format!("{proto} host port {port} is asked for twice"));
         }
     }
     Ok(())

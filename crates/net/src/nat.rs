@@ -5,6 +5,7 @@
 //!
 //! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and ::1 included, from
 //!   every proc by the host's addresses, from procs of its realm by the proc's own address as well.
+//! * One that is published at one address is reached by that address and no other; at a loopback address, by the host alone.
 //! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
 //!   listens on the host's loopback.
 //! * A proc cannot send from an address that is not its own.
@@ -25,6 +26,7 @@ use crate::rtnl::{How, Request, Rtnl, RtnlError, link_at};
 use conntrack::Flow;
 use elements::{Change, Element};
 pub use forwarding::ForwardingError;
+use kip_types::spec::addresses_meet;
 use kip_types::{Protocol, Realm};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
@@ -44,6 +46,8 @@ pub struct Forward {
     pub proto: Protocol,
     /// Port on the host; none for one that only procs of its realm reach.
     pub host_port: Option<u16>,
+    /// The one address of the host that leads to it; none for all.
+    pub host_addr: Option<IpAddr>,
     /// Port inside the proc.
     pub port: u16,
 }
@@ -318,7 +322,9 @@ fn refuse_clashes<'a>(others: impl Iterator<Item = &'a Published>, new: &Publish
     for other in others.filter(|o| o.slot != new.slot) {
         for forward in &new.ports {
             let Some(port) = forward.host_port else { continue };
-            let same = |o: &Forward| (o.proto, o.host_port) == (forward.proto, Some(port));
+            let same = |o: &Forward| {
+                (o.proto, o.host_port) == (forward.proto, Some(port)) && addresses_meet(o.host_addr, forward.host_addr)
+            };
             if other.ports.iter().any(same) {
                 return Err(NatError::PortTaken { port, proto: forward.proto, by: other.slot });
             }

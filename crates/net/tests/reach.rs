@@ -10,7 +10,9 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 
 fn both(host_port: u16) -> Vec<Forward> {
-    [Protocol::Tcp, Protocol::Udp].map(|proto| Forward { proto, host_port: Some(host_port), port: 80 }).to_vec()
+    [Protocol::Tcp, Protocol::Udp]
+        .map(|proto| Forward { proto, host_port: Some(host_port), host_addr: None, port: 80 })
+        .to_vec()
 }
 
 fn realm(name: &str) -> Realm {

@@ -174,6 +174,13 @@ pub struct PortView {
     pub host_port: Option<u16>,
 }
 
+impl PortView {
+    /// The one address of the host at which it is published; none for all.
+    pub fn only_at(&self) -> Option<IpAddr> {
+        Some(self.host_addr).filter(|addr| !addr.is_unspecified())
+    }
+}
+
 /// Memory of a proc. Zero for a parked one.
 #[derive(Debug, Clone, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct MemoryView {

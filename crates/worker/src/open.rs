@@ -34,8 +34,9 @@ use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
 use kip_sys::ns::Unshare;
-use kip_types::api::{Code, Refusal};
-use kip_types::{ProcName, Protocol, Spec, State};
+use kip_types::api::{Code, PortView, Refusal};
+use kip_types::spec::addresses_meet;
+use kip_types::{PortSpec, ProcName, Spec, State};
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use std::collections::{BTreeSet, HashMap};
@@ -212,7 +213,9 @@ impl Worker {
 fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     record.state.tier()?;
     let slot = Slot::new(record.slot).ok()?;
-    let ports = record.ports.iter().map(|p| Forward { proto: p.proto, host_port: p.host_port, port: p.port }).collect();
+    let forward =
+        |p: &PortView| Forward { proto: p.proto, host_port: p.host_port, host_addr: p.only_at(), port: p.port };
+    let ports = record.ports.iter().map(forward).collect();
     Some(Published { slot, realm: spec.realm.clone(), ports })
 }
 
@@ -393,15 +396,17 @@ impl Machine {
         self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
     }
 
-    /// Who of our procs has published that host port.
-    pub(crate) fn owner_of_port(&self, proto: Protocol, port: u16, asking: &ProcName) -> Option<ProcName> {
+    /// Who of our procs has published a host port that is in the way of that one.
+    pub(crate) fn owner_of_port(&self, wanted: &PortSpec, port: u16, asking: &ProcName) -> Option<ProcName> {
+        let same = |v: &PortView| {
+            (v.proto, v.host_port) == (wanted.proto, Some(port)) && addresses_meet(v.only_at(), wanted.host_addr)
+        };
         let procs = self.live_procs();
         let mine = procs.iter().filter(|p| p.name != *asking);
         let mut found = mine.filter(|p| {
             let record = self.records.read_state::<Record>(&p.name);
             record.is_ok_and(|r| {
-                !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. })
-                    && r.ports.iter().any(|v| (v.proto, v.host_port) == (proto, Some(port)))
+                !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. }) && r.ports.iter().any(same)
             })
         });
         found.next().map(|p| p.name.clone())

@@ -9,7 +9,7 @@ use crate::state::Record;
 use crate::task::{Task, blocking, chain};
 use crate::volumes;
 use kip_net::nat::Forward;
-use kip_net::reserve;
+use kip_net::reserve::{self, At, ReserveError};
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
@@ -140,7 +140,7 @@ pub(crate) fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
         proto: port.spec.proto,
         port: port.spec.port,
         addr: IpAddr::V4(addr),
-        host_addr: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        host_addr: port.spec.host_addr.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         host_port: port.host_port,
     }
 }
@@ -162,17 +162,23 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
             continue;
         }
         let wish = spec.host_port.or(before);
-        let mut got = reserve::reserve(spec.proto, wish);
-        if got.is_err() && spec.host_port.is_none() {
-            got = reserve::reserve(spec.proto, None);
+        let at = match (spec.host_addr, before) {
+            (None, _) => At::All,
+            (Some(addr), None) => At::Only(addr),
+            (Some(addr), Some(_)) => At::Expected(addr),
+        };
+        let mut got = reserve::reserve(spec.proto, at, wish);
+        if got.is_err() && wish.is_some() && spec.host_port.is_none() {
+            got = reserve::reserve(spec.proto, at, None);
         }
         let got = got.map_err(|e| {
-            let owner = proc.shared.owner_of_port(spec.proto, wish.unwrap_or(0), &proc.name);
+            let owner = proc.shared.owner_of_port(spec, wish.unwrap_or(0), &proc.name);
             let by = owner.map_or_else(
                 || chain(&e),
                 |o| format!("{} port {} is taken by proc {o}", spec.proto, wish.unwrap_or(0)),
             );
-            Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another host port", proc.name))
+            let other = if matches!(e, ReserveError::NoAddress(_)) { "address" } else { "host port" };
+            Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another {other}", proc.name))
         })?;
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
@@ -182,8 +188,13 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
 }
 
 pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
-    let forwards: Vec<Forward> =
-        ports.iter().map(|p| Forward { proto: p.spec.proto, host_port: p.host_port, port: p.spec.port }).collect();
+    let forward = |p: &Reserved| Forward {
+        proto: p.spec.proto,
+        host_port: p.host_port,
+        host_addr: p.spec.host_addr,
+        port: p.spec.port,
+    };
+    let forwards: Vec<Forward> = ports.iter().map(forward).collect();
     let done = proc.shared.nat.publish(proc.slot, &proc.spec.realm, &forwards);
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }

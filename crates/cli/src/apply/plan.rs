@@ -90,12 +90,23 @@ impl Plan {
     /// What stands in the way, before anything is changed.
     pub async fn refused(&self, client: &Client, replace: bool) -> anyhow::Result<Vec<Fault>> {
         let mut faults = Vec::new();
+        let volumes = match self.described.iter().flatten().any(|one| !one.external.is_empty()) {
+            true => client.volumes().await?,
+            false => Vec::new(),
+        };
         for (change, described) in self.changes.iter().zip(&self.described) {
             let (Action::Create | Action::Replace, Some(described)) = (change.action, described) else { continue };
             let mut fault = |message: String| faults.push(Fault::new(&described.place, message));
             let name = &change.name;
             if let Some(what) = file_of_the_daemon(described).filter(|_| client.is_remote()) {
                 fault(format!("{name}: {what} is a file of the daemon's machine: apply there, without --host"));
+            }
+            for volume in &described.external {
+                if !volumes.iter().any(|there| there.name.as_str() == volume) {
+                    fault(format!(
+                        "{name}: there is no volume {volume}, and external: true says that there is: see `kip volume ls`"
+                    ));
+                }
             }
             match client.validate(&described.request).await {
                 Err(CallError::Refused(refusal)) => fault(format!("{name}: {refusal}")),

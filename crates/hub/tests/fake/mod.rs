@@ -96,7 +96,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         proto: port.proto,
         port: port.port,
         addr: [10, 213, 0, 1].into(),
-        host_addr: [0, 0, 0, 0].into(),
+        host_addr: port.host_addr.unwrap_or([0, 0, 0, 0].into()),
         host_port: Some(port.host_port.unwrap_or(32768 + 16 * number + n)),
     });
     ProcView {
@@ -578,6 +578,7 @@ pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> 
         proto: Protocol::Tcp,
         port,
         host_port,
+        host_addr: None,
         wake_on: kip_types::WakeOn::Connect,
         private: false,
     }];

@@ -37,6 +37,10 @@ pub(super) enum Set {
     Udp4,
     Tcp6,
     Udp6,
+    Tcp4At,
+    Udp4At,
+    Tcp6At,
+    Udp6At,
     Declared4,
     Declared6,
     Own4,
@@ -44,8 +48,20 @@ pub(super) enum Set {
 }
 
 impl Set {
-    pub const ALL: [Set; 8] =
-        [Set::Tcp4, Set::Udp4, Set::Tcp6, Set::Udp6, Set::Declared4, Set::Declared6, Set::Own4, Set::Own6];
+    pub const ALL: [Set; 12] = [
+        Set::Tcp4,
+        Set::Udp4,
+        Set::Tcp6,
+        Set::Udp6,
+        Set::Tcp4At,
+        Set::Udp4At,
+        Set::Tcp6At,
+        Set::Udp6At,
+        Set::Declared4,
+        Set::Declared6,
+        Set::Own4,
+        Set::Own6,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -53,6 +69,10 @@ impl Set {
             Set::Udp4 => "udp4",
             Set::Tcp6 => "tcp6",
             Set::Udp6 => "udp6",
+            Set::Tcp4At => "tcp4at",
+            Set::Udp4At => "udp4at",
+            Set::Tcp6At => "tcp6at",
+            Set::Udp6At => "udp6at",
             Set::Declared4 => "declared4",
             Set::Declared6 => "declared6",
             Set::Own4 => "own4",
@@ -64,6 +84,8 @@ impl Set {
         match self {
             Set::Tcp4 | Set::Udp4 => "inet_service : ipv4_addr . inet_service",
             Set::Tcp6 | Set::Udp6 => "inet_service : ipv6_addr . inet_service",
+            Set::Tcp4At | Set::Udp4At => "ipv4_addr . inet_service : ipv4_addr . inet_service",
+            Set::Tcp6At | Set::Udp6At => "ipv6_addr . inet_service : ipv6_addr . inet_service",
             Set::Declared4 => "devgroup . ipv4_addr . inet_proto . inet_service",
             Set::Declared6 => "devgroup . ipv6_addr . inet_proto . inet_service",
             Set::Own4 => "ipv4_addr . ipv4_addr",
@@ -100,17 +122,26 @@ pub(super) enum Change {
 }
 
 impl Element {
-    /// None for a private port.
+    /// None for a private port, and for an address of the host's that is of the other family.
     pub fn forward(address: IpAddr, forward: Forward) -> Option<Element> {
         let host_port = forward.host_port?;
-        let set = match (forward.proto, address.is_ipv4()) {
-            (Protocol::Tcp, true) => Set::Tcp4,
-            (Protocol::Udp, true) => Set::Udp4,
-            (Protocol::Tcp, false) => Set::Tcp6,
-            (Protocol::Udp, false) => Set::Udp6,
+        let at = forward.host_addr;
+        if at.is_some_and(|at| at.is_ipv4() != address.is_ipv4()) {
+            return None;
+        }
+        let set = match (forward.proto, address.is_ipv4(), at.is_some()) {
+            (Protocol::Tcp, true, false) => Set::Tcp4,
+            (Protocol::Udp, true, false) => Set::Udp4,
+            (Protocol::Tcp, false, false) => Set::Tcp6,
+            (Protocol::Udp, false, false) => Set::Udp6,
+            (Protocol::Tcp, true, true) => Set::Tcp4At,
+            (Protocol::Udp, true, true) => Set::Udp4At,
+            (Protocol::Tcp, false, true) => Set::Tcp6At,
+            (Protocol::Udp, false, true) => Set::Udp6At,
         };
+        let key = at.map(Part::Address).into_iter().chain([Part::Port(host_port)]).collect();
         let value = vec![Part::Address(address), Part::Port(forward.port)];
-        Some(Element { set, key: vec![Part::Port(host_port)], value })
+        Some(Element { set, key, value })
     }
 
     pub fn declared(group: u32, address: IpAddr, forward: Forward) -> Element {
