@@ -284,6 +284,7 @@ pub fn why(why: &WhyView) -> String {
     rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
     rows.extend(why.pinned_by.iter().map(|line| ("pinned by", line.clone())));
+    rows.extend(why.fell_back.iter().map(|line| ("fell back", line.clone())));
     let taken = why.taken_over_by.as_ref();
     rows.extend(
         taken.map(|by| {

@@ -37,7 +37,7 @@ mod upload;
 pub(crate) mod verify;
 
 pub(crate) use demand::{Brought, DemandError};
-use fetch::FetchError;
+pub(crate) use fetch::FetchError;
 pub(crate) use files::Own;
 pub(crate) use keys::KeyChangeError;
 pub(crate) use look::Stored;
@@ -67,6 +67,8 @@ const OWNER: &str = "owner";
 pub(crate) const ID: &str = "archive-id";
 /// The same of what it was before it was started anew, and when that was.
 const ENDED: &str = "archive-ended-";
+/// The same of what it was when nothing of that could be woken any more.
+const ASIDE: &str = "archive-aside-";
 const INDEX: &str = "index";
 /// A proc is not kept longer than this by a store that does not answer.
 const RETIRED_WITHIN: Duration = Duration::from_secs(10);
@@ -242,12 +244,21 @@ impl Archive {
         }
     }
 
+    /// The same for one that cannot be woken: what is in the store stays there, and this directory's, until the proc is removed.
+    pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
+        match fs::rename(dir.join(ID), dir.join(format!("{ASIDE}{}", crate::events::now_ms()))) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes out of the store what was noted, and this proc if `whole`. Tells what could not be done.
     pub(crate) async fn retire(&self, dir: &Path, whole: bool) -> Vec<String> {
         let names = fs::read_dir(dir).into_iter().flatten().flatten();
         let noted = names.filter(|entry| {
             let name = entry.file_name();
-            name.to_string_lossy().starts_with(ENDED) || whole && name == ID
+            let text = name.to_string_lossy();
+            text.starts_with(ENDED) || whole && (name == ID || text.starts_with(ASIDE))
         });
         let mut failed = Vec::new();
         if whole {

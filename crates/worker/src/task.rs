@@ -492,6 +492,7 @@ impl Task {
     async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
+        self.record.fell_back = None;
         self.record.checked.clear();
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.

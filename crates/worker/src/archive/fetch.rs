@@ -57,6 +57,17 @@ pub(crate) enum FetchError {
     },
 }
 
+impl FetchError {
+    /// The store answers, and what it has is not what was stored: waiting does not help.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            FetchError::Get(e) => matches!(e, GetError::Missing { .. }),
+            FetchError::Open { source, .. } => source.is_damage(),
+            _ => false,
+        }
+    }
+}
+
 /// A front that comes.
 struct Coming<'a> {
     growing: &'a Path,

@@ -4,7 +4,7 @@
 //! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
 //! `archived.json`.
 
-use super::sleep::{compile_plan, save_plan};
+use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why, compile_plan, save_plan};
 use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
@@ -56,6 +56,19 @@ fn report_left(proc: &Proc, failed: &[String]) {
 pub(super) const FETCH_AGAIN: Duration = Duration::from_secs(5);
 /// After an upload that failed the next one by itself is not sooner.
 const RETRY: Duration = Duration::from_secs(60);
+
+/// Its generation does not come.
+struct Unfetched {
+    message: String,
+    /// For good: see [`crate::archive::FetchError::is_damage`].
+    is_damage: bool,
+}
+
+impl From<String> for Unfetched {
+    fn from(message: String) -> Unfetched {
+        Unfetched { message, is_damage: false }
+    }
+}
 
 /// An upload under way.
 #[derive(Debug)]
@@ -252,6 +265,13 @@ impl Task {
         Ok(())
     }
 
+    /// Whether the store answers, and has the head of this proc.
+    pub(super) async fn is_in_store(&mut self) -> bool {
+        let Some(archive) = &self.proc.shared.archive else { return false };
+        let Ok(id) = archive.id_of(&self.proc.dir) else { return false };
+        archive.head(id).await.is_ok_and(|head| head.is_some())
+    }
+
     /// Says in the store that it runs nowhere. If that does not succeed it is still this directory's there, and wakes here only.
     async fn let_go(&mut self, front: FrontRef) -> Result<(), String> {
         let Some(archive) = &self.proc.shared.archive else { return Ok(()) };
@@ -313,29 +333,52 @@ impl Task {
 
     /// Makes a parked one of it: its generation comes back, and nobody else may wake it from then on. If that fails it is told, and
     /// its sockets and timers have to wait a moment.
-    pub(super) async fn fetch(&mut self) -> Result<(), Refusal> {
+    pub(super) async fn fetch(&mut self) -> Result<(), Unwoken> {
         if !self.record.established {
             let message = format!("{0} is being taken over from the store: `kip wake {0}` again", self.proc.name);
-            return Err(Refusal::new(Code::State, message));
+            return Err(Refusal::new(Code::State, message).into());
         }
-        if let Err(message) = self.try_fetch().await {
+        if let Err(Unfetched { message, is_damage }) = self.try_fetch().await {
             self.notice_elsewhere().await?;
             self.sleeping = None;
             self.proc.shared.unwatch_sockets(&self.proc);
             self.listens_again = Some(Instant::now() + FETCH_AGAIN);
-            let message = format!("{} cannot be woken: {message}; it stays archived", self.proc.name);
+            let name = &self.proc.name;
+            let mut message = format!("{name} cannot be woken: {message}; it stays archived");
+            if is_damage {
+                message.push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
+            }
             self.count_failed_wake(Tier::Archived, &message);
             self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-            return Err(Refusal::new(Code::Failed, message));
+            let why = if is_damage { Why::Damage } else { Why::Store };
+            return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
         self.listens_again = None;
         self.fetched = true;
         Ok(())
     }
 
-    /// A wake has failed: if it was of a generation that came from the store, and it is damaged here, it is fetched again. The
-    /// copy was never synced, so that it may be lost with the machine.
-    pub(super) async fn fetch_again(&mut self) -> bool {
+    /// The same for somebody who cannot be told that it failed. What is damaged in the store is read again, and if it still is
+    /// the proc falls back; of a store that does not give it, it only waits. True if it is parked now.
+    pub(super) async fn fetch_or_fall_back(&mut self) -> bool {
+        match self.fetch().await {
+            Ok(()) => return true,
+            Err(Unwoken { why: Why::Damage, .. }) => tokio::time::sleep(SECOND_TRY_AFTER).await,
+            Err(_) => return false,
+        }
+        match self.fetch().await {
+            Ok(()) => true,
+            Err(Unwoken { why: Why::Damage, refusal }) => {
+                self.fall_back(&refusal.message).await;
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// A wake has failed: if it was of a generation that came from the store, and it is damaged here, it is archived again, to be
+    /// fetched once more. The copy was never synced, so that it may be lost with the machine.
+    pub(super) async fn drop_damaged_copy(&mut self) -> bool {
         let State::Parked { generation } = self.record.state else { return false };
         let Some(archive) = self.proc.shared.archive.clone() else { return false };
         if !archived(&self.proc).is_ok_and(|a| a.front.generation == generation) {
@@ -355,11 +398,12 @@ impl Task {
         }
         let message = "what came from the store is damaged on the local disk: it is fetched again";
         self.proc.shared.events.tell(Some(&self.proc.name), "refetch", message.to_owned());
-        self.fetch().await.is_ok()
+        true
     }
 
-    async fn try_fetch(&mut self) -> Result<(), String> {
-        let archive = self.proc.shared.archive.clone().ok_or("there is no store: `kip up --store URL`")?;
+    async fn try_fetch(&mut self) -> Result<(), Unfetched> {
+        let no_store = || "there is no store: `kip up --store URL`".to_owned();
+        let archive = self.proc.shared.archive.clone().ok_or_else(no_store)?;
         let known = archived(&self.proc)?;
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
@@ -369,18 +413,20 @@ impl Task {
                 let checked = policy::check(&proc, images, &known.body).map_err(|e| chain(&e));
                 checked.map(|()| compile_plan(&proc, generation, &known.body))
             };
-            let (_, looked) = archive.fetch(id, known.front, &proc.dir, look).map_err(|e| chain(&e))?;
+            let fetched = archive.fetch(id, known.front, &proc.dir, look);
+            let (_, looked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_damage: e.is_damage() })?;
             // Nothing of it is restored, and the plan is not there, before the check has let it through.
             let plan = looked?;
             if let Some(plan) = plan {
                 save_plan(&proc, generation, &plan);
             }
-            Ok::<_, String>(())
+            Ok::<_, Unfetched>(())
         });
-        // Only if it is known that nobody else may wake it does it run.
+        // Only if it is known that nobody else may wake it does it run. And only of a store that answers is it known that something
+        // is missing there.
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
         let is_ours = adopted.is_ok();
-        if let Err(message) = adopted.map_err(|e| chain(&e)).and(fetched) {
+        if let Err(unfetched) = adopted.map_err(|e| Unfetched::from(chain(&e))).and(fetched) {
             // The next try makes it anew, and cannot where this one's is; it may also be in the way of others, on a disk that has no
             // room.
             let proc = Arc::clone(&self.proc);
@@ -389,7 +435,7 @@ impl Task {
             if is_ours && let Err(error) = self.let_go(known.front).await {
                 tracing::debug!(proc = %self.proc.name, error, "one that could not be woken is not let go");
             }
-            return Err(message);
+            return Err(unfetched);
         }
         fault::reach("fetch-done");
         self.advance(Input::Fetched, record::Durability::Rename).map_err(|refusal| refusal.message)?;
