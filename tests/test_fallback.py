@@ -1,8 +1,10 @@
 """The newest generation of an archived proc is damaged or missing in the store for good: who connects is not left waiting. It starts
-cold on its newest files, and the store keeps all that it has."""
+cold on its newest files, or, where its spec asks for it, comes back as the generation before; the store keeps all that it has."""
 
 from __future__ import annotations
 
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -119,3 +121,121 @@ def test_what_a_wake_needs_of_a_pack_is_missing(archiving: Kip, store: Path) -> 
     assert answers(proc, "GET", "turn") is None
     assert len(told(archiving, "cold-start")) == 1
     assert proc.exec("cat", "/var/tmp/turn").stdout == "second\n"
+
+
+# The generation before
+
+
+def aside(proc: Proc) -> list[Path]:
+    """Files of its newest generation that are kept out of the way."""
+    return list((proc.kip.data / "procs" / proc.name).glob("aside-gen-*/upper/root/var/tmp/second"))
+
+
+def is_first(proc: Proc) -> bool:
+    """Memory and files of the first generation, and nothing of the second; false if it is as it would be after a cold start."""
+    memory = answers(proc, "GET", "turn")
+    files = proc.exec("sh", "-c", "cat /var/tmp/turn; ls /var/tmp").stdout
+    if memory is None:
+        assert files.startswith("second\n") and "second" in files.splitlines()[1:], files
+        return False
+    assert memory == b"first" and files.startswith("first\n") and "second" not in files, (memory, files)
+    return True
+
+
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_the_generation_before(archiving: Kip, store: Path, how: str) -> None:
+    """Whole: its memory and its files, none of the newest's; those are kept. It goes on from there as any other."""
+    proc = slept_twice(archiving, store, "--fallback", "previous")
+    assert proc.inspect()["spec"]["timing"]["fallback"] == "previous"
+    before, front = objects(store), newest(proc, store)
+    generation = proc.inspect()["generation"]
+    damage(front, how)
+    assert is_first(proc) and len(aside(proc)) == 1
+    [line] = told(archiving, "fell-back")
+    assert "redis cannot be woken: " in line and f"waking it from generation {generation - 1}, the newest older one" in line, line
+    assert archiving.json("why", "redis")["fell_back"] == line and not told(archiving, "cold-start")
+    assert Redis(proc.port()).ask("SET", "third", "3") == "OK"
+    for sleep in (proc.sleep, proc.archive, proc.archive):
+        sleep()
+        assert is_first(proc) and answers(proc, "GET", "third") == b"3"
+    proc.archive()
+    assert proc.inspect()["generation"] > generation
+    assert {path for path in before if path not in objects(store)} <= {front}
+    archiving.kill()
+    archiving.up()
+    assert is_first(proc) and len(aside(proc)) == 1
+
+
+def test_none_before_is_whole(archiving: Kip, store: Path) -> None:
+    """A pack that the older one needs is damaged as well: it starts cold on its newest files, and says both."""
+    proc = slept_twice(archiving, store, "--fallback", "previous")
+    damage(newest(proc, store), "flipped")
+    for pack in store.glob("realms/*/packs/*"):
+        whole = pack.read_bytes()
+        pack.write_bytes(whole[:500] + bytes([whole[500] ^ 1]) + whole[501:])
+    assert not is_first(proc)
+    [line] = told(archiving, "cold-start")
+    assert "no older generation can be woken: there is none" in line and "starting it cold" in line, line
+
+
+@pytest.mark.parametrize("step", ["older-aside", "older-brought", "older-recorded"])
+def test_killed_while_it_falls_back(archiving: Kip, store: Path, step: str) -> None:
+    """It is the older generation, whole, or begins anew on its newest files, whole; both are still there."""
+    archiving.expected += [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper)"]
+    proc = slept_twice(archiving, store, "--fallback", "previous")
+    before, front = objects(store), newest(proc, store)
+    damage(front, "flipped")
+    archiving.kill()
+    archiving.up("--fault-at", step)
+    try:
+        Redis(proc.port(), timeout=20).ask("PING")
+    except OSError:
+        pass
+    assert archiving.wait_dead(30) == -signal.SIGKILL
+    archiving.up()
+    wait_for("it is not at work", lambda: proc.state in ("stopped", "parked", "running"), 30)
+    if proc.state == "stopped":
+        proc.start()
+        assert not is_first(proc)
+    else:
+        assert is_first(proc) and len(aside(proc)) == 1
+    assert {path for path in before if path not in objects(store)} <= {front}
+
+
+# Of another engine
+
+
+def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Path) -> None:
+    """What a newer CRIU has written is refused before anything is done, by the machine that has an older one, and left to others."""
+    tree = Path("/usr/local/lib/kip/criu")
+    lib = next(path.parent for path in tree.glob("usr/lib/*/libc.so.6"))
+    newer = tmp_path / "criu"
+    newer.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "Version: 9.9" && exit\nexport CRIU_LIBS_DIR={tree}/usr/sbin\n'
+        # What a helper loads takes itself out of the environment, here that of this shell.
+        '[ "$KIP_RUN" ] && export LD_PRELOAD=$KIP_RUN/../criu-shim.so\n'
+        f'exec {next(lib.glob("ld-linux*"))} --inhibit-cache --library-path {lib} {tree}/usr/sbin/criu "$@"\n'
+    )
+    newer.chmod(0o755)
+    here = fresh_kip("--store", str(store), "--criu", str(newer))
+    proc = here.run("redis", servers.redis().command, ports=servers.redis().published)
+    assert Redis(proc.port()).ask("SET", "a", "1") == "OK"
+    proc.archive()
+    assert here.json("snapshot", "show", "redis")["engine"] == "criu 9.9"
+    there = fresh_kip("--store", str(store), start=False)
+    shutil.copytree(here.data / "archive", there.data / "archive", ignore=shutil.ignore_patterns("owner", "index"))
+    there.up()
+    refused = there.refused("wake", "redis")
+    assert "redis cannot be taken over: it was made by criu 9.9, this machine has criu 4" in refused, refused
+    assert there.names() == [] and answers(proc, "GET", "a") == b"1"
+    # This machine has got an older one meanwhile: it stays archived, for whoever comes, until it has the newer one again.
+    proc.archive()
+    here.kill()
+    here.flags = ("--store", str(store), "--criu", str(tree))
+    here.up()
+    refused = here.refused("wake", "redis")
+    assert "it was made by criu 9.9" in refused and "it stays archived" in refused and not told(here, "cold-start"), refused
+    here.kill()
+    here.flags = ("--store", str(store), "--criu", str(newer))
+    here.up()
+    assert answers(proc, "GET", "a") == b"1"

@@ -17,7 +17,9 @@ use kip_types::api::{Detail, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
-use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use kip_types::spec::{
+    Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
+};
 use kip_types::volume::VolumeSpec;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -246,6 +248,9 @@ pub struct RunArgs {
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
     pub file_pages: FilePages,
+    /// When what it slept with is damaged: cold (start on its newest files), previous (the generation before, if that is whole)
+    #[arg(long, value_name = "TO", default_value = "cold")]
+    pub fallback: Fallback,
     /// Sleep only when told to
     #[arg(long)]
     pub never_sleep: bool,
@@ -492,6 +497,7 @@ impl RunArgs {
             prefetch: self.prefetch,
             lazy: self.lazy,
             keep_files: self.file_pages == FilePages::Keep,
+            fallback: self.fallback,
         };
         let env = self.life.environment(self.env)?;
         let limits = Limits {

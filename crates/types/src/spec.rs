@@ -194,6 +194,28 @@ impl FromStr for Lazy {
     }
 }
 
+/// What a proc falls back to when the newest generation that it slept with is damaged for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fallback {
+    /// A cold start on its newest files.
+    #[default]
+    Cold,
+    /// The newest older generation in the store that is whole, memory and files; a cold start if there is none.
+    Previous,
+}
+
+impl FromStr for Fallback {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "cold" => Ok(Fallback::Cold),
+            "previous" => Ok(Fallback::Previous),
+            _ => Err("write cold or previous".to_owned()),
+        }
+    }
+}
+
 /// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
@@ -218,6 +240,8 @@ pub struct Timing {
     pub lazy: Lazy,
     /// Hibernation leaves clean pages of files in memory, where other procs may share them.
     pub keep_files: bool,
+    /// What follows when what it slept with cannot be woken.
+    pub fallback: Fallback,
 }
 
 impl Timing {
@@ -240,6 +264,7 @@ impl Default for Timing {
             prefetch: true,
             lazy: Lazy::Auto,
             keep_files: false,
+            fallback: Fallback::Cold,
         }
     }
 }

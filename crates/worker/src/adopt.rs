@@ -145,6 +145,7 @@ impl Worker {
         let name = if by_id { head.name.clone() } else { name.clone() };
         let failed = |message: String| Refusal::new(Code::Failed, format!("{name} cannot be taken over: {message}"));
         let manifest = archive.manifest(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        archive.check_engine(&manifest.engine).map_err(|e| failed(chain(&e)))?;
         processor::check(&manifest.cpu_features).map_err(|e| failed(chain(&e)))?;
         let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
         let body: Body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;

@@ -16,6 +16,7 @@ mod ahead;
 mod cache;
 pub(crate) mod collect;
 mod demand;
+pub(crate) mod engine;
 mod export;
 mod fetch;
 mod files;
@@ -148,6 +149,8 @@ pub(crate) struct Archive {
     fetched: demand::Open,
     /// What came so far, by proc.
     accounts: account::Accounts,
+    /// What restores here; none where nothing is to be.
+    engine: Option<String>,
     /// Sealed bytes on the local disk, if there are to be any.
     cache: Option<Arc<cache::Cache>>,
     /// Read by who stores a generation, written by a collection that waits less than is usual.
@@ -197,6 +200,7 @@ impl Archive {
             heads: Mutex::default(),
             fetched: demand::Open::default(),
             accounts: account::Accounts::default(),
+            engine: None,
             cache: None,
             storing: tokio::sync::RwLock::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -208,6 +212,16 @@ impl Archive {
     pub(crate) fn with_cache(self, data: &Path, limit: Option<u64>) -> Archive {
         let none = self.store.is_directory().then_some(0);
         Archive { cache: cache::Cache::open(data, limit.or(none)), ..self }
+    }
+
+    /// With an engine that restores what comes from it.
+    pub(crate) fn with_engine(self, engine: String) -> Archive {
+        Archive { engine: Some(engine), ..self }
+    }
+
+    /// Whether that can be restored here at all.
+    pub(crate) fn check_engine(&self, there: &str) -> Result<(), engine::Unreadable> {
+        self.engine.as_deref().map_or(Ok(()), |here| engine::check(there, here))
     }
 
     /// What the cache takes on the disk, and what it may, bytes.

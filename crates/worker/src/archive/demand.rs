@@ -78,7 +78,13 @@ impl DemandError {
     pub(crate) fn is_missing(&self) -> bool {
         let get = match self {
             DemandError::Get(e) => Some(e),
-            DemandError::Front(e) => if let FetchError::Get(e) = &**e { Some(e) } else { None },
+            DemandError::Front(e) => {
+                if let FetchError::Get(e) = &**e {
+                    Some(e)
+                } else {
+                    None
+                }
+            }
             _ => None,
         };
         matches!(get, Some(GetError::Missing { .. }))

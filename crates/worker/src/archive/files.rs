@@ -57,6 +57,8 @@ pub(crate) struct Own {
     pub(crate) place: Place,
     /// First host id of its block.
     pub(crate) first_id: u32,
+    /// Paths inside of the files that its processes have mapped or open: a wake needs those first.
+    pub(crate) first: Vec<PathBuf>,
     /// Set when it wakes: its files are not those of the freeze any more.
     pub(crate) woke: Arc<AtomicBool>,
 }
@@ -87,6 +89,12 @@ fn extents(tree: &Tree) -> u64 {
     tree.entries.iter().map(|entry| bytes(&entry.node)).sum()
 }
 
+/// Where files would be in one of the roots; what is not there does not matter to who is told.
+fn below<'a>(root: &str, inside: &'a [PathBuf]) -> Vec<&'a Path> {
+    let top = if matches!(root, "usr" | "pins-usr") { "/usr" } else { "/" };
+    inside.iter().filter_map(|path| path.strip_prefix(top).ok()).collect()
+}
+
 impl Own {
     /// Packs what is not stored already; unchanged files are not read.
     pub(super) fn pack(&self, archive: &Archive, packing: &mut Packing<'_>) -> Result<(Files, KnownFiles), FilesError> {
@@ -100,7 +108,8 @@ impl Own {
             let ids = Ids { first: if own { self.first_id } else { 0 }, count: IDS_PER_BLOCK };
             // Pins are the host's files.
             let linked_elsewhere = name.starts_with("pins-");
-            let walk = Walk { first: &[], ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
+            let first = below(name, &self.first);
+            let walk = Walk { first: &first, ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
             let cache = self.dir.join(format!("{SEEN}{name}"));
             let seen = fs::read(&cache).ok().and_then(|bytes| Seen::load(&bytes, &archive.realm)).unwrap_or_default();
             let done = walk::archive(&root, &walk, &seen, packing);
@@ -163,6 +172,23 @@ impl Archive {
     /// What a stored generation is.
     pub(crate) async fn manifest(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
         Ok(self.beginning(proc, front, false).await?.0)
+    }
+
+    /// The same, blocking; not on a thread of the runtime.
+    pub(crate) fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
+        self.runtime.block_on(self.manifest(proc, front))
+    }
+
+    /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers to it. `dir`: of the proc whose
+    /// generation is damaged.
+    pub(crate) fn distrust(&self, dir: &Path) {
+        *self.index.lock().expect("nobody panics with the index") = Default::default();
+        self.known.lock().expect("nobody panics with it").clear();
+        self.save_index();
+        for (name, ..) in ROOTS {
+            // It may never have been there.
+            let _ = fs::remove_file(dir.join(format!("{SEEN}{name}")));
+        }
     }
 
     /// Puts the files of a stored generation into the directory of a proc that has not run in it, its own to `place`; what is there

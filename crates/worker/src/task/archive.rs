@@ -16,6 +16,7 @@ use crate::record;
 use crate::state::Record;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
+use kip_checkpoint::sockets::file_paths;
 use kip_types::api::{Code, Refusal, SleepView};
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, State, Tier};
@@ -157,7 +158,8 @@ impl Task {
             let result = blocking(move || {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
                 let place = proc.files.place().map_err(|e| chain(&e))?;
-                let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), woke };
+                let first = file_paths(&directory).map_err(|e| chain(&e))?.into_iter().map(Into::into).collect();
+                let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), first, woke };
                 let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
                 let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));
                 let store = |id| archive.store(id, &proc.name, &directory, spec.clone(), &files);
@@ -340,13 +342,12 @@ impl Task {
         }
         if let Err(Unfetched { message, is_damage }) = self.try_fetch().await {
             self.notice_elsewhere().await?;
-            self.sleeping = None;
-            self.proc.shared.unwatch_sockets(&self.proc);
-            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+            self.listen_later();
             let name = &self.proc.name;
             let mut message = format!("{name} cannot be woken: {message}; it stays archived");
             if is_damage {
-                message.push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
+                message
+                    .push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
             }
             self.count_failed_wake(Tier::Archived, &message);
             self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());

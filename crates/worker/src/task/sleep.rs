@@ -1,7 +1,6 @@
 //! Down and up: the transitions to and from parked.
 
 use super::archive::FETCH_AGAIN;
-use crate::archive::Archive;
 use super::{AFTER_TICKS, Running, Sleeping, Task, blocking, chain};
 use crate::disk;
 use crate::events::now_ms;
@@ -13,7 +12,6 @@ use crate::park::{self, Body, ParkError};
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
-use crate::stop::Network;
 use crate::tree::{self, Tree};
 use crate::volumes::sleep as volumes;
 use crate::wake::{self, Steps, WakeError};
@@ -240,10 +238,7 @@ impl Task {
         let waits = why == Why::Damage && !self.is_in_store().await;
         if waits || lacks_volumes(Arc::clone(&self.proc), self.record.generation()).await {
             // Volumes it would lack as well if it began anew.
-            self.sleeping = None;
-            self.proc.shared.unwatch_sockets(&self.proc);
-            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
-            return;
+            return self.listen_later();
         }
         self.fall_back(&refusal.message).await;
     }
@@ -255,34 +250,7 @@ impl Task {
         }
     }
 
-    /// Its generation is of no use any more: nothing of it is deleted, here or in the store, and the proc begins anew.
-    pub(super) async fn fall_back(&mut self, why: &str) {
-        if let Err(refusal) = self.start_cold(why).await {
-            tracing::error!(proc = %self.proc.name, error = refusal.message, "a proc whose snapshot is damaged does not start");
-        }
-    }
-
-    async fn start_cold(&mut self, why: &str) -> Result<(), Refusal> {
-        let message = format!("{why}; starting it cold on its newest files");
-        tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
-        self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message.clone());
-        let generation = self.record.generation();
-        if kip_snapshot::path_of(&self.proc.dir, generation).exists()
-            && let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation)
-        {
-            tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot cannot be set aside");
-        }
-        self.stop(Duration::ZERO, Network::Removed).await?;
-        if let Err(e) = Archive::set_aside(&self.proc.dir) {
-            let message = format!("{} cannot start: what it has in the store: {e}", self.proc.name);
-            return Err(Refusal::new(Code::Failed, message));
-        }
-        self.begin(false, false).await?;
-        self.keep(Record { fell_back: Some(message), ..self.record.clone() });
-        Ok(())
-    }
-
-    async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {
+    pub(super) async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {
         let mut steps = Steps::since(at);
         if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
@@ -361,6 +329,13 @@ impl Task {
                 Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why })
             }
         }
+    }
+
+    /// Its sockets and timers have to wait a moment.
+    pub(super) fn listen_later(&mut self) {
+        self.sleeping = None;
+        self.proc.shared.unwatch_sockets(&self.proc);
+        self.listens_again = Some(Instant::now() + FETCH_AGAIN);
     }
 
     /// Its sockets and timers may wake it again.
