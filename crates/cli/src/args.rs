@@ -230,7 +230,7 @@ pub struct RunArgs {
     /// That long after, it is parked
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Parked that long, it is archived, if there is a store
+    /// Parked that long, it is archived, if there is a store, whatever that is and whoever is connected
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
     /// Timers shorter than this are no activity and do not wake on time
@@ -490,6 +490,7 @@ impl RunArgs {
             idle_ms: self.idle.unwrap_or(usual.idle_ms),
             park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
             archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
+            archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,

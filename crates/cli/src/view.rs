@@ -196,7 +196,17 @@ fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
             },
         ),
         ("parked", format!("{} after that", millis(timing.park_after_ms))),
-        ("archived", format!("{} after that, where there is a store", millis(timing.archive_after_ms))),
+        (
+            "archived",
+            match timing.archive_by_default {
+                true => format!(
+                    "{} after that, where there is a store that is no directory and nobody is connected",
+                    millis(timing.archive_after_ms)
+                ),
+                false => format!("{} after that, where there is a store", millis(timing.archive_after_ms)),
+            },
+        ),
+        ("falls back to", timing.fallback.to_string()),
         ("ticks below", millis(timing.tick_ms)),
     ]
 }

@@ -175,6 +175,7 @@ impl ProcTable {
             idle_ms: self.idle.map_or(usual.idle_ms, |t| t.0),
             park_after_ms: self.park_after.map_or(usual.park_after_ms, |t| t.0),
             archive_after_ms: self.archive_after.map_or(usual.archive_after_ms, |t| t.0),
+            archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.map_or(usual.tick_ms, |t| t.0),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,

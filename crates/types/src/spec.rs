@@ -205,6 +205,15 @@ pub enum Fallback {
     Previous,
 }
 
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fallback::Cold => "cold",
+            Fallback::Previous => "previous",
+        })
+    }
+}
+
 impl FromStr for Fallback {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
@@ -226,6 +235,10 @@ pub struct Timing {
     pub park_after_ms: u64,
     /// Parked this long: archive, where there is a store.
     pub archive_after_ms: u64,
+    /// Nobody has said when: then not to a store that is a local directory, and not while connections are open.
+    // Who recorded none of this had said when.
+    #[serde(default)]
+    pub archive_by_default: bool,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
     /// Never sleep by itself; `kip sleep` still works.
@@ -256,7 +269,8 @@ impl Default for Timing {
         Timing {
             idle_ms: 10_000,
             park_after_ms: 60_000,
-            archive_after_ms: 24 * 3600 * 1000,
+            archive_after_ms: 600_000,
+            archive_by_default: true,
             tick_ms: 60_000,
             never: false,
             dry_run: false,

@@ -8,6 +8,7 @@ use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why, compile_plan, save_plan};
 use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
+use crate::holdings::key;
 use crate::metrics::Cause;
 use crate::park::Body;
 use crate::policy;
@@ -19,10 +20,11 @@ use kip_archive::names::FrontRef;
 use kip_checkpoint::sockets::file_paths;
 use kip_types::api::{Code, Refusal, SleepView};
 use kip_types::lifecycle::Input;
-use kip_types::{Generation, State, Tier};
+use kip_types::{Generation, State, Tier, Timing};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,10 +111,10 @@ impl Task {
     /// When it is archived because it has been parked for that long.
     pub(super) fn archives_at(&self) -> Option<Instant> {
         let timing = &self.proc.spec.timing;
+        let archive = self.proc.shared.archive.as_ref();
         let may = matches!(self.record.state, State::Parked { .. })
-            && self.proc.shared.archive.is_some()
-            && self.storing.is_none()
-            && !timing.stays_awake();
+            && archive.is_some_and(|archive| archives_by_itself(timing, archive.store.is_directory()))
+            && self.storing.is_none();
         let since = self.parked_since.filter(|_| may)?;
         since.checked_add(Duration::from_millis(timing.archive_after_ms))
     }
@@ -122,7 +124,22 @@ impl Task {
         else {
             return;
         };
-        self.begin_storing(archive, *generation, Vec::new(), None);
+        let generation = *generation;
+        if self.proc.spec.timing.archive_by_default && self.has_connections(generation) {
+            let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
+            self.parked_since = Some(Instant::now() + wait);
+            return;
+        }
+        self.begin_storing(archive, generation, Vec::new(), None);
+    }
+
+    /// Whether somebody is connected to it, or it to somebody.
+    fn has_connections(&self, generation: Generation) -> bool {
+        let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) else {
+            return false;
+        };
+        let held = |inode: u32| self.proc.holdings.get(&format!("{}{inode}", key::SOCKET));
+        manifest.body.sockets.iter().filter_map(|socket| held(socket.inode)).any(|fd| is_connection(&fd))
     }
 
     /// Declines if it is not parked, is on its way already, or sleeps only when told to.
@@ -445,9 +462,48 @@ impl Task {
     }
 }
 
+/// Whether a parked proc is archived without being told to. Where nobody has said when, not to a directory of this machine.
+fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
+    !timing.stays_awake() && !(timing.archive_by_default && store_is_directory)
+}
+
+fn is_connection(fd: &OwnedFd) -> bool {
+    let is_stream = rustix::net::sockopt::socket_type(fd).is_ok_and(|kind| kind == rustix::net::SocketType::STREAM);
+    is_stream && rustix::net::getpeername(fd).is_ok()
+}
+
 /// What is known locally of an archived proc.
 pub(crate) fn archived(proc: &Proc) -> Result<Archived, String> {
     let path = proc.dir.join(ARCHIVED);
     let text = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    #[test]
+    fn by_itself_it_goes_to_a_store_elsewhere_or_when_somebody_has_said_when() {
+        let (unsaid, said) = (Timing::default(), Timing { archive_by_default: false, ..Timing::default() });
+        assert_eq!((unsaid.archive_after_ms, unsaid.archive_by_default), (600_000, true));
+        let by = |timing: &Timing| [false, true].map(|is_directory| archives_by_itself(timing, is_directory));
+        assert_eq!((by(&unsaid), by(&said)), ([true, false], [true, true]));
+        assert_eq!(by(&Timing { never: true, ..said }), [false, false]);
+        // A record of an older Kip had a time that somebody may have said.
+        let old: Timing = serde_json::from_str(r#"{"archive_after_ms": 300000}"#).unwrap();
+        assert!(!old.archive_by_default);
+    }
+
+    #[test]
+    fn who_listens_has_no_connection_and_who_was_connected_to_has_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+        datagrams.connect(datagrams.local_addr().unwrap()).unwrap();
+        assert!(!is_connection(&listener.into()) && !is_connection(&datagrams.into()));
+        assert!(is_connection(&client.into()) && is_connection(&accepted.into()));
+    }
 }
