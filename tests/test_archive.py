@@ -267,6 +267,8 @@ def test_stores_that_cannot_be_used(fresh_kip: Callable[..., Kip], tmp_path: Pat
         ("s3://", "s3://"),
         ("ftp://x/y", "ftp"),
         ("relative", "relative"),
+        ("gs://bucket/kip", "--features gcs"),
+        ("az://container/kip", "--features azure"),
     ]:
         kip = fresh_kip(start=False)
         done = subprocess.run([kip.program, "--data", kip.data, "up", "--store", url], capture_output=True, text=True, timeout=20)
