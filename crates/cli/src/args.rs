@@ -17,7 +17,9 @@ use kip_types::api::{Detail, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
-use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use kip_types::spec::{
+    Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
+};
 use kip_types::volume::VolumeSpec;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -232,7 +234,7 @@ pub struct RunArgs {
     /// That long after, it is parked
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Parked that long, it is archived, if there is a store
+    /// Parked that long, it is archived, if there is a store, whatever that is and whoever is connected
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
     /// Timers shorter than this are no activity and do not wake on time
@@ -250,6 +252,9 @@ pub struct RunArgs {
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
     pub file_pages: FilePages,
+    /// When what it slept with is damaged: cold (start on its newest files), previous (the generation before, if that is whole)
+    #[arg(long, value_name = "TO", default_value = "cold")]
+    pub fallback: Fallback,
     /// Sleep only when told to
     #[arg(long)]
     pub never_sleep: bool,
@@ -489,6 +494,7 @@ impl RunArgs {
             idle_ms: self.idle.unwrap_or(usual.idle_ms),
             park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
             archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
+            archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,
@@ -496,6 +502,7 @@ impl RunArgs {
             prefetch: self.prefetch,
             lazy: self.lazy,
             keep_files: self.file_pages == FilePages::Keep,
+            fallback: self.fallback,
         };
         let env = self.life.environment(self.env)?;
         let limits = Limits {

@@ -36,7 +36,8 @@ pub struct UpArgs {
     /// disk. Without it, an eighth of --memory, at most 256 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
-    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise
+    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise. Without it after 10 min, but not to a
+    /// directory, and not while connections are open
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
     /// Object store that procs are archived in: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`. Without it that of the
@@ -123,6 +124,7 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         idle_ms: args.idle.unwrap_or(usual.idle_ms),
         park_after_ms: args.park_after.unwrap_or(usual.park_after_ms),
         archive_after_ms: args.archive_after.unwrap_or(usual.archive_after_ms),
+        archive_by_default: args.archive_after.is_none(),
         ..usual
     };
     let store = (args.store, args.collect_every);

@@ -7,7 +7,7 @@ use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
+use kip_types::spec::{Fallback, Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,9 @@ pub struct ProcTable {
     /// Whether hibernation drops unchanged pages of files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_pages: Option<FilePages>,
+    /// What follows when what it slept with is damaged: a cold start, or the generation before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
     /// Sleep only when told to.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub never_sleep: bool,
@@ -172,6 +175,7 @@ impl ProcTable {
             idle_ms: self.idle.map_or(usual.idle_ms, |t| t.0),
             park_after_ms: self.park_after.map_or(usual.park_after_ms, |t| t.0),
             archive_after_ms: self.archive_after.map_or(usual.archive_after_ms, |t| t.0),
+            archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.map_or(usual.tick_ms, |t| t.0),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,
@@ -179,6 +183,7 @@ impl ProcTable {
             prefetch: self.prefetch.is_none_or(|p| p.0),
             lazy: self.lazy.unwrap_or_default(),
             keep_files: self.file_pages == Some(FilePages::Keep),
+            fallback: self.fallback.unwrap_or_default(),
         };
         let image = match (self.tar, self.image) {
             (Some(tar), _) => Image::Tar(normal(&directory.join(tar)).into()),
@@ -310,6 +315,7 @@ impl ProcTable {
             prefetch: (timing.prefetch != usual.prefetch).then_some(Switch(timing.prefetch)),
             lazy: (timing.lazy != usual.lazy).then_some(timing.lazy),
             file_pages: timing.keep_files.then_some(FilePages::Keep),
+            fallback: (timing.fallback != usual.fallback).then_some(timing.fallback),
             never_sleep: timing.never,
             idle_dry_run: timing.dry_run,
             allow_setuid,

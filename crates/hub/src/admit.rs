@@ -35,6 +35,7 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
     }
     if request.left_open.archive_after {
         request.spec.timing.archive_after_ms = defaults.archive_after_ms;
+        request.spec.timing.archive_by_default = defaults.archive_by_default;
         request.left_open.archive_after = false;
     }
     let checked = check(&request.spec).and_then(|()| check_secrets(request));

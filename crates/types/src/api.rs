@@ -363,6 +363,9 @@ pub struct WhyView {
     /// The data directory that has taken it over from the store, by its id there; null for a proc that is here.
     #[serde(default)]
     pub taken_over_by: Option<String>,
+    /// Why it runs on something else than the newest it slept with, and on what; null when it does not.
+    #[serde(default)]
+    pub fell_back: Option<String>,
     /// The volumes that pin it to this machine and data directory, a line for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned_by: Vec<String>,

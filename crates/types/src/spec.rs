@@ -243,6 +243,37 @@ impl FromStr for Lazy {
     }
 }
 
+/// What a proc falls back to when the newest generation that it slept with is damaged for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fallback {
+    /// A cold start on its newest files.
+    #[default]
+    Cold,
+    /// The newest older generation in the store that is whole, memory and files; a cold start if there is none.
+    Previous,
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fallback::Cold => "cold",
+            Fallback::Previous => "previous",
+        })
+    }
+}
+
+impl FromStr for Fallback {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "cold" => Ok(Fallback::Cold),
+            "previous" => Ok(Fallback::Previous),
+            _ => Err("write cold or previous".to_owned()),
+        }
+    }
+}
+
 /// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
@@ -253,6 +284,10 @@ pub struct Timing {
     pub park_after_ms: u64,
     /// Parked this long: archive, where there is a store.
     pub archive_after_ms: u64,
+    /// Nobody has said when: then not to a store that is a local directory, and not while connections are open.
+    // Who recorded none of this had said when.
+    #[serde(default)]
+    pub archive_by_default: bool,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
     /// Never sleep by itself; `kip sleep` still works.
@@ -267,6 +302,8 @@ pub struct Timing {
     pub lazy: Lazy,
     /// Hibernation leaves clean pages of files in memory, where other procs may share them.
     pub keep_files: bool,
+    /// What follows when what it slept with cannot be woken.
+    pub fallback: Fallback,
 }
 
 impl Timing {
@@ -281,7 +318,8 @@ impl Default for Timing {
         Timing {
             idle_ms: 10_000,
             park_after_ms: 60_000,
-            archive_after_ms: 24 * 3600 * 1000,
+            archive_after_ms: 600_000,
+            archive_by_default: true,
             tick_ms: 60_000,
             never: false,
             dry_run: false,
@@ -289,6 +327,7 @@ impl Default for Timing {
             prefetch: true,
             lazy: Lazy::Auto,
             keep_files: false,
+            fallback: Fallback::Cold,
         }
     }
 }

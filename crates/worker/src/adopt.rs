@@ -147,6 +147,7 @@ impl Worker {
         // All of it is read: what cannot be read is left to whoever can.
         let Whole { manifest, keys, stored_bytes } =
             archive.read_to_take(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        archive.check_engine(&manifest.engine).map_err(|e| failed(chain(&e)))?;
         processor::check(&manifest.cpu_features).map_err(|e| failed(chain(&e)))?;
         let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
         let body: Body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;

@@ -255,7 +255,7 @@ fn restorer() -> io::Result<OwnedFd> {
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // First: what is started below outlives a daemon that does not come up.
     let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
-    let archive = archive.map(|archive| Arc::new(archive.with_cache(&config.data, config.cache)));
+    let archive = archive.map(|archive| archive.with_cache(&config.data, config.cache));
     let at = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }
@@ -265,6 +265,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     wait_for_strays(&run.join("stage"));
     let criu = locate::locate(config.criu.as_deref())?;
     let engine = format!("criu {}", criu.version);
+    let archive = archive.map(|archive| Arc::new(archive.with_engine(engine.clone())));
     let shim = run.join("criu-shim.so");
     fs::write(&shim, SHIM).map_err(at(&shim))?;
     let helpers = HelperPool::start(HelperConfig { criu, shim, stage: run.join("stage") });

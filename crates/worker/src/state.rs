@@ -63,6 +63,9 @@ pub(crate) struct Record {
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub(crate) taken_over_by: Option<String>,
+    /// Its newest generation could not be woken: why, and on what it runs instead. Since its last start.
+    #[serde(default)]
+    pub(crate) fell_back: Option<String>,
 }
 
 impl Record {
@@ -86,6 +89,7 @@ impl Record {
             ready: None,
             checked: Vec::new(),
             taken_over_by: None,
+            fell_back: None,
         }
     }
 

@@ -11,6 +11,7 @@ mod ending;
 mod hibernate;
 mod hooks;
 mod pressed;
+mod previous;
 mod ready;
 mod sleep;
 mod still;
@@ -326,6 +327,9 @@ impl Task {
 
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
+        if self.sleeps() || matches!(self.record.state, State::Hot { .. }) {
+            self.settle_files(self.record.generation());
+        }
         match self.record.state.clone() {
             State::Hot { init, .. } => {
                 self.begin_running(init, false);
@@ -492,10 +496,12 @@ impl Task {
     async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
+        self.record.fell_back = None;
         self.record.checked.clear();
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
+            self.put_files_back()?;
             self.forget_archive()?;
             self.advance(Input::Start, record::Durability::Fsync)?;
         }

@@ -54,7 +54,7 @@ const READ: [&str; 34] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 15] = [
+const KIPS_OWN: [&str; 16] = [
     "before-sleep",
     "after-wake",
     "hook-timeout",
@@ -67,6 +67,7 @@ const KIPS_OWN: [&str; 15] = [
     "prefetch",
     "lazy",
     "file-pages",
+    "fallback",
     "never-sleep",
     "idle-dry-run",
     "allow-setuid",

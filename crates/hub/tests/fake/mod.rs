@@ -342,6 +342,7 @@ impl Service for Fake {
             last_sleep: view.last_sleep.clone(),
             last_wake: view.last_wake.clone(),
             taken_over_by: None,
+            fell_back: None,
             pinned_by: Vec::new(),
         })
     }

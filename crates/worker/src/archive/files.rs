@@ -10,12 +10,14 @@
 
 use super::Archive;
 use super::fetch::FetchError;
+use super::stream::FrontStream;
 use crate::proc::IDS_PER_BLOCK;
 use crate::quota::Place;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::{Files, Node, Tree};
 use kip_archive::files::walk::{self, Seen, Walk, WalkError};
+use kip_archive::front::Manifest;
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
@@ -54,6 +56,8 @@ pub(crate) struct Own {
     pub(crate) place: Place,
     /// First host id of its block.
     pub(crate) first_id: u32,
+    /// Paths inside of the files that its processes have mapped or open: a wake needs those first.
+    pub(crate) first: Vec<PathBuf>,
     /// Set when it wakes: its files are not those of the freeze any more.
     pub(crate) woke: Arc<AtomicBool>,
 }
@@ -84,6 +88,12 @@ fn extents(tree: &Tree) -> u64 {
     tree.entries.iter().map(|entry| bytes(&entry.node)).sum()
 }
 
+/// Where files would be in one of the roots; what is not there does not matter to who is told.
+fn below<'a>(root: &str, inside: &'a [PathBuf]) -> Vec<&'a Path> {
+    let top = if matches!(root, "usr" | "pins-usr") { "/usr" } else { "/" };
+    inside.iter().filter_map(|path| path.strip_prefix(top).ok()).collect()
+}
+
 impl Own {
     /// Packs what is not stored already; unchanged files are not read.
     pub(super) fn pack(&self, archive: &Archive, packing: &mut Packing<'_>) -> Result<(Files, KnownFiles), FilesError> {
@@ -97,7 +107,8 @@ impl Own {
             let ids = Ids { first: if own { self.first_id } else { 0 }, count: IDS_PER_BLOCK };
             // Pins are the host's files.
             let linked_elsewhere = name.starts_with("pins-");
-            let walk = Walk { first: &[], ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
+            let first = below(name, &self.first);
+            let walk = Walk { first: &first, ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
             let cache = self.dir.join(format!("{SEEN}{name}"));
             let seen = fs::read(&cache).ok().and_then(|bytes| Seen::load(&bytes, &archive.realm)).unwrap_or_default();
             let done = walk::archive(&root, &walk, &seen, packing);
@@ -135,15 +146,37 @@ impl KnownFiles {
 }
 
 impl Archive {
-    /// All files of a stored generation; from the cache if that has its front, and what it has can be opened.
-    async fn files_of(&self, proc: ProcId, front: FrontRef) -> Result<Files, FetchError> {
+    /// What comes first in a stored generation's front; from the cache if that has it, and what it has can be opened.
+    async fn first_of<T>(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        take: impl AsyncFn(&mut FrontStream) -> Result<T, FetchError>,
+    ) -> Result<T, FetchError> {
         loop {
             let mut stream = self.front_to_look_at(proc, front).await?;
-            match stream.files().await {
+            match take(&mut stream).await {
                 // It is the cache's no more.
                 Err(FetchError::Open { .. }) if stream.is_from_cache() => {}
                 read => return read,
             }
+        }
+    }
+
+    /// What a stored generation is. Blocking; not on a thread of the runtime.
+    pub(crate) fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
+        self.runtime.block_on(self.first_of(proc, front, FrontStream::manifest))
+    }
+
+    /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers to it. `dir`: of the proc whose
+    /// generation is damaged.
+    pub(crate) fn distrust(&self, dir: &Path) {
+        *self.index.lock().expect("nobody panics with the index") = Default::default();
+        self.known.lock().expect("nobody panics with it").clear();
+        self.save_index();
+        for (name, ..) in ROOTS {
+            // It may never have been there.
+            let _ = fs::remove_file(dir.join(format!("{SEEN}{name}")));
         }
     }
 
@@ -162,7 +195,7 @@ impl Archive {
             let path = path.to_owned();
             move |source| FetchError::Io { path, source }
         };
-        let files = self.runtime.block_on(self.files_of(proc, front))?;
+        let files = self.runtime.block_on(self.first_of(proc, front, FrontStream::files))?;
         if let Some(name) = files.roots.keys().find(|name| !ROOTS.iter().any(|(known, ..)| known == name)) {
             return Err(FetchError::Files { name: name.clone() });
         }

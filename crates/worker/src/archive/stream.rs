@@ -12,6 +12,7 @@ use super::{Archive, FetchError};
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
+use kip_archive::front::Manifest;
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
@@ -68,6 +69,14 @@ impl FrontStream {
                     return self.opened(end).map(|()| None);
                 }
             }
+        }
+    }
+
+    /// What the generation is, which comes first.
+    pub(super) async fn manifest(&mut self) -> Result<Manifest, FetchError> {
+        match self.next().await? {
+            Some(Event::Manifest(manifest)) => Ok(*manifest),
+            _ => unreachable!("a front that can be opened begins with its manifest"),
         }
     }
 
