@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 from collections.abc import Callable
@@ -76,6 +77,20 @@ def test_the_unit_is_a_good_one(tmp_path: Path) -> None:
     assert not told, told
     # What makes a restart an upgrade that nobody notices.
     assert re.search(r"^KillMode=process$", text, re.M) and re.search(r"^Type=notify$", text, re.M)
+
+
+@pytest.mark.parametrize(("state", "parks"), [("stopping", True), ("running", False), ("degraded", False)])
+def test_only_a_machine_that_goes_down_parks_all(tmp_path: Path, state: str, parks: bool) -> None:
+    """The unit's own command, where the service manager says that of itself."""
+    for name, text in (("systemctl", f"echo {state}"), ("kip", f"echo kip $@ >{tmp_path}/called")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    unit = (ROOT / "packaging/kip.service").read_text().replace("@bindir@", str(tmp_path))
+    command = re.search(r"^ExecStop=-(.*)$", unit, re.M)[1].replace("$$", "$")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(shlex.split(command), env=env, check=True, timeout=30)
+    called = tmp_path / "called"
+    assert called.exists() == parks and (not parks or called.read_text() == "kip down --park\n")
 
 
 def test_a_service_manager_is_told(fresh_kip: Callable[..., Kip], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownView, Event,
-    EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest,
-    MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName,
-    SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownRequest, DownView,
+    Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest,
+    MeterView, Moved, PARK_WITHIN_MS, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
+    SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -371,7 +371,13 @@ impl Service for Hosted {
         })
     }
 
-    async fn down(&self) -> Result<DownView, Refusal> {
-        Ok(DownView { ended: self.worker.down().await? })
+    async fn down(&self, how: DownRequest) -> Result<DownView, Refusal> {
+        if how.park {
+            let within = Duration::from_millis(how.within_ms.unwrap_or(PARK_WITHIN_MS));
+            let (asleep, awake) = self.worker.come_to_rest(within).await;
+            self.worker.close().await;
+            return Ok(DownView { ended: Vec::new(), asleep, awake });
+        }
+        Ok(DownView { ended: self.worker.down().await?, ..DownView::default() })
     }
 }

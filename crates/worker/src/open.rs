@@ -18,6 +18,7 @@ use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
+use crate::rest;
 use crate::state::Record;
 use crate::task::{blocking, chain};
 use crate::volumes::{self, Claims};
@@ -203,6 +204,8 @@ impl Worker {
         if let Some(limit) = disk {
             disk::watch(&machine, limit);
         }
+        let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
+        tokio::spawn(rest::wake_again(awake));
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }

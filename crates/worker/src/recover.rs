@@ -274,7 +274,7 @@ fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation)
     proc.shared.follow_output(proc);
     proc.shared.events.tell(Some(&proc.name), "adopted", format!("running, pid {init}"));
     let init_started = kip_sys::process::start_time(init).unwrap_or(0);
-    Record { state: State::Hot { init, init_started, generation }, ..record.clone() }
+    Record { state: State::Hot { init, init_started, generation }, wakes_again: false, ..record.clone() }
 }
 
 fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {

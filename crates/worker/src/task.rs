@@ -12,6 +12,7 @@ mod hibernate;
 mod hooks;
 mod pressed;
 mod ready;
+mod rest;
 mod sleep;
 mod still;
 
@@ -106,6 +107,8 @@ pub(crate) enum Command {
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
     StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
+    Rest { until: Instant, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -466,6 +469,10 @@ impl Task {
                 return removed;
             }
             Command::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
+            Command::Rest { until, reply } => {
+                let _ = reply.send(self.rest(until).await);
+                return true;
+            }
             Command::StandStill { over, reply } => self.stand_still(over, reply).await,
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
@@ -493,6 +500,7 @@ impl Task {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
         self.record.checked.clear();
+        self.record.wakes_again = false;
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
