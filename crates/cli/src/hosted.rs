@@ -35,7 +35,7 @@ pub struct Hosted {
 pub async fn open(
     lock: &DataLock,
     criu: Option<PathBuf>,
-    only_criu: bool,
+    (only_criu, supersede): (bool, bool),
     set_memory: Option<u64>,
     (store, collect_every): (Option<String>, Option<u64>),
     (memory, disk, cache): (MemoryMarks, Option<u64>, Option<u64>),
@@ -48,6 +48,8 @@ pub async fn open(
         criu,
         programs,
         only_criu,
+        supersede,
+        progress: notify::goes_on,
         set_memory,
         observer,
         store,

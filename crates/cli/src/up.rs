@@ -76,6 +76,9 @@ pub struct UpArgs {
     /// Let CRIU do every wake, none by plan (tests, comparison)
     #[arg(long, hide = true)]
     pub only_criu: bool,
+    /// Take keeper and pager that run for those of another version, and replace them (tests)
+    #[arg(long, hide = true)]
+    pub supersede: bool,
     /// What to log on stderr, for example debug or warn,kip_worker=debug
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
@@ -134,7 +137,9 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     let observer = traces.clone().map(|traces| traces as Arc<dyn kip_worker::WakeObserver>);
     #[cfg(not(feature = "otel"))]
     let observer = None;
-    let opened = hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks, observer).await?;
+    let opened =
+        hosted::open(&lock, args.criu, (args.only_criu, args.supersede), args.set_memory, store, marks, observer)
+            .await?;
     let worker = Arc::new(opened);
     let mut ends = EndSignals::listen()?;
     let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, ends.any()).await?;

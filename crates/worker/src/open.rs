@@ -76,6 +76,10 @@ pub struct Config {
     pub memory: MemoryMarks,
     /// What parked procs' generations may take on the local disk, bytes; beyond that those parked the longest are archived.
     pub disk: Option<u64>,
+    /// Residents that run are taken for those of another version (tests).
+    pub supersede: bool,
+    /// Called whenever another proc has been taken up.
+    pub progress: fn(),
     /// What the cache of the store may take there, bytes: 0 for no cache, nothing for the usual.
     pub cache: Option<u64>,
 }
@@ -281,7 +285,17 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
     let new = keeper.found() == kip_keeper::Found::Started;
     let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
+    if let Some(pid) = pager.supersede(config.supersede)? {
+        tracing::info!(pid, "the pager is of another version and is replaced; who was held runs");
+    }
+    let superseded = Keeper::supersede(&keeper_program, &config.data, config.supersede)?;
+    let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
+    let new = keeper.found() == kip_keeper::Found::Started;
     pager.ensure()?;
+    if let Some(held) = superseded {
+        tracing::info!(held, "the keeper was of another version and is replaced");
+        pager.mirror()?;
+    }
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let images = Arc::new(Images::open(&config.data.join("images"))?);
