@@ -334,10 +334,7 @@ impl Task {
                 self.begin_running(init, false);
                 self.look_for_ready();
             }
-            State::Hibernated { init, .. } => {
-                self.begin_hibernated(init);
-                self.look_at_pager().await;
-            }
+            State::Hibernated { init, .. } => self.resume_hibernated(init).await,
             State::Archived { .. } => self.resume_archived(),
             State::Parked { generation } => self.resume_parked(generation),
             _ => {}
