@@ -106,6 +106,7 @@ def test_a_service_manager_is_told(fresh_kip: Callable[..., Kip], tmp_path: Path
         assert manager.recv(100) == b"STOPPING=1\n"
         assert kip.wait_dead() == 0
         kip.up()
+        assert manager.recv(100).startswith(b"EXTEND_TIMEOUT_USEC="), "however many there are to be taken up"
         assert manager.recv(100) == b"READY=1\n"
         proc.remove()
         kip.down()

@@ -1,5 +1,6 @@
 //! The worker behind the hub's interface. Hub and worker do not know each other; this adapter is where they meet.
 
+use crate::notify;
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{

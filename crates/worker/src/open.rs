@@ -155,7 +155,7 @@ impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
     pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
-        let disk = config.disk;
+        let (disk, progress) = (config.disk, config.progress);
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
@@ -172,6 +172,7 @@ impl Worker {
         let mut recovered = Vec::new();
         for one in remembered {
             recovered.extend(recover::recover(&machine, one).await);
+            progress();
         }
         let swept = Arc::clone(&machine);
         let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec, r)).collect();
@@ -282,8 +283,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // Of a backup that was not finished.
     let _ = fs::remove_dir_all(backup::scratch(&config.data));
     let remembered = recover::read_all(&records)?;
-    let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
-    let new = keeper.found() == kip_keeper::Found::Started;
+    // Residents of another version, whose messages are others: what they hold passes to those of this one.
+    let keeper_program = config.programs.join("kip-keeper");
     let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
     if let Some(pid) = pager.supersede(config.supersede)? {
         tracing::info!(pid, "the pager is of another version and is replaced; who was held runs");
