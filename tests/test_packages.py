@@ -48,6 +48,18 @@ def sleeps_and_wakes(kip: Kip) -> None:
     proc.remove()
 
 
+def brings_criu(prefix: Path) -> None:
+    """What `kip doctor` names on a machine without CRIU is there, with all that it calls."""
+    doctor = subprocess.run([prefix / "bin/kip", "doctor", "--criu", "/nonexistent"], capture_output=True, text=True, timeout=60)
+    found = re.search(r"run (\S+/setup-criu), or give", doctor.stdout)
+    assert found and Path(found[1]).resolve() == (prefix / "lib/kip/setup-criu").resolve(), doctor.stdout
+    done = subprocess.run([found[1], "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1) and done.stderr == "" and re.search(r"CRIU +(there|missing)", done.stdout)
+    for file in (prefix / "lib/kip").iterdir():
+        for name in re.findall(r"\$here/(\w[\w.-]*)", file.read_text()):
+            assert (prefix / "lib/kip" / name).is_file(), f"{file.name} calls {name}"
+
+
 def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     words = ["--built", PROGRAM.parent, "--prefix", "/opt/kip", "--destdir", root]
@@ -55,10 +67,15 @@ def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     found = files_below(root)
     assert {f"opt/kip/bin/{name}" for name in PROGRAMS} <= found
     assert {"opt/kip/share/man/man1/kip.1", "opt/kip/share/man/man1/kip-run.1", "etc/default/kip"} <= found
-    assert {"opt/kip/share/bash-completion/completions/kip", "opt/kip/share/zsh/vendor-completions/_kip"} <= found
+    assert {"opt/kip/share/bash-completion/completions/kip", "opt/kip/share/zsh/site-functions/_kip"} <= found
     assert "ExecStart=/opt/kip/bin/kip up $KIP_UP\n" in (root / "etc/systemd/system/kip.service").read_text()
+    brings_criu(root / "opt/kip")
     with daemon(program=root / "opt/kip/bin/kip") as kip:
         sleeps_and_wakes(kip)
+        uninstall = [ROOT / "scripts/install", "--uninstall", *words]
+        done = subprocess.run(uninstall, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and re.search(r"kip runs from .* \(pid \d+\).*: kip down first", done.stderr)
+        assert files_below(root) == found, "nothing is gone under a daemon"
     (root / "etc/default/kip").write_text('KIP_UP="--memory 1G"\n')
     script("install", "--strip", *words)
     assert (root / "etc/default/kip").read_text() == 'KIP_UP="--memory 1G"\n', "what the owner has written stays"
@@ -133,6 +150,7 @@ def test_a_debian_package(deb: Path, tmp_path: Path) -> None:
         return done.stdout
 
     manage("--install", deb)
+    brings_criu(root / "usr")
     assert subprocess.run([*dpkg, "--verify", "kip"], capture_output=True, text=True).stdout == "", "the sums are right"
     assert (root / "lib/systemd/system/kip.service").exists() and (root / "usr/share/man/man1/kip.1.gz").exists()
     with daemon(program=root / "usr/bin/kip") as kip:
