@@ -50,6 +50,9 @@ use std::time::{Duration, Instant};
 /// Remembers the machine's own forwarding settings, for all instances.
 const FORWARDING: &str = "/run/kip/forwarding";
 
+/// Between looks whether the rules are there.
+const RULES_EVERY: Duration = Duration::from_secs(5);
+
 /// How long a dump or restore of the last daemon's may go on.
 const STRAYS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -203,6 +206,7 @@ impl Worker {
         }
         machine.serve_pager();
         machine.watch_keeper();
+        machine.watch_rules();
         machine.pressure.relieve(&machine);
         collect::collect_by_itself(&machine, collect_every);
         crate::history::watch(&worker);
@@ -392,6 +396,30 @@ impl Machine {
         std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
     }
 
+    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached.
+    fn watch_rules(self: &Arc<Machine>) {
+        let machine = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let mut told = false;
+            loop {
+                tokio::time::sleep(RULES_EVERY).await;
+                let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
+                let looked = Arc::clone(&machine);
+                match blocking(move || looked.nat.mend()).await {
+                    Ok(false) => told = false,
+                    Ok(true) => {
+                        let detail = format!("table inet {} was gone and is put back", machine.instance.table());
+                        machine.events.tell(None, "rules", detail);
+                    }
+                    Err(e) if !std::mem::replace(&mut told, true) => {
+                        tracing::error!(error = chain(&e), "the rules that lead to published ports cannot be put back");
+                    }
+                    Err(_) => {}
+                }
+            }
+        });
+    }
+
     fn replace_keeper(&self) {
         if !self.ends_keeper.swap(false, std::sync::atomic::Ordering::SeqCst) {
             tracing::warn!("the keeper died; starting another");
@@ -453,6 +481,7 @@ impl Machine {
         let failed = |what: &str, e: &dyn std::error::Error| {
             Refusal::new(Code::Failed, format!("{what} cannot be removed: {}", chain(e)))
         };
+        self.nat.close();
         self.helpers.close();
         let waiting = self.kits.close();
         self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;
