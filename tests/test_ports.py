@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from harness import servers
-from harness.clients import http_get
+from harness.clients import http_get, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -277,6 +277,21 @@ time.sleep(60)
     finally:
         service.kill()
         service.wait()
+
+
+def test_rules_that_somebody_flushed_come_back(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """By themselves, although nothing is published anew. The machine's other tables are none of this test's business."""
+    server = servers.echo(9000)
+    kip = fresh_kip()
+    proc = kip.run("echo", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    port = proc.port()
+    assert ping("tcp", "127.0.0.1", port) == "hello"
+    table = f"kip_{kip.instance}"
+    subprocess.run(["nft", "delete", "table", "inet", table], check=True, timeout=30)
+    assert not listens(port)
+    wait_for("the port is there again", lambda: listens(port), 60)
+    assert ping("tcp", "127.0.0.1", port) == "hello"
+    assert [e["detail"] for e in kip.events() if e["kind"] == "rules"] == [f"table inet {table} was gone and is put back"]
 
 
 def test_ports_of_stopped_procs_do_not_answer(kip: Kip, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ pub enum Command {
     /// Run the daemon in the foreground; it prints `ready` and the API's address
     Up(Box<UpArgs>),
     /// End every proc and the daemon
-    Down,
+    Down(DownArgs),
     /// Create a proc and start it
     Run {
         #[command(flatten)]
@@ -312,6 +312,17 @@ pub struct StopArgs {
     /// From asking it to end to killing it; without it what `kip run --stop-grace` said, else 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub grace: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub struct DownArgs {
+    /// Park every proc instead of ending it, as before the machine goes down: the next `kip up` has them again, and wakes those that
+    /// were awake; exits with 1 if some cannot be parked, which run on
+    #[arg(long)]
+    pub park: bool,
+    /// How long that may take; 90s. Who is not parked by then runs on
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "park")]
+    pub within: Option<u64>,
 }
 
 #[derive(Debug, Args)]

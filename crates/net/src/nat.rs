@@ -125,6 +125,8 @@ struct State {
     nft: Connection,
     realms: BTreeMap<Realm, u32>,
     published: BTreeMap<Slot, Published>,
+    /// They are about to be removed for good.
+    over: bool,
 }
 
 impl Nat {
@@ -135,7 +137,7 @@ impl Nat {
         let rtnl = Rtnl::open().map_err(NatError::Links)?;
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
-        let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new() };
+        let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new(), over: false };
         let nat = Nat { instance, memory: memory.to_owned(), state: Mutex::new(state) };
         nat.sync(desired)?;
         forwarding::enable(instance, memory, uplinks)?;
@@ -216,6 +218,25 @@ impl Nat {
         let State { realms, published, .. } = &mut *state;
         realms.retain(|realm, _| published.values().any(|p| p.realm == *realm));
         Ok(())
+    }
+
+    /// Puts the rules back if somebody has taken them away, with a whole rule set, say. Tells whether it had to. A look costs some
+    /// microseconds.
+    pub fn mend(&self) -> Result<bool, NatError> {
+        let mut state = self.lock();
+        let table = self.instance.table();
+        let there = elements::is_there(&mut state.nft, &table);
+        if state.over || there.map_err(|source| NatError::Elements { table, source })? {
+            return Ok(false);
+        }
+        let all: Vec<_> = state.published.keys().flat_map(|s| state.elements_of(self.instance, *s)).collect();
+        self.nft(&ruleset::full(self.instance, &all))?;
+        Ok(true)
+    }
+
+    /// From now on nothing puts them back: [`Nat::remove`] follows.
+    pub fn close(&self) {
+        self.lock().over = true;
     }
 
     /// Removes the rules and ends this instance's need of forwarding; the last instance puts the machine's settings back.

@@ -145,11 +145,31 @@ pub struct Moved {
     pub already: bool,
 }
 
+/// What `POST /v1/down` may be asked with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct DownRequest {
+    /// Park everyone instead of ending them. Nobody wakes until the next daemon runs, and then those that were awake do.
+    #[serde(default)]
+    pub park: bool,
+    /// With `park`: how long that may take, milliseconds; who is not parked by then is left as it is. Without it [`PARK_WITHIN_MS`].
+    #[serde(default)]
+    pub within_ms: Option<u64>,
+}
+
+/// How long all procs may take to be parked before a machine goes down, milliseconds.
+pub const PARK_WITHIN_MS: u64 = 90_000;
+
 /// What `POST /v1/down` answers. The daemon ends right after.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct DownView {
     /// The procs that were running or asleep and were ended.
     pub ended: Vec<ProcName>,
+    /// With `park`: those that are parked or archived now.
+    #[serde(default)]
+    pub asleep: Vec<ProcName>,
+    /// With `park`: those that run on, and why.
+    #[serde(default)]
+    pub awake: BTreeMap<ProcName, String>,
 }
 
 /// The last line of an ndjson answer that broke off: why it did.

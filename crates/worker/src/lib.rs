@@ -67,6 +67,7 @@ mod quota;
 pub mod record;
 mod recover;
 mod renew;
+mod rest;
 mod secrets;
 mod snapshots;
 mod start;

@@ -18,6 +18,7 @@ use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
+use crate::rest;
 use crate::state::Record;
 use crate::task::{blocking, chain};
 use crate::volumes::{self, Claims};
@@ -50,6 +51,9 @@ use std::time::{Duration, Instant};
 /// Remembers the machine's own forwarding settings, for all instances.
 const FORWARDING: &str = "/run/kip/forwarding";
 
+/// Between looks whether the rules are there.
+const RULES_EVERY: Duration = Duration::from_secs(5);
+
 /// How long a dump or restore of the last daemon's may go on.
 const STRAYS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -76,6 +80,10 @@ pub struct Config {
     pub memory: MemoryMarks,
     /// What parked procs' generations may take on the local disk, bytes; beyond that those parked the longest are archived.
     pub disk: Option<u64>,
+    /// Residents that run are taken for those of another version (tests).
+    pub supersede: bool,
+    /// Called whenever another proc has been taken up.
+    pub progress: fn(),
     /// What the cache of the store may take there, bytes: 0 for no cache, nothing for the usual.
     pub cache: Option<u64>,
 }
@@ -151,7 +159,7 @@ impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
     pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
-        let disk = config.disk;
+        let (disk, progress) = (config.disk, config.progress);
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
@@ -168,6 +176,7 @@ impl Worker {
         let mut recovered = Vec::new();
         for one in remembered {
             recovered.extend(recover::recover(&machine, one).await);
+            progress();
         }
         let swept = Arc::clone(&machine);
         let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec, r)).collect();
@@ -198,12 +207,15 @@ impl Worker {
         }
         machine.serve_pager();
         machine.watch_keeper();
+        machine.watch_rules();
         machine.pressure.relieve(&machine);
         collect::collect_by_itself(&machine, collect_every);
         crate::history::watch(&worker);
         if let Some(limit) = disk {
             disk::watch(&machine, limit);
         }
+        let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
+        tokio::spawn(rest::wake_again(awake));
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }
@@ -278,10 +290,20 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // Of a backup that was not finished.
     let _ = fs::remove_dir_all(backup::scratch(&config.data));
     let remembered = recover::read_all(&records)?;
-    let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
-    let new = keeper.found() == kip_keeper::Found::Started;
+    // Residents of another version, whose messages are others: what they hold passes to those of this one.
+    let keeper_program = config.programs.join("kip-keeper");
     let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
+    if let Some(pid) = pager.supersede(config.supersede)? {
+        tracing::info!(pid, "the pager is of another version and is replaced; who was held runs");
+    }
+    let superseded = Keeper::supersede(&keeper_program, &config.data, config.supersede)?;
+    let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
+    let new = keeper.found() == kip_keeper::Found::Started;
     pager.ensure()?;
+    if let Some(held) = superseded {
+        tracing::info!(held, "the keeper was of another version and is replaced");
+        pager.mirror()?;
+    }
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let images = Arc::new(Images::open(&config.data.join("images"))?);
@@ -377,6 +399,30 @@ impl Machine {
         std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
     }
 
+    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached.
+    fn watch_rules(self: &Arc<Machine>) {
+        let machine = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let mut told = false;
+            loop {
+                tokio::time::sleep(RULES_EVERY).await;
+                let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
+                let looked = Arc::clone(&machine);
+                match blocking(move || looked.nat.mend()).await {
+                    Ok(false) => told = false,
+                    Ok(true) => {
+                        let detail = format!("table inet {} was gone and is put back", machine.instance.table());
+                        machine.events.tell(None, "rules", detail);
+                    }
+                    Err(e) if !std::mem::replace(&mut told, true) => {
+                        tracing::error!(error = chain(&e), "the rules that lead to published ports cannot be put back");
+                    }
+                    Err(_) => {}
+                }
+            }
+        });
+    }
+
     fn replace_keeper(&self) {
         if !self.ends_keeper.swap(false, std::sync::atomic::Ordering::SeqCst) {
             tracing::warn!("the keeper died; starting another");
@@ -440,6 +486,7 @@ impl Machine {
         let failed = |what: &str, e: &dyn std::error::Error| {
             Refusal::new(Code::Failed, format!("{what} cannot be removed: {}", chain(e)))
         };
+        self.nat.close();
         self.helpers.close();
         let waiting = self.kits.close();
         self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;

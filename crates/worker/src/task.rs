@@ -13,6 +13,7 @@ mod hooks;
 mod pressed;
 mod previous;
 mod ready;
+mod rest;
 mod sleep;
 mod still;
 
@@ -107,6 +108,8 @@ pub(crate) enum Command {
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
     StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
+    Rest { until: Instant, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -335,10 +338,7 @@ impl Task {
                 self.begin_running(init, false);
                 self.look_for_ready();
             }
-            State::Hibernated { init, .. } => {
-                self.begin_hibernated(init);
-                self.look_at_pager().await;
-            }
+            State::Hibernated { init, .. } => self.resume_hibernated(init).await,
             State::Archived { .. } => self.resume_archived(),
             State::Parked { generation } => self.resume_parked(generation),
             _ => {}
@@ -470,6 +470,10 @@ impl Task {
                 return removed;
             }
             Command::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
+            Command::Rest { until, reply } => {
+                let _ = reply.send(self.rest(until).await);
+                return true;
+            }
             Command::StandStill { over, reply } => self.stand_still(over, reply).await,
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
@@ -498,6 +502,7 @@ impl Task {
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
         self.record.fell_back = None;
         self.record.checked.clear();
+        self.record.wakes_again = false;
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;

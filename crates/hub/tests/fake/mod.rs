@@ -505,9 +505,9 @@ impl Service for Fake {
         })
     }
 
-    async fn down(&self) -> Result<DownView, Refusal> {
+    async fn down(&self, _: DownRequest) -> Result<DownView, Refusal> {
         let ended = std::mem::take(&mut *self.procs.lock().unwrap());
-        Ok(DownView { ended: ended.into_keys().collect() })
+        Ok(DownView { ended: ended.into_keys().collect(), ..DownView::default() })
     }
 }
 

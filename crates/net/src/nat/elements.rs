@@ -15,10 +15,12 @@ use std::ops::ControlFlow;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
+const NFT_MSG_GETTABLE: u16 = 1;
 const NFT_MSG_NEWSETELEM: u16 = 12;
 const NFT_MSG_DELSETELEM: u16 = 14;
 const NFPROTO_INET: u8 = 1;
 /// Kinds of attributes; the numbers are those of linux/netfilter/nf_tables.h.
+const TABLE_NAME: u16 = 1;
 const SET_ELEM_LIST_TABLE: u16 = 1;
 const SET_ELEM_LIST_SET: u16 = 2;
 const SET_ELEM_LIST_ELEMENTS: u16 = 3;
@@ -182,6 +184,20 @@ impl Part {
             Part::Port(port) => port.to_be_bytes().to_vec(),
         }
     }
+}
+
+/// Whether there is such a table.
+pub(super) fn is_there(connection: &mut Connection, table: &str) -> io::Result<bool> {
+    let mut bytes = Vec::new();
+    let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETTABLE;
+    let name = attribute(TABLE_NAME, [table.as_bytes(), &[0]].concat());
+    let asked = connection.append(&mut bytes, kind, NLM_F_ACK, NFPROTO_INET, &name);
+    connection.exchange(&bytes, asked, |answer| match answer.content {
+        Content::Outcome(Ok(())) => ControlFlow::Break(Ok(true)),
+        Content::Outcome(Err(e)) if e.kind() == io::ErrorKind::NotFound => ControlFlow::Break(Ok(false)),
+        Content::Outcome(Err(e)) => ControlFlow::Break(Err(e)),
+        _ => ControlFlow::Continue(()),
+    })?
 }
 
 /// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them, far more than one proc

@@ -292,6 +292,7 @@ impl Task {
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;
+                next.wakes_again = false;
                 self.listens_again = None;
                 self.keep(next);
                 fault::reach("wake-recorded");
