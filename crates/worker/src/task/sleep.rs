@@ -70,7 +70,7 @@ impl Task {
         let machine = Arc::clone(&self.proc.shared);
         let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
-        if let State::Hot { init, .. } = self.record.state {
+        if let State::Hot { init, .. } | State::Hibernated { init, .. } = self.record.state {
             self.proc.look_for_meter(init);
         }
         self.proc.meter.engine_at_work();
@@ -240,6 +240,7 @@ impl Task {
         let message = format!("{why}; starting it cold on its newest files");
         tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
         self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message);
+        self.proc.shared.metrics.started_cold();
         let generation = self.record.generation();
         if let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation) {
             tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot cannot be set aside");
