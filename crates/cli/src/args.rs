@@ -186,7 +186,7 @@ pub struct RunArgs {
     pub publish_all: bool,
     // Not a doc comment: rustdoc would take the brackets for links.
     #[arg(
-        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given; may be repeated",
+        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs only; may be repeated",
         long = "port",
         value_name = "PORT"
     )]
@@ -211,6 +211,12 @@ pub struct RunArgs {
     /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
+    /// Its output is kept in files of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "10M")]
+    pub log_size: u64,
+    /// That many of them, 1 to 16; the oldest goes
+    #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
+    pub log_files: u32,
     /// Set an environment variable; may be repeated
     #[arg(long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
@@ -340,7 +346,7 @@ pub struct SleepArgs {
     /// Name of the proc
     #[arg(add = manual::names())]
     pub name: String,
-    /// Tier to go to: hibernated or parked
+    /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
 }
@@ -521,6 +527,8 @@ impl RunArgs {
             cpus: self.cpus,
             pids: self.pids.unwrap_or_else(|| Limits::default().pids),
             disk_bytes: self.disk,
+            log_bytes: self.log_size,
+            log_files: self.log_files,
         };
         let image = match (self.tar, &self.image) {
             // The daemon's working directory is another.
@@ -630,6 +638,10 @@ mod tests {
             "64M",
             "--disk",
             "1G",
+            "--log-size",
+            "1M",
+            "--log-files",
+            "5",
             "--cpus",
             "0.5",
             "--pids",
@@ -667,7 +679,14 @@ mod tests {
         );
         assert_eq!(
             spec.limits,
-            Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7, disk_bytes: Some(1 << 30) }
+            Limits {
+                memory_bytes: Some(64 << 20),
+                cpus: Some(0.5),
+                pids: 7,
+                disk_bytes: Some(1 << 30),
+                log_bytes: 1 << 20,
+                log_files: 5
+            }
         );
         assert_eq!(spec.image, Image::Tar("/x.tar".into()));
         assert!(request.wait_ready && spec.allow_setuid);

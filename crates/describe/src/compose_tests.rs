@@ -60,6 +60,7 @@ services:
     networks: {default: {aliases: [db.internal]}}
     mem_limit: 1gb
     storage_opt: {size: 2g}
+    logging: {driver: json-file, options: {max-size: 5m, max-file: "2"}}
     stop_signal: SIGINT
     restart: unless-stopped
     stop_grace_period: 1m30s
@@ -96,6 +97,7 @@ fn services_are_procs() {
     assert!(!web.request.left_open.idle && web.request.left_open.park_after);
     let spec = &db.request.spec;
     assert_eq!((spec.limits.memory_bytes, spec.limits.disk_bytes), (Some(1 << 30), Some(2 << 30)));
+    assert_eq!((spec.limits.log_bytes, spec.limits.log_files), (5 << 20, 2));
     assert_eq!((spec.restart, spec.stop_grace_ms), (kip_types::life::Restart::Always, Some(90_000)));
     let ready = spec.ready.as_ref().unwrap();
     assert_eq!((ready.check.to_string().as_str(), ready.within_ms), ("exec:redis-cli 'get a'", 10_000));

@@ -7,7 +7,9 @@ use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Fallback, Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
+use kip_types::spec::{
+    Fallback, Hibernate, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret,
+};
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,6 +67,12 @@ pub struct ProcTable {
     /// Most disk space of its own files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
+    /// Its output is kept in files of this size, 10M if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_size: Option<Size>,
+    /// In that many files, 1 to 16, 3 if nothing is said; the oldest goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_files: Option<u32>,
     /// Working directory inside the proc.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workdir: Option<PathBuf>,
@@ -213,6 +221,8 @@ impl ProcTable {
                 cpus: self.cpus,
                 pids: self.pids.unwrap_or_else(|| Limits::default().pids),
                 disk_bytes: self.disk.map(|size| size.0),
+                log_bytes: self.log_size.map_or(LOG_BYTES, |size| size.0),
+                log_files: self.log_files.unwrap_or(LOG_FILES),
             },
             timing,
             allow_setuid: self.allow_setuid,
@@ -295,6 +305,8 @@ impl ProcTable {
             mem: limits.memory_bytes.map(Size),
             cpus: limits.cpus,
             disk: limits.disk_bytes.map(Size),
+            log_size: (limits.log_bytes != LOG_BYTES).then_some(Size(limits.log_bytes)),
+            log_files: (limits.log_files != LOG_FILES).then_some(limits.log_files),
             pids: (limits.pids != Limits::default().pids).then_some(limits.pids),
             workdir,
             user,

@@ -170,7 +170,14 @@ pub enum Image {
     Oci(OciImage),
 }
 
-/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited, except `pids`.
+/// Bytes of each file of a log, unless its owner says otherwise.
+pub const LOG_BYTES: u64 = 10 << 20;
+/// Files of a log, likewise.
+pub const LOG_FILES: u32 = 3;
+/// Most files of a log.
+pub const MOST_LOG_FILES: u32 = 16;
+
+/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited, except `pids` and its log.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -182,11 +189,22 @@ pub struct Limits {
     pub pids: u32,
     /// Disk space of its own files, bytes: what it changes of its root file system. Not volumes, logs and what it sleeps in.
     pub disk_bytes: Option<u64>,
+    /// What it writes to its output is kept in files of so many bytes.
+    pub log_bytes: u64,
+    /// In so many files, 1 to 16; the oldest goes.
+    pub log_files: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { memory_bytes: None, cpus: None, pids: 4096, disk_bytes: None }
+        Limits {
+            memory_bytes: None,
+            cpus: None,
+            pids: 4096,
+            disk_bytes: None,
+            log_bytes: LOG_BYTES,
+            log_files: LOG_FILES,
+        }
     }
 }
 

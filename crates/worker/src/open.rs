@@ -466,7 +466,8 @@ impl Machine {
             tracing::warn!(proc = %proc.name, "its output is lost: nobody holds its pipes any more");
             return;
         };
-        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), Rotation::default()) {
+        let rotation = Rotation::of(&proc.spec.limits);
+        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), rotation) {
             tracing::warn!(proc = %proc.name, error = chain(&e), "its output is not logged");
         }
     }

@@ -21,6 +21,7 @@ pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{ARCHIVED, Archived, archived};
 pub(crate) use checked::Asking;
+use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
@@ -171,6 +172,7 @@ struct Running {
     pidfd: AsyncFd<OwnedFd>,
     idle: Idle<Traffic>,
     next_look: Instant,
+    levels: Levels,
     /// Woken for ticks and nothing else so far.
     for_ticks: bool,
     /// No automatic sleep before this.
@@ -201,6 +203,8 @@ pub(crate) struct Task {
     hibernating: Option<Hibernating>,
     sleeping: Option<Sleeping>,
     tickets: Arc<AtomicUsize>,
+    /// Of those the ones of its own commands after a wake.
+    hooking: Arc<AtomicUsize>,
     /// Of its hibernation; none if that is not known any more.
     turn: Option<u64>,
     /// Blocked in hibernation it wakes for ticks.
@@ -269,6 +273,7 @@ impl Task {
             hibernating: None,
             sleeping: None,
             tickets,
+            hooking: Arc::default(),
             turn: None,
             ticked: false,
             pressed: Pressed::default(),
@@ -550,6 +555,7 @@ impl Task {
             pidfd,
             idle: Idle::new(now),
             next_look: now,
+            levels: Levels::since(now),
             for_ticks,
             not_before: now,
             from: Tier::Hot,

@@ -6,7 +6,7 @@ use crate::place::meant;
 use crate::yaml::Node;
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 57] = [
+pub const LACKING: [(&str, Weight, &str); 56] = [
     ("annotations", Harmless, "they are left out"),
     ("attach", Harmless, "`kip logs` has what it writes"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
@@ -40,7 +40,6 @@ pub const LACKING: [(&str, Weight, &str); 57] = [
     ("isolation", Harmless, "there is one way, namespaces"),
     ("label_file", Harmless, "labels are left out"),
     ("labels", Harmless, "they are left out"),
-    ("logging", Harmless, "`kip logs` has what it writes, 30 MiB at most"),
     ("mac_address", Changes, "Kip chooses it"),
     ("mem_reservation", Harmless, "memory is not kept for it"),
     ("mem_swappiness", Harmless, "Kip decides what leaves memory"),

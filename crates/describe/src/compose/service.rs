@@ -17,7 +17,7 @@ use serde::Deserialize;
 use std::cell::RefCell;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 34] = [
+const READ: [&str; 35] = [
     "image",
     "build",
     "command",
@@ -33,6 +33,7 @@ const READ: [&str; 34] = [
     "cpus",
     "pids_limit",
     "storage_opt",
+    "logging",
     "deploy",
     "stop_signal",
     "stop_grace_period",
@@ -251,10 +252,33 @@ impl Service {
                     }
                 }
             }
+            "logging" => self.logging(context, node, path),
             "deploy" => self.deploy(context, node, path),
             _ => return false,
         }
         true
+    }
+
+    /// How much of what it writes is kept, as the files of Docker's own drivers have it. Where else it may go Kip does not send it.
+    fn logging(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (key, place, value) in node.entries() {
+            let path = format!("{path}.{key}");
+            if key == "driver" {
+                let driver = context.text(value, &path);
+                if !matches!(driver.as_deref(), None | Some("json-file" | "local")) {
+                    context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes");
+                }
+                continue;
+            }
+            for (key, place, value) in value.entries() {
+                let path = format!("{path}.{key}");
+                match key.as_str() {
+                    "max-size" => self.table.log_size = context.parsed(value, &path, size).map(Size),
+                    "max-file" => self.table.log_files = context.parsed(value, &path, str::parse),
+                    _ => context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes"),
+                }
+            }
+        }
     }
 
     fn others(&mut self, context: &mut Context<'_>, key: &str, place: &Place, node: &Node, path: &str) -> bool {

@@ -301,7 +301,14 @@ impl Service for Fake {
     }
 
     async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
-        let used = TierMeterView { tier: Tier::Hot, time_us: 5_000_000, byte_seconds: 1e9 };
+        let used = TierMeterView {
+            tier: Tier::Hot,
+            time_us: 5_000_000,
+            byte_seconds: 1e9,
+            cpu_us: 7,
+            connections: 2,
+            datagrams: 0,
+        };
         let meter = |view: &ProcView| MeterView {
             name: view.name.clone(),
             state: view.state.clone(),
@@ -313,6 +320,7 @@ impl Service for Fake {
             cpu_us: 250_000,
             connections: 3,
             datagrams: 0,
+            oom_kills: 0,
             wakes: vec![WakesView { from: Tier::Parked, trigger: "tcp".into(), count: 2 }],
         };
         Ok(self.procs.lock().unwrap().values().map(meter).collect())

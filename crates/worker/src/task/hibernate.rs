@@ -234,6 +234,7 @@ impl Task {
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         let (from, for_what) = (Tier::Hibernated, trigger.clone());
+        self.proc.look_for_cpu();
         self.proc.meter.enter(Some(Tier::Hot));
         let view = WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None };
         self.count_wake(&view);
@@ -276,7 +277,6 @@ impl Task {
         self.awake(trigger, woken.total_us, steps, false, by_itself);
     }
 
-    /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
     /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is parked at once, which does not
     /// wake it, and then its sockets and timers are.
     pub(super) async fn resume_hibernated(&mut self, init: u32) {
@@ -287,6 +287,7 @@ impl Task {
         }
     }
 
+    /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
     pub(super) async fn look_at_pager(&mut self) {
         if !matches!(self.record.state, State::Hibernated { .. }) {
             return;
@@ -297,6 +298,7 @@ impl Task {
         if look.asleep {
             hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
             hibernating.held = look.held;
+            self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(label, _)| label);
             self.awake(roused.unwrap_or_else(|| "its pager was replaced".to_owned()), 0, Vec::new(), false, false);
@@ -304,13 +306,18 @@ impl Task {
     }
 
     pub(super) fn refuse_if_in_use(&self, to: Tier) -> Result<(), Refusal> {
-        if self.tickets.load(Ordering::SeqCst) > 0 {
-            self.proc.shared.metrics.refused(to, Cause::Exec);
-            return Err(Refusal::new(
-                Code::CannotSleep,
-                format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),
-            ));
+        let tickets = self.tickets.load(Ordering::SeqCst);
+        if tickets == 0 {
+            return Ok(());
         }
-        Ok(())
+        let (cause, why) = if self.starting.is_some() {
+            (Cause::Starting, "it is not ready yet; `kip wait --ready` waits for that")
+        } else if self.hooking.load(Ordering::SeqCst) >= tickets {
+            (Cause::Hook, "its own command after the wake still runs")
+        } else {
+            (Cause::Exec, "a program runs in it by `kip exec`; end it first")
+        };
+        self.proc.shared.metrics.refused(to, cause);
+        Err(Refusal::new(Code::CannotSleep, format!("{} cannot sleep: {why}", self.proc.name)))
     }
 }

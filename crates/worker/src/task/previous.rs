@@ -75,6 +75,7 @@ impl Task {
 
     async fn start_cold(&mut self, why: &str) -> Result<(), Refusal> {
         let message = format!("{why}; starting it cold on its newest files");
+        self.proc.shared.metrics.started_cold();
         self.end_for(&message, "cold-start").await?;
         Archive::set_aside(&self.proc.dir).map_err(|e| self.failed("what it has in the store", &e))?;
         self.begin(false, false).await?;

@@ -80,7 +80,7 @@ impl Task {
         let machine = Arc::clone(&self.proc.shared);
         let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
-        if let State::Hot { init, .. } = self.record.state {
+        if let State::Hot { init, .. } | State::Hibernated { init, .. } = self.record.state {
             self.proc.look_for_meter(init);
         }
         self.proc.meter.engine_at_work();
