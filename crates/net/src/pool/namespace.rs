@@ -140,6 +140,8 @@ pub(super) fn gateway(instance: Instance, ipv6: bool, present: bool) -> Vec<Requ
     let mut requests = vec![address(LO, instance.gateway_v4().into(), AddressScope::Link, present)];
     if ipv6 {
         requests.push(address(LO, instance.gateway_v6().into(), AddressScope::Universe, present));
+        let local = route(local(instance.gateway_v6(), LO));
+        requests.push(if present { local } else { withdrawn(local) });
     }
     requests
 }
@@ -227,12 +229,7 @@ fn inside_requests(index: u32, instance: Instance, addresses: &Addresses, ipv6: 
     ];
     if ipv6 {
         requests.push(address(index, addresses.v6.into(), AddressScope::Universe, true));
-        // The kernel sets this route itself, but in a work item of its own, and until then packets are refused.
-        requests.push(route(Route {
-            kind: RouteType::Local,
-            table: TABLE_LOCAL,
-            ..Route::to(addresses.v6.into(), 128, Some(index))
-        }));
+        requests.push(route(local(addresses.v6, index)));
         requests.push(route(Route {
             via: Some(ROUTER_V6.into()),
             ..Route::to(Ipv6Addr::UNSPECIFIED.into(), 0, Some(index))
@@ -304,6 +301,19 @@ impl Route {
         let table = RouteHeader::RT_TABLE_MAIN;
         Route { to, prefix, device, via: None, source: None, kind: RouteType::Unicast, table, metric: None }
     }
+}
+
+/// To an address of IPv6 that was just given. The kernel sets this route itself, but in a work item of its own, and until then packets
+/// are refused.
+fn local(address: Ipv6Addr, device: u32) -> Route {
+    Route { kind: RouteType::Local, table: TABLE_LOCAL, ..Route::to(address.into(), 128, Some(device)) }
+}
+
+/// Takes a route away again, if it is there.
+fn withdrawn(set: Request) -> Request {
+    let RouteNetlinkMessage::NewRoute(message) = set.message else { unreachable!("it sets a route") };
+    let doing = set.doing.replace("set", "take away");
+    Request { doing, message: RouteNetlinkMessage::DelRoute(message), how: How::Plain, tolerate: Some(Errno::SRCH) }
 }
 
 fn route(route: Route) -> Request {
