@@ -239,3 +239,17 @@ def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Pa
     here.flags = ("--store", str(store), "--criu", str(newer))
     here.up()
     assert answers(proc, "GET", "a") == b"1"
+
+
+# Files
+
+
+def test_files_that_are_open_come_first(archiving: Kip, store: Path) -> None:
+    """Those of its own that its processes have open, and what they have mapped of the base; the others after them."""
+    proc = archiving.run("reader", ["sh", "-c", "cd /var/tmp; for i in 1 2 3 4 5; do echo $i > file-$i; done; exec 7< file-3; exec sleep 1000"])
+    wait_for("its files are there", lambda: "file-5" in proc.exec("ls", "/var/tmp").stdout, 30)
+    proc.archive()
+    roots = {root["name"]: root for root in archiving.json("snapshot", "show", "reader")["roots"]}
+    assert roots["root"]["first"] == 1 and roots["root"]["entries"] >= 5, roots
+    assert roots["pins-usr"]["first"] >= 2, "the program and its C library"
+    assert "needed first" in archiving.cli("snapshot", "show", "reader").stdout

@@ -111,8 +111,8 @@ pub struct Policy {
     pub capabilities: Capabilities,
     /// Threads must have no way to new privileges.
     pub no_new_privileges: bool,
-    /// The filter that all threads must have below others.
-    pub filter: Vec<u8>,
+    /// The filters of which all threads must have one below others.
+    pub filters: Vec<Vec<u8>>,
     /// Paths inside that are masked.
     pub masks: BTreeSet<String>,
     /// Volumes by the keys of their mounts: where each is inside, and whether it is read-only.
@@ -306,7 +306,7 @@ fn check_thread(thread: &ThreadFacts, policy: &Policy) -> Result<(), Refused> {
     if policy.no_new_privileges && !thread.no_new_privileges {
         return Err(Refused::Unconfined { id, missing: "the no_new_privs" });
     }
-    if thread.filter.as_ref() != Some(&policy.filter) {
+    if !thread.filter.as_ref().is_some_and(|filter| policy.filters.contains(filter)) {
         return Err(Refused::Unconfined { id, missing: "the system call filter" });
     }
     let privileges = [

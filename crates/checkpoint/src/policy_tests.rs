@@ -59,7 +59,7 @@ fn policy() -> Policy {
         ids: (536_000_000, 65_536),
         capabilities: 0b111,
         no_new_privileges: true,
-        filter: FILTER.to_vec(),
+        filters: vec![b"an earlier".to_vec(), FILTER.to_vec()],
         masks: ["/proc/kmsg".to_owned()].into(),
         volumes: [("volume-0".to_owned(), ("/data".to_owned(), true)), ("volume-1".into(), ("/log".into(), false))]
             .into(),
@@ -100,6 +100,9 @@ fn more_rights_are_refused() {
     assert_eq!(refused(|f| f.threads[0].capabilities = 0b1001), Refused::Capabilities { id: 1, extra: 0b1000 });
     assert!(matches!(refused(|f| f.threads[0].filter = None), Refused::Unconfined { id: 1, .. }));
     assert!(matches!(refused(|f| f.threads[0].filter = Some(vec![0; 8])), Refused::Unconfined { id: 1, .. }));
+    let mut older = facts();
+    older.threads.iter_mut().for_each(|thread| thread.filter = Some(b"an earlier".to_vec()));
+    assert_eq!(check(&older, &policy()), Ok(()));
     for change in [
         (|t| t.has_profile = true) as fn(&mut ThreadFacts),
         |t| t.is_real_time = true,

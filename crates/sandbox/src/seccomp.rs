@@ -11,6 +11,10 @@
 use kip_sys::caps::Instruction;
 use std::collections::BTreeMap;
 
+/// The filters that sandboxes of this Kip and of earlier ones have, as [`code`] has them; the last is [`filter`]. Sleepers keep the one
+/// that they were started with, so that none goes from here: `cargo run -p kip-sandbox --example filter` prints the next.
+pub const KNOWN: [&[u8]; 1] = [include_bytes!("../filters/1.bpf")];
+
 /// Calls that answer EPERM whatever their arguments: numbers of x86_64.
 const REFUSED: &[u32] = &[
     // Mounts: the sandbox's mount namespace is not the tenant's.
@@ -146,6 +150,16 @@ pub fn filter() -> Vec<Instruction> {
     program
 }
 
+/// The same as it is in memory, and in the images of a sleeper.
+pub fn code() -> Vec<u8> {
+    let bytes = |i: &Instruction| {
+        let [low, high] = i.code.to_le_bytes();
+        let [a, b, c, d] = i.k.to_le_bytes();
+        [low, high, i.jt, i.jf, a, b, c, d]
+    };
+    filter().iter().flat_map(bytes).collect()
+}
+
 fn tree(segments: &[(u32, Verdict)], program: &mut Vec<Instruction>) {
     if let [(_, verdict)] = segments {
         let check = |code, k| vec![load(AT_FIRST_ARGUMENT), jump(code, k, 0, 1), answer(ERRNO | EPERM), answer(ALLOW)];
@@ -170,6 +184,15 @@ fn tree(segments: &[(u32, Verdict)], program: &mut Vec<Instruction>) {
 mod tests {
     use super::*;
     use rustix::io::Errno;
+
+    #[test]
+    fn the_filter_of_now_is_the_last_of_those_that_are_known() {
+        assert!(
+            KNOWN.last() == Some(&&code()[..]),
+            "add it, and keep the others: cargo run -p kip-sandbox --example filter > crates/sandbox/filters/{}.bpf",
+            KNOWN.len() + 1
+        );
+    }
 
     /// What the kernel would answer, by the rules of classic BPF.
     fn run(program: &[Instruction], architecture: u32, number: u32, argument: u32) -> u32 {

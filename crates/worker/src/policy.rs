@@ -26,19 +26,13 @@ pub(crate) enum NotAllowed {
 }
 
 fn allowed(proc: &Proc, body: &Body) -> Policy {
-    let filter = seccomp::filter();
-    let code = filter.iter().flat_map(|i| {
-        let [low, high] = i.code.to_le_bytes();
-        let [a, b, c, d] = i.k.to_le_bytes();
-        [low, high, i.jt, i.jf, a, b, c, d]
-    });
     let own = |path: &str| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<i32>().ok());
     Policy {
         // Where it was archived it had another block, which a wake moves to its own.
         ids: (body.home.as_ref().map_or(proc.first_id(), |home| home.first_id), IDS_PER_BLOCK),
         capabilities: launch::CAPABILITY_BITS,
         no_new_privileges: !proc.spec.allow_setuid,
-        filter: code.collect(),
+        filters: seccomp::KNOWN.iter().map(|known| known.to_vec()).collect(),
         masks: launch::MASKED.iter().map(|path| (*path).to_owned()).collect(),
         volumes: volumes(proc, body),
         sockets: body.sockets.iter().map(|socket| socket.inode).collect(),
