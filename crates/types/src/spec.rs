@@ -314,6 +314,9 @@ pub struct Spec {
     /// A trial of `kip check`, which is removed when that ends. Kip's own to say, ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trial: bool,
+    /// It reaches nobody by network but itself, and only the host reaches it: a trial. Kip's own to say, ignored in requests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone: bool,
     /// The request that made it, before daemon and image completed it. Kept by the hub, ignored in requests, left out of listings; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]

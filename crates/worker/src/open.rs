@@ -213,7 +213,7 @@ fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     record.state.tier()?;
     let slot = Slot::new(record.slot).ok()?;
     let ports = record.ports.iter().map(|p| Forward { proto: p.proto, host_port: p.host_port, port: p.port }).collect();
-    Some(Published { slot, realm: spec.realm.clone(), ports })
+    Some(Published { slot, realm: spec.realm.clone(), ports, alone: spec.alone })
 }
 
 /// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have begun to freeze: nobody

@@ -8,7 +8,7 @@ use crate::record;
 use crate::state::Record;
 use crate::task::{Task, blocking, chain};
 use crate::volumes;
-use kip_net::nat::Forward;
+use kip_net::nat::{Forward, Published};
 use kip_net::reserve;
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
@@ -116,9 +116,12 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         status: status_write.as_fd(),
     };
     let published = std::thread::scope(|scope| {
-        let publish = scope.spawn(|| publish(proc, &ports));
+        // Who is to be alone is so before its program's first instruction.
+        let before = if proc.spec.alone { Some(publish(proc, &ports)) } else { None };
+        let beside = before.is_none().then(|| scope.spawn(|| publish(proc, &ports)));
+        before.unwrap_or(Ok(()))?;
         let launched = proc.shared.launcher().start(request);
-        publish.join().expect("publishing does not panic")?;
+        beside.map_or(Ok(()), |publish| publish.join().expect("publishing does not panic"))?;
         launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
     });
     let started = published?;
@@ -184,7 +187,8 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
 pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
     let forwards: Vec<Forward> =
         ports.iter().map(|p| Forward { proto: p.spec.proto, host_port: p.host_port, port: p.spec.port }).collect();
-    let done = proc.shared.nat.publish(proc.slot, &proc.spec.realm, &forwards);
+    let (slot, realm) = (proc.slot, proc.spec.realm.clone());
+    let done = proc.shared.nat.publish(Published { slot, realm, ports: forwards, alone: proc.spec.alone });
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }
 
