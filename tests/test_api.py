@@ -186,6 +186,48 @@ def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
     assert answered(kip, "DELETE", "/v1/tokens/{name}", "/v1/tokens/second", status=404)["code"] == "unknown"
 
 
+def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
+    """A limit with its name misspelt would be none. Nothing is made."""
+    spec = {"name": "open", "command": ["sleep", "1000"]}
+    port = {"proto": "tcp", "port": 80, "hostport": 8080}
+    for field, path in (
+        ({"limits": {"memory": 1 << 20}}, "spec.limits.memory"),
+        ({"timing": {"idle": 5}}, "spec.timing.idle"),
+        ({"ports": [port]}, "spec.ports.0.hostport"),
+        ({"hooks": {"before": "x"}}, "spec.hooks.before"),
+        ({"cmd": ["x"]}, "spec.cmd"),
+    ):
+        for route, body, before in (
+            ("procs", {"spec": spec | field}, ""),
+            ("validate", {"spec": spec | field}, ""),
+            ("check", {"run": {"spec": spec | field}, "to": "parked"}, "run."),
+        ):
+            status, _, content = local(kip, "POST", f"/v1/{route}", body)
+            said = json.loads(content)
+            assert (status, said["code"]) == (400, "invalid"), said
+            assert said["message"].endswith(f"unknown field: {before}{path}"), said
+    assert local(kip, "POST", "/v1/procs", {"spec": spec, "wait": True})[0] == 400
+    assert kip.names() == []
+    kip.cli("run", "--name", "open", "--", "sleep", "1000")
+    headers = {"connection": "upgrade", "upgrade": "kip-frames"}
+    status, content = local_upgrade(kip, "/v1/procs/open/exec", {"command": ["true"], "workdir": "/"}, headers)
+    assert status == 400 and "unknown field: workdir" in content, content
+    assert local(kip, "POST", "/v1/procs/open/wake?name=x")[0] == 400
+    # What another of the same kind says of itself is taken back.
+    again = json.loads(local(kip, "GET", "/v1/procs/open")[2])["spec"] | {"name": "again"}
+    assert local(kip, "POST", "/v1/procs", {"spec": again})[0] == 201
+    kip.remove_all()
+
+
+def local_upgrade(kip: Kip, path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
+    connection = LocalConnection(kip)
+    connection.request("POST", path, json.dumps(body), headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
 def answer_without_store(kip: Kip, path: str) -> int:
     """0 for the usual one; what asks the store is refused where there is none."""
     return local(kip, "GET", path)[0] if path in ("/v1/keys", "/v1/snapshots") else 0

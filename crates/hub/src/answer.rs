@@ -101,9 +101,22 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
             _ => Refused::invalid(format!("the request's body cannot be read: {}", e.body_text())),
         })?;
         let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
-        let asked = serde_json::from_slice(body)
-            .map_err(|e| Refused::invalid(format!("the request's body is not what it should be: {e}")))?;
-        Ok(Asked(asked))
+        Ok(Asked(read(body)?))
+    }
+}
+
+/// Reads JSON and refuses what nobody here would look at: a limit with its name misspelt would be no limit. The types themselves pass it
+/// over, for records on disk have them too, and may be those of a newer Kip.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
+    let wrong = |e: serde_json::Error| Refused::invalid(format!("the request's body is not what it should be: {e}"));
+    let mut unknown = Vec::new();
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let asked = serde_ignored::deserialize(&mut json, |path| unknown.push(path.to_string())).map_err(wrong)?;
+    json.end().map_err(wrong)?;
+    match unknown.as_slice() {
+        [] => Ok(asked),
+        [one] => Err(Refused::invalid(format!("the request's body has an unknown field: {one}"))),
+        many => Err(Refused::invalid(format!("the request's body has unknown fields: {}", many.join(", ")))),
     }
 }
 
@@ -133,5 +146,40 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             .await
             .map_err(|e| Refused::invalid(format!("the request's path is not what it should be: {}", e.body_text())))?;
         name.parse().map(Name).map_err(|e| Refused::invalid(format!("{e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::api::{CheckRequest, ExecRequest, RunRequest};
+
+    fn refused<T: DeserializeOwned>(json: &str) -> String {
+        match read::<T>(json.as_bytes()) {
+            Ok(_) => panic!("{json} is taken"),
+            Err(refused) => refused.0.message,
+        }
+    }
+
+    #[test]
+    fn what_nobody_looks_at_is_refused_by_its_path() {
+        let port = r#"{"proto":"tcp","port":80,"hostport":8080}"#;
+        for (field, path) in [
+            (r#""limits":{"memory":1048576}"#, "spec.limits.memory"),
+            (r#""timing":{"idle":5}"#, "spec.timing.idle"),
+            (r#""hooks":{"before":"x"}"#, "spec.hooks.before"),
+            (&format!(r#""ports":[{port}]"#), "spec.ports.0.hostport"),
+            (r#""cmd":["x"]"#, "spec.cmd"),
+        ] {
+            let run = format!(r#"{{"spec":{{"name":"a","command":["x"],{field}}}}}"#);
+            assert_eq!(refused::<RunRequest>(&run), format!("the request's body has an unknown field: {path}"));
+            let check = format!(r#"{{"to":"parked","run":{run}}}"#);
+            assert!(refused::<CheckRequest>(&check).ends_with(&format!(" run.{path}")), "{path}");
+        }
+        let two = r#"{"spec":{"name":"a","command":["x"],"c":1},"b":2}"#;
+        assert_eq!(refused::<RunRequest>(two), "the request's body has unknown fields: spec.c, b");
+        assert!(refused::<ExecRequest>(r#"{"command":["x"],"workdir":"/"}"#).ends_with(": workdir"));
+        assert!(refused::<ExecRequest>(r#"{"command":["x"]} {}"#).contains("trailing"));
+        assert!(read::<ExecRequest>(br#"{"command":["x"],"env":{"workdir":"/"}}"#).is_ok());
     }
 }

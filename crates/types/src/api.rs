@@ -129,6 +129,7 @@ pub struct EventsRequest {
 
 /// What `wake` may be asked with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WakeRequest {
     /// A proc in the store, by its id there: it is taken over, under the name that is woken.
     #[serde(default)]
