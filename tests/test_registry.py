@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
 import pty
@@ -133,6 +134,39 @@ def test_what_a_registry_does_not_have(kip: Kip, registry: Registry, web: Image)
     nothing_half(kip)
     kip.cli("image", "pull", name)
     kip.cli("image", "rm", name)
+
+
+def code_of(kip: Kip, source: dict[str, Any], **more: Any) -> str:
+    """The code of a pull that is refused, for programs."""
+    connection = http.client.HTTPConnection("kip", timeout=60)
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(60)
+        s.connect(str(kip.data / "run/api.sock"))
+        connection.sock = s
+        connection.request("POST", "/v1/images/pull", json.dumps({"source": source} | more))
+        last = json.loads(connection.getresponse().read().splitlines()[-1])
+    return last["refusal"]["code"] if "refusal" in last else last["code"]
+
+
+def test_codes_of_pulls_that_fail(kip: Kip, registry: Registry, closed: Registry, web: Image, tmp_path: Path) -> None:
+    """Who named nothing, something damaged, who may not, nobody there: none of it is a defect or a full disk."""
+    name = closed.push("codes/web", "1", web)
+    assert code_of(kip, {"oci": {"path": "/nowhere"}}) == "unknown"
+    assert code_of(kip, {"dockerarchive": {"path": str(tmp_path)}}) == "invalid"
+    (tmp_path / "text").write_text("text " * 200)
+    assert code_of(kip, {"dockerarchive": {"path": str(tmp_path / "text")}}) == "invalid"
+    assert code_of(kip, {"registry": f"{registry.host}/nobody/nothing:1"}) == "unknown"
+    assert code_of(kip, {"registry": name}) == "forbidden"
+    assert code_of(kip, {"registry": name}, login={"user": images.USER, "password": "wrong"}) == "forbidden"
+    assert code_of(kip, {"registry": "127.0.0.1:9/web"}) == "exhausted"
+    name = registry.push("codes/web", "1", web)
+    file = registry.blob_file(digest(web.blobs()[1]))
+    good = file.read_bytes()
+    try:
+        file.write_bytes(bytes([*good[:-8], *b"\0\0\0\0\0\0\0\0"]))
+        assert code_of(kip, {"registry": name}) == "invalid"
+    finally:
+        file.write_bytes(good)
 
 
 def big(seed: str, size: int = 6 << 20) -> Image:

@@ -15,6 +15,7 @@ use kip_types::spec::parse_signal;
 use kip_types::{Image, PortSpec, ProcName, Protocol, Spec, WakeOn};
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -22,11 +23,19 @@ use tokio::sync::mpsc;
 fn refused(e: ImageError) -> Refusal {
     let code = match &e {
         ImageError::Unknown { .. } | ImageError::NotFound { .. } => Code::Unknown,
+        ImageError::Source { source, .. } if source.kind() == ErrorKind::NotFound => Code::Unknown,
         ImageError::Reference { .. } | ImageError::NoImage { .. } | ImageError::Platform { .. } => Code::Invalid,
-        ImageError::Ambiguous { .. } => Code::Invalid,
+        // What was named is not what it should be.
+        ImageError::Ambiguous { .. } | ImageError::Source { .. } => Code::Invalid,
+        ImageError::Damaged { .. } | ImageError::Layer { .. } => Code::Invalid,
+        ImageError::Unauthorized { .. } => Code::Forbidden,
         ImageError::Busy | ImageError::Missing { .. } => Code::State,
-        ImageError::Io { .. } => Code::Exhausted,
-        _ => Code::Failed,
+        // Nobody answers there now.
+        ImageError::Registry { .. } => Code::Exhausted,
+        ImageError::Io { source, .. } => match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem => Code::Exhausted,
+            _ => Code::Failed,
+        },
     };
     Refusal::new(code, chain(&e))
 }
@@ -267,6 +276,34 @@ mod tests {
             exposed_ports: words("80/tcp 53/udp 9/sctp"),
             stop_signal: "SIGQUIT".into(),
             volumes: words("/data"),
+        }
+    }
+
+    #[test]
+    fn each_trouble_with_an_image_has_its_code() {
+        let io = |kind: ErrorKind| std::io::Error::from(kind);
+        let ours = |kind| ImageError::Io { action: "write", path: "/data/images/x".into(), source: io(kind) };
+        let named = |kind| ImageError::Source { action: "open", path: "/x".into(), source: io(kind) };
+        let (registry, reference, why) = ("r".to_owned(), "r/x".to_owned(), "refused".to_owned());
+        let closed = ImageError::Unauthorized { registry: "r".into(), reference: "r/x".into(), who: "a".into() };
+        let digest: Digest = format!("sha256:{}", "0".repeat(64)).parse().unwrap();
+        let damaged = ImageError::Damaged {
+            what: "a layer".into(),
+            reference: "x".into(),
+            expected: digest.clone(),
+            found: digest,
+        };
+        for (error, code) in [
+            (ours(ErrorKind::StorageFull), Code::Exhausted),
+            (ours(ErrorKind::NotFound), Code::Failed),
+            (named(ErrorKind::NotFound), Code::Unknown),
+            (named(ErrorKind::PermissionDenied), Code::Invalid),
+            (ImageError::Registry { registry, reference, why }, Code::Exhausted),
+            (closed, Code::Forbidden),
+            (damaged, Code::Invalid),
+        ] {
+            let said = error.to_string();
+            assert_eq!(refused(error).code, code, "{said}");
         }
     }
 
