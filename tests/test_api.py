@@ -312,6 +312,45 @@ def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
     kip.cli("token", "rm", "brief")
 
 
+def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Path) -> None:
+    """Names for all; values for who asks for them and may write. `export` and `diff` ask."""
+    kip = abroad.kip
+    spec = {"name": "env", "command": ["sleep", "1000"], "env": {"TOKEN": "hunter2", "B": "x"}}
+    reader = kip.cli("token", "create", "looker", "--scope", "read").stdout.strip()
+    said = [local(kip, "POST", "/v1/procs", {"spec": spec})[2].decode()]
+    for method, path, body in (
+        ("GET", "/v1/procs", None), ("GET", "/v1/procs/env", None), ("GET", "/v1/procs/env/why", None),
+        ("POST", "/v1/procs/env/sleep", {"to": "parked"}), ("GET", "/v1/procs/env", None), ("POST", "/v1/procs/env/wake", None),
+        ("POST", "/v1/procs/env/stop", {}), ("POST", "/v1/procs/env/start", None),
+    ):  # fmt: skip
+        status, _, content = local(kip, method, path, body)
+        assert status == 200, content
+        said.append(content.decode())
+    said += [kip.cli("inspect", "env").stdout, kip.cli("--json", "inspect", "env").stdout, kip.cli("--json", "ps").stdout]
+    assert "TOKEN" in said[1] and "TOKEN" in said[-3]
+    assert "hunter2" not in "".join(said)
+    asked = json.loads(local(kip, "GET", "/v1/procs/env?env=true")[2])["spec"]
+    assert asked["env"]["TOKEN"] == asked["asked"]["spec"]["env"]["TOKEN"] == "hunter2"
+    assert abroad.ask("GET", "/v1/procs/env?env=true")[0] == 200
+    assert abroad.ask("GET", "/v1/procs/env", token=reader)[0] == 200
+    for path in ("/v1/procs/env?env=true", "/v1/procs/env/details?of=env"):
+        status, _, refusal = abroad.ask("GET", path, token=reader)
+        assert (status, refusal["code"]) == (403, "forbidden") and "--scope write" in refusal["hint"], refusal
+    assert "hunter2" in kip.cli("inspect", "env", "--env").stdout
+    file = tmp_path / "kip.toml"
+    file.write_text(kip.cli("export", "env").stdout)
+    assert "hunter2" in file.read_text()
+    assert kip.cli("diff", "-f", file).returncode == 0
+    file.write_text(file.read_text().replace("hunter2", "hunter3"))
+    assert kip.cli("diff", "-f", file, check=False).returncode == 1
+    assert "environments" in abroad.refused("export", "env", token=reader)
+    record = kip.data / "procs/env/spec.json"
+    assert "hunter2" in record.read_text()
+    assert record.stat().st_mode & 0o077 == record.parent.stat().st_mode & 0o077 == 0, "nobody else reads it"
+    kip.cli("token", "rm", "looker")
+    kip.cli("rm", "--force", "env")
+
+
 def test_who_is_not_spoken_to(abroad: Abroad) -> None:
     assert "is not trusted" in abroad.refused("ps", ca=abroad.tls / "stranger.pem")
     assert "is not trusted" in abroad.refused("ps", ca=None)

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, RequestPartsExt};
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, Refusal, Scope};
 use kip_types::name::ProcName;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -131,6 +131,29 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for AskedQuery<T> 
             Refused::invalid(format!("the request's query is not what it should be: {}", e.body_text()))
         })?;
         Ok(AskedQuery(asked))
+    }
+}
+
+/// What whoever asks is allowed: by TCP what its token is, on the unix socket everything.
+pub struct By(pub Scope);
+
+impl By {
+    /// Refuses who may only look: values of environments are what a secret often is in.
+    pub fn may_see_values(&self) -> Answer<()> {
+        match self.0 {
+            Scope::Write => Ok(()),
+            Scope::Read => Err(Refusal::new(Code::Forbidden, "this token does not allow to see environments")
+                .with_hint("`kip token create --scope write` on the daemon's machine makes one that does")
+                .into()),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for By {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        Ok(By(parts.extensions.get::<Scope>().copied().unwrap_or(Scope::Write)))
     }
 }
 

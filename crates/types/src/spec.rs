@@ -254,7 +254,7 @@ pub struct Spec {
     pub realm: Realm,
     /// Program and arguments; never empty. Only in a request, the image's own may be meant by none.
     pub command: Vec<String>,
-    /// Environment on top of PATH, HOME, HOSTNAME.
+    /// Environment on top of PATH, HOME, HOSTNAME. In answers the values are empty unless they are asked for.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Working directory inside the proc.
@@ -343,6 +343,14 @@ pub fn bad_secret(name: &str) -> Option<String> {
 pub const STOP_GRACE_MS: u64 = 10_000;
 
 impl Spec {
+    /// Leaves the names of its environment and none of the values: these may be secrets.
+    pub fn hide_values(&mut self) {
+        self.env.values_mut().for_each(String::clear);
+        if let Some(asked) = &mut self.asked {
+            asked.spec.env.values_mut().for_each(String::clear);
+        }
+    }
+
     /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.
     pub fn grace_ms(&self, asked: Option<u64>) -> u64 {
         asked.or(self.stop_grace_ms).unwrap_or(STOP_GRACE_MS)
