@@ -20,25 +20,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from harness.certificates import certificate
 from harness.clients import free_port
 from harness.kip import ROOT, Kip, daemon, one_line_refusal
 from harness.wait import wait_for
 
 DOCUMENT = json.loads((ROOT / "docs/api/openapi.json").read_text())
-
-
-def openssl(*words: str | Path) -> None:
-    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=30)
-
-
-def certificate(where: Path, name: str, ca: str | None, subject: str) -> None:
-    """WHERE/NAME.pem and its key, by the CA of that name or by itself."""
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", where / f"{name}.key"]
-    made = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-out", where / f"{name}.pem"]
-    if ca:
-        made += ["-CA", where / f"{ca}.pem", "-CAkey", where / f"{ca}.key"]
-        made += ["-addext", f"subjectAltName={subject}", "-addext", "basicConstraints=critical,CA:FALSE"]
-    openssl("req", *key, *made)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from harness import images
+from harness.certificates import certificate
 from harness.clients import http_get
 from harness.images import Cutting, Image, Registry, archive, digest, entry, layers_here, nothing_half, run
 from harness.kip import Kip, one_line_refusal
@@ -106,6 +107,72 @@ def test_a_registry_that_wants_a_login(
     assert "config.json" in one_line_refusal(pull())
     assert images.PASSWORD not in kip.stderr() and "hunter2" not in kip.stderr()
     assert images.PASSWORD not in "".join(p.read_text() for p in (kip.data / "images/refs").iterdir())
+
+
+def test_by_tls_with_a_ca_of_ones_own(kip: Kip, web: Image, tmp_path: Path) -> None:
+    """A registry whose certificate nobody trusts yet, also on this machine: `--registry-ca` names its CA."""
+    with images.registry(tmp_path / "r", tls=True) as secure:
+        name = secure.push("private/web", "1", web)
+        ca = ["--registry-ca", str(secure.ca)]
+        proc = run(kip, "web", name, "-P", *ca, ready=True)
+        assert http_get(proc.port(8080)) == b"first\n"
+        proc.remove()
+        kip.cli("image", "rm", name)
+        (tmp_path / "other").mkdir()
+        certificate(tmp_path / "other", "ca", None, "")
+        text = kip.refused("image", "pull", "--registry-ca", tmp_path / "other/ca.pem", name)
+        assert f"registry {secure.host} cannot be asked" in text and "certificate" in text, text
+        key = secure.ca.with_suffix(".key")
+        assert f"there is no certificate in {key}" in kip.refused("image", "pull", "--registry-ca", key, name)
+        assert "none.pem" in kip.refused("image", "pull", "--registry-ca", tmp_path / "none.pem", name)
+        assert kip.json("image", "ls") == []
+
+
+def test_a_daemon_that_trusts_the_ca(fresh_kip: Callable[..., Kip], web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the daemon's machine trusts needs no flag: here by SSL_CERT_FILE. This machine by its name, for loopback is asked without TLS."""
+    with images.registry(tmp_path / "r", host=socket.gethostname(), tls=True) as secure:
+        monkeypatch.setenv("SSL_CERT_FILE", str(secure.ca))
+        kip = fresh_kip()
+        kip.cli("image", "pull", secure.push("private/web", "1", web))
+
+
+def test_tokens_of_a_registry(kip: Kip, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that sends whoever asks to somebody who gives out tokens, as the large ones do."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with images.registry(tmp_path / "r", tokens=True) as given:
+        name = given.push("team/web", "1", web)
+        assert "to anonymous users: log in with" in kip.refused("image", "pull", name)
+        assert f"to user {images.USER}" in kip.refused("image", "pull", name, "--registry-auth", f"{images.USER}:wrong")
+        proc = run(kip, "web", name, "-P", "--registry-auth", f"{images.USER}:{images.PASSWORD}", ready=True)
+        assert http_get(proc.port(8080)) == b"first\n"
+        assert any("team%2Fweb" in path or "team/web" in path for path in given.tokens.asked), given.tokens.asked
+        assert images.PASSWORD not in kip.stderr()
+
+
+def test_logins_that_cannot_be_used_are_named(kip: Kip, closed: Registry, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a login and cannot use it does not ask as nobody: that would be another answer, and an unclear one."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    name = closed.push("private/web", "1", web)
+    helper, config = tmp_path / "bin/docker-credential-test", tmp_path / "config.json"
+    helper.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{helper.parent}:{os.environ['PATH']}")
+    config.write_text(json.dumps({"credHelpers": {closed.host: "test"}}))
+
+    def refused(script: str) -> str:
+        helper.write_text(f"#!/bin/sh\n{script}\n")
+        helper.chmod(0o755)
+        return kip.refused("image", "pull", name)
+
+    text = refused("echo 'the keychain is locked'; exit 1")
+    assert "docker-credential-test failed" in text and "the keychain is locked" in text and "anonymous" not in text, text
+    assert "docker-credential-test failed" in refused("kill -9 $$")
+    assert "to anonymous users" in refused("echo 'credentials not found in native keychain'; exit 1"), "it has none"
+    answer = json.dumps({"ServerURL": closed.host, "Username": "<token>", "Secret": "hunter2"})
+    text = refused(f"echo '{answer}'")
+    assert "identity token" in text and "--registry-auth" in text and "hunter2" not in text, text
+    config.write_text(json.dumps({"auths": {closed.host: {"auth": "dXNlcjo=", "identitytoken": "hunter2"}}}))
+    text = kip.refused("image", "pull", name)
+    assert "identity token" in text and "hunter2" not in text, text
 
 
 def test_what_a_registry_does_not_have(kip: Kip, registry: Registry, web: Image) -> None:

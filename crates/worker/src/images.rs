@@ -16,7 +16,7 @@ use kip_types::{Image, PortSpec, ProcName, Protocol, Spec, WakeOn};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
@@ -86,6 +86,23 @@ fn fill(spec: &mut Spec, asked: &OciImage, config: ImageConfig) -> Result<(), Re
     Ok(())
 }
 
+/// Directories that the image wants for data, as far as no volume is there.
+///
+/// They are the proc's own, not volumes: its own files outlive stops and starts, go with it to the store and to other machines, and
+/// count against its disk. A volume would tie it to this machine unasked; who wants that names one.
+fn directories(config: &ImageConfig, spec: &Spec) -> Vec<String> {
+    let plain = |text: &String| {
+        let path = PathBuf::from("/").join(text);
+        let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let path: PathBuf = path.components().collect();
+        let closed =
+            path == Path::new("/") || ["/proc", "/sys", "/dev", "/.kip"].iter().any(|top| path.starts_with(top));
+        (is_plain && !closed).then(|| path.to_string_lossy().into_owned())
+    };
+    let is_covered = |path: &String| spec.volumes.iter().any(|volume| Path::new(path).starts_with(&volume.target));
+    config.volumes.iter().filter_map(plain).filter(|path| !is_covered(path)).collect()
+}
+
 /// `80/tcp`, `53/udp` or `80`; none for protocols that are not forwarded.
 fn exposed(text: &str) -> Option<PortSpec> {
     let (port, proto) = match text.split_once('/') {
@@ -111,6 +128,7 @@ impl Worker {
                 return Err(refused(ImageError::Missing { reference, missing, of }));
             }
             let config = images.config(&record).map_err(refused)?.run();
+            let volumes = directories(&config, &spec);
             fill(&mut spec, &asked, config)?;
             spec.image = Image::Oci(OciImage {
                 reference: record.reference,
@@ -118,6 +136,7 @@ impl Worker {
                 layers: record.layers.iter().map(Digest::to_string).collect(),
                 entrypoint: None,
                 publish_all: false,
+                volumes,
             });
             Ok((spec, Some(in_use)))
         })
@@ -191,12 +210,12 @@ impl Worker {
     pub fn pull_image(self: &Arc<Self>, request: PullRequest, out: mpsc::Sender<Result<PullProgress, Refusal>>) {
         let worker = Arc::clone(self);
         tokio::spawn(async move {
-            let PullRequest { source, name, login, plain_http } = request;
+            let PullRequest { source, name, login, plain_http, ca_pem } = request;
             let login = login.map(|login| (login.user, login.password.0));
             let told = out.clone();
             // Who reads slowly misses some.
             let tell = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
-            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http }, tell);
+            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http, ca_pem }, tell);
             let pulled = tokio::select! {
                 pulled = pull => pulled.map_err(refused),
                 () = out.closed() => return,
@@ -327,6 +346,16 @@ mod tests {
         assert_eq!((own.env["A"].as_str(), own.user.as_deref()), ("mine", Some("0")));
         let ports: Vec<_> = own.ports.iter().map(|p| (p.proto, p.host_port, p.port)).collect();
         assert_eq!(ports, [(Protocol::Tcp, Some(8080), 80), (Protocol::Udp, None, 53)]);
+    }
+
+    #[test]
+    fn directories_for_data_are_those_that_no_volume_covers() {
+        let mut own = spec(&["/x"]);
+        own.volumes = vec!["kept:/kept".parse().unwrap()];
+        let words = "/data srv//more /kept /kept/below /keptnot / /proc/x /a/../b";
+        let volumes = words.split_whitespace().map(str::to_owned).collect();
+        let config = ImageConfig { volumes, ..ImageConfig::default() };
+        assert_eq!(directories(&config, &own), ["/data", "/srv/more", "/keptnot"]);
     }
 
     #[test]

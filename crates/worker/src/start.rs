@@ -105,6 +105,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         command: &proc.spec.command,
         env: &env,
         workdir: workdir.as_deref(),
+        directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
         mounts,
@@ -195,6 +196,14 @@ pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
 /// Whom its programs run as, by the files below `root`; none for the sandbox's root.
 pub(crate) fn user_in(proc: &Proc, root: BorrowedFd<'_>) -> Result<Option<User>, UserError> {
     proc.spec.user.as_deref().map(|wanted| users::find(root, wanted)).transpose()
+}
+
+/// What its image wants to be there.
+fn directories_of(proc: &Proc) -> &[String] {
+    match &proc.spec.image {
+        Image::Oci(image) => &image.volumes,
+        _ => &[],
+    }
 }
 
 /// The environment of its programs.

@@ -126,6 +126,7 @@ impl Place {
             command: &strings(command),
             env: &environment("boxed", &Default::default()),
             workdir: None,
+            directories: &[],
             allow_setuid: self.allow_setuid,
             ids: None,
             cgroup: &self.cgroup.task_files().unwrap(),
