@@ -21,25 +21,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from harness.certificates import certificate
 from harness.clients import free_port
 from harness.kip import ROOT, Kip, daemon, one_line_refusal
 from harness.wait import wait_for
 
 DOCUMENT = json.loads((ROOT / "docs/api/openapi.json").read_text())
-
-
-def openssl(*words: str | Path) -> None:
-    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=30)
-
-
-def certificate(where: Path, name: str, ca: str | None, subject: str) -> None:
-    """WHERE/NAME.pem and its key, by the CA of that name or by itself."""
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", where / f"{name}.key"]
-    made = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-out", where / f"{name}.pem"]
-    if ca:
-        made += ["-CA", where / f"{ca}.pem", "-CAkey", where / f"{ca}.key"]
-        made += ["-addext", f"subjectAltName={subject}", "-addext", "basicConstraints=critical,CA:FALSE"]
-    openssl("req", *key, *made)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +174,48 @@ def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
     assert answered(kip, "DELETE", "/v1/tokens/{name}", "/v1/tokens/second", status=404)["code"] == "unknown"
 
 
+def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
+    """A limit with its name misspelt would be none. Nothing is made."""
+    spec = {"name": "open", "command": ["sleep", "1000"]}
+    port = {"proto": "tcp", "port": 80, "hostport": 8080}
+    for field, path in (
+        ({"limits": {"memory": 1 << 20}}, "spec.limits.memory"),
+        ({"timing": {"idle": 5}}, "spec.timing.idle"),
+        ({"ports": [port]}, "spec.ports.0.hostport"),
+        ({"hooks": {"before": "x"}}, "spec.hooks.before"),
+        ({"cmd": ["x"]}, "spec.cmd"),
+    ):
+        for route, body, before in (
+            ("procs", {"spec": spec | field}, ""),
+            ("validate", {"spec": spec | field}, ""),
+            ("check", {"run": {"spec": spec | field}, "to": "parked"}, "run."),
+        ):
+            status, _, content = local(kip, "POST", f"/v1/{route}", body)
+            said = json.loads(content)
+            assert (status, said["code"]) == (400, "invalid"), said
+            assert said["message"].endswith(f"unknown field: {before}{path}"), said
+    assert local(kip, "POST", "/v1/procs", {"spec": spec, "wait": True})[0] == 400
+    assert kip.names() == []
+    kip.cli("run", "--name", "open", "--", "sleep", "1000")
+    headers = {"connection": "upgrade", "upgrade": "kip-frames"}
+    status, content = local_upgrade(kip, "/v1/procs/open/exec", {"command": ["true"], "workdir": "/"}, headers)
+    assert status == 400 and "unknown field: workdir" in content, content
+    assert local(kip, "POST", "/v1/procs/open/wake?name=x")[0] == 400
+    # What another of the same kind says of itself is taken back.
+    again = json.loads(local(kip, "GET", "/v1/procs/open")[2])["spec"] | {"name": "again"}
+    assert local(kip, "POST", "/v1/procs", {"spec": again})[0] == 201
+    kip.remove_all()
+
+
+def local_upgrade(kip: Kip, path: str, body: Any, headers: dict[str, str]) -> tuple[int, str]:
+    connection = LocalConnection(kip)
+    connection.request("POST", path, json.dumps(body), headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
 def answer_without_store(kip: Kip, path: str) -> int:
     """0 for the usual one; what asks the store is refused where there is none."""
     return local(kip, "GET", path)[0] if path in ("/v1/keys", "/v1/snapshots") else 0
@@ -269,6 +298,45 @@ def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
     assert "reader" in kip.refused("token", "rm", "reader")
     assert "brief" in kip.refused("token", "create", "brief")
     kip.cli("token", "rm", "brief")
+
+
+def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Path) -> None:
+    """Names for all; values for who asks for them and may write. `export` and `diff` ask."""
+    kip = abroad.kip
+    spec = {"name": "env", "command": ["sleep", "1000"], "env": {"TOKEN": "hunter2", "B": "x"}}
+    reader = kip.cli("token", "create", "looker", "--scope", "read").stdout.strip()
+    said = [local(kip, "POST", "/v1/procs", {"spec": spec})[2].decode()]
+    for method, path, body in (
+        ("GET", "/v1/procs", None), ("GET", "/v1/procs/env", None), ("GET", "/v1/procs/env/why", None),
+        ("POST", "/v1/procs/env/sleep", {"to": "parked"}), ("GET", "/v1/procs/env", None), ("POST", "/v1/procs/env/wake", None),
+        ("POST", "/v1/procs/env/stop", {}), ("POST", "/v1/procs/env/start", None),
+    ):  # fmt: skip
+        status, _, content = local(kip, method, path, body)
+        assert status == 200, content
+        said.append(content.decode())
+    said += [kip.cli("inspect", "env").stdout, kip.cli("--json", "inspect", "env").stdout, kip.cli("--json", "ps").stdout]
+    assert "TOKEN" in said[1] and "TOKEN" in said[-3]
+    assert "hunter2" not in "".join(said)
+    asked = json.loads(local(kip, "GET", "/v1/procs/env?env=true")[2])["spec"]
+    assert asked["env"]["TOKEN"] == asked["asked"]["spec"]["env"]["TOKEN"] == "hunter2"
+    assert abroad.ask("GET", "/v1/procs/env?env=true")[0] == 200
+    assert abroad.ask("GET", "/v1/procs/env", token=reader)[0] == 200
+    for path in ("/v1/procs/env?env=true", "/v1/procs/env/details?of=env"):
+        status, _, refusal = abroad.ask("GET", path, token=reader)
+        assert (status, refusal["code"]) == (403, "forbidden") and "--scope write" in refusal["hint"], refusal
+    assert "hunter2" in kip.cli("inspect", "env", "--env").stdout
+    file = tmp_path / "kip.toml"
+    file.write_text(kip.cli("export", "env").stdout)
+    assert "hunter2" in file.read_text()
+    assert kip.cli("diff", "-f", file).returncode == 0
+    file.write_text(file.read_text().replace("hunter2", "hunter3"))
+    assert kip.cli("diff", "-f", file, check=False).returncode == 1
+    assert "environments" in abroad.refused("export", "env", token=reader)
+    record = kip.data / "procs/env/spec.json"
+    assert "hunter2" in record.read_text()
+    assert record.stat().st_mode & 0o077 == record.parent.stat().st_mode & 0o077 == 0, "nobody else reads it"
+    kip.cli("token", "rm", "looker")
+    kip.cli("rm", "--force", "env")
 
 
 def test_who_is_not_spoken_to(abroad: Abroad) -> None:

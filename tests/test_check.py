@@ -1,8 +1,9 @@
-"""`kip check`: a trial says whether a program can sleep, and why not; nothing of it is left, however it ends."""
+"""`kip check`: a trial says whether a program can sleep, and why not; it is alone; nothing of it is left, however it ends."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,24 @@ def test_who_can_sleep(kip: Kip) -> None:
     assert view["steps"][3]["bytes"] > 1 << 20
     assert kip.names() == []
     shown = kip.cli("check", "--to", "hibernated", "--", "sleep", "1000").stdout
-    assert "hibernate " in shown and "parked" not in shown and shown.endswith("Nothing ties it to this machine.\n"), shown
+    assert "It can sleep: it was hibernated and woke as it was.\n" in shown, shown
+    assert "Not tried: whether it can be parked: `--to parked` does.\n" in shown, shown
+    assert "Can it be cloned: not tried: Kip has no clones yet.\n" in shown, shown
+
+
+def test_what_was_not_tried_is_said(kip: Kip) -> None:
+    """No word about what nobody did: not of moving, not of a tier that is switched off."""
+    view = checked(kip, "--hibernate", "off", "--", "sleep", "1000")
+    assert view["sleeps"] is True and steps(view) == [("start", None), *TWICE[2:]]
+    assert [line.split(":")[0] for line in view["untried"]] == ["whether it can be hibernated", "whether it can be archived"]
+    assert view["moves"]["answer"] == "untried" and "--to archived" in view["moves"]["because"][0]
+    flags = Path("/proc/cpuinfo").read_text().split("flags\t\t: ")[1].split("\n")[0].split()
+    needed = next(line for line in view["moves"]["because"] if "a processor" in line)
+    assert "sse2" in needed or not {"sse2"} & set(flags), needed
+    assert any("files of the host" in line for line in view["moves"]["because"]), view
+    assert view["clones"] == {"answer": "untried", "because": ["Kip has no clones yet"]}
+    nothing = kip.refused("check", "--hibernate", "off", "--to", "hibernated", "--", "sleep", "1000")
+    assert "nothing would be tried" in nothing and "--to parked" in nothing
 
 
 def test_down_to_the_store(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
@@ -53,6 +71,8 @@ def test_down_to_the_store(fresh_kip: Callable[..., Kip], tmp_path: Path) -> Non
     kip = fresh_kip("--store", str(tmp_path / "store"))
     view = checked(kip, "--to", "archived", "--port", "6379", "--ready", "tcp:6379", "--", *REDIS)
     assert steps(view) == [("start", None), *TWICE, ("sleep", "archived"), ("wake", "archived")] and view["sleeps"]
+    assert view["untried"] == [] and view["moves"]["answer"] == "yes", view
+    assert "came from there when it woke" in view["moves"]["because"][0]
 
 
 def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
@@ -89,6 +109,81 @@ def test_volumes_are_not_written_to_unasked(kip: Kip, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     view = checked(kip, "--use-volumes", *volume, "--", "/bin/sh", "-c", "echo x > /data/x; sleep 1000")
     assert view["pinned"] == [f"the volume {tmp_path} at /data is here"] and (tmp_path / "x").exists()
+    assert view["moves"] == {"answer": "no", "because": view["pinned"]}
+    assert any("copies of it would all write to the volume" in line for line in view["clones"]["because"]), view
+
+
+def test_a_volume_that_somebody_has_is_left_alone(kip: Kip, tmp_path: Path) -> None:
+    """Two databases on one directory: the trial would be the second, be the first awake or asleep."""
+    (tmp_path / "below").mkdir()
+    db = kip.run("db", ["sleep", "1000"], flags=["-v", f"{tmp_path}:/data", "-v", "kept:/kept"])
+    for volume in (f"{tmp_path}:/data", f"{tmp_path}/below:/data", "kept:/other"):
+        line = kip.refused("check", "--use-volumes", "-v", volume, "--", "sleep", "1000")
+        assert "which db has" in line and "kip stop db" in line, line
+    db.sleep()
+    kip.refused("run", "--check", "--use-volumes", "-v", "kept:/x", "--name", "second", "--", "sleep", "1000")
+    file = tmp_path / "kip.toml"
+    file.write_text('[proc.db]\ncommand = ["sleep", "2000"]\nvolume = ["kept:/kept"]\n')
+    done = kip.cli("apply", "--replace", "--check", "--use-volumes", "-f", file, check=False, timeout=120)
+    assert done.returncode == 1 and "which db has" in done.stderr, done.stderr
+    assert kip.names() == ["db"] and db.inspect()["spec"]["command"] == ["sleep", "1000"]
+    assert checked(kip, "-v", f"{tmp_path}:/data:ro", "--", "sleep", "1000")["sleeps"], "it only looks"
+    db.stop()
+    assert checked(kip, "--use-volumes", "-v", "kept:/x", "--", "sleep", "1000")["sleeps"]
+
+
+# Dials whatever it is told to, once, and then serves what came of it.
+DIALS = '''
+import http.server, socket, sys
+said = []
+for to in sys.argv[1:]:
+    host, port = to.rsplit(":", 1)
+    try:
+        with socket.create_connection((host, int(port)), 5) as s:
+            s.sendall(b"from the trial")
+        said.append("reached")
+    except OSError as e:
+        said.append(type(e).__name__)
+open("/data/said", "w").write(" ".join(said) + "\\n" + open("/etc/hosts").read())
+own = socket.create_server(("127.0.0.1", 80))
+socket.create_connection(("127.0.0.1", 80)).close()
+own.close()
+http.server.HTTPServer(("", 80), http.server.BaseHTTPRequestHandler).serve_forever()
+'''
+
+
+def test_a_trial_is_alone(kip: Kip, tmp_path: Path) -> None:
+    """It does not dial the live database, by its address or by the host's port, and those of the network do not hear of it."""
+    os.chmod(tmp_path, 0o777)
+    listen = "import socket, time; s = socket.create_server(('', 5432)); print(s.accept()[0].recv(99), flush=True); time.sleep(1000)"
+    flags = ["--network", "live", "--ready", "tcp:5432"]
+    db = kip.run("db", ["/usr/bin/python3", "-c", listen.replace("print", "s.accept(); print")], ports=["5432"], flags=flags)
+    seen = "while :; do cat /etc/hosts; sleep 0.02; done"
+    peer = kip.run("peer", ["/bin/sh", "-c", seen], flags=["--network", "live"])
+    to = [f"{db.address(5432)}:5432", f"{kip_gateway(db)}:{db.port(5432)}"]
+    words = ["--use-volumes", "-v", f"{tmp_path}:/data", "--network", "live", "--port", "80", "--ready", "tcp:80"]
+    words += ["--", "/usr/bin/python3", "-c", DIALS, *to]
+    view = checked(kip, *words)
+    assert view["sleeps"] is True, view
+    said, _, hosts = (tmp_path / "said").read_text().partition("\n")
+    assert "reached" not in said and len(said.split()) == 2, said
+    assert "from the trial" not in db.logs() and "db" not in hosts
+    assert "trial-" not in peer.logs()
+    view = checked(kip, "--with-network", *words)
+    said, _, hosts = (tmp_path / "said").read_text().partition("\n")
+    assert said == "reached reached" and "db" in hosts, (said, hosts, view)
+    wait_for("it was reached", lambda: "from the trial" in db.logs())
+    assert "trial-" in peer.logs()
+    # Who cannot start so is told what to do.
+    view = checked(kip, "--", "/usr/bin/python3", "-c", f"import socket; socket.create_connection(('{db.address(5432)}', 5432), 5)", code=1)
+    assert any("--with-network" in line for line in view["steps"][0]["refused"]), view
+
+
+def kip_gateway(proc: Any) -> str:
+    """The host as a proc sees it."""
+    routes = [line.split() for line in proc.exec("cat", "/proc/net/route").stdout.splitlines()]
+    raw = bytes.fromhex(next(r[2] for r in routes[1:] if r[1] == "00000000"))
+    return ".".join(str(byte) for byte in reversed(raw))
 
 
 @pytest.mark.parametrize("who", ["client", "daemon"])

@@ -323,6 +323,7 @@ def test_a_new_volume_gets_what_it_covers(kip: Kip, tmp_path: Path, web: Image) 
     source = f"oci:{layout(tmp_path / 'web', a=web)}"
     look = 'cd /srv && find . ! -name . | sort && stat -c "%n %u %g %a" . * && cat /usr/share/high'
     plain = run(kip, "plain", source, "-P", ready=True)
+    plain.exec("sh", "-c", "rmdir /srv/data")  # which the image declares: no volume gets it
     before = plain.exec("sh", "-c", look).stdout
     assert len(before.splitlines()) > 3
     for name in ("first", "second"):
@@ -360,6 +361,34 @@ def test_a_volume_lies_in_an_image(kip: Kip, tmp_path: Path, web: Image) -> None
     assert http_get(again.port(8080), "/data/page") == b"kept\n"
     again.remove()
     kip.cli("volume", "rm", "pages")
+
+
+def test_directories_that_an_image_wants_for_data(kip: Kip, tmp_path: Path, tools: bytes) -> None:
+    """They are there, as the image has them or empty, and are the proc's own: nothing ties it to this machine, stops lose nothing."""
+    some = archive([entry("there", uid=33, mode=0o700), entry("there/page", "x"), entry("usr"), entry("usr/share")])
+    wanted = ["/there", "var/lib/deep/data", "/usr/data", "/kept", "/kept/below", "/proc/x"]
+    config = {"Cmd": ["sleep", "1000"], "Env": ["PATH=/bin"], "Volumes": {path: {} for path in wanted}}
+    source = f"oci:{layout(tmp_path / 'l', a=Image([tools, some], config))}"
+    proc = run(kip, "in", source, "-v", "named:/kept")
+    shown = proc.exec("stat", "-c", "%n %F %u %a", "/there", "/there/page", "/var/lib/deep/data", "/usr/data").stdout
+    assert shown.splitlines() == [
+        "/there directory 33 700", "/there/page regular file 0 755", "/var/lib/deep/data directory 0 755", "/usr/data directory 0 755"
+    ]  # fmt: skip
+    spec = proc.inspect()["spec"]
+    assert sorted(spec["image"]["oci"]["volumes"]) == ["/there", "/usr/data", "/var/lib/deep/data"]
+    assert [volume["name"] for volume in kip.json("volume", "ls")] == ["named"] and len(spec["volumes"]) == 1
+    proc.exec("sh", "-c", "echo kept > /usr/data/page; rmdir /var/lib/deep/data")
+    proc.sleep()
+    proc.wake()
+    proc.stop()
+    proc.start()
+    assert proc.exec("cat", "/usr/data/page").stdout == "kept\n"
+    proc.exec("stat", "/var/lib/deep/data")
+    proc.remove()
+    kip.cli("volume", "rm", "named")
+    free = run(kip, "free", source)
+    assert "pinned_by" not in kip.json("why", "free"), "no volume was made unasked"
+    free.remove()
 
 
 def test_criu_wakes_it_as_well(fresh_kip: Callable[..., Kip], tmp_path: Path, web: Image) -> None:

@@ -192,7 +192,9 @@ def test_variables_come_from_files(kip: Kip, tmp_path: Path) -> None:
     flags = ["--env-file", str(first), "--env-file", str(second), "--env", "E=flag"]
     proc = shell(kip, "env", 'echo "$A|$B|$D|$E|${HOME_OF-unset}"; exec sleep 1000', *flags)
     wait_for("it has said so", lambda: "1|a b=c|second|flag|unset" in proc.logs())
-    assert "E" in proc.inspect()["spec"]["env"]
+    spec = proc.inspect()["spec"]
+    assert set(spec["env"]) == {"A", "B", "D", "E", "HOME_OF"} & set(spec["env"]) >= {"A", "B", "D", "E"}
+    assert not any([*spec["env"].values(), *spec["asked"]["spec"]["env"].values()]), "names, and no values"
     first.write_text("A=1\nB C=hidden\n")
     said = kip.refused("run", "--env-file", str(first), "--", "true")
     assert "line 2" in said and str(first) in said and "hidden" not in said

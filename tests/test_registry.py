@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from harness import images
+from harness.certificates import certificate
 from harness.clients import http_get
 from harness.images import Cutting, Image, Registry, archive, digest, entry, layers_here, nothing_half, run
 from harness.kip import Kip, one_line_refusal
@@ -107,6 +109,72 @@ def test_a_registry_that_wants_a_login(
     assert images.PASSWORD not in "".join(p.read_text() for p in (kip.data / "images/refs").iterdir())
 
 
+def test_by_tls_with_a_ca_of_ones_own(kip: Kip, web: Image, tmp_path: Path) -> None:
+    """A registry whose certificate nobody trusts yet, also on this machine: `--registry-ca` names its CA."""
+    with images.registry(tmp_path / "r", tls=True) as secure:
+        name = secure.push("private/web", "1", web)
+        ca = ["--registry-ca", str(secure.ca)]
+        proc = run(kip, "web", name, "-P", *ca, ready=True)
+        assert http_get(proc.port(8080)) == b"first\n"
+        proc.remove()
+        kip.cli("image", "rm", name)
+        (tmp_path / "other").mkdir()
+        certificate(tmp_path / "other", "ca", None, "")
+        text = kip.refused("image", "pull", "--registry-ca", tmp_path / "other/ca.pem", name)
+        assert f"registry {secure.host} cannot be asked" in text and "certificate" in text, text
+        key = secure.ca.with_suffix(".key")
+        assert f"there is no certificate in {key}" in kip.refused("image", "pull", "--registry-ca", key, name)
+        assert "none.pem" in kip.refused("image", "pull", "--registry-ca", tmp_path / "none.pem", name)
+        assert kip.json("image", "ls") == []
+
+
+def test_a_daemon_that_trusts_the_ca(fresh_kip: Callable[..., Kip], web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom the daemon's machine trusts needs no flag: here by SSL_CERT_FILE. This machine by its name, for loopback is asked without TLS."""
+    with images.registry(tmp_path / "r", host=socket.gethostname(), tls=True) as secure:
+        monkeypatch.setenv("SSL_CERT_FILE", str(secure.ca))
+        kip = fresh_kip()
+        kip.cli("image", "pull", secure.push("private/web", "1", web))
+
+
+def test_tokens_of_a_registry(kip: Kip, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry that sends whoever asks to somebody who gives out tokens, as the large ones do."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with images.registry(tmp_path / "r", tokens=True) as given:
+        name = given.push("team/web", "1", web)
+        assert "to anonymous users: log in with" in kip.refused("image", "pull", name)
+        assert f"to user {images.USER}" in kip.refused("image", "pull", name, "--registry-auth", f"{images.USER}:wrong")
+        proc = run(kip, "web", name, "-P", "--registry-auth", f"{images.USER}:{images.PASSWORD}", ready=True)
+        assert http_get(proc.port(8080)) == b"first\n"
+        assert any("team%2Fweb" in path or "team/web" in path for path in given.tokens.asked), given.tokens.asked
+        assert images.PASSWORD not in kip.stderr()
+
+
+def test_logins_that_cannot_be_used_are_named(kip: Kip, closed: Registry, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a login and cannot use it does not ask as nobody: that would be another answer, and an unclear one."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    name = closed.push("private/web", "1", web)
+    helper, config = tmp_path / "bin/docker-credential-test", tmp_path / "config.json"
+    helper.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{helper.parent}:{os.environ['PATH']}")
+    config.write_text(json.dumps({"credHelpers": {closed.host: "test"}}))
+
+    def refused(script: str) -> str:
+        helper.write_text(f"#!/bin/sh\n{script}\n")
+        helper.chmod(0o755)
+        return kip.refused("image", "pull", name)
+
+    text = refused("echo 'the keychain is locked'; exit 1")
+    assert "docker-credential-test failed" in text and "the keychain is locked" in text and "anonymous" not in text, text
+    assert "docker-credential-test failed" in refused("kill -9 $$")
+    assert "to anonymous users" in refused("echo 'credentials not found in native keychain'; exit 1"), "it has none"
+    answer = json.dumps({"ServerURL": closed.host, "Username": "<token>", "Secret": "hunter2"})
+    text = refused(f"echo '{answer}'")
+    assert "identity token" in text and "--registry-auth" in text and "hunter2" not in text, text
+    config.write_text(json.dumps({"auths": {closed.host: {"auth": "dXNlcjo=", "identitytoken": "hunter2"}}}))
+    text = kip.refused("image", "pull", name)
+    assert "identity token" in text and "hunter2" not in text, text
+
+
 def test_what_a_registry_does_not_have(kip: Kip, registry: Registry, web: Image) -> None:
     def refused(name: str, *words: str) -> str:
         return kip.refused("image", "pull", name, *words, timeout=120)
@@ -133,6 +201,39 @@ def test_what_a_registry_does_not_have(kip: Kip, registry: Registry, web: Image)
     nothing_half(kip)
     kip.cli("image", "pull", name)
     kip.cli("image", "rm", name)
+
+
+def code_of(kip: Kip, source: dict[str, Any], **more: Any) -> str:
+    """The code of a pull that is refused, for programs."""
+    connection = http.client.HTTPConnection("kip", timeout=60)
+    with socket.socket(socket.AF_UNIX) as s:
+        s.settimeout(60)
+        s.connect(str(kip.data / "run/api.sock"))
+        connection.sock = s
+        connection.request("POST", "/v1/images/pull", json.dumps({"source": source} | more))
+        last = json.loads(connection.getresponse().read().splitlines()[-1])
+    return last["refusal"]["code"] if "refusal" in last else last["code"]
+
+
+def test_codes_of_pulls_that_fail(kip: Kip, registry: Registry, closed: Registry, web: Image, tmp_path: Path) -> None:
+    """Who named nothing, something damaged, who may not, nobody there: none of it is a defect or a full disk."""
+    name = closed.push("codes/web", "1", web)
+    assert code_of(kip, {"oci": {"path": "/nowhere"}}) == "unknown"
+    assert code_of(kip, {"dockerarchive": {"path": str(tmp_path)}}) == "invalid"
+    (tmp_path / "text").write_text("text " * 200)
+    assert code_of(kip, {"dockerarchive": {"path": str(tmp_path / "text")}}) == "invalid"
+    assert code_of(kip, {"registry": f"{registry.host}/nobody/nothing:1"}) == "unknown"
+    assert code_of(kip, {"registry": name}) == "forbidden"
+    assert code_of(kip, {"registry": name}, login={"user": images.USER, "password": "wrong"}) == "forbidden"
+    assert code_of(kip, {"registry": "127.0.0.1:9/web"}) == "exhausted"
+    name = registry.push("codes/web", "1", web)
+    file = registry.blob_file(digest(web.blobs()[1]))
+    good = file.read_bytes()
+    try:
+        file.write_bytes(bytes([*good[:-8], *b"\0\0\0\0\0\0\0\0"]))
+        assert code_of(kip, {"registry": name}) == "invalid"
+    finally:
+        file.write_bytes(good)
 
 
 def big(seed: str, size: int = 6 << 20) -> Image:

@@ -6,15 +6,20 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import http.server
 import io
 import json
 import os
+import re
 import shutil
 import socket
+import ssl
 import struct
 import subprocess
 import tarfile
 import threading
+import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.certificates import certificate
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -271,14 +277,22 @@ class Registry:
     process: subprocess.Popen[bytes]
     login: str | None
     directory: Path
+    ca: Path | None = None
+    tokens: Tokens | None = None
 
     def send(self, method: str, path: str, body: bytes = b"", kind: str = "application/octet-stream") -> Any:
-        url = path if path.startswith("http") else f"http://{self.host}{path}"
+        url = path if path.startswith("http") else f"http{'s' if self.ca else ''}://{self.host}{path}"
         request = urllib.request.Request(url, data=body if method != "GET" else None, method=method)
         request.add_header("Content-Type", kind)
         if self.login:
             request.add_header("Authorization", "Basic " + base64.b64encode(self.login.encode()).decode())
-        return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60)
+        if self.tokens:
+            name = re.search(r"/v2/(.+)/(blobs|manifests)/", url)[1]
+            request.add_header("Authorization", f"Bearer {self.tokens.token(name, ['pull', 'push'])}")
+        handlers: list[Any] = [urllib.request.ProxyHandler({})]
+        if self.ca:
+            handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=str(self.ca))))
+        return urllib.request.build_opener(*handlers).open(request, timeout=60)
 
     def push_blob(self, name: str, blob: bytes) -> None:
         place = self.send("POST", f"/v2/{name}/blobs/uploads/").headers["Location"]
@@ -306,8 +320,68 @@ def answers(address: str, port: int) -> bool:
         return s.connect_ex((address, port)) == 0
 
 
+class Tokens:
+    """Gives out the tokens that a registry with `auth: token` asks for, to USER with PASSWORD."""
+
+    def __init__(self, directory: Path):
+        self.directory, self.asked = directory, []  # type: tuple[Path, list[str]]
+        certificate(directory, "issuer", None, "")
+        der = subprocess.run(
+            ["openssl", "x509", "-in", directory / "issuer.pem", "-outform", "der"], check=True, capture_output=True
+        ).stdout
+        self.chain = base64.b64encode(der).decode()
+        tokens = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+                tokens.asked.append(self.path)
+                who = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+                given = self.headers.get("Authorization")
+                # Who says nothing gets a token that allows nothing; who says something wrong gets none.
+                status = 200 if given in (who, None) else 401
+                _, name, actions = (query.get("scope", ["repository::"])[0].split(":") + ["", ""])[:3]
+                body = json.dumps({"token": tokens.token(name, actions.split(",") if given else [])} if status == 200 else {})
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def token(self, name: str, actions: list[str]) -> str:
+        """A JSON Web Token, RFC 7519, signed with ES256."""
+        now = int(time.time())
+        claims = {"iss": "kip-tests", "sub": USER, "aud": "registry", "exp": now + 300, "nbf": now - 10, "iat": now}
+        claims |= {"jti": os.urandom(8).hex(), "access": [{"type": "repository", "name": name, "actions": actions}]}
+
+        def packed(data: bytes) -> bytes:
+            return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+        head = {"typ": "JWT", "alg": "ES256", "x5c": [self.chain]}
+        text = packed(json.dumps(head).encode()) + b"." + packed(json.dumps(claims).encode())
+        sign = ["openssl", "dgst", "-sha256", "-sign", self.directory / "issuer.key"]
+        der = subprocess.run(sign, input=text, check=True, capture_output=True).stdout
+        # SEQUENCE of two INTEGERs, each of which is 32 bytes in the token.
+        first = der[4 : 4 + der[3]]
+        second = der[6 + der[3] :]
+        numbers = b"".join(number.lstrip(b"\0").rjust(32, b"\0") for number in (first, second))
+        return (text + b"." + packed(numbers)).decode()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
 @contextmanager
-def registry(directory: Path, login: bool = False, host: str = "127.0.0.1") -> Iterator[Registry]:
+def registry(
+    directory: Path, login: bool = False, host: str = "127.0.0.1", tls: bool = False, tokens: bool = False
+) -> Iterator[Registry]:
+    """With `tls` it is `localhost` where no host is named, by a CA in DIRECTORY/ca.pem."""
     program = shutil.which("docker-registry", path="/usr/bin:/usr/local/bin")
     assert program, "docker-registry is not there: run scripts/setup"
     address = socket.gethostbyname(host)
@@ -316,6 +390,17 @@ def registry(directory: Path, login: bool = False, host: str = "127.0.0.1") -> I
     directory.mkdir(parents=True)
     lines = ["version: 0.1", "log: {level: error}", f"storage: {{filesystem: {{rootdirectory: {directory}/data}}}}"]
     lines.append(f"http: {{addr: '{address}:{port}'}}")
+    issuer = None
+    if tls:
+        host = "localhost" if host == "127.0.0.1" else host
+        certificate(directory, "ca", None, "")
+        certificate(directory, "good", "ca", f"DNS:{host}")
+        files = f"certificate: {directory}/good.pem, key: {directory}/good.key"
+        lines[-1] = f"http: {{addr: '{address}:{port}', tls: {{{files}}}}}"
+    if tokens:
+        issuer = Tokens(directory)
+        realm = f"realm: 'http://127.0.0.1:{issuer.server.server_address[1]}/token', service: registry, issuer: kip-tests"
+        lines.append(f"auth: {{token: {{{realm}, rootcertbundle: {directory}/issuer.pem}}}}")
     if login:
         (directory / "htpasswd").write_text(HTPASSWD)
         lines.append(f"auth: {{htpasswd: {{realm: kip, path: {directory}/htpasswd}}}}")
@@ -326,8 +411,11 @@ def registry(directory: Path, login: bool = False, host: str = "127.0.0.1") -> I
     )  # fmt: skip
     try:
         wait_for("docker-registry listens", lambda: answers(address, port), 60)
-        yield Registry(f"{host}:{port}", process, f"{USER}:{PASSWORD}" if login else None, directory / "data")
+        who, ca = f"{USER}:{PASSWORD}" if login else None, directory / "ca.pem" if tls else None
+        yield Registry(f"{host}:{port}", process, who, directory / "data", ca, issuer)
     finally:
+        if issuer:
+            issuer.close()
         process.kill()
         process.wait()
 

@@ -136,7 +136,7 @@ pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Resul
 pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::Result<()> {
     let mut procs = Vec::new();
     for text in &args.names {
-        let view = client.inspect(&name(text)?).await?;
+        let view = client.inspect_with_env(&name(text)?).await?;
         if view.spec.asked.is_none() {
             tell(
                 [format!(

@@ -566,6 +566,7 @@ impl RunArgs {
             file: None,
             asked: None,
             trial: false,
+            alone: false,
         };
         let secrets = self.life.secrets()?;
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })

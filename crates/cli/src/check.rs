@@ -7,7 +7,7 @@ use crate::text::{self, table};
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
-use kip_types::api::{CheckRequest, CheckStep, CheckView, RunRequest};
+use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, RunRequest};
 use kip_types::lifecycle::Tier;
 use std::process::ExitCode;
 
@@ -20,6 +20,9 @@ pub struct TrialArgs {
     /// Let that trial write to the volumes
     #[arg(long, requires = "check")]
     pub use_volumes: bool,
+    /// Let that trial reach others by network, as the proc would
+    #[arg(long, requires = "check")]
+    pub with_network: bool,
 }
 
 #[derive(Debug, Args)]
@@ -27,9 +30,12 @@ pub struct CheckArgs {
     /// Lowest tier that the trial is sent to: hibernated, parked or archived
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
-    /// Let the trial write to the volumes
+    /// Let the trial write to the volumes, if no proc has them that runs or sleeps
     #[arg(long)]
     pub use_volumes: bool,
+    /// Let the trial reach others by network, as the proc would; otherwise it reaches nobody
+    #[arg(long)]
+    pub with_network: bool,
     #[command(flatten)]
     pub run: RunArgs,
 }
@@ -39,7 +45,8 @@ pub async fn check(client: &Client, mut args: CheckArgs, json: bool) -> anyhow::
     if let Some(text) = &args.run.image {
         args.run.image = Some(image::ensure(client, text, args.run.pull, &args.run.registry).await?);
     }
-    let request = CheckRequest { run: args.run.into_request()?, to: args.to, volumes: args.use_volumes };
+    let (to, volumes, network) = (args.to, args.use_volumes, args.with_network);
+    let request = CheckRequest { run: args.run.into_request()?, to, volumes, network };
     let view = client.check(&request).await?;
     show(&view, json, lines)?;
     Ok(if view.sleeps { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -50,7 +57,8 @@ pub async fn require(client: &Client, request: &RunRequest, trial: &TrialArgs) -
     if !trial.check {
         return Ok(());
     }
-    let request = CheckRequest { run: request.clone(), to: Tier::Parked, volumes: trial.use_volumes };
+    let (volumes, network) = (trial.use_volumes, trial.with_network);
+    let request = CheckRequest { run: request.clone(), to: Tier::Parked, volumes, network };
     let view = client.check(&request).await?;
     let spec = &request.run.spec;
     let failed = view.steps.iter().find(|step| !step.refused.is_empty());
@@ -83,13 +91,28 @@ fn lines(view: &CheckView) -> String {
             lines += &format!("cannot {}: {why}\n", verb(step));
         }
     }
-    lines +=
-        if view.sleeps { "It can sleep.\n" } else { "It cannot sleep everywhere it was to; it would run on there.\n" };
-    lines += &match view.pinned.as_slice() {
-        [] => "Nothing ties it to this machine.\n".to_owned(),
-        pins => format!("It is tied to this machine: {}.\n", pins.join("; ")),
+    lines += &match view.sleeps {
+        true => format!("It can sleep: it was {} and woke as it was.\n", slept(view).join(" and ")),
+        false => "It cannot sleep everywhere it was to; it would run on there.\n".to_owned(),
     };
+    lines.extend(view.untried.iter().map(|what| format!("Not tried: {what}.\n")));
+    lines += &answer("Can it move to another machine", &view.moves);
+    lines += &answer("Can it be cloned", &view.clones);
     lines
+}
+
+fn slept(view: &CheckView) -> Vec<String> {
+    let slept = view.steps.iter().filter(|step| step.step == "sleep");
+    slept.filter_map(|step| Some(step.tier?.to_string())).collect()
+}
+
+fn answer(question: &str, verdict: &CheckVerdict) -> String {
+    let word = match verdict.answer {
+        CheckAnswer::Yes => "yes",
+        CheckAnswer::No => "no",
+        CheckAnswer::Untried => "not tried",
+    };
+    format!("{question}: {word}: {}.\n", verdict.because.join("; "))
 }
 
 #[cfg(test)]
@@ -107,9 +130,15 @@ mod tests {
         };
         let steps =
             vec![step("start", None, Some(9), &[]), step("sleep", Some(Tier::Parked), None, &["fd 3 is a thing"])];
-        let view = CheckView { steps, sleeps: false, pinned: vec!["the volume a at /b is here".into()] };
+        let pinned = vec!["the volume a at /b is here".to_owned()];
+        let moves = CheckVerdict { answer: CheckAnswer::No, because: pinned.clone() };
+        let clones = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["Kip has no clones yet".into()] };
+        let untried = vec!["whether it can be archived: `--to archived` does".to_owned()];
+        let view = CheckView { steps, sleeps: false, untried, moves, clones, pinned };
         let text = lines(&view);
         assert!(text.contains("\nbe parked  NO\n") && text.contains("cannot be parked: fd 3 is a thing\n"), "{text}");
-        assert!(text.ends_with("It is tied to this machine: the volume a at /b is here.\n"), "{text}");
+        assert!(text.contains("\nNot tried: whether it can be archived: `--to archived` does.\n"), "{text}");
+        assert!(text.contains("\nCan it move to another machine: no: the volume a at /b is here.\n"), "{text}");
+        assert!(text.ends_with("Can it be cloned: not tried: Kip has no clones yet.\n"), "{text}");
     }
 }

@@ -201,8 +201,7 @@ impl Service for Hosted {
     }
 
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
-        let RunRequest { spec, wait_ready, secrets, .. } = request.run;
-        self.worker.check(spec, secrets, wait_ready, request.to).await
+        self.worker.check(request).await
     }
 
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {

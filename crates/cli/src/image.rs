@@ -12,6 +12,7 @@ use kip_types::api::Code;
 use kip_types::image::{ImageSource, ImageView, ImagesCollectRequest, PullProgress, PullRequest};
 use login::LoginArgs;
 use progress::Progress;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
@@ -72,6 +73,9 @@ pub struct RegistryArgs {
     /// Without TLS; registries on this machine are asked so anyway
     #[arg(long)]
     pub plain_http: bool,
+    /// PEM file of whom the registry's certificate is from, beside those that the daemon's machine trusts
+    #[arg(long, value_name = "FILE", conflicts_with = "plain_http")]
+    pub registry_ca: Option<PathBuf>,
 }
 
 /// When `kip run` brings the image.
@@ -143,6 +147,14 @@ fn absolute(source: ImageSource) -> anyhow::Result<ImageSource> {
     source.absolute(std::path::absolute).with_context(|| format!("{text} is no path"))
 }
 
+fn read_ca(file: &Path) -> anyhow::Result<String> {
+    let pem = std::fs::read_to_string(file).with_context(|| format!("reading {}", file.display()))?;
+    if !pem.contains("-----BEGIN CERTIFICATE-----") {
+        bail!("there is no certificate in {}: --registry-ca takes a PEM file", file.display());
+    }
+    Ok(pem)
+}
+
 /// Progress goes to stderr, if that is a terminal.
 async fn pull(
     client: &Client,
@@ -152,7 +164,8 @@ async fn pull(
 ) -> anyhow::Result<ImageView> {
     let login = source.registry().map(|host| registry.login.find(host)).transpose()?.flatten();
     let source = absolute(source)?;
-    let request = PullRequest { source, name, login, plain_http: registry.plain_http };
+    let ca_pem = registry.registry_ca.as_deref().map(read_ca).transpose()?;
+    let request = PullRequest { source, name, login, plain_http: registry.plain_http, ca_pem };
     let mut feed = client.pull_image(&request).await?;
     let mut progress = Progress::new();
     while let Some(item) = feed.next().await? {

@@ -144,7 +144,9 @@ pub fn inspect(view: &ProcView) -> String {
 fn program(spec: &Spec) -> Vec<(&'static str, String)> {
     let mut rows = vec![("command", command(spec))];
     rows.extend(spec.workdir.iter().map(|dir| ("directory", dir.display().to_string())));
-    rows.extend(spec.env.iter().map(|(key, value)| ("environment", format!("{key}={value}"))));
+    // The values are not for every eye: `kip inspect --env`.
+    let names: Vec<&str> = spec.env.keys().map(String::as_str).collect();
+    rows.extend((!names.is_empty()).then(|| ("environment", names.join(" "))));
     rows.push(match &spec.image {
         Image::Host => ("image", "host".to_owned()),
         Image::Tar(path) => ("image", format!("tarball {}", path.display())),

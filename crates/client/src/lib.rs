@@ -28,8 +28,8 @@ use hyper::body::Bytes;
 use hyper::{Method, Request};
 use kip_types::api::{
     CheckRequest, CheckView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL, Event,
-    EventsRequest, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, RemoveRequest, RunRequest, SleepRequest,
-    StopRequest, WhyView,
+    EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, RemoveRequest, RunRequest,
+    SleepRequest, StopRequest, WhyView,
 };
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
@@ -99,9 +99,14 @@ impl Client {
         self.get("/v1/procs").await
     }
 
-    /// One proc.
+    /// One proc; of its environment the names.
     pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, CallError> {
         self.get(&format!("/v1/procs/{name}")).await
+    }
+
+    /// One proc, with the values of its environment.
+    pub async fn inspect_with_env(&self, name: &ProcName) -> Result<ProcView, CallError> {
+        self.get(&with_query(&format!("/v1/procs/{name}"), &InspectRequest { env: true })).await
     }
 
     /// A proc from within. Does not wake it.

@@ -243,6 +243,7 @@ impl ProcTable {
             file: None,
             asked: None,
             trial: false,
+            alone: false,
         };
         Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
     }
@@ -277,6 +278,7 @@ impl ProcTable {
             file: _,
             asked: _,
             trial: _,
+            alone: _,
         } = spec.clone();
         let usual = Timing::default();
         let time = |open: bool, ms: u64| (!open).then_some(Time(ms));

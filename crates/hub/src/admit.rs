@@ -6,8 +6,8 @@ use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Image, LONGEST_SECRET, MOST_LOG_FILES, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, addresses_meet, bad_secret,
-    can_be_published_at, parse_signal,
+    Hibernate, Image, LONGEST_SECRET, MOST_LOG_FILES, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, addresses_meet,
+    bad_secret, can_be_published_at, parse_signal,
 };
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ const MOST_ALIASES: usize = 32;
 /// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
 /// asked for: it is what a file that describes the proc is compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
-    (request.spec.asked, request.spec.trial) = (None, false);
+    (request.spec.asked, request.spec.trial, request.spec.alone) = (None, false, false);
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;
@@ -54,6 +54,8 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
 pub fn check_trial(request: &CheckRequest) -> Result<(), Refusal> {
     let line = if request.to == Tier::Hot {
         "hot is not asleep: a trial goes to hibernated, parked or archived".to_owned()
+    } else if request.to == Tier::Hibernated && request.run.spec.timing.hibernate == Hibernate::Off {
+        "nothing would be tried: it does not hibernate (`--hibernate off`); give --to parked".to_owned()
     } else if let Some(volume) = request.run.spec.volumes.iter().find(|v| !v.read_only).filter(|_| !request.volumes) {
         format!(
             "the trial would write to the volume {} at {}: allow it with --use-volumes, or give it another one",

@@ -8,7 +8,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, RequestPartsExt};
-use kip_types::api::{Code, Refusal};
+use kip_types::api::{Code, Refusal, Scope};
 use kip_types::name::ProcName;
 use serde::de::DeserializeOwned;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,9 +101,22 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
             _ => Refused::invalid(format!("the request's body cannot be read: {}", e.body_text())),
         })?;
         let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
-        let asked = serde_json::from_slice(body)
-            .map_err(|e| Refused::invalid(format!("the request's body is not what it should be: {e}")))?;
-        Ok(Asked(asked))
+        Ok(Asked(read(body)?))
+    }
+}
+
+/// Reads JSON and refuses what nobody here would look at: a limit with its name misspelt would be no limit. The types themselves pass it
+/// over, for records on disk have them too, and may be those of a newer Kip.
+fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
+    let wrong = |e: serde_json::Error| Refused::invalid(format!("the request's body is not what it should be: {e}"));
+    let mut unknown = Vec::new();
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let asked = serde_ignored::deserialize(&mut json, |path| unknown.push(path.to_string())).map_err(wrong)?;
+    json.end().map_err(wrong)?;
+    match unknown.as_slice() {
+        [] => Ok(asked),
+        [one] => Err(Refused::invalid(format!("the request's body has an unknown field: {one}"))),
+        many => Err(Refused::invalid(format!("the request's body has unknown fields: {}", many.join(", ")))),
     }
 }
 
@@ -121,6 +134,29 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for AskedQuery<T> 
     }
 }
 
+/// What whoever asks is allowed: by TCP what its token is, on the unix socket everything.
+pub struct By(pub Scope);
+
+impl By {
+    /// Refuses who may only look: values of environments are what a secret often is in.
+    pub fn may_see_values(&self) -> Answer<()> {
+        match self.0 {
+            Scope::Write => Ok(()),
+            Scope::Read => Err(Refusal::new(Code::Forbidden, "this token does not allow to see environments")
+                .with_hint("`kip token create --scope write` on the daemon's machine makes one that does")
+                .into()),
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for By {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Answer<Self> {
+        Ok(By(parts.extensions.get::<Scope>().copied().unwrap_or(Scope::Write)))
+    }
+}
+
 /// The proc in the path.
 pub struct Name(pub ProcName);
 
@@ -133,5 +169,40 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
             .await
             .map_err(|e| Refused::invalid(format!("the request's path is not what it should be: {}", e.body_text())))?;
         name.parse().map(Name).map_err(|e| Refused::invalid(format!("{e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_types::api::{CheckRequest, ExecRequest, RunRequest};
+
+    fn refused<T: DeserializeOwned>(json: &str) -> String {
+        match read::<T>(json.as_bytes()) {
+            Ok(_) => panic!("{json} is taken"),
+            Err(refused) => refused.0.message,
+        }
+    }
+
+    #[test]
+    fn what_nobody_looks_at_is_refused_by_its_path() {
+        let port = r#"{"proto":"tcp","port":80,"hostport":8080}"#;
+        for (field, path) in [
+            (r#""limits":{"memory":1048576}"#, "spec.limits.memory"),
+            (r#""timing":{"idle":5}"#, "spec.timing.idle"),
+            (r#""hooks":{"before":"x"}"#, "spec.hooks.before"),
+            (&format!(r#""ports":[{port}]"#), "spec.ports.0.hostport"),
+            (r#""cmd":["x"]"#, "spec.cmd"),
+        ] {
+            let run = format!(r#"{{"spec":{{"name":"a","command":["x"],{field}}}}}"#);
+            assert_eq!(refused::<RunRequest>(&run), format!("the request's body has an unknown field: {path}"));
+            let check = format!(r#"{{"to":"parked","run":{run}}}"#);
+            assert!(refused::<CheckRequest>(&check).ends_with(&format!(" run.{path}")), "{path}");
+        }
+        let two = r#"{"spec":{"name":"a","command":["x"],"c":1},"b":2}"#;
+        assert_eq!(refused::<RunRequest>(two), "the request's body has unknown fields: spec.c, b");
+        assert!(refused::<ExecRequest>(r#"{"command":["x"],"workdir":"/"}"#).ends_with(": workdir"));
+        assert!(refused::<ExecRequest>(r#"{"command":["x"]} {}"#).contains("trailing"));
+        assert!(read::<ExecRequest>(br#"{"command":["x"],"env":{"workdir":"/"}}"#).is_ok());
     }
 }

@@ -276,7 +276,7 @@ async fn exchange(
 }
 
 /// Lets those in whose token allows what they ask for.
-async fn admit<S: Service>(State(hub): State<Hub<S>>, request: Request, next: Next) -> Result<Response, Refused> {
+async fn admit<S: Service>(State(hub): State<Hub<S>>, mut request: Request, next: Next) -> Result<Response, Refused> {
     if *request.method() == Method::GET && crate::dashboard::is_public(request.uri().path()) {
         return Ok(next.run(request).await);
     }
@@ -292,6 +292,7 @@ async fn admit<S: Service>(State(hub): State<Hub<S>>, request: Request, next: Ne
             .with_hint("`kip token create --scope write` on the daemon's machine makes one that allows more")
             .into());
     }
+    request.extensions_mut().insert(scope);
     Ok(next.run(request).await)
 }
 

@@ -1,7 +1,7 @@
 //! The REST API. Each handler parses, has the service do it and answers.
 
 use crate::admit;
-use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, Name, Refused};
+use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, By, Name, Refused};
 use crate::describe::{Routes, doc};
 use crate::exec;
 use crate::feed;
@@ -16,9 +16,9 @@ use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
-    CheckRequest, CheckView, Code, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL, Event, EventsRequest,
-    ExecRequest, HealthView, Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest, RunRequest,
-    SleepRequest, StopRequest, WakeRequest, WhyView,
+    CheckRequest, CheckView, Code, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL, Event,
+    EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, Refusal,
+    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -45,7 +45,7 @@ fn all<S: Service>() -> Routes<S> {
         .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
         .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse without asking the machine. Creates nothing.").body::<RunRequest>())
         .post("/v1/check", check::<S>, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
-        .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").json::<ProcView>())
+        .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").query::<InspectRequest>().json::<ProcView>())
         .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
         .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").json::<ProcView>())
         .post("/v1/procs/{name}/stop", stop::<S>, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
@@ -88,7 +88,7 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
     admit::complete(&mut request, &hub.defaults)?;
     let service = hub.service.clone();
     let view = hub.operate(async move { run_named(&*service, request).await }).await?;
-    Ok((StatusCode::CREATED, Json(view)).into_response())
+    Ok((StatusCode::CREATED, shown(view)).into_response())
 }
 
 /// Nothing is changed: whoever is about to remove procs for others to take their place asks first.
@@ -127,11 +127,33 @@ async fn run_named<S: Service>(service: &S, mut request: RunRequest) -> Result<P
 }
 
 async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<ProcView>>> {
-    Ok(Json(hub.service.list().await?))
+    let mut views = hub.service.list().await?;
+    views.iter_mut().for_each(|view| view.spec.hide_values());
+    Ok(Json(views))
 }
 
-async fn inspect<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<ProcView>> {
-    Ok(Json(hub.service.inspect(name).await?))
+async fn inspect<S: Service>(
+    State(hub): State<Hub<S>>,
+    Name(name): Name,
+    by: By,
+    AskedQuery(request): AskedQuery<InspectRequest>,
+) -> Answer<Json<ProcView>> {
+    if request.env {
+        by.may_see_values()?;
+        return Ok(Json(hub.service.inspect(name).await?));
+    }
+    Ok(shown(hub.service.inspect(name).await?))
+}
+
+/// Without what may be secret.
+fn shown(mut view: ProcView) -> Json<ProcView> {
+    view.spec.hide_values();
+    Json(view)
+}
+
+fn moved(mut done: Moved) -> Json<Moved> {
+    done.proc.spec.hide_values();
+    Json(done)
 }
 
 async fn health<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<HealthView>> {
@@ -141,8 +163,12 @@ async fn health<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answ
 async fn details<S: Service>(
     State(hub): State<Hub<S>>,
     Name(name): Name,
+    by: By,
     AskedQuery(request): AskedQuery<DetailsRequest>,
 ) -> Answer<Json<Details>> {
+    if request.of == Detail::Env {
+        by.may_see_values()?;
+    }
     Ok(Json(hub.service.details(name, request.of).await?))
 }
 
@@ -158,7 +184,7 @@ async fn remove<S: Service>(
 
 async fn start<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<ProcView>> {
     let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.start(name).await }).await?))
+    Ok(shown(hub.operate(async move { service.start(name).await }).await?))
 }
 
 async fn stop<S: Service>(
@@ -167,7 +193,7 @@ async fn stop<S: Service>(
     Asked(how): Asked<StopRequest>,
 ) -> Answer<Json<ProcView>> {
     let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.stop(name, how).await }).await?))
+    Ok(shown(hub.operate(async move { service.stop(name, how).await }).await?))
 }
 
 async fn sleep<S: Service>(
@@ -176,7 +202,7 @@ async fn sleep<S: Service>(
     Asked(how): Asked<SleepRequest>,
 ) -> Answer<Json<Moved>> {
     let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.sleep(name, how).await }).await?))
+    Ok(moved(hub.operate(async move { service.sleep(name, how).await }).await?))
 }
 
 async fn wake<S: Service>(
@@ -185,7 +211,7 @@ async fn wake<S: Service>(
     AskedQuery(how): AskedQuery<WakeRequest>,
 ) -> Answer<Json<Moved>> {
     let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.wake(name, how).await }).await?))
+    Ok(moved(hub.operate(async move { service.wake(name, how).await }).await?))
 }
 
 async fn why<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<WhyView>> {

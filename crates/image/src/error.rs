@@ -87,7 +87,18 @@ pub enum ImageError {
         #[source]
         source: Box<UnpackError>,
     },
-    /// A file of ours, or one that was named.
+    /// A file that was named.
+    #[error("could not {action} {}", path.display())]
+    Source {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of ours.
     #[error("could not {action} {}{}", path.display(), room(source))]
     Io {
         /// What was tried.
@@ -144,6 +155,12 @@ fn room(e: &io::Error) -> &'static str {
 }
 
 impl ImageError {
+    /// For `map_err`, of a file that was named.
+    pub(crate) fn source(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
+        let path = path.to_owned();
+        move |source| ImageError::Source { action, path, source }
+    }
+
     /// For `map_err`.
     pub(crate) fn io<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(E) -> ImageError {
         let path = path.to_owned();

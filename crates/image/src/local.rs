@@ -49,15 +49,15 @@ impl Local {
         if path.is_dir() {
             return Ok(local);
         }
-        let mut file = File::open(path).map_err(ImageError::io("open", path))?;
+        let mut file = File::open(path).map_err(ImageError::source("open", path))?;
         let mut magic = [0; 4];
         let packed =
             file.read_exact(&mut magic).is_ok() && (magic[..2] == [0x1f, 0x8b] || magic == [0x28, 0xb5, 0x2f, 0xfd]);
         if packed {
             return Err(local.no_image("the archive is compressed as a whole: unpack it first".to_owned()));
         }
-        file.rewind().map_err(ImageError::io("read", path))?;
-        local.index = Some(index(file).map_err(ImageError::io("read the archive", path))?);
+        file.rewind().map_err(ImageError::source("read", path))?;
+        local.index = Some(index(file).map_err(ImageError::source("read the archive", path))?);
         Ok(local)
     }
 
@@ -77,7 +77,7 @@ impl Local {
         let absent = || self.no_image(format!("{} has no {}", self.path.display(), name.display()));
         let failed = |e: io::Error| match e.kind() {
             io::ErrorKind::NotFound => absent(),
-            _ => ImageError::Io { action: "read", path: whole.clone(), source: e },
+            _ => ImageError::Source { action: "read", path: whole.clone(), source: e },
         };
         let Some(index) = &self.index else {
             let name = plain(name).ok_or_else(absent)?;
@@ -100,7 +100,7 @@ impl Local {
             return Err(self.no_image(format!("{} has {size} bytes", name.display())));
         }
         let mut bytes = Vec::new();
-        file.take(MOST_JSON).read_to_end(&mut bytes).map_err(ImageError::io("read", &self.path.join(name)))?;
+        file.take(MOST_JSON).read_to_end(&mut bytes).map_err(ImageError::source("read", &self.path.join(name)))?;
         Ok(bytes)
     }
 
@@ -194,7 +194,7 @@ impl Local {
             let mut hasher = Hasher::default();
             let (mut buffer, mut done) = (vec![0; 1 << 20], 0);
             loop {
-                let n = file.read(&mut buffer).map_err(ImageError::io("read", &self.path.join(&name)))?;
+                let n = file.read(&mut buffer).map_err(ImageError::source("read", &self.path.join(&name)))?;
                 if n == 0 {
                     break;
                 }

@@ -33,6 +33,8 @@ pub struct Pull {
     pub login: Option<(String, String)>,
     /// Without TLS, wherever the registry is.
     pub plain_http: bool,
+    /// Certificates, PEM, of those who may vouch for a registry, beside those that are trusted anyway.
+    pub ca_pem: Option<String>,
 }
 
 /// Told how far a pull is, from any thread.

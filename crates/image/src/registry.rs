@@ -7,7 +7,9 @@ use crate::images::parse_name;
 use crate::origin::{Blob, Found};
 use crate::pull::{Pull, blocking};
 use futures_util::StreamExt as _;
-use oci_client::client::{BlobResponse, Client, ClientConfig, ClientProtocol, LayerDescriptor};
+use oci_client::client::{
+    BlobResponse, Certificate, CertificateEncoding, Client, ClientConfig, ClientProtocol, LayerDescriptor,
+};
 use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::secrets::RegistryAuth;
 use oci_client::{Reference, RegistryOperation};
@@ -52,11 +54,15 @@ impl Registry {
         // The client makes another one without asking what it was built with.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let image = parse_name(name)?;
-        let plain = request.plain_http || is_loopback(image.resolve_registry());
+        let here = is_loopback(image.resolve_registry()) && request.ca_pem.is_none();
+        let plain = request.plain_http || here;
+        let certificate =
+            |pem: &String| Certificate { encoding: CertificateEncoding::Pem, data: pem.clone().into_bytes() };
         let config = ClientConfig {
             protocol: if plain { ClientProtocol::Http } else { ClientProtocol::Https },
             connect_timeout: Some(CONNECT_WITHIN),
             read_timeout: Some(ANSWERS_WITHIN),
+            extra_root_certificates: request.ca_pem.iter().map(certificate).collect(),
             user_agent: concat!("kip/", env!("CARGO_PKG_VERSION")),
             ..ClientConfig::default()
         };

@@ -3,7 +3,7 @@
 //! Runs in a network namespace of its own, as root: `cargo bench -p kip-net`. Prints one JSON line per step: microseconds,
 //! sorted raw samples included.
 
-use kip_net::nat::Forward;
+use kip_net::nat::{Forward, Published};
 use kip_net::{Instance, Nat, NetPool, Slot};
 use kip_types::{Protocol, Realm};
 use std::time::{Duration, Instant};
@@ -57,7 +57,7 @@ fn measure() {
             host_addr: None,
             port: p,
         });
-        timed(&mut publish, || nat.publish(*slot, &realm, &ports).unwrap());
+        timed(&mut publish, || nat.publish(Published::new(*slot, &realm, &ports)).unwrap());
     }
     let mut all = vec![];
     let desired = [];

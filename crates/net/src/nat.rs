@@ -9,6 +9,7 @@
 //! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
 //!   listens on the host's loopback.
 //! * A proc cannot send from an address that is not its own.
+//! * A proc that is published alone reaches nobody but itself and is reached by the host only, by its own address.
 //!
 //! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted, in one transaction, so
 //! that nothing published is ever unreachable in between. The only thing outside the table are the interfaces' groups,
@@ -61,6 +62,19 @@ pub struct Published {
     pub realm: Realm,
     /// Its ports. May be empty, but a proc that is not published at all belongs to no realm and can dial no other.
     pub ports: Vec<Forward>,
+    /// It reaches nobody, and its ports lead to it for the host only.
+    pub alone: bool,
+}
+
+impl Published {
+    /// One that is reached, and reaches others.
+    pub fn new(slot: Slot, realm: &Realm, ports: &[Forward]) -> Published {
+        Published { slot, realm: realm.clone(), ports: ports.to_vec(), alone: false }
+    }
+
+    fn group(&self, instance: Instance, realms: &mut BTreeMap<Realm, u32>) -> u32 {
+        if self.alone { alone_group(instance) } else { group_of(instance, realms, &self.realm) }
+    }
 }
 
 /// The rules could not be changed. What was there before is still in force.
@@ -151,7 +165,8 @@ impl Nat {
         let links = state.rtnl.links(&self.instance.interface_prefix()).map_err(NatError::Links)?;
         let mut realms = BTreeMap::new();
         for link in &links {
-            let realm = self.instance.slot_of(&link.name).and_then(|s| wanted.get(&s)).map(|p| &p.realm);
+            let of_it = self.instance.slot_of(&link.name).and_then(|s| wanted.get(&s));
+            let realm = of_it.filter(|p| !p.alone).map(|p| &p.realm);
             if let Some(realm) = realm
                 && is_realm(self.instance, link.group)
                 && !realms.values().any(|g| *g == link.group)
@@ -160,14 +175,16 @@ impl Nat {
             }
         }
         let mut all = Vec::new();
+        let mut groups = BTreeMap::new();
         for published in wanted.values() {
             refuse_clashes(wanted.values(), published)?;
-            let group = group_of(self.instance, &mut realms, &published.realm);
+            let group = published.group(self.instance, &mut realms);
+            groups.insert(published.slot, group);
             all.extend(ruleset::elements(self.instance, group, published));
         }
         for link in &links {
             let Some(slot) = self.instance.slot_of(&link.name) else { continue };
-            let group = wanted.get(&slot).map_or(0, |p| realms[&p.realm]);
+            let group = groups.get(&slot).copied().unwrap_or(0);
             if link.group != group {
                 set_group(&mut state.rtnl, self.instance, slot, group)?;
             }
@@ -180,18 +197,19 @@ impl Nat {
 
     /// Publishes a proc, in place of what it had published before. Its link must exist ([`crate::NetPool::take`]). Costs about
     /// 0.1 ms, with UDP ports 15 ms.
-    pub fn publish(&self, slot: Slot, realm: &Realm, ports: &[Forward]) -> Result<(), NatError> {
+    pub fn publish(&self, published: Published) -> Result<(), NatError> {
         let mut state = self.lock();
-        let published = Published { slot, realm: realm.clone(), ports: ports.to_vec() };
+        let slot = published.slot;
         refuse_clashes(state.published.values(), &published)?;
-        let group = group_of(self.instance, &mut state.realms, realm);
+        let group = published.group(self.instance, &mut state.realms);
         set_group(&mut state.rtnl, self.instance, slot, group)?;
         let old = state.elements_of(self.instance, slot);
         let new = ruleset::elements(self.instance, group, &published);
         self.replace(&mut state, old, new)?;
-        state.published.insert(slot, published);
         let ours = Addresses::of(self.instance, slot);
-        let udp: Vec<_> = ports.iter().filter(|f| f.proto == Protocol::Udp).filter_map(|f| f.host_port).collect();
+        let udp = published.ports.iter().filter(|f| f.proto == Protocol::Udp).filter_map(|f| f.host_port);
+        let udp: Vec<_> = udp.collect();
+        state.published.insert(slot, published);
         if !udp.is_empty() {
             forget(&mut state.nft, |f| udp.contains(&f.port) && f.leads_to != ours.v4 && f.leads_to != ours.v6);
         }
@@ -216,7 +234,7 @@ impl Nat {
             forget(&mut state.nft, |f| with_udp.contains(&f.leads_to));
         }
         let State { realms, published, .. } = &mut *state;
-        realms.retain(|realm, _| published.values().any(|p| p.realm == *realm));
+        realms.retain(|realm, _| published.values().any(|p| !p.alone && p.realm == *realm));
         Ok(())
     }
 
@@ -289,6 +307,7 @@ impl Nat {
 impl State {
     fn elements_of(&self, instance: Instance, slot: Slot) -> Vec<Element> {
         match self.published.get(&slot) {
+            Some(p) if p.alone => Vec::new(),
             Some(p) => ruleset::elements(instance, self.realms[&p.realm], p),
             None => Vec::new(),
         }
@@ -323,7 +342,12 @@ fn run_nft(instance: Instance, text: &str) -> Result<(), NatError> {
 
 fn is_realm(instance: Instance, group: u32) -> bool {
     let base = group_base(instance);
-    (base + 1..base + 0xfff).contains(&group)
+    (base + 1..alone_group(instance)).contains(&group)
+}
+
+/// The group of procs that are alone: the last but that of links that are to be removed.
+fn alone_group(instance: Instance) -> u32 {
+    group_base(instance) + 0xffe
 }
 
 /// The group that stands for a realm. There are more numbers than slots, so one is always free.
@@ -332,7 +356,7 @@ fn group_of(instance: Instance, realms: &mut BTreeMap<Realm, u32>, realm: &Realm
         return *group;
     }
     let base = group_base(instance);
-    let group = (base + 1..base + 0xfff)
+    let group = (base + 1..alone_group(instance))
         .find(|g| !realms.values().any(|used| used == g))
         .expect("there are fewer slots, so fewer realms, than groups");
     realms.insert(realm.clone(), group);

@@ -47,8 +47,8 @@ fn published_ports_are_reached_from_everywhere() {
         let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
         let a = proc_with_server(&pool, 1, "a");
         let b = proc_with_server(&pool, 2, "b");
-        nat.publish(a.slot, &realm("red"), &both(8001)).unwrap();
-        nat.publish(b.slot, &realm("red"), &both(8002)).unwrap();
+        nat.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap();
+        nat.publish(Published::new(b.slot, &realm("red"), &both(8002))).unwrap();
         assert_eq!(run("sysctl", "-n net.ipv4.ip_forward").trim(), "0", "the global switch stays off");
 
         let gateway4 = i.gateway_v4().to_string();
@@ -104,9 +104,9 @@ fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
         let blue = proc_with_server(&pool, 2, "blue");
         let mate = pool.take(slot(3)).unwrap();
         let nobody = pool.take(slot(4)).unwrap();
-        nat.publish(red.slot, &realm("red"), &both(8001)).unwrap();
-        nat.publish(blue.slot, &realm("blue"), &both(8002)).unwrap();
-        nat.publish(mate.slot, &realm("red"), &[]).unwrap();
+        nat.publish(Published::new(red.slot, &realm("red"), &both(8001))).unwrap();
+        nat.publish(Published::new(blue.slot, &realm("blue"), &both(8002))).unwrap();
+        nat.publish(Published::new(mate.slot, &realm("red"), &[])).unwrap();
         serve(red.fd.as_fd(), "undeclared", 81);
 
         // Services of the host: on loopback, and on all addresses.
@@ -158,6 +158,45 @@ fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
         });
         let dropped = run("nft", "list chain inet kip_2 guard");
         assert!(dropped.contains("oif missing counter packets 1 "), "{dropped}");
+    });
+}
+
+#[test]
+fn who_is_alone_reaches_nobody_and_is_reached_by_the_host_only() {
+    on_machine(|machine| {
+        let i = instance(2);
+        let pool = NetPool::new(i).unwrap();
+        let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
+        let alone = proc_with_server(&pool, 1, "alone");
+        let other = proc_with_server(&pool, 2, "other");
+        let published = Published { alone: true, ..Published::new(alone.slot, &realm("red"), &both(8001)) };
+        nat.publish(published.clone()).unwrap();
+        nat.publish(Published::new(other.slot, &realm("red"), &both(8002))).unwrap();
+        serve_on("[::]:53");
+        serve(machine.outside.as_fd(), "outside", 80);
+        let check = || {
+            within(alone.fd.as_fd(), || {
+                reaches(&format!("{}:80", alone.v4), "alone", None);
+                for to in [&format!("{}:80", other.v4), &format!("[{}]:80", other.v6), &format!("{HOST4}:8002")] {
+                    does_not_reach(to);
+                }
+                does_not_reach(&format!("{HOST4}:53"));
+                does_not_reach(&format!("[{}]:53", i.gateway_v6()));
+                does_not_reach(&format!("{OUTSIDE4}:80"));
+                assert!(!pings(i.gateway_v4()), "not even a ping");
+            });
+            within(other.fd.as_fd(), || {
+                does_not_reach(&format!("{}:80", alone.v4));
+                does_not_reach(&format!("{HOST4}:8001"));
+                reaches(&format!("{OUTSIDE4}:80"), "outside", None);
+            });
+            within(machine.outside.as_fd(), || does_not_reach(&format!("{HOST4}:8001")));
+            reaches(&format!("{}:80", alone.v4), "alone", None);
+            reaches(&format!("[{}]:80", alone.v6), "alone", None);
+        };
+        check();
+        nat.sync(&[published, Published::new(other.slot, &realm("red"), &both(8002))]).unwrap();
+        check();
     });
 }
 
@@ -216,14 +255,14 @@ fn rules_are_recovered_and_leave_nothing_behind() {
         let state = || (ip("-o link"), ip("addr show lo"), run("nft", "list ruleset"), forwarding_settings());
         let before = state();
         let pool = NetPool::new(i).unwrap();
-        let published = |n: u16, name: &str| Published { slot: slot(n), realm: realm(name), ports: both(8000 + n) };
+        let published = |n: u16, name: &str| Published::new(slot(n), &realm(name), &both(8000 + n));
         let nat = Nat::open(i, &machine.memory(), &[], &[]).unwrap();
         let procs = [(1, "a"), (2, "b"), (3, "c")].map(|(n, name)| proc_with_server(&pool, n, name));
         for (n, name) in [(1, "one"), (2, "two"), (3, "two")] {
             let p = published(n, name);
-            nat.publish(p.slot, &p.realm, &p.ports).unwrap();
+            nat.publish(p).unwrap();
         }
-        assert!(nat.publish(slot(1), &realm("one"), &both(8003)).is_err(), "a port leads to one proc");
+        assert!(nat.publish(Published::new(slot(1), &realm("one"), &both(8003))).is_err(), "a port leads to one proc");
         let groups = || ip("-o link show type veth");
         let groups_before = groups();
 
@@ -239,7 +278,7 @@ fn rules_are_recovered_and_leave_nothing_behind() {
         // Somebody flushes the machine's rules; the next change puts all of them back.
         run("nft", "flush ruleset");
         does_not_reach("127.0.0.1:8001");
-        nat.publish(slot(3), &realm("two"), &both(8003)).unwrap();
+        nat.publish(Published::new(slot(3), &realm("two"), &both(8003))).unwrap();
         reaches("127.0.0.1:8001", "a", None);
         reaches("127.0.0.1:8003", "c", None);
         within(procs[2].fd.as_fd(), || reaches(&format!("{}:80", procs[1].v4), "b", None));
@@ -286,11 +325,11 @@ fn a_client_that_never_stops_asking_finds_the_newest_proc() {
                     Ok::<_, std::io::Error>(String::from_utf8_lossy(&buffer[..n])[..1].to_owned())
                 };
                 ask().expect_err("nobody is there yet");
-                on_host(machine, || nat.publish(a.slot, &realm("red"), &both(8001)).unwrap());
+                on_host(machine, || nat.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap());
                 assert_eq!(ask().unwrap(), "a");
                 on_host(machine, || {
                     nat.unpublish(&[a.slot]).unwrap();
-                    nat.publish(b.slot, &realm("red"), &both(8001)).unwrap();
+                    nat.publish(Published::new(b.slot, &realm("red"), &both(8001))).unwrap();
                 });
                 assert_eq!(ask().unwrap(), "b");
                 on_host(machine, || nat.unpublish(&[b.slot]).unwrap());
@@ -298,8 +337,8 @@ fn a_client_that_never_stops_asking_finds_the_newest_proc() {
             });
         }
         // Only what led to the proc is forgotten.
-        nat.publish(a.slot, &realm("red"), &both(8001)).unwrap();
-        nat.publish(b.slot, &realm("red"), &both(8002)).unwrap();
+        nat.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap();
+        nat.publish(Published::new(b.slot, &realm("red"), &both(8002))).unwrap();
         within(machine.outside.as_fd(), || {
             for host in [HOST4.to_owned(), format!("[{HOST6}]")] {
                 reaches(&format!("{host}:8001"), "a", None);
@@ -349,8 +388,8 @@ fn two_instances_stand_side_by_side() {
         let (pool10, nat10) = make(10);
         let a = proc_with_server(&pool1, 1, "a");
         let b = proc_with_server(&pool10, 1, "b");
-        nat1.publish(a.slot, &realm("red"), &both(8001)).unwrap();
-        nat10.publish(b.slot, &realm("red"), &both(8002)).unwrap();
+        nat1.publish(Published::new(a.slot, &realm("red"), &both(8001))).unwrap();
+        nat10.publish(Published::new(b.slot, &realm("red"), &both(8002))).unwrap();
         reaches("127.0.0.1:8001", "a", None);
         reaches("[::1]:8002", "b", None);
         within(a.fd.as_fd(), || {

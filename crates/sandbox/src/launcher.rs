@@ -75,6 +75,8 @@ pub struct StartRequest<'a> {
     pub env: &'a [String],
     /// None is `/`.
     pub workdir: Option<&'a str>,
+    /// Directories that are made if they are not there, absolute.
+    pub directories: &'a [String],
     /// Lets setuid programs inside gain their owner's identity.
     pub allow_setuid: bool,
     /// Whom the program runs as; none is the sandbox's root.
@@ -235,7 +237,7 @@ impl Launcher {
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
-        let start = Request::Start { program, volumes };
+        let start = Request::Start { program, volumes, directories: request.directories.to_vec() };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
     }

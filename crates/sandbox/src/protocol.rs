@@ -18,6 +18,8 @@ pub(crate) enum Request {
         program: Program,
         /// Where the volumes are attached.
         volumes: Vec<String>,
+        /// What is to be a directory, whether a volume lies on it or not.
+        directories: Vec<String>,
     },
     /// (pidfd of the sandbox's init, stdin, stdout, stderr, cgroup task files..): [`Reply::Process`].
     Exec {

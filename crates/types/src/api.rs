@@ -76,6 +76,14 @@ pub struct RemoveRequest {
     pub force: bool,
 }
 
+/// `GET /v1/procs/NAME`, as its query.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct InspectRequest {
+    /// With the values of its environment, which may be secrets: not for a token that allows to look only.
+    pub env: bool,
+}
+
 /// `POST /v1/procs/NAME/sleep`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -129,6 +137,7 @@ pub struct EventsRequest {
 
 /// What `wake` may be asked with.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WakeRequest {
     /// A proc in the store, by its id there: it is taken over, under the name that is woken.
     #[serde(default)]
@@ -348,7 +357,7 @@ pub struct ProcView {
     /// What its probes were last answered, in the order of its spec. Looking here asks none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeView>,
-    /// What it was asked to be. Environment values are left out of listings.
+    /// What it was asked to be. Values of its environment are empty but in an answer to who asks for them, `GET /v1/procs/NAME?env=true`.
     pub spec: Spec,
 }
 

@@ -115,6 +115,9 @@ pub struct OciImage {
     /// Its layers by the digest of what they are unpacked from, lowest first. Found by the worker.
     #[serde(default)]
     pub layers: Vec<String>,
+    /// Directories that it wants for data, each made at a start where it is not there. Found by the worker.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<String>,
 }
 
 /// What an image says about running its program.
@@ -135,7 +138,7 @@ pub struct ImageConfig {
     pub exposed_ports: Vec<String>,
     /// Name or number; empty for SIGTERM.
     pub stop_signal: String,
-    /// Directories meant for data that outlives a proc. They are ordinary directories of the proc's own.
+    /// Directories meant for data. They are made where they are not there, and are ordinary directories of the proc's own.
     pub volumes: Vec<String>,
 }
 
@@ -213,9 +216,12 @@ pub struct PullRequest {
     /// Anonymous without it.
     #[serde(default)]
     pub login: Option<RegistryLogin>,
-    /// Without TLS, which is what registries on this machine are asked anyway.
+    /// Without TLS, which is what registries on this machine are asked anyway, unless `ca_pem` says how to know them.
     #[serde(default)]
     pub plain_http: bool,
+    /// Certificates, PEM, of those who may vouch for the registry, beside whom the daemon's machine trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_pem: Option<String>,
 }
 
 /// How far a pull is.

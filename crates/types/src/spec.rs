@@ -360,7 +360,7 @@ pub struct Spec {
     pub realm: Realm,
     /// Program and arguments; never empty. Only in a request, the image's own may be meant by none.
     pub command: Vec<String>,
-    /// Environment on top of PATH, HOME, HOSTNAME.
+    /// Environment on top of PATH, HOME, HOSTNAME. In answers the values are empty unless they are asked for.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Working directory inside the proc.
@@ -420,6 +420,9 @@ pub struct Spec {
     /// A trial of `kip check`, which is removed when that ends. Kip's own to say, ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trial: bool,
+    /// It reaches nobody by network but itself, and only the host reaches it: a trial. Kip's own to say, ignored in requests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone: bool,
     /// The request that made it, before daemon and image completed it. Kept by the hub, ignored in requests, left out of listings; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -446,6 +449,14 @@ pub fn bad_secret(name: &str) -> Option<String> {
 pub const STOP_GRACE_MS: u64 = 10_000;
 
 impl Spec {
+    /// Leaves the names of its environment and none of the values: these may be secrets.
+    pub fn hide_values(&mut self) {
+        self.env.values_mut().for_each(String::clear);
+        if let Some(asked) = &mut self.asked {
+            asked.spec.env.values_mut().for_each(String::clear);
+        }
+    }
+
     /// What its program has to end in order, milliseconds; `asked` is what the stop itself says.
     pub fn grace_ms(&self, asked: Option<u64>) -> u64 {
         asked.or(self.stop_grace_ms).unwrap_or(STOP_GRACE_MS)

@@ -1,17 +1,23 @@
-//! A trial of a proc before it is trusted: one like it, under a name and with host ports of its own, sleeps and wakes in each tier, and
-//! is looked at from outside before and after.
+//! A trial of a proc before it is trusted: one like it, under a name of its own, sleeps and wakes in each tier, and is looked at from
+//! outside before and after.
+//!
+//! It is alone ([`Spec::alone`]) unless that is asked otherwise: it dials no database, takes no work from a queue, sends no mail, and
+//! nobody finds it. It never writes to what another proc has that is not stopped. What was not tried is said.
 //!
 //! The trial is an ordinary proc with a mark, [`Spec::trial`]. It is removed at the end, however that comes; a daemon that finds
 //! one was killed in its middle and removes it.
 
 use crate::Worker;
-use crate::task::chain;
-use kip_types::api::{CheckStep, CheckView, Code, PortView, ProcView, Refusal};
-use kip_types::keys::Hex;
+use crate::archive::processor;
+use crate::task::{blocking, chain};
+use crate::volumes::path_of;
+use kip_types::api::{
+    CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, PortView, ProcView, Refusal, RunRequest,
+};
 use kip_types::life::Restart;
 use kip_types::spec::{Hibernate, Protocol};
-use kip_types::{ProcName, Spec, Tier};
-use std::collections::BTreeMap;
+use kip_types::{Image, ProcName, Spec, State, Tier, VolumeSpec};
+use std::fs;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -90,6 +96,56 @@ fn pins(spec: &Spec) -> Vec<String> {
     pins
 }
 
+/// What another machine has to have.
+fn needs(spec: &Spec) -> Vec<String> {
+    let mut needs = vec![format!(
+        "a machine that takes it over needs a processor with what programs can use of this one's ({})",
+        processor::used_here().join(" ")
+    )];
+    if !matches!(spec.image, Image::Oci(_)) {
+        needs.push(
+            "files of the host that it has open or mapped go with it; those that it opens later are the other machine's"
+                .to_owned(),
+        );
+    }
+    needs
+}
+
+/// Whether it can go on elsewhere. `fetched`: what came from the store when it woke from there.
+fn moves(spec: &Spec, pinned: &[String], fetched: Option<u64>) -> CheckVerdict {
+    if !pinned.is_empty() {
+        return CheckVerdict { answer: CheckAnswer::No, because: pinned.to_vec() };
+    }
+    let (answer, tried) = match fetched {
+        Some(bytes) => {
+            (CheckAnswer::Yes, format!("it went to the store, and {bytes} bytes came from there when it woke"))
+        }
+        None => (CheckAnswer::Untried, "`--to archived`, with a store, takes it there and back".to_owned()),
+    };
+    let mut because = vec![tried];
+    because.extend(needs(spec));
+    CheckVerdict { answer, because }
+}
+
+fn clones(spec: &Spec) -> CheckVerdict {
+    let mut because = vec!["Kip has no clones yet".to_owned()];
+    let written = spec.volumes.iter().filter(|volume| !volume.read_only);
+    because.extend(written.map(|v| format!("copies of it would all write to the volume {} at {}", v.source, v.target)));
+    if !spec.secrets.is_empty() {
+        because.push("copies of it would have the same secrets".to_owned());
+    }
+    CheckVerdict { answer: CheckAnswer::Untried, because }
+}
+
+/// What a trial has shown so far.
+#[derive(Default)]
+struct Trial {
+    steps: Vec<CheckStep>,
+    untried: Vec<String>,
+    /// What came from the store at the wake from there.
+    fetched: Option<u64>,
+}
+
 fn done(step: &str, tier: Option<Tier>, us: u64, bytes: Option<u64>) -> CheckStep {
     CheckStep { step: step.to_owned(), tier, us: Some(us), bytes, refused: Vec::new() }
 }
@@ -99,24 +155,26 @@ fn refused(step: &str, tier: Option<Tier>, refused: Vec<String>) -> CheckStep {
 }
 
 impl Worker {
-    /// Tries whether such a proc sleeps in every tier down to `to`, and is as before when it wakes.
+    /// Tries whether such a proc sleeps in every tier down to the one that is asked for, and is as before when it wakes.
     ///
     /// # Errors
-    /// What has nothing to do with sleep: no name, no room. What stands in the way of a start or a sleep is in the view.
-    pub async fn check(
-        self: &Arc<Self>,
-        mut spec: Spec,
-        secrets: BTreeMap<String, Hex>,
-        wait_ready: bool,
-        to: Tier,
-    ) -> Result<CheckView, Refusal> {
-        let pinned = pins(&spec);
+    /// What has nothing to do with sleep: no name, no room, a volume that others have. What stands in the way of a start or a sleep is
+    /// in the view.
+    pub async fn check(self: &Arc<Self>, request: CheckRequest) -> Result<CheckView, Refusal> {
+        let CheckRequest { run: RunRequest { mut spec, wait_ready, secrets, .. }, to, network, .. } = request;
+        let (pinned, clones) = (pins(&spec), clones(&spec));
+        let (worker, volumes) = (Arc::clone(self), spec.volumes.clone());
+        blocking(move || worker.refuse_in_use(&volumes)).await?;
         spec.trial = true;
         (spec.timing.never, spec.timing.dry_run) = (true, false);
         (spec.restart, spec.asked, spec.file) = (Restart::No, None, None);
         // Nobody else is to take it for the one that it is like.
         spec.aliases.clear();
         spec.ports.iter_mut().for_each(|port| port.host_port = None);
+        if !network {
+            (spec.alone, spec.network) = (true, None);
+            spec.ports.iter_mut().for_each(|port| port.private = true);
+        }
         // Whoever asks there asks for the other. Its hooks do run: they may be what keeps it from sleeping.
         spec.probes.clear();
         let begun = Instant::now();
@@ -129,50 +187,110 @@ impl Worker {
             }
         };
         let name = spec.name.clone();
-        let mut steps = Vec::new();
-        match started {
+        let mut trial = Trial::default();
+        let ended = match started {
+            Err(refusal) => Some(refusal.message),
             Ok(_) => {
                 let us = begun.elapsed().as_micros() as u64;
-                match self.wait_until_quiet(&name).await {
-                    Some(exit) => steps.push(refused("start", None, vec![format!("its program ended: {exit}")])),
-                    None => {
-                        steps.push(done("start", None, us, None));
-                        self.try_tiers(&name, &spec, to, &mut steps).await;
-                    }
+                let ended = self.wait_until_quiet(&name).await.map(|exit| format!("its program ended: {exit}"));
+                if ended.is_none() {
+                    trial.steps.push(done("start", None, us, None));
+                    self.try_tiers(&name, &spec, to, &mut trial).await;
                 }
+                ended
             }
-            Err(refusal) => steps.push(refused("start", None, vec![refusal.message])),
+        };
+        if let Some(why) = ended {
+            let alone = spec.alone.then(|| "the trial reaches nothing by network: --with-network lets it".to_owned());
+            trial.steps.push(refused("start", None, [why].into_iter().chain(alone).collect()));
         }
         let is_there = self.handle(&name).is_ok_and(|handle| handle.proc.spec.trial);
         if is_there && let Err(refusal) = self.remove(&name, true).await {
             tracing::warn!(proc = %name, error = refusal.message, "a trial is left; the next daemon removes it");
         }
-        let sleeps = steps.iter().all(|step| step.refused.is_empty());
-        Ok(CheckView { steps, sleeps, pinned })
+        let Trial { steps, untried, fetched } = trial;
+        let slept = steps.iter().any(|step| step.step == "wake" && step.refused.is_empty());
+        let sleeps = slept && steps.iter().all(|step| step.refused.is_empty());
+        let moves = moves(&spec, &pinned, fetched);
+        Ok(CheckView { steps, sleeps, untried, moves, clones, pinned })
     }
 
-    async fn try_tiers(self: &Arc<Self>, name: &ProcName, spec: &Spec, to: Tier, steps: &mut Vec<CheckStep>) {
-        let tiers = [Tier::Hibernated, Tier::Parked, Tier::Archived];
-        let wanted =
-            |tier: &Tier| *tier <= to && (*tier != Tier::Hibernated || spec.timing.hibernate != Hibernate::Off);
-        for tier in tiers.into_iter().filter(wanted) {
-            let Ok(view) = self.inspect(name).await else { return };
-            let held = Held::open(&view).await;
-            match self.try_sleep(name, tier).await {
-                Ok(step) => steps.push(step),
-                Err(why) => {
-                    steps.push(refused("sleep", Some(tier), why));
-                    continue;
-                }
-            }
-            match self.try_wake(name, tier, held).await {
-                Ok(step) => steps.push(step),
-                Err(why) => {
-                    steps.push(refused("wake", Some(tier), why));
-                    return;
+    /// A trial would write to what somebody works on, or counts on when it wakes.
+    fn refuse_in_use(&self, volumes: &[VolumeSpec]) -> Result<(), Refusal> {
+        let data = &self.machine.data;
+        for volume in volumes.iter().filter(|volume| !volume.read_only) {
+            let path = path_of(data, &volume.source);
+            let path = fs::canonicalize(&path).unwrap_or(path);
+            for handle in self.handles() {
+                let of_it = |other: &VolumeSpec| {
+                    let other = path_of(data, &other.source);
+                    other.starts_with(&path) || path.starts_with(&other)
+                };
+                let is_over = matches!(
+                    handle.status.borrow().record.state,
+                    State::Stopped { .. } | State::Stopping | State::Elsewhere { .. }
+                );
+                if !is_over && handle.proc.spec.volumes.iter().any(of_it) {
+                    let (name, source, target) = (&handle.proc.name, &volume.source, &volume.target);
+                    let message = format!(
+                        "the trial would write to the volume {source} at {target}, which {name} has: `kip stop {name}` first, or give the trial another one"
+                    );
+                    return Err(Refusal::new(Code::State, message));
                 }
             }
         }
+        Ok(())
+    }
+
+    async fn try_tiers(self: &Arc<Self>, name: &ProcName, spec: &Spec, to: Tier, trial: &mut Trial) {
+        let mut broken = false;
+        for tier in [Tier::Hibernated, Tier::Parked, Tier::Archived] {
+            let untried = match tier {
+                _ if tier > to => Some(format!("whether it can be {tier}: `--to {tier}` does")),
+                _ if broken => Some(format!("whether it can be {tier}: the trial had ended before")),
+                Tier::Hibernated if spec.timing.hibernate == Hibernate::Off => {
+                    Some(format!("whether it can be {tier}: it is not to be, with `--hibernate off`"))
+                }
+                _ => None,
+            };
+            match untried {
+                Some(line) => trial.untried.push(line),
+                None => broken = !self.try_tier(name, tier, trial).await,
+            }
+        }
+    }
+
+    /// False if it does not run as before, so that nothing more can be tried.
+    async fn try_tier(self: &Arc<Self>, name: &ProcName, tier: Tier, trial: &mut Trial) -> bool {
+        let view = match self.inspect(name).await {
+            Ok(view) => view,
+            Err(refusal) => {
+                trial.steps.push(refused("sleep", Some(tier), vec![refusal.message]));
+                return false;
+            }
+        };
+        let held = Held::open(&view).await;
+        match self.try_sleep(name, tier).await {
+            Ok(step) => trial.steps.push(step),
+            Err(why) => {
+                trial.steps.push(refused("sleep", Some(tier), why));
+                return true;
+            }
+        }
+        match self.try_wake(name, tier, held).await {
+            Ok(step) => trial.steps.push(step),
+            Err(why) => {
+                trial.steps.push(refused("wake", Some(tier), why));
+                return false;
+            }
+        }
+        if tier == Tier::Archived
+            && let Ok(view) = self.inspect(name).await
+        {
+            let fetched = view.last_wake.and_then(|wake| wake.fetched);
+            trial.fetched = fetched.map(|fetched| fetched.store_bytes).filter(|bytes| *bytes > 0);
+        }
+        true
     }
 
     /// How its program ended, if it does instead.

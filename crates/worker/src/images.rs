@@ -15,18 +15,27 @@ use kip_types::spec::parse_signal;
 use kip_types::{Image, PortSpec, ProcName, Protocol, Spec, WakeOn};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
 fn refused(e: ImageError) -> Refusal {
     let code = match &e {
         ImageError::Unknown { .. } | ImageError::NotFound { .. } => Code::Unknown,
+        ImageError::Source { source, .. } if source.kind() == ErrorKind::NotFound => Code::Unknown,
         ImageError::Reference { .. } | ImageError::NoImage { .. } | ImageError::Platform { .. } => Code::Invalid,
-        ImageError::Ambiguous { .. } => Code::Invalid,
+        // What was named is not what it should be.
+        ImageError::Ambiguous { .. } | ImageError::Source { .. } => Code::Invalid,
+        ImageError::Damaged { .. } | ImageError::Layer { .. } => Code::Invalid,
+        ImageError::Unauthorized { .. } => Code::Forbidden,
         ImageError::Busy | ImageError::Missing { .. } => Code::State,
-        ImageError::Io { .. } => Code::Exhausted,
-        _ => Code::Failed,
+        // Nobody answers there now.
+        ImageError::Registry { .. } => Code::Exhausted,
+        ImageError::Io { source, .. } => match source.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem => Code::Exhausted,
+            _ => Code::Failed,
+        },
     };
     Refusal::new(code, chain(&e))
 }
@@ -77,6 +86,23 @@ fn fill(spec: &mut Spec, asked: &OciImage, config: ImageConfig) -> Result<(), Re
     Ok(())
 }
 
+/// Directories that the image wants for data, as far as no volume is there.
+///
+/// They are the proc's own, not volumes: its own files outlive stops and starts, go with it to the store and to other machines, and
+/// count against its disk. A volume would tie it to this machine unasked; who wants that names one.
+fn directories(config: &ImageConfig, spec: &Spec) -> Vec<String> {
+    let plain = |text: &String| {
+        let path = PathBuf::from("/").join(text);
+        let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let path: PathBuf = path.components().collect();
+        let closed =
+            path == Path::new("/") || ["/proc", "/sys", "/dev", "/.kip"].iter().any(|top| path.starts_with(top));
+        (is_plain && !closed).then(|| path.to_string_lossy().into_owned())
+    };
+    let is_covered = |path: &String| spec.volumes.iter().any(|volume| Path::new(path).starts_with(&volume.target));
+    config.volumes.iter().filter_map(plain).filter(|path| !is_covered(path)).collect()
+}
+
 /// `80/tcp`, `53/udp` or `80`; none for protocols that are not forwarded.
 fn exposed(text: &str) -> Option<PortSpec> {
     let (port, proto) = match text.split_once('/') {
@@ -102,6 +128,7 @@ impl Worker {
                 return Err(refused(ImageError::Missing { reference, missing, of }));
             }
             let config = images.config(&record).map_err(refused)?.run();
+            let volumes = directories(&config, &spec);
             fill(&mut spec, &asked, config)?;
             spec.image = Image::Oci(OciImage {
                 reference: record.reference,
@@ -109,6 +136,7 @@ impl Worker {
                 layers: record.layers.iter().map(Digest::to_string).collect(),
                 entrypoint: None,
                 publish_all: false,
+                volumes,
             });
             Ok((spec, Some(in_use)))
         })
@@ -182,12 +210,12 @@ impl Worker {
     pub fn pull_image(self: &Arc<Self>, request: PullRequest, out: mpsc::Sender<Result<PullProgress, Refusal>>) {
         let worker = Arc::clone(self);
         tokio::spawn(async move {
-            let PullRequest { source, name, login, plain_http } = request;
+            let PullRequest { source, name, login, plain_http, ca_pem } = request;
             let login = login.map(|login| (login.user, login.password.0));
             let told = out.clone();
             // Who reads slowly misses some.
             let tell = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
-            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http }, tell);
+            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http, ca_pem }, tell);
             let pulled = tokio::select! {
                 pulled = pull => pulled.map_err(refused),
                 () = out.closed() => return,
@@ -271,6 +299,34 @@ mod tests {
     }
 
     #[test]
+    fn each_trouble_with_an_image_has_its_code() {
+        let io = |kind: ErrorKind| std::io::Error::from(kind);
+        let ours = |kind| ImageError::Io { action: "write", path: "/data/images/x".into(), source: io(kind) };
+        let named = |kind| ImageError::Source { action: "open", path: "/x".into(), source: io(kind) };
+        let (registry, reference, why) = ("r".to_owned(), "r/x".to_owned(), "refused".to_owned());
+        let closed = ImageError::Unauthorized { registry: "r".into(), reference: "r/x".into(), who: "a".into() };
+        let digest: Digest = format!("sha256:{}", "0".repeat(64)).parse().unwrap();
+        let damaged = ImageError::Damaged {
+            what: "a layer".into(),
+            reference: "x".into(),
+            expected: digest.clone(),
+            found: digest,
+        };
+        for (error, code) in [
+            (ours(ErrorKind::StorageFull), Code::Exhausted),
+            (ours(ErrorKind::NotFound), Code::Failed),
+            (named(ErrorKind::NotFound), Code::Unknown),
+            (named(ErrorKind::PermissionDenied), Code::Invalid),
+            (ImageError::Registry { registry, reference, why }, Code::Exhausted),
+            (closed, Code::Forbidden),
+            (damaged, Code::Invalid),
+        ] {
+            let said = error.to_string();
+            assert_eq!(refused(error).code, code, "{said}");
+        }
+    }
+
+    #[test]
     fn the_owner_s_word_goes_before_the_image_s() {
         let asked = OciImage::default();
         let mut plain = spec(&[]);
@@ -290,6 +346,16 @@ mod tests {
         assert_eq!((own.env["A"].as_str(), own.user.as_deref()), ("mine", Some("0")));
         let ports: Vec<_> = own.ports.iter().map(|p| (p.proto, p.host_port, p.port)).collect();
         assert_eq!(ports, [(Protocol::Tcp, Some(8080), 80), (Protocol::Udp, None, 53)]);
+    }
+
+    #[test]
+    fn directories_for_data_are_those_that_no_volume_covers() {
+        let mut own = spec(&["/x"]);
+        own.volumes = vec!["kept:/kept".parse().unwrap()];
+        let words = "/data srv//more /kept /kept/below /keptnot / /proc/x /a/../b";
+        let volumes = words.split_whitespace().map(str::to_owned).collect();
+        let config = ImageConfig { volumes, ..ImageConfig::default() };
+        assert_eq!(directories(&config, &own), ["/data", "/srv/more", "/keptnot"]);
     }
 
     #[test]

@@ -245,8 +245,8 @@ impl Worker {
         blocking(move || {
             let mut views = view::proc_views(&handles);
             for view in &mut views {
-                view.spec.env.values_mut().for_each(String::clear);
                 view.spec.asked = None;
+                view.spec.hide_values();
             }
             views
         })

@@ -228,7 +228,7 @@ fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     let forward =
         |p: &PortView| Forward { proto: p.proto, host_port: p.host_port, host_addr: p.only_at(), port: p.port };
     let ports = record.ports.iter().map(forward).collect();
-    Some(Published { slot, realm: spec.realm.clone(), ports })
+    Some(Published { slot, realm: spec.realm.clone(), ports, alone: spec.alone })
 }
 
 /// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have begun to freeze: nobody

@@ -8,7 +8,7 @@ use crate::record;
 use crate::state::Record;
 use crate::task::{Task, blocking, chain};
 use crate::volumes;
-use kip_net::nat::Forward;
+use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{self, At, ReserveError};
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
@@ -105,6 +105,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         command: &proc.spec.command,
         env: &env,
         workdir: workdir.as_deref(),
+        directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
         mounts,
@@ -116,9 +117,12 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         status: status_write.as_fd(),
     };
     let published = std::thread::scope(|scope| {
-        let publish = scope.spawn(|| publish(proc, &ports));
+        // Who is to be alone is so before its program's first instruction.
+        let before = if proc.spec.alone { Some(publish(proc, &ports)) } else { None };
+        let beside = before.is_none().then(|| scope.spawn(|| publish(proc, &ports)));
+        before.unwrap_or(Ok(()))?;
         let launched = proc.shared.launcher().start(request);
-        publish.join().expect("publishing does not panic")?;
+        beside.map_or(Ok(()), |publish| publish.join().expect("publishing does not panic"))?;
         launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
     });
     let started = published?;
@@ -195,13 +199,22 @@ pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
         port: p.spec.port,
     };
     let forwards: Vec<Forward> = ports.iter().map(forward).collect();
-    let done = proc.shared.nat.publish(proc.slot, &proc.spec.realm, &forwards);
+    let (slot, realm) = (proc.slot, proc.spec.realm.clone());
+    let done = proc.shared.nat.publish(Published { slot, realm, ports: forwards, alone: proc.spec.alone });
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }
 
 /// Whom its programs run as, by the files below `root`; none for the sandbox's root.
 pub(crate) fn user_in(proc: &Proc, root: BorrowedFd<'_>) -> Result<Option<User>, UserError> {
     proc.spec.user.as_deref().map(|wanted| users::find(root, wanted)).transpose()
+}
+
+/// What its image wants to be there.
+fn directories_of(proc: &Proc) -> &[String] {
+    match &proc.spec.image {
+        Image::Oci(image) => &image.volumes,
+        _ => &[],
+    }
 }
 
 /// The environment of its programs.

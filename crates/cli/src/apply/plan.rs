@@ -57,7 +57,7 @@ impl Plan {
             let name = one.request.spec.name.clone();
             let (action, fields, file) = match there.iter().any(|view| view.name == name) {
                 false => (Action::Create, Vec::new(), None),
-                true => compare(client, &client.inspect(&name).await?, &one.request).await?,
+                true => compare(client, &client.inspect_with_env(&name).await?, &one.request).await?,
             };
             plan.changes.push(Change { name, action, fields, done: false, file });
             plan.described.push(Some(one));

@@ -14,6 +14,11 @@ use std::process::{Command, Stdio};
 /// What `docker login` calls docker.io.
 const DOCKER_IO: &str = "https://index.docker.io/v1/";
 
+/// What helpers say where they have no login, github.com/docker/docker-credential-helpers, credentials/error.go.
+const KNOWS_NONE: &str = "credentials not found";
+/// A refresh token, which Kip asks no one to change into another.
+const IDENTITY: &str = "it is an identity token, which Kip cannot use: give --registry-auth USER:PASSWORD";
+
 #[derive(Debug, Clone, Default, Args)]
 pub struct LoginArgs {
     #[arg(
@@ -41,6 +46,7 @@ struct Auth {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
+    identitytoken: Option<String>,
 }
 
 impl std::fmt::Debug for Auth {
@@ -100,6 +106,9 @@ fn login_of(config: &DockerConfig, registry: &str) -> anyhow::Result<Option<Regi
         return ask(helper, key);
     }
     let Some((_, auth)) = stored else { return Ok(None) };
+    if auth.identitytoken.as_deref().is_some_and(|token| !token.is_empty()) {
+        bail!("{IDENTITY}");
+    }
     let login = |user: &str, password: &str| {
         Some(RegistryLogin { user: user.to_owned(), password: Hidden(password.to_owned()) })
     };
@@ -128,16 +137,24 @@ fn ask(helper: &str, key: &str) -> anyhow::Result<Option<RegistryLogin>> {
         .arg("get")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {program}"))?;
     child.stdin.take().expect("it is piped").write_all(key.as_bytes())?;
     let done = child.wait_with_output()?;
     if !done.status.success() {
-        // It knows none.
-        return Ok(None);
+        // Its errors go to its standard output.
+        let said = [&done.stdout, &done.stderr].map(|bytes| String::from_utf8_lossy(bytes).trim().to_owned());
+        if said[0].contains(KNOWS_NONE) {
+            return Ok(None);
+        }
+        let why = said.iter().find_map(|text| text.lines().next()).unwrap_or("it says nothing");
+        bail!("{program} failed ({}): {why}", done.status);
     }
     let helped: Helped = serde_json::from_slice(&done.stdout).with_context(|| format!("the answer of {program}"))?;
+    if helped.username == "<token>" {
+        bail!("{IDENTITY}");
+    }
     Ok(Some(RegistryLogin { user: helped.username, password: Hidden(helped.secret) }))
 }
 
@@ -176,6 +193,9 @@ mod tests {
         assert_eq!(found("127.0.0.1:5000"), Some(("me".into(), "x".into())));
         assert_eq!(found("quay.io"), None);
         assert_eq!(found("ghcr.io"), None);
+        let token: DockerConfig =
+            serde_json::from_str(r#"{"auths":{"a.b":{"auth":"dXNlcjo=","identitytoken":"x"}}}"#).unwrap();
+        assert!(login_of(&token, "a.b").unwrap_err().to_string().contains("identity token"));
         let broken: DockerConfig = serde_json::from_str(r#"{"auths":{"a.b":{"auth":"???"}}}"#).unwrap();
         assert!(login_of(&broken, "a.b").is_err());
     }

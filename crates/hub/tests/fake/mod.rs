@@ -292,7 +292,9 @@ impl Service for Fake {
         let refused = Vec::new();
         let step =
             CheckStep { step: "sleep".into(), tier: Some(request.to), us: Some(900), bytes: Some(4096), refused };
-        Ok(CheckView { steps: vec![step], sleeps: true, pinned: vec![] })
+        let untried = CheckVerdict { answer: CheckAnswer::Untried, because: vec!["not here".to_owned()] };
+        let (moves, clones) = (untried.clone(), untried);
+        Ok(CheckView { steps: vec![step], sleeps: true, untried: vec![], moves, clones, pinned: vec![] })
     }
 
     async fn meter(&self, name: ProcName, since_ms: Option<u64>) -> Result<MeterView, Refusal> {

@@ -40,6 +40,9 @@ pub(super) fn none(instance: Instance) -> String {
 
 /// Elements of a published proc.
 pub(super) fn elements(instance: Instance, group: u32, published: &Published) -> Vec<Element> {
+    if published.alone {
+        return Vec::new();
+    }
     let addresses = crate::addr::Addresses::of(instance, published.slot);
     let mut all = Vec::with_capacity(4 * published.ports.len() + 2);
     for forward in &published.ports {
@@ -60,6 +63,7 @@ pub(super) fn elements(instance: Instance, group: u32, published: &Published) ->
 fn chains(instance: Instance) -> String {
     let procs = format!("\"{}*\"", instance.interface_prefix());
     let (gateway4, gateway6) = (instance.gateway_v4(), instance.gateway_v6());
+    let alone = super::alone_group(instance);
     let published = "\
     fib daddr type != local accept
     ip6 daddr fe80::/10 accept
@@ -106,6 +110,7 @@ fn chains(instance: Instance) -> String {
     iifname != {procs} oifname != {procs} accept
     ct state established,related accept
     ct state invalid drop
+    iifgroup {alone} reject with icmpx admin-prohibited
     ct status dnat accept
     iifname {procs} oifname != {procs} accept
     iifname {procs} meta iifgroup . ip daddr . meta l4proto . th dport @declared4 accept
@@ -118,6 +123,7 @@ fn chains(instance: Instance) -> String {
     iifname != {procs} accept
     ct state established,related accept
     ct state invalid drop
+    iifgroup {alone} reject with icmpx admin-prohibited
     meta l4proto {{ icmp, ipv6-icmp }} accept
     meta l4proto {{ tcp, udp }} th dport 53 accept
     drop

@@ -174,10 +174,10 @@ impl Server {
                 self.events = Some(events);
                 Ok((Reply::Ready, vec![]))
             }
-            Request::Start { program, volumes } => {
+            Request::Start { program, volumes, directories } => {
                 let ([root, usr, user, net, uts, ipc, stdout, stderr, status], rest) = first(fds)?;
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, may_make: true };
+                let mounts = start::Files { root, usr, volumes, directories, may_make: true };
                 let parts = start::Parts { mounts, user, net, uts, ipc, stdout, stderr, status, cgroups };
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
@@ -192,7 +192,7 @@ impl Server {
             Request::Restore { volumes } => {
                 let ([root, usr, user, net, uts, ipc, control, program], rest) = first(fds)?;
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
-                let mounts = start::Files { root, usr, volumes, may_make: false };
+                let mounts = start::Files { root, usr, volumes, directories: Vec::new(), may_make: false };
                 let parts = restore::Parts { mounts, user, net, uts, ipc, control, program, cgroups };
                 let child = restore::restore(&parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))

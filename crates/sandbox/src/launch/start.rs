@@ -25,6 +25,8 @@ pub(super) struct Files {
     pub root: OwnedFd,
     pub usr: OwnedFd,
     pub volumes: Vec<Placed>,
+    /// What is to be a directory.
+    pub directories: Vec<String>,
     /// What volumes lie on is made if it is missing; else it has to be there.
     pub may_make: bool,
 }
@@ -107,6 +109,7 @@ pub(super) fn enter_mounts(files: &Files, proc: &OwnedFd) -> Result<(), Failure>
     move_mount(root, "", CWD, NEW_ROOT, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(Failure::at(Step::Root))?;
     attach(files.usr.as_fd(), root, "usr").map_err(Failure::at(Step::Usr))?;
     // Before /proc, so that no link of the tenant's leads one into it.
+    volumes::provide(&files.directories, root)?;
     volumes::attach(&files.volumes, root, files.may_make)?;
     attach(proc.as_fd(), root, "proc").map_err(Failure::at(Step::Proc))?;
     for path in MASKED {

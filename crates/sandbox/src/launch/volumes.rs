@@ -44,6 +44,18 @@ pub(super) fn attach(volumes: &[Placed], root: BorrowedFd<'_>, may_make: bool) -
     Ok(())
 }
 
+/// Makes those directories that are missing, as [`attach`] does.
+pub(super) fn provide(directories: &[String], root: BorrowedFd<'_>) -> Result<(), Failure> {
+    for path in directories {
+        let provided = match find(root, path, true) {
+            Err(Errno::NOENT) => make(root, path, true),
+            found => found.map(drop),
+        };
+        provided.map_err(|e| Failure { detail: path.clone(), ..Failure::new(Step::Volume, e) })?;
+    }
+    Ok(())
+}
+
 fn is_dir(file: &OwnedFd) -> rustix::io::Result<bool> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) == FileType::Directory)
 }

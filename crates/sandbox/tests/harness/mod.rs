@@ -79,6 +79,7 @@ impl Place {
             command: &strings(command),
             env: &environment("boxed", &Default::default()),
             workdir,
+            directories: &[],
             allow_setuid: self.allow_setuid,
             ids: None,
             mounts,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub enum Detail {
     /// Open files, and its own files that differ from its base.
     Files,
-    /// Command lines and environments.
+    /// Command lines and environments: not for a token that allows to look only.
     Env,
     /// Sockets.
     Sockets,

@@ -102,6 +102,13 @@ pub(super) fn features(cpuinfo: &str) -> Vec<String> {
     flags.map_or_else(Vec::new, |(_, flags)| flags.split_whitespace().map(str::to_owned).collect())
 }
 
+/// What of this processor a program can have come to rely on.
+pub(crate) fn used_here() -> Vec<String> {
+    let mut here = features(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+    here.retain(|feature| USED.contains(&feature.as_str()));
+    here
+}
+
 /// What a program that comes from a processor with `there` may use and one with `here` lacks.
 fn missing<'a>(there: &'a [String], here: &[String]) -> Vec<&'a str> {
     let lacks = |feature: &&str| USED.contains(feature) && !here.iter().any(|has| has == feature);
