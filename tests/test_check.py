@@ -81,6 +81,7 @@ def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
     assert not view["sleeps"]
     refused = {step["tier"]: step["refused"] for step in view["steps"] if step["refused"]}
     assert "parked" in refused and "fd=3 path=/kept" in " ".join(refused["parked"]), view
+    assert view["moves"]["answer"] == "no" and "/kept" in view["moves"]["because"][0], view
     assert "cannot be parked: " in kip.cli("check", *words, check=False).stdout
     line = kip.refused("run", "--check", "--name", "queue", *words)
     assert "queue was not started, for its trial could not be parked: " in line and "/kept" in line

@@ -102,21 +102,28 @@ fn needs(spec: &Spec) -> Vec<String> {
         "a machine that takes it over needs a processor with what programs can use of this one's ({})",
         processor::used_here().join(" ")
     )];
-    if !matches!(spec.image, Image::Oci(_)) {
-        needs.push(
+    let files = match spec.image {
+        Image::Oci(_) => "and the layers of its image",
+        _ => {
             "files of the host that it has open or mapped go with it; those that it opens later are the other machine's"
-                .to_owned(),
-        );
-    }
+        }
+    };
+    needs.push(files.to_owned());
     needs
 }
 
-/// Whether it can go on elsewhere. `fetched`: what came from the store when it woke from there.
-fn moves(spec: &Spec, pinned: &[String], fetched: Option<u64>) -> CheckVerdict {
+/// Whether it can go on elsewhere.
+fn moves(spec: &Spec, pinned: &[String], trial: &Trial) -> CheckVerdict {
     if !pinned.is_empty() {
         return CheckVerdict { answer: CheckAnswer::No, because: pinned.to_vec() };
     }
-    let (answer, tried) = match fetched {
+    let is_kept = |step: &&CheckStep| step.tier == Some(Tier::Parked) && !step.refused.is_empty();
+    if let Some(step) = trial.steps.iter().find(is_kept) {
+        let why = step.refused.join("; ");
+        let because = vec![format!("only what sleeps in the store moves, and it does not come as far as that: {why}")];
+        return CheckVerdict { answer: CheckAnswer::No, because };
+    }
+    let (answer, tried) = match trial.fetched {
         Some(bytes) => {
             (CheckAnswer::Yes, format!("it went to the store, and {bytes} bytes came from there when it woke"))
         }
@@ -208,10 +215,10 @@ impl Worker {
         if is_there && let Err(refusal) = self.remove(&name, true).await {
             tracing::warn!(proc = %name, error = refusal.message, "a trial is left; the next daemon removes it");
         }
-        let Trial { steps, untried, fetched } = trial;
+        let moves = moves(&spec, &pinned, &trial);
+        let Trial { steps, untried, .. } = trial;
         let slept = steps.iter().any(|step| step.step == "wake" && step.refused.is_empty());
         let sleeps = slept && steps.iter().all(|step| step.refused.is_empty());
-        let moves = moves(&spec, &pinned, fetched);
         Ok(CheckView { steps, sleeps, untried, moves, clones, pinned })
     }
 
