@@ -15,6 +15,7 @@ from harness.clients import Redis
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 from test_archive import archive
+from test_metrics import refusals
 
 SIZE = 96 << 20
 KEYS = 4000
@@ -73,6 +74,8 @@ def test_parking(disk: Disk, on_disk: tuple[Kip, Proc, Redis], left: int) -> Non
     disk.fill(left)
     refusal = kip.refused("sleep", "redis")
     assert NO_ROOM in refusal, refusal
+    # Without any room not even that it is to be parked can be written down.
+    assert refusals(kip, "parked", "snapshot") == (left > 0)
     assert proc.state == "running", "it runs on"
     check(client)
     assert not list((kip.data / "procs" / "redis").glob("gen-*")), "what was begun is gone"

@@ -51,6 +51,10 @@ class Scrape:
         }
 
 
+def refusals(kip: Kip, tier: str, cause: str) -> float:
+    return scrape(kip).value("kip_sleep_refusals_total", tier=tier, cause=cause)
+
+
 def scrape(kip: Kip) -> Scrape:
     return Scrape(kip.cli("metrics").stdout)
 
@@ -126,19 +130,18 @@ def check_sizes(now: Scrape, kip: Kip) -> None:
 
 def test_refusals_are_counted_by_cause(kip: Kip, tmp_path: Path) -> None:
     proc = lines(kip, tmp_path, "kept", "--idle", "1h")
-    before = scrape(kip).value("kip_sleep_refusals_total", tier="parked", cause="exec")
+    before = refusals(kip, "parked", "exec")
     words = [kip.program, "--data", kip.data, "exec", "kept", "--", "cat"]
     with subprocess.Popen(words, stdin=subprocess.PIPE) as there:
         wait_for("it runs", lambda: len(proc.inspect()["pids"]) > 2, 10)
         assert "kip exec" in kip.refused("sleep", "kept", "--to", "parked")
         there.stdin.close()
-    assert scrape(kip).value("kip_sleep_refusals_total", tier="parked", cause="exec") == before + 1
+    assert refusals(kip, "parked", "exec") == before + 1
     assert proc.state == "running"
 
 
 def test_each_cause_is_its_own(kip: Kip) -> None:
     """Traced; what CRIU cannot image; not ready yet; its own command, before a sleep and while it runs after a wake."""
-    refusals = lambda tier, cause: scrape(kip).value("kip_sleep_refusals_total", tier=tier, cause=cause)  # noqa: E731
     traced = kip.run("traced", ["python3", "-c", TRACER])
     wait_for("it traces its child", lambda: "traces" in traced.logs(), 30)
     stuck = kip.run("stuck", ["python3", "-c", UNPARKABLE])
@@ -160,9 +163,9 @@ def test_each_cause_is_its_own(kip: Kip) -> None:
             ("after", "hibernated", "hook", "its own command after the wake still runs"),
         )
         for name, tier, cause, said in cases:
-            before = refusals(tier, cause)
+            before = refusals(kip, tier, cause)
             assert said in kip.refused("sleep", name, "--to", tier)
-            assert refusals(tier, cause) == before + 1, (name, tier, cause)
+            assert refusals(kip, tier, cause) == before + 1, (name, tier, cause)
         kip.cli("rm", "slow", "--force")
         starting.wait(30)
     kip.cli("rm", "after", "--force")

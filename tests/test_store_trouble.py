@@ -21,6 +21,7 @@ from harness.clients import Redis, http_get
 from harness.faulty import Fault, Network, answers, cut, delayed, flipped, hung, lost_answer, lost_request
 from harness.kip import Kip, Proc, daemon
 from harness.wait import wait_for
+from test_metrics import refusals
 
 # Random, so that it cannot be compressed: more than is fetched behind a wake by itself (`BEHIND` in archive/demand.rs).
 KEYS, LENGTH = 1600, 8000
@@ -150,9 +151,10 @@ def test_archiving(stored: Stored, trouble: str) -> None:
     fault, words = ALL[trouble]
     for kind, method in UP.get(trouble, EVERY):
         stored.park()
-        met = stored.network.met
+        met, refused = stored.network.met, refusals(stored.kip, "archived", "store")
         stored.network.fail(fault, kind, method=method)
         line = stored.refused("sleep", "redis", "--to", "archived")
+        assert refusals(stored.kip, "archived", "store") == refused + 1
         assert line.startswith("kip: redis stays parked: ") or "redis stays parked: " in line, (kind, line)
         assert re.search(words, line), (kind, line)
         assert stored.network.met > met and stored.proc.state == "parked"

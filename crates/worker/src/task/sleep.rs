@@ -463,8 +463,10 @@ pub(crate) fn source_word(source: Source) -> &'static str {
 }
 
 fn cause_of(e: &ParkError) -> Cause {
+    /// What CRIU, too, says of a full disk: not the proc stands in the way then.
+    const NO_ROOM: &str = "No space left on device";
     match e {
-        ParkError::Dump(DumpError::Refused { .. }) => Cause::Criu,
+        ParkError::Dump(DumpError::Refused { causes }) if !causes.iter().any(|c| c.contains(NO_ROOM)) => Cause::Criu,
         _ => Cause::Snapshot,
     }
 }
