@@ -464,7 +464,7 @@ impl Task {
 
 /// Whether a parked proc is archived without being told to. Where nobody has said when, not to a directory of this machine.
 fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
-    !timing.stays_awake() && !(timing.archive_by_default && store_is_directory)
+    !(timing.stays_awake() || timing.archive_by_default && store_is_directory)
 }
 
 fn is_connection(fd: &OwnedFd) -> bool {
