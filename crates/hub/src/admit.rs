@@ -112,6 +112,9 @@ fn check(spec: &Spec) -> Result<(), String> {
     if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
         return Err(format!("stop {e}"));
     }
+    if spec.timing.never && spec.timing.dry_run {
+        return Err("idle-dry-run cannot be used with never-sleep, which leaves nothing to try".to_owned());
+    }
     let limits = &spec.limits;
     if let Some(bytes) = limits.memory_bytes.filter(|b| *b < MEMORY_MIN_BYTES) {
         return Err(format!("a memory limit of {bytes} bytes is too small: give at least {MEMORY_MIN_BYTES}"));
@@ -242,6 +245,8 @@ mod tests {
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"memory_bytes":5}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"cpus":0.0}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"pids":0}}}"#).contains("processes"));
+        let both = r#"{"spec":{"name":"a","command":["x"],"timing":{"never":true,"dry_run":true}}}"#;
+        assert!(refused(both).contains("never-sleep"));
         let volume = r#"{"source":{"named":"a"},"target":"/proc"}"#;
         let closed = format!(r#"{{"spec":{{"name":"a","command":["x"],"volumes":[{volume}]}}}}"#);
         assert!(refused(&closed).contains("the sandbox's own"));
