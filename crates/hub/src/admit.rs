@@ -19,7 +19,7 @@ const MOST_ALIASES: usize = 32;
 /// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
 /// asked for: it is what a file that describes the proc is compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
-    (request.spec.asked, request.spec.trial) = (None, false);
+    (request.spec.asked, request.spec.trial, request.spec.tar_digest) = (None, false, None);
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;

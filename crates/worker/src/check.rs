@@ -90,6 +90,12 @@ fn pins(spec: &Spec) -> Vec<String> {
     pins
 }
 
+/// No other trial of this daemon gets that name; a proc of the owner's may have it.
+pub(crate) fn trial_name() -> Result<ProcName, Refusal> {
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("trial-{number}").parse().map_err(|e| Refusal::new(Code::Failed, chain(&e)))
+}
+
 fn done(step: &str, tier: Option<Tier>, us: u64, bytes: Option<u64>) -> CheckStep {
     CheckStep { step: step.to_owned(), tier, us: Some(us), bytes, refused: Vec::new() }
 }
@@ -121,9 +127,7 @@ impl Worker {
         spec.probes.clear();
         let begun = Instant::now();
         let started = loop {
-            // No other trial of this daemon gets that name; a proc of the owner's may have it.
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            spec.name = format!("trial-{number}").parse().map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
+            spec.name = trial_name()?;
             if self.handle(&spec.name).is_err() {
                 break self.run(spec.clone(), secrets, wait_ready).await;
             }

@@ -3,13 +3,14 @@
 use crate::fault;
 use crate::holdings::key;
 use crate::kits::Kit;
+use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
 use crate::task::{Task, blocking, chain};
 use crate::volumes;
 use kip_net::nat::Forward;
-use kip_net::reserve;
+use kip_net::reserve::{self, ReserveError};
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
@@ -17,7 +18,7 @@ use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::lifecycle::Input;
-use kip_types::{Image, Protocol, State};
+use kip_types::{Image, ProcName, Protocol, State};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,7 +51,7 @@ pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let proc = Arc::clone(&task.proc);
     let kit = task.kit.take();
     let earlier = task.record.ports.clone();
-    let started = blocking(move || build(&proc, kit, &earlier)).await?;
+    let started = blocking(move || build(&proc, kit, &earlier, false)).await?;
     let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
     let input = Input::Execed { init: started.init, init_started };
     let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
@@ -67,7 +68,13 @@ pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     Ok(started.init)
 }
 
-fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started, Refusal> {
+/// Does all of a start of a new proc but run its program.
+pub(crate) fn rehearse(proc: &Proc, kit: Kit) -> Result<(), Refusal> {
+    build(proc, Some(kit), &[], true).map(drop)
+}
+
+/// With `look` its program is exec'd, but does not run.
+fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Result<Started, Refusal> {
     let ports = reserve_ports(proc, earlier)?;
     fault::reach("start-ports");
     let kit = match kit {
@@ -107,6 +114,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         workdir: workdir.as_deref(),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
+        look,
         mounts,
         namespaces: &namespaces,
         net: kit.net.fd.as_fd(),
@@ -166,19 +174,25 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
         if got.is_err() && spec.host_port.is_none() {
             got = reserve::reserve(spec.proto, None);
         }
-        let got = got.map_err(|e| {
-            let owner = proc.shared.owner_of_port(spec.proto, wish.unwrap_or(0), &proc.name);
-            let by = owner.map_or_else(
-                || chain(&e),
-                |o| format!("{} port {} is taken by proc {o}", spec.proto, wish.unwrap_or(0)),
-            );
-            Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another host port", proc.name))
-        })?;
+        let asked = (spec.proto, wish.unwrap_or(0));
+        let got = got.map_err(|e| port_is_taken(&proc.shared, &proc.name, asked, &e))?;
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
     }
     proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
     Ok(reserved)
+}
+
+/// Who has a port that `name` asked for, and what to do.
+pub(crate) fn port_is_taken(
+    machine: &Machine,
+    name: &ProcName,
+    (proto, port): (Protocol, u16),
+    e: &ReserveError,
+) -> Refusal {
+    let owner = machine.owner_of_port(proto, port, name);
+    let by = owner.map_or_else(|| chain(e), |owner| format!("{proto} port {port} is taken by proc {owner}"));
+    Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another host port"))
 }
 
 pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {

@@ -224,7 +224,7 @@ impl Service for Fake {
         })
     }
 
-    async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {
+    async fn start(&self, name: ProcName, _: StartRequest) -> Result<ProcView, Refusal> {
         assert!(name.as_str() != "panic", "this test wants it");
         self.change(&name, |view| {
             if view.state != "stopped" {
@@ -286,6 +286,14 @@ impl Service for Fake {
             view.last_wake = Some(WakeView { trigger, from, total_us: 7500, steps, at_ms: 2000, fetched: None });
             Moved { proc: view.clone(), already }
         })
+    }
+
+    async fn validate(&self, _: ValidateRequest) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn compare(&self, _: RunRequest) -> Result<ContentsView, Refusal> {
+        Ok(ContentsView::default())
     }
 
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
