@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) 
     assert done.stderr == f"kip: {file}:4:7: web: tcp host port {foreign} is asked for by site, too: choose another one\n"
     kip.remove_all()
     kip.cli("image", "gc", "--all")
+
+
+@pytest.mark.parametrize("step", ["start-mounts", "start-launched", "remove-files"])
+def test_a_rehearsal_that_is_cut_off_leaves_nothing(fresh_kip: Callable[..., Kip], file: Path, step: str) -> None:
+    kip = fresh_kip()
+    file.write_text("[proc.web]\ncommand = 'sleep 1000'\n")
+    kip.cli("apply", "-f", file)
+    pids = Proc(kip, "web").inspect()["pids"]
+    kip.kill()
+    kip.up("--fault-at", step)
+    file.write_text(file.read_text() + "idle = '1h'\n")
+    assert kip.cli("apply", "-f", file, "--replace", check=False).returncode == 1
+    assert kip.wait_dead(30) == -signal.SIGKILL
+    kip.up()
+    assert kip.names() == ["web"] and Proc(kip, "web").inspect()["pids"] == pids
+    assert not list((kip.data / "procs").glob("trial-*"))
 
 
 def test_what_is_removed_is_said_if_the_new_one_fails_after_all(kip: Kip, file: Path) -> None:

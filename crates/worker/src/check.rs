@@ -90,12 +90,6 @@ fn pins(spec: &Spec) -> Vec<String> {
     pins
 }
 
-/// No other trial of this daemon gets that name; a proc of the owner's may have it.
-pub(crate) fn trial_name() -> Result<ProcName, Refusal> {
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("trial-{number}").parse().map_err(|e| Refusal::new(Code::Failed, chain(&e)))
-}
-
 fn done(step: &str, tier: Option<Tier>, us: u64, bytes: Option<u64>) -> CheckStep {
     CheckStep { step: step.to_owned(), tier, us: Some(us), bytes, refused: Vec::new() }
 }
@@ -126,12 +120,8 @@ impl Worker {
         // Whoever asks there asks for the other. Its hooks do run: they may be what keeps it from sleeping.
         spec.probes.clear();
         let begun = Instant::now();
-        let started = loop {
-            spec.name = trial_name()?;
-            if self.handle(&spec.name).is_err() {
-                break self.run(spec.clone(), secrets, wait_ready).await;
-            }
-        };
+        spec.name = self.trial_name()?;
+        let started = self.run(spec.clone(), secrets, wait_ready).await;
         let name = spec.name.clone();
         let mut steps = Vec::new();
         match started {
@@ -153,6 +143,17 @@ impl Worker {
         }
         let sleeps = steps.iter().all(|step| step.refused.is_empty());
         Ok(CheckView { steps, sleeps, pinned })
+    }
+
+    /// A name that no other trial of this daemon gets, and no proc of the owner's has.
+    pub(crate) fn trial_name(&self) -> Result<ProcName, Refusal> {
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("trial-{number}").parse().map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
+            if self.handle(&name).is_err() {
+                return Ok(name);
+            }
+        }
     }
 
     async fn try_tiers(self: &Arc<Self>, name: &ProcName, spec: &Spec, to: Tier, steps: &mut Vec<CheckStep>) {

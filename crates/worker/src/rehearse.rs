@@ -5,7 +5,6 @@
 //! publishes nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so recovery removes it.
 
 use crate::Worker;
-use crate::check::trial_name;
 use crate::task::{blocking, chain};
 use crate::{check_spec, probe, secrets, start, stop, volumes};
 use kip_image::digest::Hasher;
@@ -94,7 +93,7 @@ impl Worker {
 
     /// One like it, with nothing of what others would see.
     fn rehearsed(&self, mut spec: Spec) -> Result<Spec, Refusal> {
-        (spec.trial, spec.name) = (true, trial_name()?);
+        (spec.trial, spec.name) = (true, self.trial_name()?);
         (spec.restart, spec.asked, spec.file, spec.network) = (Restart::No, None, None, None);
         spec.aliases.clear();
         spec.ports.clear();
