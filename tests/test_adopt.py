@@ -8,12 +8,12 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from harness import servers
+from harness import s3, servers
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
@@ -29,14 +29,24 @@ def store(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def here(fresh_kip: Callable[..., Kip], store: Path) -> Kip:
-    return fresh_kip("--store", str(store))
+def where(request: pytest.FixtureRequest, tmp_path: Path, store: Path) -> Iterator[str]:
+    """The store's URL: the directory, or a bucket of a real S3 server."""
+    if getattr(request, "param", "directory") == "directory":
+        yield str(store)
+    else:
+        with s3.server(tmp_path / "server") as url:
+            yield url
 
 
 @pytest.fixture
-def there(fresh_kip: Callable[..., Kip], here: Kip, store: Path) -> Kip:
+def here(fresh_kip: Callable[..., Kip], where: str) -> Kip:
+    return fresh_kip("--store", where)
+
+
+@pytest.fixture
+def there(fresh_kip: Callable[..., Kip], here: Kip, where: str) -> Kip:
     """Another data directory with the same keys."""
-    kip = fresh_kip("--store", str(store), start=False)
+    kip = fresh_kip("--store", where, start=False)
     (kip.data / "archive").mkdir(parents=True)
     shutil.copy(here.data / "archive" / "default.keys", kip.data / "archive" / "default.keys")
     kip.up()
@@ -113,6 +123,7 @@ def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> N
     assert "changed" in new.exec("cat", "/srv/made").stdout, "a cold start has its files and its tarball"
 
 
+@pytest.mark.parametrize("where", ["directory", "bucket"], indirect=True)
 def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     """Where it was it is seen to be elsewhere: it does not wake for traffic nor by request, nothing of it is stored or removed."""
     server = servers.redis()
@@ -148,6 +159,7 @@ def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     assert "has taken it over" in there.refused("wake", "redis")
 
 
+@pytest.mark.parametrize("where", ["directory", "bucket"], indirect=True)
 def test_traffic_finds_the_fence(here: Kip, there: Kip) -> None:
     """Somebody connects where it was: it does not run twice, and it is said once."""
     server = servers.redis()

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -302,6 +303,28 @@ def test_a_certificate_for_another_name_and_plain_http(tls: Path, fresh_kip: Cal
     one.cli("ps", url=f"http://127.0.0.1:{port}")
     assert "there is no token" in one.refused("ps", url=f"http://127.0.0.1:{port}", token=None)
     assert "does not speak TLS" in one.refused("ps")
+
+
+def test_sighup_has_the_certificate_read_again(tls: Path, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """The daemon lives on, and so does what is connected; files that are of no use change nothing."""
+    port, cert, key = free_port(), tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def put(name: str) -> None:
+        shutil.copy(tls / f"{name}.pem", cert)
+        shutil.copy(tls / f"{name}.key", key)
+
+    put("elsewhere")
+    kip = fresh_kip("--listen", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key))
+    kip.expected += [r"SIGHUP: the certificate is as it was"]
+    one = Abroad(kip, tls, port, kip.cli("token", "create", "a").stdout.strip())
+    assert "is for another name" in one.refused("ps")
+    put("good")
+    os.kill(kip.daemon.pid, signal.SIGHUP)
+    wait_for("the new one is shown", lambda: one.cli("ps", check=False).returncode == 0, 30)
+    cert.write_text("nothing")
+    os.kill(kip.daemon.pid, signal.SIGHUP)
+    wait_for("it is said", lambda: "there is no certificate in" in kip.stderr(), 30)
+    one.cli("ps")
 
 
 def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:

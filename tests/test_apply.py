@@ -186,12 +186,13 @@ def test_the_example_of_the_documents(kip: Kip, tmp_path: Path) -> None:
 
 
 COMPOSE = """\
+name: shop
 services:
   front:
     image: ${WEB:-web:1}
     container_name: shop-front
     restart: unless-stopped
-    ports: ["8080"]
+    ports: ["127.0.0.1::8080"]
     environment:
       - COLOUR=${COLOUR:-blue}
     healthcheck: {test: [CMD, cat, /srv/index.html], interval: 1s, timeout: 2s, retries: 10}
@@ -215,34 +216,45 @@ def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> N
     file.write_text(COMPOSE)
     (tmp_path / ".env").write_text("COLOUR=green\n")
     done = kip.cli("apply", "-f", file)
-    assert done.stdout == "data-store made\nfront made\n"
+    assert done.stdout == "shop-data-store made\nshop-front made\n"
     warned = done.stderr.splitlines()
     assert not any("container_name" in line for line in warned), warned
-    front, store = Proc(kip, "front"), Proc(kip, "data-store")
+    front, store = Proc(kip, "shop-front"), Proc(kip, "shop-data-store")
+    assert front.inspect()["ports"][0]["host_addr"] == "127.0.0.1"
     assert front.exec("sh", "-c", "echo $COLOUR").stdout == "green\n"
-    names = " ".join(["data-store", *store.inspect()["spec"]["aliases"]])
+    names = " ".join(["shop-data-store", *store.inspect()["spec"]["aliases"]])
     assert front.exec("cat", "/etc/hosts").stdout.count(f"\t{names}\n") == 2, "by IPv4 and IPv6"
     assert front.inspect()["ready"] is True and front.inspect()["spec"]["ready"]["within_ms"] == 30_000
     assert front.inspect()["spec"]["restart"] == "always" and store.inspect()["spec"]["volumes"][0]["target"] == "/data"
     for proc in (front, store):
         proc.sleep()
-    assert actions(kip, "apply", "-f", file) == {"data-store": "same", "front": "same"}
+    assert actions(kip, "apply", "-f", file) == {"shop-data-store": "same", "shop-front": "same"}
+    assert actions(kip, "apply", "-f", file, "front", "--dry-run") == {"shop-data-store": "same", "shop-front": "same"}
+    # Another project with services of the same names, from the same file.
+    other = actions(kip, "apply", "-f", file, "-p", "other", "data-store")
+    assert other == {"other-data-store": "create"}
+    assert kip.json("inspect", "other-data-store")["spec"]["volumes"] != store.inspect()["spec"]["volumes"]
     assert [front.state, store.state] == ["parked", "parked"]
     assert http_get(front.port(8080)) == b"first\n"
     assert Redis(store.port(6379)).ask("PING") == "PONG"
     kip.remove_all()
-    kip.cli("volume", "rm", *[volume["name"] for volume in kip.json("volume", "ls")])
+    for volume in kip.json("volume", "ls"):
+        kip.cli("volume", "rm", volume["name"])
     kip.cli("image", "gc", "--all")
 
 
 def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.yml"
-    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\n    ports: ['127.0.0.1:80:80']\n")
+    file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\nnetworks:\n  back: {internal: true}\n")
     lines = told(kip, "apply", "-f", file)
     assert lines[0].startswith(f"kip: {file}:4:5: services.web.privileged is not supported: a proc is never")
-    assert f"{file}:6:13: services.web.ports is not supported: Kip publishes at all addresses" in lines[1]
+    assert f"{file}:7:10: networks.back.internal is not supported: a proc may call out" in lines[1]
     assert "--ignore-missing" in lines[2] and kip.names() == []
     # Then it is the image that is missing.
     assert "web" in told(kip, "apply", "-f", file, "--ignore-missing")[-1]
+    # A volume that somebody else has filled is not made empty.
+    file.write_text("services:\n  web:\n    image: web\n    volumes: ['kept:/kept']\nvolumes:\n  kept: {external: true}\n")
+    assert any("there is no volume kept, and external: true" in line for line in told(kip, "apply", "-f", file))
+    assert kip.json("volume", "ls") == []
     file.write_text("services:\n  web:\n    image: web\n    port: [80]\n")
     assert told(kip, "apply", "-f", file) == [f"kip: {file}:4:5: services.web has no key port: did you mean ports?"]

@@ -3,8 +3,10 @@ sockets are held, and whoever connects brings them back as they were."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -83,7 +85,8 @@ def test_torture(archiving: Kip, tmp_path: Path) -> None:
     client.close()
 
 
-def test_daemon_killed_while_it_is_archived(archiving: Kip, tmp_path: Path) -> None:
+def test_archived_it_outlives_the_daemon(archiving: Kip, tmp_path: Path) -> None:
+    """Killed while a proc sleeps in the store: the next daemon holds its sockets and wakes it."""
     server = servers.lighttpd()
     proc = archiving.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
     assert http_get(proc.port(), "/page.html") == servers.PAGE
@@ -92,6 +95,80 @@ def test_daemon_killed_while_it_is_archived(archiving: Kip, tmp_path: Path) -> N
     archiving.up()
     assert proc.state == "archived"
     assert http_get(proc.port(), "/page.html") == servers.PAGE
+
+
+# A daemon that finds something half done may say so; what is replaced may be told of.
+RECOVERING = [r"(WARN|ERROR).*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper|pager|made anew)"]
+# Of a wake by plan, and of one by CRIU, from the store both.
+BY_PLAN = ["fetch-begun", "fetch-done", "fetch-recorded", "wake-intent", "wake-released", "wake-resumed", "wake-recorded"]
+BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-released", "wake-resumed", "wake-recorded"]
+
+
+@pytest.mark.parametrize(("how", "step"), [("plan", step) for step in BY_PLAN] + [("criu", step) for step in BY_CRIU])
+def test_killed_at_a_step_of_a_wake_from_the_store(archiving: Kip, store: Path, how: str, step: str) -> None:
+    """While its front is half there, and at every step after that: who has asked gets the answer from the next daemon."""
+    archiving.expected += RECOVERING
+    flags = ("--only-criu",) if how == "criu" else ()
+    archiving.flags = ("--store", str(store), *flags)
+    server = servers.redis()
+    proc = archiving.run("redis", server.command, ports=server.published)
+    client = Redis(proc.port(), timeout=60)
+    client.ask_all([("SET", f"key:{i}", b"%d" % i * 300) for i in range(3000)])
+    archive(proc)
+    archiving.kill()
+    archiving.up("--fault-at", step)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.ask, "GET", "key:2999")
+        assert archiving.wait_dead(30) == -signal.SIGKILL
+        archiving.up()
+        assert answer.result(60) == b"2999" * 300
+    values = [b"%d" % i * 300 for i in range(3000)]
+    assert client.ask_all([("GET", f"key:{i}") for i in range(3000)]) == values
+    assert not [e for e in archiving.events() if e["kind"] in ("cold-start", "fell-back")]
+    archive(proc)
+    assert client.ask("GET", "key:0") == values[0]
+
+
+@pytest.mark.parametrize("victim", ["pager", "keeper"])
+def test_killed_while_its_memory_comes(archiving: Kip, victim: str) -> None:
+    """Another takes its place, and the pages that are still in the store come as before."""
+    archiving.expected += RECOVERING
+    proc, client, values = filled(archiving)
+    archive(proc)
+    assert client.ask("GET", "key:5") == values[5]
+    for turn in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            some = range(turn * 5000, turn * 5000 + 5000)
+            answers = pool.submit(client.ask_all, [("GET", f"key:{i}") for i in some])
+            os.kill(archiving.info()[f"{victim}_pid"], signal.SIGKILL)
+            assert answers.result(120) == [values[i] for i in some]
+    assert not [e for e in archiving.events() if e["kind"] in ("cold-start", "fell-back")]
+
+
+@pytest.mark.parametrize("event", ["timer", "udp"])
+def test_wakes_from_the_store_for_it(archiving: Kip, tmp_path: Path, event: str) -> None:
+    """A timer that is due, a datagram: on time, and with its content."""
+    server = servers.torture()
+    proc = archiving.run("torture", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    client = Lines(proc.port())
+    if event == "udp":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            s.settimeout(30)
+            s.connect(("127.0.0.1", proc.port(proto="udp")))
+            archive(proc)
+            s.send(b"from afar")
+            assert s.recv(100) == b"from afar"
+        number = None
+    else:
+        due_ms = 8000
+        number = client.ask(f"arm timerfd {due_ms}").split()[1]
+        proc.archive()
+    view = proc.wait_state("running", 60)
+    wake = view["last_wake"]
+    assert wake["from"] == "archived" and event in wake["trigger"], wake
+    if number is not None:
+        wait_for("it has fired", lambda: client.values(f"result {number}")["fired"] == "1", 30)
+    client.check()
 
 
 def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
@@ -107,7 +184,33 @@ def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
     archiving.cli("rm", "--force", proc.name)
 
 
-def test_without_a_store_it_is_refused(kip: Kip) -> None:
+def test_without_a_word_the_store_is_its_own_or_that_of_the_last_time(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """A directory in the data directory; what a daemon was told once the next one knows."""
+    kip = fresh_kip()
+    server = servers.redis()
+    proc = kip.run("redis", server.command, ports=server.published)
+    client = Redis(proc.port())
+    client.ask("SET", "key", "value")
+    proc.archive()
+    assert list((kip.data / "store").rglob("gen-*")) and (kip.data / "store").stat().st_mode & 0o777 == 0o700
+    kip.kill()
+    kip.up()
+    assert client.ask("GET", "key") == b"value"
+    # Somebody else's directory, until he says otherwise.
+    (tmp_path / "other").mkdir()
+    other = kip.run("other", server.command, ports=server.published)
+    for flags in (("--store", str(tmp_path / "other")), ()):
+        kip.kill()
+        kip.flags = flags
+        kip.up()
+        assert Redis(other.port()).ask("PING") == "PONG"
+        other.archive()
+        assert list((tmp_path / "other").rglob("gen-*"))
+    assert Redis(other.port()).ask("PING") == "PONG"
+
+
+def test_without_a_store_it_is_refused(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip("--store", "none")
     server = servers.redis()
     proc = kip.run("redis", server.command, ports=server.published)
     refused = kip.refused("sleep", proc.name, "--to", "archived")
@@ -190,6 +293,8 @@ def test_stores_that_cannot_be_used(fresh_kip: Callable[..., Kip], tmp_path: Pat
         ("s3://", "s3://"),
         ("ftp://x/y", "ftp"),
         ("relative", "relative"),
+        ("gs://bucket/kip", "--features gcs"),
+        ("az://container/kip", "--features azure"),
     ]:
         kip = fresh_kip(start=False)
         done = subprocess.run([kip.program, "--data", kip.data, "up", "--store", url], capture_output=True, text=True, timeout=20)

@@ -148,6 +148,25 @@ def test_all_of_it_comes_back_on_another_machine(fresh_kip: Callable[..., Kip], 
     new.cli("volume", "rm", "data")
 
 
+def test_what_is_archived_in_the_own_store_is_in_it(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
+    """Nothing is missing then but volumes of the host."""
+    old = fresh_kip()
+    redis = servers.redis()
+    proc = old.run("redis", redis.command, ports=redis.published)
+    Redis(proc.port()).ask_all([("SET", f"key:{i}", b"%d" % i * 300) for i in range(3000)])
+    proc.archive()
+    port, file = proc.port(), tmp_path / "all.kip"
+    assert hows(back_up(old, file, key)) == {"redis": "asleep"} and proc.state == "archived"
+    lost(old)
+    new = fresh_kip(data=tmp_path / "other" / "data", start=False)
+    assert restore(new, file, key)["procs"] == [{"name": "redis", "asleep": True}]
+    new.expected += [r"the keeper was not running"]
+    new.up()
+    assert Proc(new, "redis").state == "archived"
+    assert Redis(port).ask("GET", "key:2999") == b"2999" * 300
+    new.remove_all()
+
+
 WRITER = """
 import os, socket, sys
 listener = socket.create_server(("0.0.0.0", 8080))

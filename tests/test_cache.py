@@ -133,6 +133,28 @@ def test_a_wake_asks_the_store_for_nothing_that_is_here(bucket: tuple[str, Proxy
     assert came["requests"] and not came["cache_bytes"] and not (kip.data / "cache").exists(), came
 
 
+def test_a_front_is_read_once_by_whoever_takes_over(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
+    """All of it, before the head is touched: sockets, files and the wake have it from the cache."""
+    url, proxy = bucket
+    here = fresh_kip("--store", url)
+    there = fresh_kip("--store", url, start=False)
+    (there.data / "archive").mkdir(parents=True)
+    shutil.copy(here.data / "archive" / "default.keys", there.data / "archive" / "default.keys")
+    there.up()
+    proc, client = redis(here)
+    proc.exec("sh", "-c", "echo mine > /srv/mine")
+    client.close()
+    archive(proc)
+    proxy.quiet()
+    there.cli("wake", "redis")
+    new = Proc(there, "redis")
+    fronts = [row for row in proxy.quiet() if "GET" in row.kind and "/gen-" in row.key]
+    assert len(fronts) == 1 and fronts[0].whole, fronts
+    client = Redis(new.port())
+    assert client.ask("GET", "key:5") == value(5) and new.exec("cat", "/srv/mine").stdout == "mine\n"
+    client.close()
+
+
 def test_what_is_damaged_here_comes_from_the_store(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip]) -> None:
     """A flipped bit, which is told, a file that is cut, one that is gone: the proc has all that it had."""
     kip = fresh_kip("--store", bucket[0], "--cache", "200M")

@@ -418,6 +418,20 @@ def test_logs(kip: Kip, tmp_path: Path) -> None:
     assert proc.logs().splitlines()[:4] == wanted
 
 
+def test_logs_are_as_large_as_their_owner_says(kip: Kip) -> None:
+    script = "for i in range(20000): print('%06d' % i, 'x' * 30)\nimport time; print('end', flush=True); time.sleep(1000)"
+    proc = kip.run("brief", ["/usr/bin/python3", "-c", script], flags=["--log-size", "64K", "--log-files", "2"])
+    wait_for("it has written all", lambda: "end" in kip.cli("logs", "--tail", "1", "brief").stdout, 60)
+    files = {path.name: path.stat().st_size for path in (kip.data / "procs" / "brief" / "logs").iterdir()}
+    assert set(files) == {"current", "current.1"} and all(size < 512 << 10 for size in files.values()), files
+    numbers = [int(text.split()[0]) for text in proc.logs().splitlines()[:-1]]
+    assert numbers == list(range(numbers[0], 20000)) and numbers[0] > 0
+    limits = proc.inspect()["spec"]["limits"]
+    assert (limits["log_bytes"], limits["log_files"]) == (64 << 10, 2)
+    assert "at least 65536" in kip.refused("run", "--log-size", "1K", "--", "true")
+    assert "1 to 16 files, not 17" in kip.refused("run", "--log-files", "17", "--", "true")
+
+
 @pytest.mark.timeout(300)
 def test_log_rotation(kip: Kip) -> None:
     """A program that writes without end does not fill the disk, and the newest lines are there in order."""

@@ -12,6 +12,7 @@ from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
 COUNTER = """\
+name: counter
 services:
   web:
     build: .
@@ -32,6 +33,7 @@ volumes:
 """
 
 BLOG = """\
+name: blog
 services:
   db:
     image: mariadb:10
@@ -152,16 +154,16 @@ def taken_away(kip: Kip) -> None:
 def test_a_counter_and_redis(kip: Kip, tmp_path: Path) -> None:
     told = bring_up(kip, tmp_path, COUNTER, **{"counter:latest": apps.application(apps.COUNTER), "redis:7": apps.redis()})
     assert len(told) == 1 and "services.web.build" in told[0], told
-    web = Proc(kip, "web")
+    web = Proc(kip, "counter-web")
     wait_for("it answers", lambda: reply(web.port(80)), 20)
     before = int(http_get(web.port(80)).split()[1])
     for count in range(1, 4):
-        asleep(kip, *(("web", "redis") if count % 2 else ("redis", "web")))
+        asleep(kip, *(("counter-web", "counter-redis") if count % 2 else ("counter-redis", "counter-web")))
         assert http_get(web.port(80)) == b"seen %d times" % (before + count), "the one wakes the other by its name"
-    assert kip.json("inspect", "redis")["ports"][0]["host_port"] is None, "nobody published it"
+    assert kip.json("inspect", "counter-redis")["ports"][0]["host_port"] is None, "nobody published it"
     hosts = web.exec("cat", "/etc/hosts").stdout
     # Who goes is no longer known, and who comes is, to those that run.
-    kip.cli("run", "--name", "late", "--network", kip.json("inspect", "web")["spec"]["network"], "--alias", "later", "--", "sleep", "1000")
+    kip.cli("run", "--name", "late", "--network", kip.json("inspect", "counter-web")["spec"]["network"], "--alias", "later", "--", "sleep", "1000")
     assert any(line.split()[1:] == ["late", "later"] for line in web.exec("cat", "/etc/hosts").stdout.splitlines())
     kip.cli("rm", "--force", "late")
     assert web.exec("cat", "/etc/hosts").stdout == hosts
@@ -172,13 +174,13 @@ def test_wordpress_and_mariadb(kip: Kip, tmp_path: Path) -> None:
     wordpress = apps.application(apps.BLOG, "/usr/bin/mariadb")
     told = bring_up(kip, tmp_path, BLOG, **{"mariadb:10": apps.mariadb(), "wordpress:6": wordpress})
     assert len(told) == 1 and "services.db.healthcheck" in told[0], told
-    port = Proc(kip, "wordpress").port(80)
+    port = Proc(kip, "blog-wordpress").port(80)
     wait_for("it answers", lambda: reply(port, "/?post=first") == b"posted\n", 20)
     for count in range(2):
-        asleep(kip, *(("db", "wordpress") if count % 2 else ("wordpress", "db")))
+        asleep(kip, *(("blog-db", "blog-wordpress") if count % 2 else ("blog-wordpress", "blog-db")))
         assert http_get(port) == b"first\n"
     assert http_get(port, "/?post=second") == b"posted\n"
-    asleep(kip, "db")
+    asleep(kip, "blog-db")
     assert http_get(port) == b"first\nsecond\n"
     taken_away(kip)
 
@@ -196,10 +198,10 @@ def test_the_voting_application(kip: Kip, tmp_path: Path) -> None:
     }
     told = bring_up(kip, tmp_path, VOTING, **built)
     assert all("healthcheck" in line or "networks" in line for line in told), told
-    vote, result = Proc(kip, "vote"), Proc(kip, "result")
+    vote, result = Proc(kip, "voting-vote"), Proc(kip, "voting-result")
     wait_for("votes are taken", lambda: reply(vote.port(80), "/cats").startswith(b":"), 20)
     wait_for("it was counted", lambda: reply(result.port(80)) == b"cats|1\n", 20)
-    asleep(kip, "vote", "redis", "worker", "db", "result")
+    asleep(kip, *(f"voting-{name}" for name in ("vote", "redis", "worker", "db", "result")))
     assert http_get(vote.port(80), "/dogs").startswith(b":")
     # The worker has waited in its sleep for redis, and wakes the database.
     wait_for("it was counted", lambda: reply(result.port(80)) == b"cats|1\ndogs|1\n", 20)

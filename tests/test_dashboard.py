@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from harness.clients import Redis
 from harness.kip import Kip, daemon
 from harness.wait import wait_for
-from test_api import free_port
+from test_api import free_port, local
 
 REDIS = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
 STAYS = ["--idle", "1h", "--park-after", "1h"]
@@ -132,6 +133,48 @@ def test_it_shows_what_is(page: Page) -> None:
     wait_for("it is drawn anew", lambda: page.run("document.querySelector('#tiers svg').viewBox.baseVal.width") < 400, 20)
     page.picture("narrow")
     assert wide <= inner
+
+
+DRAWN = """[...document.querySelectorAll('#tiers path')].map(p => p.getAttribute('d').slice(1, -1).split('L').map(at => +at.split(' ')[1]))"""
+
+
+def heights(page: Page) -> dict[str, list[float]]:
+    """How high each tier is drawn, look by look: the upper line of its area, and then the lower one backwards."""
+    drawn = {}
+    for tier, ys in zip(("hot", "hibernated", "parked", "archived", "stopped"), page.run(DRAWN), strict=True):
+        looks = len(ys) // 2
+        drawn[tier] = [round(low - high, 1) for high, low in zip(ys[:looks], reversed(ys[looks:]), strict=True)]
+    return drawn
+
+
+def test_it_shows_what_was(page: Page) -> None:
+    """Tiers over time: who was hot at an earlier look is drawn so there, and asleep now."""
+    proc = page.kip.run("then", REDIS, ports=["6379"], flags=STAYS)
+    kept = lambda: json.loads(local(page.kip, "GET", "/v1/history")[2])["samples"][:-1]  # noqa: E731  the last one is now
+    seen = wait_for("it was looked at by itself", lambda: [s for s in kept() if s["hot"] == 1], 40)
+    proc.hibernate()
+    wait_for("it is drawn asleep", lambda: heights(page)["hibernated"][-1] > 0, 30)
+    drawn = heights(page)
+    assert drawn["hot"][-1] == 0 and any(height > 0 for height in drawn["hot"][:-1]), (drawn, seen)
+
+
+BROKEN = """
+let left = 4;
+const real = window.fetch;
+window.fetch = (...words) => left-- > 0 ? Promise.reject(new TypeError("nobody there")) : real(...words);
+"""
+
+
+def test_a_daemon_that_is_not_there_at_first_is_tried_again(page: Page) -> None:
+    broken = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": BROKEN})
+    try:
+        page.browser.get(page.url)
+        wait_for("it says what it does", lambda: "trying again" in page.text("#trouble"), 20)
+        wait_for("it has tried again", lambda: page.shown("#main") and not page.shown("#trouble"), 30)
+        page.kip.run("after", ["sleep", "1000"])
+        wait_for("it follows", lambda: page.cells("after"), 20)
+    finally:
+        page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", broken)
 
 
 def test_it_follows_and_explains(page: Page) -> None:

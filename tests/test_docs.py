@@ -56,6 +56,34 @@ def test_commands_and_flags_are_there(guide: Path) -> None:
             assert flag in help_of(*deeper), f"{guide.name}: `kip {' '.join(deeper)}` has no {flag}"
 
 
+def every_flag(*words: str) -> dict[str, tuple[str, ...]]:
+    """All long flags below a command, each with one command that has it."""
+    text = help_of(*words)
+    found = {flag: words for flag in re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)}
+    if listed := re.search(r"^Commands:\n((?:  .*\n)+)", text, re.MULTILINE):
+        for command in re.findall(r"^  ([a-z]+) ", listed[1], re.MULTILINE):
+            if command != "help":
+                found = every_flag(*words, command) | found
+    return found
+
+
+def test_every_flag_is_in_a_guide() -> None:
+    """Beyond what `--help` and the manual pages, which are made of the same lines, say of it."""
+    text = "\n".join(guide.read_text() for guide in GUIDES)
+    flags = {flag: words for flag, words in every_flag().items() if flag not in ("--help", "--version")}
+    assert len(flags) > 80, flags
+    missing = {flag: " ".join(words) for flag, words in flags.items() if not re.search(rf"{flag}(?![\w-])", text)}
+    assert not missing, missing
+
+
+def test_metrics_that_are_named_are_there() -> None:
+    """Those worth an alarm among them; a test holds the list itself against what the daemon says (test_metrics.py)."""
+    there = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
+    for guide in GUIDES:
+        named = {re.sub("_bucket$", "", name) for name in re.findall(r"\b(?:kip|process)_[a-z_]+[a-z]\b(?!\.\.\.)", guide.read_text())}
+        assert named <= there, f"{guide.name}: there is no {named - there}"
+
+
 def test_messages_are_what_kip_says() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     messages = [row for row in re.findall(r"^\| `(.*?)` \|", text, re.MULTILINE)]

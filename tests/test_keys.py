@@ -214,5 +214,6 @@ def test_a_passphrase_is_typed_unseen(fresh_kip: Callable[..., Kip], store: Path
     assert kip.cli("key", "import", file, "--passphrase-file", "-", input=PASSPHRASE).stdout.startswith("0 keys imported")
 
 
-def test_without_a_store(kip: Kip) -> None:
+def test_without_a_store(fresh_kip: Callable[..., Kip]) -> None:
+    kip = fresh_kip("--store", "none")
     assert "there is no store" in kip.refused("key", "ls")

@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from harness import programs
 from harness.clients import Lines
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
+from test_api import free_port
 
 PROGRAM = Path(__file__).parent / "programs" / "lines.py"
 CGROUPS = Path("/sys/fs/cgroup")
@@ -103,6 +105,65 @@ def test_cpu_time_is_the_kernels(fresh_kip: Callable[..., Kip], tmp_path: Path) 
     near(meter(kip, "burn")["cpu_us"], stopped + kernel_cpu_us(kip, "burn"))
 
 
+def test_each_tier_has_its_own(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """CPU time and connections, read from the kernel where it changes its tier: what was used there, and what woke it."""
+    kip = fresh_kip()
+    proc = lines(kip, tmp_path, "split", "--idle", "1h", "--park-after", "1h")
+    cpu = lambda view, name: tier(view, name).get("cpu_us", 0)  # noqa: E731
+    begun, hot = cpu(meter(kip, "split"), "hot"), 0.0
+    for sleep in (proc.hibernate, proc.sleep):
+        woken = kernel_cpu_us(kip, "split")
+        burn(proc, 0.6)
+        asleep, before = kernel_cpu_us(kip, "split"), meter(kip, "split")
+        hot += asleep - woken
+        sleep()
+        proc.wake()
+        view = meter(kip, "split")
+        grown = {name: cpu(view, name) - cpu(before, name) for name in ("hot", "hibernated", "parked")}
+        near(sum(grown.values()), kernel_cpu_us(kip, "split") - asleep, 0.01 + 20_000 / sum(grown.values()))
+        hot += grown["hot"]
+    assert cpu(view, "parked") > 0, "a tree that is rebuilt takes some"
+    near(cpu(view, "hot") - begun, hot, 0.01 + 20_000 / hot)
+    near(sum(used["cpu_us"] for used in view["tiers"]), view["cpu_us"], 0.001)
+    near(view["cpu_us"], kernel_cpu_us(kip, "split"))
+    before = view
+    for count, sleep in enumerate((proc.hibernate, proc.sleep, None, proc.sleep), 1):
+        if sleep:
+            sleep()
+        told(proc, "1")
+        counted = lambda: meter(kip, "split")["connections"] - before["connections"]  # noqa: E731
+        wait_for("the next look", lambda: counted() == count, 20)  # noqa: B023
+    view = meter(kip, "split")
+    grown = {t: tier(view, t)["connections"] - tier(before, t).get("connections", 0) for t in ("hot", "hibernated", "parked")}
+    assert grown == {"hot": 1, "hibernated": 1, "parked": 2}, grown
+    assert sum(used["connections"] for used in view["tiers"]) == view["connections"]
+
+
+def test_kip_s_own_checks_do_not_count(kip: Kip, tmp_path: Path) -> None:
+    """Neither those of readiness, which are many while it does not listen yet, nor those of probes."""
+    tar = programs.tarball(tmp_path / "late.tar", {"srv/lines.py": PROGRAM})
+    port = free_port()
+    late = ["sh", "-c", "sleep 1; exec /usr/bin/python3 /srv/lines.py 9000"]
+    flags = ["--ready", "tcp:9000", "--probe", f"{port}=tcp:9000", "--idle", "1h"]
+    proc = kip.run("asked", late, ports=[9000], tar=tar, flags=flags, wait_ready=False)
+
+    def asked() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+            answer.read()
+        return kernel_accepted(proc) >= 6
+
+    for _ in range(3):
+        told(proc, "1")
+    wait_for("the kernel has counted the checks, too", asked, 30)
+    wait_for("the next look", lambda: meter(kip, "asked")["connections"] >= 3, 10)
+    assert meter(kip, "asked")["connections"] == 3
+
+
+def kernel_accepted(proc: Proc) -> int:
+    names, values = [line.split() for line in Path(f"/proc/{proc.inspect()['pids'][0]}/net/snmp").read_text().splitlines() if line.startswith("Tcp:")]
+    return int(dict(zip(names, values, strict=True))["PassiveOpens"])
+
+
 def test_a_reboot_neither_loses_nor_repeats(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """The counters of cgroup and network namespace begin anew, and by the next look show more than they did."""
     kip = fresh_kip()
@@ -145,6 +206,9 @@ class Integral:
         """Bytes times seconds."""
         self.end.set()
         self.thread.join()
+        return self.so_far()
+
+    def so_far(self) -> float:
         pairs = zip(self.samples, self.samples[1:], strict=False)
         return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairs)
 
@@ -183,6 +247,20 @@ def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path)
     near(used, on_disk * seconds)
     near(ended["held_bytes"], on_disk)
     assert proc.state == "parked", "who reads a meter wakes nobody"
+
+
+def test_a_short_wake_is_measured_as_memory_comes(kip: Kip, tmp_path: Path) -> None:
+    """Lazily woken it has nearly nothing at first and all of it soon after; a look a second later would take that for an even growth."""
+    proc = lines(kip, tmp_path, "short", "--idle", "1h", "--lazy", "on")
+    told(proc, f"import time, random; kept = bytearray(random.randbytes({MIB})) * 80")
+    proc.sleep()
+    before = meter(kip, "short")
+    integral = Integral(kip, "short")
+    told(proc, "(sum(kept[::4096]), time.sleep(0.8))[0]")
+    hot = lambda view: tier(view, "hot")["byte_seconds"]  # noqa: E731
+    least = integral.so_far()
+    used = hot(meter(kip, "short")) - hot(before)
+    assert 0.8 * least <= used <= 1.2 * integral.stop(), (least, used)
 
 
 def test_of_an_archived_one_the_store_counts(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 from collections.abc import Callable
@@ -47,6 +48,18 @@ def sleeps_and_wakes(kip: Kip) -> None:
     proc.remove()
 
 
+def brings_criu(prefix: Path) -> None:
+    """What `kip doctor` names on a machine without CRIU is there, with all that it calls."""
+    doctor = subprocess.run([prefix / "bin/kip", "doctor", "--criu", "/nonexistent"], capture_output=True, text=True, timeout=60)
+    found = re.search(r"run (\S+/setup-criu), or give", doctor.stdout)
+    assert found and Path(found[1]).resolve() == (prefix / "lib/kip/setup-criu").resolve(), doctor.stdout
+    done = subprocess.run([found[1], "--check"], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1) and done.stderr == "" and re.search(r"CRIU +(there|missing)", done.stdout)
+    for file in (prefix / "lib/kip").iterdir():
+        for name in re.findall(r"\$here/(\w[\w.-]*)", file.read_text()):
+            assert (prefix / "lib/kip" / name).is_file(), f"{file.name} calls {name}"
+
+
 def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     words = ["--built", PROGRAM.parent, "--prefix", "/opt/kip", "--destdir", root]
@@ -54,10 +67,16 @@ def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     found = files_below(root)
     assert {f"opt/kip/bin/{name}" for name in PROGRAMS} <= found
     assert {"opt/kip/share/man/man1/kip.1", "opt/kip/share/man/man1/kip-run.1", "etc/default/kip"} <= found
-    assert {"opt/kip/share/bash-completion/completions/kip", "opt/kip/share/zsh/vendor-completions/_kip"} <= found
+    assert {"opt/kip/share/bash-completion/completions/kip", "opt/kip/share/zsh/site-functions/_kip"} <= found
     assert "ExecStart=/opt/kip/bin/kip up $KIP_UP\n" in (root / "etc/systemd/system/kip.service").read_text()
+    assert (root / "etc/default/kip").stat().st_mode & 0o777 == 0o600, "it may get credentials"
+    brings_criu(root / "opt/kip")
     with daemon(program=root / "opt/kip/bin/kip") as kip:
         sleeps_and_wakes(kip)
+        uninstall = [ROOT / "scripts/install", "--uninstall", *words]
+        done = subprocess.run(uninstall, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and re.search(r"kip runs from .* \(pid \d+\).*: kip down first", done.stderr)
+        assert files_below(root) == found, "nothing is gone under a daemon"
     (root / "etc/default/kip").write_text('KIP_UP="--memory 1G"\n')
     script("install", "--strip", *words)
     assert (root / "etc/default/kip").read_text() == 'KIP_UP="--memory 1G"\n', "what the owner has written stays"
@@ -78,6 +97,20 @@ def test_the_unit_is_a_good_one(tmp_path: Path) -> None:
     assert re.search(r"^KillMode=process$", text, re.M) and re.search(r"^Type=notify$", text, re.M)
 
 
+@pytest.mark.parametrize(("state", "parks"), [("stopping", True), ("running", False), ("degraded", False)])
+def test_only_a_machine_that_goes_down_parks_all(tmp_path: Path, state: str, parks: bool) -> None:
+    """The unit's own command, where the service manager says that of itself."""
+    for name, text in (("systemctl", f"echo {state}"), ("kip", f"echo kip $@ >{tmp_path}/called")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    unit = (ROOT / "packaging/kip.service").read_text().replace("@bindir@", str(tmp_path))
+    command = re.search(r"^ExecStop=-(.*)$", unit, re.M)[1].replace("$$", "$")
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run(shlex.split(command), env=env, check=True, timeout=30)
+    called = tmp_path / "called"
+    assert called.exists() == parks and (not parks or called.read_text() == "kip down --park\n")
+
+
 def test_a_service_manager_is_told(fresh_kip: Callable[..., Kip], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
@@ -91,6 +124,7 @@ def test_a_service_manager_is_told(fresh_kip: Callable[..., Kip], tmp_path: Path
         assert manager.recv(100) == b"STOPPING=1\n"
         assert kip.wait_dead() == 0
         kip.up()
+        assert manager.recv(100).startswith(b"EXTEND_TIMEOUT_USEC="), "however many there are to be taken up"
         assert manager.recv(100) == b"READY=1\n"
         proc.remove()
         kip.down()
@@ -117,8 +151,10 @@ def test_a_debian_package(deb: Path, tmp_path: Path) -> None:
         return done.stdout
 
     manage("--install", deb)
+    brings_criu(root / "usr")
     assert subprocess.run([*dpkg, "--verify", "kip"], capture_output=True, text=True).stdout == "", "the sums are right"
     assert (root / "lib/systemd/system/kip.service").exists() and (root / "usr/share/man/man1/kip.1.gz").exists()
+    assert (root / "etc/default/kip").stat().st_mode & 0o777 == 0o600, "it may get credentials"
     with daemon(program=root / "usr/bin/kip") as kip:
         sleeps_and_wakes(kip)
     (root / "etc/default/kip").write_text('KIP_UP="--memory 1G"\n')

@@ -10,14 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from harness import servers
-from harness.clients import http_get
+from harness.clients import http_get, listens
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
@@ -189,6 +189,50 @@ def test_reservation_lives_through_sleep(echo: Proc) -> None:
     test_chosen_port_is_reported_and_reserved(echo)
 
 
+def answers(kind: str, host: str, port: int, inside: list[str] | None = None) -> bool:
+    """Whether anybody answers: nobody does at once on this machine, and from outside within a second."""
+    words = [*(inside or []), "/usr/bin/python3", "-c", PING.replace("settimeout(20)", "settimeout(1)"), kind, host, str(port), "x"]
+    return subprocess.run(words, capture_output=True, timeout=40).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["tcp", "udp"])
+def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -> None:
+    """Published at 127.0.0.1 it is the host's own, also for who forges a packet to it; two procs share a port by their addresses."""
+    server = servers.echo(9000)
+    tar = server.tarball(tmp_path)
+    suffix = "/udp" if kind == "udp" else ""
+    inner = kip.run("inner", server.command, ports=[f"127.0.0.1::9000{suffix}"], tar=tar)
+    port = inner.port(9000, kind)
+    outer = kip.run("outer", server.command, ports=[f"{outside.here4}:{port}:9000{suffix}"], tar=tar)
+    for proc, address in ((inner, "127.0.0.1"), (outer, outside.here4)):
+        shown = [(p["host_addr"], p["host_port"]) for p in proc.inspect()["ports"]]
+        assert shown == [(address, port)]
+        assert f"{address}:{port}->9000/{kind}" in kip.cli("ps").stdout
+    inside = outside.inside
+    assert ping(kind, outside.here4, port, "from outside", inside) == "from outside"
+    for asleep in (False, True):
+        if asleep:
+            inner.sleep()
+            outer.sleep()
+        for address in ("127.0.0.1", outside.here4):
+            assert ping(kind, address, port, f"by {address}") == f"by {address}"
+    taken = kip.refused("run", "--name", "all", "--port", f"{port}:80{suffix}", "--", "sleep", "100")
+    assert str(port) in taken and ("inner" in taken or "outer" in taken), taken
+    outer.remove()
+    # Who is next to the machine may send it anything: also packets to its loopback, and to the proc's own address.
+    subprocess.run([*inside, "ip", "route", "replace", "127.0.0.1", "via", outside.here4], check=True, timeout=10)
+    subprocess.run([*inside, "sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1"], check=True, timeout=10)
+    ways = [(outside.here4, port), (outside.here6, port), ("127.0.0.1", port), (inner.address(9000, kind), 9000)]
+    assert [way for way in ways if answers(kind, *way, inside=inside)] == []
+    assert not answers(kind, outside.here4, port) and not answers(kind, "::1", port)
+    assert ping(kind, "127.0.0.1", port) == "hello"
+    # Another proc of the realm dials it by its own address, as ever, and not by the host's.
+    other = kip.run("other", ["sleep", "1000"])
+    assert other.exec("/usr/bin/python3", "-c", PING, kind, inner.address(9000, kind), "9000", "hi").stdout.strip() == "hi"
+    refused = kip.refused("run", "--name", "far", "--port", "198.51.100.255:8080:80", "--", "sleep", "100")
+    assert "this machine has no address 198.51.100.255" in refused
+
+
 def test_asked_port(kip: Kip, tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("", 0))
@@ -233,6 +277,21 @@ time.sleep(60)
     finally:
         service.kill()
         service.wait()
+
+
+def test_rules_that_somebody_flushed_come_back(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    """By themselves, although nothing is published anew. The machine's other tables are none of this test's business."""
+    server = servers.echo(9000)
+    kip = fresh_kip()
+    proc = kip.run("echo", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    port = proc.port()
+    assert ping("tcp", "127.0.0.1", port) == "hello"
+    table = f"kip_{kip.instance}"
+    subprocess.run(["nft", "delete", "table", "inet", table], check=True, timeout=30)
+    assert not listens(port)
+    wait_for("the port is there again", lambda: listens(port), 60)
+    assert ping("tcp", "127.0.0.1", port) == "hello"
+    assert [e["detail"] for e in kip.events() if e["kind"] == "rules"] == [f"table inet {table} was gone and is put back"]
 
 
 def test_ports_of_stopped_procs_do_not_answer(kip: Kip, tmp_path: Path) -> None:

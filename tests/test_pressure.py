@@ -200,6 +200,10 @@ def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None
     assert any("those that may be put to sleep do not hold enough" in line for line in pressure_events(kip, None))
     wait_for("the timer is due", lambda: pressure_events(kip, "timer"), 10)
     assert timer.state == "parked" and "timer cannot be woken: it needs" in pressure_events(kip, "timer")[0]
+    metrics = kip.cli("metrics").stdout
+    assert 'kip_admission_refusals_total{kind="start"} 2' in metrics
+    assert re.search(r'^kip_admission_refusals_total{kind="wake"} [1-9]', metrics, re.M), metrics
+    assert re.search(r"^kip_admission_waiting_procs({})? 1$", metrics, re.M), metrics
     hog.stop()
     wait_for("the timer has its turn", lambda: "fired" in timer.logs(), 10)
     kip.run("more", ["sleep", "1000"])

@@ -6,6 +6,7 @@ namespaces, rules, links, control groups. The machine's clocks go on here; what 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -59,6 +60,56 @@ def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
     hibernated.start()
     assert http_get(hibernated.port(), "/page.html") == servers.PAGE
     assert "PONG" in str(Redis(ports[1]).ask("PING"))
+
+
+def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
+    """`kip down --park`, and then the end of the machine: of redis without a file nothing is lost, and who was awake is so again."""
+    server = servers.redis()
+    names = ("awake", "hibernated", "parked", "busy")
+    refuses = {"busy": ["--before-sleep", "echo not now; exit 3"]}
+    flags = ["--idle", "1h", "--park-after", "1h"]
+    procs = [kip.run(n, server.command, ports=server.published, flags=flags + refuses.get(n, [])) for n in names]
+    awake, hibernated, parked, busy = procs
+    for proc in procs:
+        client = Redis(proc.port())
+        assert client.ask("SET", "name", proc.name.encode() * 1000) == "OK"
+        client.close()
+    ports = [proc.port() for proc in procs]
+    hibernated.hibernate()
+    parked.sleep()
+    done = kip.cli("down", "--park", "--within", "60s", "--json", check=False, timeout=90)
+    told = json.loads(done.stdout)
+    assert sorted(told["asleep"]) == ["awake", "hibernated", "parked"] and done.returncode == 1
+    assert list(told["awake"]) == ["busy"] and "not now" in told["awake"]["busy"]
+    assert kip.wait_dead() == 0
+    kip.reboot()
+    awake.wait_state("running")
+    assert awake.inspect()["last_wake"]["trigger"] == "kip up"
+    # The hibernated one may have been at work when it was parked, and goes on with it then.
+    assert [p.state for p in (parked, busy)] == ["parked", "stopped"]
+    assert [p.port() for p in procs[:3]] == ports[:3]
+    assert {e["name"] for e in kip.events() if e["kind"] == "renewed"} == {"awake", "hibernated", "parked"}
+    for proc in procs[:3]:
+        assert Redis(proc.port()).ask("GET", "name") == proc.name.encode() * 1000
+    # That was once: whoever sleeps by itself sleeps on.
+    awake.sleep()
+    kip.reboot()
+    assert awake.state == "parked"
+
+
+def test_without_a_reboot_connections_are_there_too(kip: Kip, tmp_path: Path) -> None:
+    """Parked by `kip down --park`, and nobody wakes while there is no daemon; the next one finds all connections."""
+    server = servers.torture()
+    proc = kip.run("calls", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
+    client = Lines(proc.port())
+    client.check()
+    assert "asleep until the next `kip up`: calls" in kip.cli("down", "--park").stdout
+    assert kip.wait_dead() == 0
+    client.socket.sendall(b"check 300\n")
+    kip.up()
+    assert client.reader.readline().startswith(b"ok ")
+    client.check()
+    assert kip.cli("down", "--within", "1s", check=False).returncode == 2 and kip.alive(), "only with --park"
 
 
 def test_sockets_listen_before_anything_wakes(kip: Kip, tmp_path: Path) -> None:

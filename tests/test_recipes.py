@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import imaplib
 import json
+import re
+import shutil
 import smtplib
 import socket
 import subprocess
@@ -234,3 +236,56 @@ def test_a_recipe_serves_sleeps_and_wakes(kip: Kip, tmp_path: Path, name: str) -
     next(client)
     client.close()
     assert not [event for event in kip.events() if event["name"] == name and event["kind"] == "cold-start"]
+
+
+@pytest.mark.parametrize("name", ["mariadb", "postgres"])
+def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> None:
+    """Other limits make the proc anew, and what is in the database stays; only this machine reaches it."""
+    directory = tmp_path / name
+    shutil.copytree(RECIPES / name, directory)
+    file = directory / "kip.toml"
+    kip.cli("apply", "-f", file, timeout=90)
+    proc = Proc(kip, name)
+    assert proc.inspect()["ports"][0]["host_addr"] == "127.0.0.1"
+    if name == "postgres":
+        words = ["psql", "-h", "127.0.0.1", "-U", "postgres", "-Atqc"]
+    else:
+        words = ["mariadb", "--defaults-file=/srv/my.cnf", "-N", "app", "-e"]
+
+    def ask(what: str) -> str:
+        return proc.exec(*words, what).stdout.strip()
+
+    ask("create table kept (n int)")
+    ask("insert into kept values (7)")
+    file.write_text(file.read_text().replace("512M", "640M"))
+    changed = json.loads(kip.cli("apply", "-f", file, "--replace", "--json", timeout=90).stdout)["changes"]
+    assert [(change["action"], change["fields"][0]["field"]) for change in changed] == [("replace", "mem")]
+    assert ask("select n from kept") == "7"
+    kip.remove_all()
+    kip.cli("volume", "rm", f"{name}-data")
+
+
+SINKING = ("mqtt", "nginx", "postgres", "redis")
+
+
+def test_recipes_sink_by_themselves(kip: Kip, tmp_path: Path) -> None:
+    """Nobody sends them to sleep: with shorter times than their own they hibernate and are parked for idleness, with who is
+    connected, and serve again. All at once, so that this takes as long as one."""
+    clients = {}
+    for name in SINKING:
+        folder = shutil.copytree(RECIPES / name, tmp_path / name)
+        file = folder / "kip.toml"
+        text, times = re.subn(r'(?m)^idle = "\w+"$', 'idle = "1s"\npark-after = "1s"', file.read_text())
+        assert times == 1, f"{name} says when it is idle"
+        file.write_text(text)
+        kip.cli("apply", "-f", str(file), timeout=90)
+        clients[name] = CLIENTS[name](Proc(kip, name), tmp_path)
+        next(clients[name])
+    for name, client in clients.items():
+        view = Proc(kip, name).wait_state("parked", 90)
+        assert view["last_sleep"]["cause"] is None, f"{name} was put to sleep for others"
+        next(client)
+        client.close()
+    kinds = {name: [event["kind"] for event in kip.events() if event["name"] == name] for name in SINKING}
+    assert all("hibernated" in kinds[name] and "parked" in kinds[name] for name in SINKING), kinds
+    assert not any({"refused", "cold-start"} & set(all_of) for all_of in kinds.values()), kinds

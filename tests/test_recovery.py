@@ -34,8 +34,9 @@ def steps() -> list[str]:
         )
     except FileNotFoundError:
         return ["no kip is built"]
-    # Those of taking over from another data directory are in test_adopt.py, that of a backup is in test_backup.py.
-    here = [step for step in done.stdout.split() if not step.startswith(("adopt-", "backup-"))]
+    # Those of taking over from another data directory are in test_adopt.py, that of a backup is in test_backup.py, of falling back
+    # in test_fallback.py.
+    here = [step for step in done.stdout.split() if not step.startswith(("adopt-", "backup-", "older-"))]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -120,8 +121,9 @@ def test_what_there_is(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -
         assert says in kip.refused("snapshot", *words), words
 
 
-def test_without_a_store(kip: Kip) -> None:
+def test_without_a_store(fresh_kip: Callable[..., Kip]) -> None:
     """What is parked is there; the rest says that there is no store."""
+    kip = fresh_kip("--store", "none")
     proc, _ = run_redis(kip)
     proc.sleep()
     (view,) = kip.json("snapshot", "ls")
@@ -262,6 +264,45 @@ def test_beside_wakes_and_uploads(where: tuple[str, Path], fresh_kip: Callable[.
     assert [place for _, place in generations(kip, "redis")] == ["current", "kept", "kept"]
 
 
+def test_one_collects_while_another_wakes(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -> None:
+    """Two data directories with one store. The one that wakes gets all that it had; it may be told to store once more, no more."""
+    kip = fresh_kip("--store", where[0])
+    proc, client = run_redis(kip)
+    other = fresh_kip("--store", where[0], start=False)
+    (other.data / "archive").mkdir(parents=True)
+    shutil.copy(kip.data / "archive/default.keys", other.data / "archive/default.keys")
+    other.up()
+    ended, failures, rounds = threading.Event(), [], 0
+
+    def collect_on() -> None:
+        nonlocal rounds
+        while not ended.is_set():
+            grace = ["--grace", "0s"] if rounds % 2 else []
+            done = other.cli("snapshot", "gc", *grace, check=False)
+            rounds += 1
+            if done.returncode != 0:
+                failures.append(done.stderr)
+
+    collector = threading.Thread(target=collect_on)
+    collector.start()
+    try:
+        for turn in range(6):
+            fill(client, turn)
+            before = rounds
+            wait_for("one is under way", lambda before=before: rounds > before, 60)
+            done = kip.cli("sleep", "redis", "--to", "archived", check=False)
+            stored = done.returncode == 0
+            assert stored or re.search("collects the store|was collected", done.stderr), done.stderr
+            assert client.ask_all([("GET", f"key:{i}") for i in range(400)]) == [(f"{turn} {i} " * 100).encode() for i in range(400)]
+    finally:
+        ended.set()
+        collector.join()
+    assert failures == [] and rounds >= 6
+    archive(proc)
+    assert damage(kip, "--all") == []
+    assert client.ask("GET", "key:399") == ("5 399 " * 100).encode()
+
+
 @pytest.mark.parametrize("step", ["gc-marked", "gc-candidates", "gc-deleted"])
 def test_killed_while_it_collects(fresh_kip: Callable[..., Kip], store: Path, step: str) -> None:
     """Whatever was half done, nothing that is used is lost, the next collection goes on and takes the rest."""
@@ -336,3 +377,18 @@ def test_export_and_import(where: tuple[str, Path], fresh_kip: Callable[..., Kip
     assert "in the store already, as redis" in kip.refused("snapshot", "import", str(file))
     collected(other)
     assert damage(other, "copy") == []
+    # It runs there, as it was, sleeps there, and goes on to a third.
+    assert "woke from archived" in other.cli("wake", "copy").stdout
+    copy = Proc(other, "copy")
+    turn = lambda proc: Redis(proc.port()).ask("GET", "key:399")  # noqa: E731
+    assert turn(copy) == ("1 399 " * 100).encode()
+    archive(copy)
+    third = fresh_kip("--store", str(tmp_path / "elsewhere"), start=False)
+    (third.data / "archive").mkdir(parents=True)
+    shutil.copy(kip.data / "archive/default.keys", third.data / "archive/default.keys")
+    third.up()
+    assert "woke from archived" in third.cli("wake", "copy").stdout
+    assert turn(Proc(third, "copy")) == ("1 399 " * 100).encode()
+    assert "has taken it over" in other.refused("wake", "copy")
+    # Where it came from it is another, and its newest.
+    assert client.ask("GET", "key:399") == ("2 399 " * 100).encode()

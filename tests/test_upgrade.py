@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -137,11 +138,13 @@ def children(pid: int, comm: str) -> list[int]:
 
 
 class Load:
-    """Asks two servers without a pause: one over one connection, the other by a new one each time. It never tries again."""
+    """Asks two servers without a pause: one over one connection, the other by a new one each time; and a third now and then, which
+    falls asleep in between. It never tries again."""
 
-    def __init__(self, redis_port: int, web_port: int):
+    def __init__(self, redis_port: int, web_port: int, nods_port: int):
         self.asked, self.failures, self._over = 0, [], threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(ask,)) for ask in (self._redis(redis_port), self._web(web_port))]
+        asks = (self._redis(redis_port), self._web(web_port), self._nods(nods_port))
+        self._threads = [threading.Thread(target=self._ask, args=(ask,)) for ask in asks]
         for thread in self._threads:
             thread.start()
 
@@ -154,6 +157,13 @@ class Load:
     def _web(self, port: int) -> Iterator[bool]:
         while True:
             yield http_get(port, "/page.html") == servers.PAGE
+
+    def _nods(self, port: int) -> Iterator[bool]:
+        client, count = Redis(port, timeout=30), 0
+        while True:
+            count += 1
+            yield client.ask("INCR", "nods") == count
+            self._over.wait(0.1 * (count % 8))
 
     def _ask(self, ask: Iterator[bool]) -> None:
         while not self._over.is_set():
@@ -200,12 +210,14 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
     place = tmp_path / "bin"
     place.mkdir()
     put_in_place(place, 0)
-    kip = fresh_kip(program=place / "kip")
+    (tmp_path / "store").mkdir()
+    kip = fresh_kip("--store", str(tmp_path / "store"), program=place / "kip")
     redis = ["redis-server", "--bind", "*", "--protected-mode", "no", "--save", ""]
     stays = ["--idle", "1h", "--park-after", "1h"]
     hot = kip.run("hot", redis, ports=["6379"], flags=stays)
     server = servers.lighttpd()
     web = kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=stays)
+    nods = kip.run("nods", redis, ports=["6379"], flags=["--idle", "200ms", "--park-after", "200ms"])
     torture = [str(installed), "7000"]
     sleepers, clients = [], []
     for number in range(8):
@@ -215,13 +227,21 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
         proc.hibernate() if number % 2 else proc.sleep()
         sleepers.append(proc)
         clients.append(client)
-    load = Load(hot.port(6379), web.port())
+    stored = kip.run("stored", redis, ports=["6379"], flags=stays)
+    assert Redis(stored.port()).ask("SET", "a", "1") == "OK"
+    stored.archive()
+    held = kip.run("held", redis, ports=["6379"], flags=[*stays, "--hibernate", "held"])
+    waits = Redis(held.port())
+    assert waits.ask("SET", "a", "2") == "OK"
+    assert held.hibernate()["last_sleep"]["held"]
+    sleepers += [stored, held]
+    load = Load(hot.port(6379), web.port(), nods.port(6379))
     try:
         for build in (1, 2):
             before = [(p.inspect()["state"], p.inspect()["wakes"]) for p in (hot, web, *sleepers)]
             # Who is hibernated is parked first: this pager alone knows whether it has touched its memory.
             after = [("parked" if state == "hibernated" else state, wakes) for state, wakes in before]
-            assert build == 2 or [state for state, _ in before].count("hibernated") == 4
+            assert build == 2 or [state for state, _ in before].count("hibernated") == 5
             asked = load.asked
             put_in_place(place, build)
             kip.daemon.terminate()
@@ -236,7 +256,136 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
     finally:
         load.end()
     assert load.failures == [] and load.asked > 100
-    for proc, client, (_, wakes) in zip(sleepers, clients, after[2:], strict=True):
+    assert Redis(stored.port()).ask("GET", "a") == b"1" and waits.ask("GET", "a") == b"2"
+    for proc, client, (_, wakes) in zip(sleepers[:8], clients, after[2:10], strict=True):
         client.check()
         client.close()
         assert proc.inspect()["wakes"] == wakes + 1
+
+
+def upgraded(kip: Kip, place: Path, build: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """New programs and another daemon; what happens in between, while there is none."""
+    put_in_place(place, build)
+    kip.daemon.terminate()
+    assert kip.wait_dead() == 0
+    meanwhile()
+    kip.up()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "bin"
+    place.mkdir()
+    put_in_place(place, 0)
+    return place
+
+
+WAYS = {"parked": "blocked", "archived": "blocked", "blocked": "blocked", "held": "held"}
+STAYS = ["--idle", "1h", "--park-after", "1h"]
+WRITES = "until test -e /srv/go; do sleep 0.05; done; echo written in the gap; touch /srv/done; exec sleep 1000000"
+
+
+def test_what_comes_while_there_is_no_daemon_arrives(fresh_kip: Callable[..., Kip], place: Path, tmp_path: Path) -> None:
+    """Bytes on connections, new connections and datagrams for sleepers of each tier; and what a program writes is in its log."""
+    (tmp_path / "store").mkdir()
+    kip = fresh_kip("--store", str(tmp_path / "store"), program=place / "kip")
+    server = servers.echo(9000)
+    tar = server.tarball(tmp_path)
+    writer = kip.run("writer", ["/bin/sh", "-c", WRITES], tar=tar, flags=["--never-sleep"])
+    pid = writer.inspect()["pids"][0]
+    procs, ports, old, datagrams, new = {}, {}, {}, {}, {}
+    for name, way in WAYS.items():
+        proc = kip.run(name, server.command, ports=server.published, tar=tar, flags=[*STAYS, "--hibernate", way])
+        datagrams[name] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        datagrams[name].connect(("127.0.0.1", proc.port(proto="udp")))
+        ports[name] = proc.port(proto="tcp")
+        old[name] = Lines(ports[name])
+        assert old[name].ask("before") == "before"
+        if name == "archived":
+            old.pop(name).close()
+            proc.archive()
+        else:
+            proc.sleep() if name == "parked" else proc.hibernate()
+        procs[name] = proc
+
+    def meanwhile() -> None:
+        for name, port in ports.items():
+            datagrams[name].send(b"datagram")
+            new[name] = Lines(port)
+            new[name].socket.sendall(b"new\n")
+            if name in old:
+                old[name].socket.sendall(b"old\n")
+        (Path(f"/proc/{pid}/root/srv") / "go").touch()
+        wait_for("it has written", (Path(f"/proc/{pid}/root/srv") / "done").exists, 30)
+
+    upgraded(kip, place, 1, meanwhile)
+    for name, proc in procs.items():
+        for client, line in ((new[name], b"new\n"), (old.get(name), b"old\n")):
+            if client:
+                assert client.reader.readline() == line, name
+                client.close()
+        datagrams[name].settimeout(30)
+        assert datagrams[name].recv(100) == b"datagram", name
+        datagrams[name].close()
+        assert proc.state == "running"
+    wait_for("it is in the log", lambda: "written in the gap" in writer.logs(), 30)
+    assert writer.logs().count("written in the gap") == 1
+
+
+# Its message queue cannot be in a snapshot, but its memory can be taken out where it is.
+QUEUE = """
+import ctypes, os, socket, zlib
+ctypes.CDLL(None).mq_open(b"/kept", os.O_CREAT | os.O_RDWR, 0o600, None)
+kept = os.urandom(8 << 20)
+sum = zlib.crc32(kept)
+listener = socket.create_server(("", 7000))
+while True:
+    with listener.accept()[0] as client:
+        client.recv(100)
+        client.sendall(b"it is there\\n" if zlib.crc32(kept) == sum else b"it is not\\n")
+"""
+
+
+def test_who_cannot_be_parked_is_taken_up_by_the_next_pager(fresh_kip: Callable[..., Kip], place: Path) -> None:
+    """It counts as awake then, and its memory is where it was."""
+    kip = fresh_kip(program=place / "kip")
+    stuck = kip.run("stuck", ["/usr/bin/python3", "-c", QUEUE], ports=["7000"], flags=[*STAYS, "--hibernate", "blocked"])
+    assert stuck.hibernate()["memory"]["swap_bytes"] > 8 << 20
+    upgraded(kip, place, 1)
+    for name in ("keeper", "pager"):
+        wait_for(f"{name} is new", lambda name=name: runs(kip.info()[f"{name}_pid"]) == file_of(place, name), 30)
+    refused = [e["detail"] for e in kip.events() if e["kind"] == "refused"]
+    assert len(refused) == 1 and "/kept" in refused[0], "why is said"
+    assert stuck.state == "running" and stuck.inspect()["memory"]["swap_bytes"] > 8 << 20
+    client = Lines(stuck.port())
+    assert client.ask("is it?") == "it is there"
+    client.close()
+    stuck.hibernate()
+
+
+def test_residents_of_another_version_are_replaced(fresh_kip: Callable[..., Kip], installed: Path) -> None:
+    """Those that run are taken for such whose messages are others: nothing is lost of whoever sleeps in whatever way."""
+    kip = fresh_kip()
+    procs, clients = {}, {}
+    for name in ("hot", "parked", "blocked", "held"):
+        flags = [*STAYS, "--hibernate", "held" if name == "held" else "blocked"]
+        procs[name] = kip.run(name, [str(installed), "7000"], ports=["7000"], flags=flags)
+        clients[name] = Lines(procs[name].port())
+        clients[name].check()
+    procs["parked"].sleep()
+    for name in ("blocked", "held"):
+        procs[name].hibernate()
+    before = kip.info()
+    kip.daemon.terminate()
+    assert kip.wait_dead() == 0
+    kip.up("--supersede")
+    after = kip.info()
+    for resident in ("keeper_pid", "pager_pid"):
+        assert before[resident] != after[resident] and runs(before[resident]) == (0, 0)
+    assert procs["parked"].state == "parked"
+    for _ in range(2):
+        for name, proc in procs.items():
+            clients[name].check()
+            proc.sleep()
+    for client in clients.values():
+        client.close()

@@ -11,7 +11,7 @@ from harness.kip import Kip
 from hibernation.instance import Instance
 from hibernation.programs import Program
 from parkwake.client import Client
-from parkwake.kiphost import daemon, own_processes, pss_bytes
+from parkwake.kiphost import daemon, pss_bytes
 from parkwake.workspace import Failed, Workspace
 
 REQUESTS = 3
@@ -24,7 +24,7 @@ MOST_WOKEN = 5
 def own_by_name(kip: Kip) -> dict[str, int]:
     """PSS of each of Kip's own programs, bytes."""
     sizes: dict[str, int] = {}
-    for pid in own_processes(kip):
+    for pid in kip.own_processes():
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
             sizes[name] = sizes.get(name, 0) + pss_bytes([pid])

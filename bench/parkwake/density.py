@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import leftovers, servers
-from parkwake.kiphost import AWAKE, cpu_ns, own_processes, pss_bytes, up
+from harness.kip import cpu_ns
+from parkwake.kiphost import AWAKE, pss_bytes, up
 from parkwake.workspace import Failed, Workspace
 
 
@@ -17,7 +18,7 @@ def measure(work: Workspace, program: Path, count: int, seconds: int, say: Calla
     server = servers.lighttpd()
     tar = server.tarball(work.dir)
     time.sleep(2)  # pools fill
-    empty = own_processes(kip)
+    empty = kip.own_processes()
     empty_pss = pss_bytes(empty)
     procs = []
     for i in range(count):
@@ -30,7 +31,7 @@ def measure(work: Workspace, program: Path, count: int, seconds: int, say: Calla
     views = kip.json("ps")
     if sum(v["tier"] == "parked" for v in views) != count or any(v.get("pids") for v in views):
         raise Failed("not all are parked")
-    own = own_processes(kip)
+    own = kip.own_processes()
     # Whoever has an id of this instance's blocks is a process of a proc.
     first = leftovers.FIRST_UID + kip.instance * leftovers.SLOTS * leftovers.IDS
     hosted = sum(first <= uid < first + leftovers.SLOTS * leftovers.IDS for _, uid, _ in leftovers.processes().values())
@@ -40,7 +41,7 @@ def measure(work: Workspace, program: Path, count: int, seconds: int, say: Calla
         sizes[name] = sizes.get(name, 0) + pss_bytes([pid])
     before, begun = cpu_ns(own), time.monotonic_ns()
     time.sleep(seconds)
-    after, took = cpu_ns(own_processes(kip)), time.monotonic_ns() - begun
+    after, took = cpu_ns(kip.own_processes()), time.monotonic_ns() - begun
     # What came in between has all its time counted; what went is named in the result.
     used = sum(ns - before.get(pid, 0) for pid, ns in after.items())
     result = {

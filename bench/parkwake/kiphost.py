@@ -86,24 +86,6 @@ def fill(port: int) -> None:
     client.close()
 
 
-def own_processes(kip: Kip) -> list[int]:
-    """The daemon, the keeper, and all that descends from them but the procs' own processes."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(stat.rsplit(")", 1)[1].split()[1])
-    assert kip.daemon
-    found = {kip.daemon.pid, kip.info()["keeper_pid"]}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    hosted = {pid for view in kip.json("ps") for pid in view.get("pids") or []}
-    return sorted(found - hosted)
-
-
 def pss_bytes(pids: Sequence[int]) -> int:
     total = 0
     for pid in pids:
@@ -111,15 +93,3 @@ def pss_bytes(pids: Sequence[int]) -> int:
             if line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
     return total
-
-
-def cpu_ns(pids: Sequence[int]) -> dict[int, int]:
-    """CPU time of each with all its threads, ended ones too: the kernel's clock of a process (clock_getcpuclockid(3)).
-    A process that has ended is left out."""
-    found = {}
-    for pid in pids:
-        try:
-            found[pid] = time.clock_gettime_ns((~pid << 3) | 2)
-        except OSError:
-            continue
-    return found

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -289,6 +289,22 @@ class Kip:
             connection.request("GET", "/v1/info")
             return json.loads(connection.getresponse().read())
 
+    def own_processes(self) -> list[int]:
+        """The daemon, the keeper and the pager, which are nobody's children, and all that descends from them but the procs' own
+        processes."""
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):  # it has ended
+                    parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        assert self.daemon
+        info = self.info()
+        found = {self.daemon.pid, info["keeper_pid"], info["pager_pid"]}
+        assert found <= parents.keys(), f"one of daemon, keeper and pager is not there: {found}"
+        while more := {pid for pid, parent in parents.items() if parent in found} - found:
+            found |= more
+        return sorted(found - {pid for view in self.json("ps") for pid in view.get("pids") or []})
+
     # The command line.
 
     def cli(
@@ -391,3 +407,13 @@ def daemon(*flags: str, data: Path | None = None, start: bool = True, program: P
             kip.expected = [""]
             leftovers.force_down(kip)
             raise
+
+
+def cpu_ns(pids: Sequence[int]) -> dict[int, int]:
+    """CPU time of each with all its threads, ended ones too: the kernel's clock of a process (clock_getcpuclockid(3)).
+    A process that has ended is left out."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            found[pid] = time.clock_gettime_ns((~pid << 3) | 2)
+    return found

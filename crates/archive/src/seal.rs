@@ -167,6 +167,13 @@ pub enum OpenError {
     },
 }
 
+impl OpenError {
+    /// What is there is not what was stored, and no key and no other Kip would change that.
+    pub fn is_damage(&self) -> bool {
+        !matches!(self, OpenError::Newer { .. } | OpenError::Key(_))
+    }
+}
+
 /// An object's own keys.
 pub(crate) struct ObjectKey {
     aead: LessSafeKey,

@@ -67,6 +67,9 @@ pub struct FileArgs {
     /// Only these, and those that they depend on
     #[arg(value_name = "NAME")]
     pub names: Vec<ProcName>,
+    /// Compose: call the project so, in place of `name:` and COMPOSE_PROJECT_NAME; usually it is called as the file's directory
+    #[arg(short, long, value_name = "NAME")]
+    pub project_name: Option<String>,
     /// Compose: services of this profile, too; may be repeated
     #[arg(long, value_name = "NAME")]
     pub profile: Vec<String>,
@@ -209,7 +212,9 @@ fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
     };
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let lookup = |key: &str| std::env::var(key).ok();
-    let document = kip_describe::read(&Reading { path: &path, text: &text, lookup: &lookup, profiles: &args.profile });
+    let project = args.project_name.as_deref();
+    let reading = Reading { path: &path, text: &text, lookup: &lookup, project, profiles: &args.profile };
+    let document = kip_describe::read(&reading);
     let mut document = match document {
         Ok(document) => document,
         Err(Faults(faults)) => {
@@ -236,7 +241,14 @@ fn choose(document: &mut Document, names: &[ProcName], path: &Path) -> anyhow::R
     if names.is_empty() {
         return Ok(());
     }
-    let mut chosen = names.to_vec();
+    // Services of a Compose file are known by the names that the file has for them, too.
+    let of = |name: &ProcName| {
+        let procs = || document.procs.iter().map(|p| &p.request.spec);
+        let exact = procs().find(|spec| spec.name == *name);
+        let called = |alias: &String| alias.to_ascii_lowercase().replace(['_', '.'], "-") == name.as_str();
+        exact.or_else(|| procs().find(|spec| spec.aliases.iter().any(called)))
+    };
+    let mut chosen: Vec<_> = names.iter().map(|name| of(name).map_or(name, |spec| &spec.name).clone()).collect();
     let mut at = 0;
     while let Some(name) = chosen.get(at).cloned() {
         let Some(one) = document.procs.iter().find(|p| p.request.spec.name == name) else {
@@ -346,7 +358,7 @@ mod tests {
     fn who_is_named_comes_with_what_it_depends_on() {
         let text = "[proc.a]\ncommand='x'\ndepends-on=['b']\n[proc.b]\ncommand='x'\n[proc.c]\ncommand='x'\n";
         let path = Path::new("/x/kip.toml");
-        let reading = Reading { path, text, lookup: &|_| None, profiles: &[] };
+        let reading = Reading { path, text, lookup: &|_| None, project: None, profiles: &[] };
         let mut document = kip_describe::read(&reading).unwrap();
         assert!(choose(&mut document.clone(), &["d".parse().unwrap()], path).is_err());
         choose(&mut document, &["a".parse().unwrap()], path).unwrap();

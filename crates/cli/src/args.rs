@@ -17,7 +17,9 @@ use kip_types::api::{Detail, InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
-use kip_types::spec::{Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size};
+use kip_types::spec::{
+    Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
+};
 use kip_types::volume::VolumeSpec;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +45,7 @@ pub enum Command {
     /// Run the daemon in the foreground; it prints `ready` and the API's address
     Up(Box<UpArgs>),
     /// End every proc and the daemon
-    Down,
+    Down(DownArgs),
     /// Create a proc and start it
     Run {
         #[command(flatten)]
@@ -183,7 +185,11 @@ pub struct RunArgs {
     #[arg(short = 'P', long, requires = "image")]
     pub publish_all: bool,
     // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(help = "Publish [HOST:]PORT[/udp][,wake=data]; may be repeated", long = "port", value_name = "PORT")]
+    #[arg(
+        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs only; may be repeated",
+        long = "port",
+        value_name = "PORT"
+    )]
     pub ports: Vec<PortSpec>,
     // Not a doc comment either.
     #[arg(
@@ -205,6 +211,12 @@ pub struct RunArgs {
     /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
+    /// Its output is kept in files of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "10M")]
+    pub log_size: u64,
+    /// That many of them, 1 to 16; the oldest goes
+    #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
+    pub log_files: u32,
     /// Set an environment variable; may be repeated
     #[arg(long, value_name = "K=V", value_parser = parse_env)]
     pub env: Vec<(String, String)>,
@@ -228,7 +240,7 @@ pub struct RunArgs {
     /// That long after, it is parked
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Parked that long, it is archived, if there is a store
+    /// Parked that long, it is archived, if there is a store, whatever that is and whoever is connected
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
     /// Timers shorter than this are no activity and do not wake on time
@@ -246,6 +258,9 @@ pub struct RunArgs {
     /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
     #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
     pub file_pages: FilePages,
+    /// When what it slept with is damaged: cold (start on its newest files), previous (the generation before, if that is whole)
+    #[arg(long, value_name = "TO", default_value = "cold")]
+    pub fallback: Fallback,
     /// Sleep only when told to
     #[arg(long)]
     pub never_sleep: bool,
@@ -306,6 +321,17 @@ pub struct StopArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct DownArgs {
+    /// Park every proc instead of ending it, as before the machine goes down: the next `kip up` has them again, and wakes those that
+    /// were awake; exits with 1 if some cannot be parked, which run on
+    #[arg(long)]
+    pub park: bool,
+    /// How long that may take; 90s. Who is not parked by then runs on
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "park")]
+    pub within: Option<u64>,
+}
+
+#[derive(Debug, Args)]
 pub struct RmArgs {
     /// Name of the proc
     #[arg(add = manual::names())]
@@ -320,7 +346,7 @@ pub struct SleepArgs {
     /// Name of the proc
     #[arg(add = manual::names())]
     pub name: String,
-    /// Tier to go to: hibernated or parked
+    /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
 }
@@ -485,6 +511,7 @@ impl RunArgs {
             idle_ms: self.idle.unwrap_or(usual.idle_ms),
             park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
             archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
+            archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,
@@ -492,6 +519,7 @@ impl RunArgs {
             prefetch: self.prefetch,
             lazy: self.lazy,
             keep_files: self.file_pages == FilePages::Keep,
+            fallback: self.fallback,
         };
         let env = self.life.environment(self.env)?;
         let limits = Limits {
@@ -499,6 +527,8 @@ impl RunArgs {
             cpus: self.cpus,
             pids: self.pids.unwrap_or_else(|| Limits::default().pids),
             disk_bytes: self.disk,
+            log_bytes: self.log_size,
+            log_files: self.log_files,
         };
         let image = match (self.tar, &self.image) {
             // The daemon's working directory is another.
@@ -614,6 +644,10 @@ mod tests {
             "64M",
             "--disk",
             "1G",
+            "--log-size",
+            "1M",
+            "--log-files",
+            "5",
             "--cpus",
             "0.5",
             "--pids",
@@ -651,7 +685,14 @@ mod tests {
         );
         assert_eq!(
             spec.limits,
-            Limits { memory_bytes: Some(64 << 20), cpus: Some(0.5), pids: 7, disk_bytes: Some(1 << 30) }
+            Limits {
+                memory_bytes: Some(64 << 20),
+                cpus: Some(0.5),
+                pids: 7,
+                disk_bytes: Some(1 << 30),
+                log_bytes: 1 << 20,
+                log_files: 5
+            }
         );
         assert_eq!(spec.image, Image::Tar("/x.tar".into()));
         assert!(request.wait_ready && spec.allow_setuid);

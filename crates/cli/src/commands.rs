@@ -1,12 +1,12 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, InspectArgs, LogsArgs, RunArgs};
+use crate::args::{Command, DownArgs, InspectArgs, LogsArgs, RunArgs};
 use crate::life::WaitArgs;
 use crate::output::{print, print_json};
 use crate::{apply, backup, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
-use kip_types::api::{DownView, EventsRequest, LogsRequest, ProcView, StartRequest};
+use kip_types::api::{DownRequest, DownView, EventsRequest, LogsRequest, ProcView, StartRequest};
 use kip_types::name::ProcName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -26,7 +26,7 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Up(_) | Command::Restore(_) | Command::Doctor(_) | Command::Completion(_) | Command::Man(_) => {
             unreachable!("these are not calls of a daemon")
         }
-        Command::Down => down(client, json).await?,
+        Command::Down(args) => return down(client, &args, json).await,
         Command::Run { trial, args } => run(client, *args, &trial, json).await?,
         Command::Check(args) => return check::check(client, *args, json).await,
         Command::Apply(args) => return apply::apply(client, &args, json).await,
@@ -142,21 +142,22 @@ async fn logs(client: &Client, args: &LogsArgs, json: bool) -> anyhow::Result<()
 }
 
 /// Returns when the daemon is gone, so that the next one can be started at once.
-async fn down(client: &Client, json: bool) -> anyhow::Result<()> {
+async fn down(client: &Client, args: &DownArgs, json: bool) -> anyhow::Result<ExitCode> {
     let daemon = client.daemon_pid().await?;
     // None where the daemon is not visible from here or not ours to watch: then its word has to do.
     let watched = daemon.and_then(Pid::from_raw).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    let view = client.down().await?;
+    let view = client.down(&DownRequest { park: args.park, within_ms: args.within }).await?;
     if let Some(pidfd) = watched {
         wait_for_end(&pidfd).with_context(|| format!("watching the daemon (pid {})", daemon.unwrap_or(0)))?;
     }
-    show(&view, json, ended)
+    show(&view, json, if args.park { parked } else { ended })?;
+    Ok(if view.awake.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn wait_for_end(pidfd: &OwnedFd) -> anyhow::Result<()> {
     let patience = Timespec { tv_sec: DOWN_WITHIN_S, tv_nsec: 0 };
     match poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&patience))? {
-        0 => bail!("every proc has ended but the daemon itself has not within {DOWN_WITHIN_S} s"),
+        0 => bail!("it has done that, but the daemon itself has not ended within {DOWN_WITHIN_S} s"),
         _ => Ok(()),
     }
 }
@@ -167,6 +168,18 @@ fn ended(view: &DownView) -> String {
         [] => "ended; there were no procs\n".to_owned(),
         names => format!("ended, and with it {}\n", names.join(", ")),
     }
+}
+
+fn parked(view: &DownView) -> String {
+    let names: Vec<_> = view.asleep.iter().map(ProcName::as_str).collect();
+    let mut text = match names.as_slice() {
+        [] => "the daemon has ended; nobody is asleep\n".to_owned(),
+        names => format!("the daemon has ended; asleep until the next `kip up`: {}\n", names.join(", ")),
+    };
+    for (name, why) in &view.awake {
+        text += &format!("{name} runs on: {why}\n");
+    }
+    text
 }
 
 #[cfg(test)]
@@ -189,7 +202,7 @@ mod tests {
     #[test]
     fn down_tells_what_it_ended() {
         assert_eq!(ended(&DownView::default()), "ended; there were no procs\n");
-        let two = DownView { ended: vec!["a".parse().unwrap(), "b".parse().unwrap()] };
+        let two = DownView { ended: vec!["a".parse().unwrap(), "b".parse().unwrap()], ..DownView::default() };
         assert_eq!(ended(&two), "ended, and with it a, b\n");
     }
 }

@@ -1,12 +1,14 @@
 //! The worker behind the hub's interface. Hub and worker do not know each other; this adapter is where they meet.
 
+use crate::notify;
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details, DownView,
-    Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest,
-    MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName,
-    SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details,
+    DownRequest, DownView, Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
+    LogStream, LogsRequest, MeterView, Moved, PARK_WITHIN_MS, ProcView, Refusal, RemoveRequest, RunRequest,
+    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified,
+    VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -35,7 +37,7 @@ pub struct Hosted {
 pub async fn open(
     lock: &DataLock,
     criu: Option<PathBuf>,
-    only_criu: bool,
+    (only_criu, supersede): (bool, bool),
     set_memory: Option<u64>,
     (store, collect_every): (Option<String>, Option<u64>),
     (memory, disk, cache): (MemoryMarks, Option<u64>, Option<u64>),
@@ -48,6 +50,8 @@ pub async fn open(
         criu,
         programs,
         only_criu,
+        supersede,
+        progress: notify::goes_on,
         set_memory,
         observer,
         store,
@@ -380,7 +384,13 @@ impl Service for Hosted {
         })
     }
 
-    async fn down(&self) -> Result<DownView, Refusal> {
-        Ok(DownView { ended: self.worker.down().await? })
+    async fn down(&self, how: DownRequest) -> Result<DownView, Refusal> {
+        if how.park {
+            let within = Duration::from_millis(how.within_ms.unwrap_or(PARK_WITHIN_MS));
+            let (asleep, awake) = self.worker.come_to_rest(within).await;
+            self.worker.close().await;
+            return Ok(DownView { ended: Vec::new(), asleep, awake });
+        }
+        Ok(DownView { ended: self.worker.down().await?, ..DownView::default() })
     }
 }

@@ -41,18 +41,20 @@ fn lines(views: &[MeterView]) -> String {
     let head = ["NAME", "TIER", "TIME", "GB-HOURS", "CPU", "CONNECTIONS", "DATAGRAMS", "WAKES"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for view in views {
-        let totals =
-            [format!("{:.2} s", view.cpu_us as f64 / 1e6), view.connections.to_string(), view.datagrams.to_string()];
+        let totals = counts(view.cpu_us, view.connections, view.datagrams);
         rows.push(
-            [vec![view.name.to_string(), "all".to_owned()], sums(view), totals.to_vec(), vec![wakes(view, None)]]
-                .concat(),
+            [vec![view.name.to_string(), "all".to_owned()], sums(view), totals, vec![wakes(view, None)]].concat(),
         );
         rows.extend(view.tiers.iter().map(|used| {
-            let cells = ["", "", ""].map(str::to_owned).to_vec();
-            [vec![String::new(), used.tier.to_string()], use_of(used), cells, vec![wakes(view, Some(used))]].concat()
+            let counts = counts(used.cpu_us, used.connections, used.datagrams);
+            [vec![String::new(), used.tier.to_string()], use_of(used), counts, vec![wakes(view, Some(used))]].concat()
         }));
     }
     table(&rows)
+}
+
+fn counts(cpu_us: u64, connections: u64, datagrams: u64) -> Vec<String> {
+    vec![format!("{:.2} s", cpu_us as f64 / 1e6), connections.to_string(), datagrams.to_string()]
 }
 
 fn use_of(used: &TierMeterView) -> Vec<String> {
@@ -86,7 +88,14 @@ mod tests {
 
     #[test]
     fn each_tier_has_a_line() {
-        let used = |tier, s: u64, gb: f64| TierMeterView { tier, time_us: s * 1_000_000, byte_seconds: gb * 3.6e12 };
+        let used = |tier, s: u64, gb: f64, connections| TierMeterView {
+            tier,
+            time_us: s * 1_000_000,
+            byte_seconds: gb * 3.6e12,
+            cpu_us: s * 300_000,
+            connections,
+            datagrams: 0,
+        };
         let woken = |trigger: &str, count| WakesView { from: Tier::Parked, trigger: trigger.to_owned(), count };
         let view = MeterView {
             name: "web".parse().unwrap(),
@@ -95,18 +104,19 @@ mod tests {
             from_ms: 1,
             to_ms: 2,
             held_bytes: 9,
-            tiers: vec![used(Tier::Hot, 2, 0.5), used(Tier::Parked, 3, 0.25)],
+            tiers: vec![used(Tier::Hot, 2, 0.5, 2), used(Tier::Parked, 3, 0.25, 2)],
             cpu_us: 1_500_000,
             connections: 4,
             datagrams: 0,
+            oom_kills: 0,
             wakes: vec![woken("tcp", 2), woken("timer", 1)],
         };
         let text = lines(&[view]);
         let words: Vec<Vec<&str>> =
             text.lines().map(|line| line.split("  ").map(str::trim).filter(|w| !w.is_empty()).collect()).collect();
         assert_eq!(words[1], ["web", "all", "5.0s", "-", "1.50 s", "4", "0", "3"], "{text}");
-        assert_eq!(words[2], ["hot", "2.0s", "0.500000", "0"], "{text}");
-        assert_eq!(words[3], ["parked", "3.0s", "0.250000", "3 (tcp 2, timer 1)"], "{text}");
+        assert_eq!(words[2], ["hot", "2.0s", "0.500000", "0.60 s", "2", "0", "0"], "{text}");
+        assert_eq!(words[3], ["parked", "3.0s", "0.250000", "0.90 s", "2", "0", "3 (tcp 2, timer 1)"], "{text}");
         assert_eq!(lines(&[]), "there are no procs\n");
     }
 }

@@ -11,6 +11,14 @@ pub const READY: &str = "READY=1\n";
 /// It ends; procs run on.
 pub const STOPPING: &str = "STOPPING=1\n";
 
+/// It has come a step further in taking up what is there, and is waited for so much longer if its time is over, microseconds.
+const GOES_ON: &str = "EXTEND_TIMEOUT_USEC=120000000\n";
+
+/// Tells that it goes on.
+pub fn goes_on() {
+    notify(GOES_ON);
+}
+
 /// Where nobody asked, does nothing. A manager that cannot be told is no reason to end, and is in the log.
 pub fn notify(state: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")

@@ -1,7 +1,8 @@
 //! `kip up`: the daemon of one data directory, in the foreground.
 //!
 //! Order: take the directory, open the worker (which finishes or undoes what a dead daemon left), listen, say `ready`.
-//! SIGTERM, SIGINT and SIGHUP end the daemon only: procs run on and the next `kip up` adopts them. `kip down` ends both.
+//! SIGTERM and SIGINT end the daemon only: procs run on and the next `kip up` adopts them. `kip down` ends both. SIGHUP has the
+//! certificate of the API read again.
 //! A crash at any step leaves what the next start recovers from.
 
 use crate::abroad::ListenArgs;
@@ -12,7 +13,7 @@ use crate::output::{print, print_json};
 use crate::traces;
 use anyhow::{Context, bail};
 use clap::Args;
-use kip_hub::{ApiSocket, DataLock, Ending, Hub, Remote, Service, Tokens};
+use kip_hub::{ApiSocket, DataLock, Ending, Hub, Remote, Service, Tls, Tokens};
 use kip_types::spec::{Timing, parse_duration_ms, parse_size};
 use kip_worker::MemoryMarks;
 use std::future::Future;
@@ -36,10 +37,12 @@ pub struct UpArgs {
     /// disk. Without it, an eighth of --memory, at most 256 MiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub set_memory: Option<u64>,
-    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise
+    /// Parked that long, it is archived, if there is a store, unless its owner said otherwise. Without it after 10 min, but not to a
+    /// directory, and not while connections are open
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
-    /// Object store that procs are archived in: a directory, or s3://BUCKET/PREFIX?endpoint=URL
+    /// Object store that procs are archived in: a directory, s3://BUCKET/PREFIX?endpoint=URL, or `none`. Without it that of the
+    /// last time, at first a directory `store` in the data directory
     #[arg(long, value_name = "URL")]
     pub store: Option<String>,
     /// Collect the store so often (tests); about once an hour
@@ -76,6 +79,9 @@ pub struct UpArgs {
     /// Let CRIU do every wake, none by plan (tests, comparison)
     #[arg(long, hide = true)]
     pub only_criu: bool,
+    /// Take keeper and pager that run for those of another version, and replace them (tests)
+    #[arg(long, hide = true)]
+    pub supersede: bool,
     /// What to log on stderr, for example debug or warn,kip_worker=debug
     #[arg(long, value_name = "FILTER", default_value = "info")]
     pub log: String,
@@ -122,6 +128,7 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         idle_ms: args.idle.unwrap_or(usual.idle_ms),
         park_after_ms: args.park_after.unwrap_or(usual.park_after_ms),
         archive_after_ms: args.archive_after.unwrap_or(usual.archive_after_ms),
+        archive_by_default: args.archive_after.is_none(),
         ..usual
     };
     let store = (args.store, args.collect_every);
@@ -134,10 +141,13 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     let observer = traces.clone().map(|traces| traces as Arc<dyn kip_worker::WakeObserver>);
     #[cfg(not(feature = "otel"))]
     let observer = None;
-    let opened = hosted::open(&lock, args.criu, args.only_criu, args.set_memory, store, marks, observer).await?;
+    let opened =
+        hosted::open(&lock, args.criu, (args.only_criu, args.supersede), args.set_memory, store, marks, observer)
+            .await?;
     let worker = Arc::new(opened);
-    let mut ends = EndSignals::listen()?;
-    let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, ends.any()).await?;
+    let mut signals = Signals::listen()?;
+    let tls = doors.1.as_ref().and_then(Remote::tls);
+    let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, signals.end(tls)).await?;
     hosted::close(worker, ending).await?;
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
@@ -176,25 +186,32 @@ async fn serve<S: Service>(
     Ok(ending)
 }
 
-/// The signals that end the daemon.
-struct EndSignals([Signal; 3]);
+/// The signals that the daemon takes.
+struct Signals([Signal; 3]);
 
-impl EndSignals {
-    fn listen() -> anyhow::Result<EndSignals> {
+impl Signals {
+    fn listen() -> anyhow::Result<Signals> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(EndSignals([
-            listen(SignalKind::terminate())?,
-            listen(SignalKind::interrupt())?,
-            listen(SignalKind::hangup())?,
-        ]))
+        Ok(Signals([listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?, listen(SignalKind::hangup())?]))
     }
 
-    async fn any(&mut self) {
+    /// Until one of those that end it.
+    async fn end(&mut self, tls: Option<Tls>) {
         let [terminate, interrupt, hangup] = &mut self.0;
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-            _ = hangup.recv() => {}
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => return,
+                _ = interrupt.recv() => return,
+                _ = hangup.recv() => {}
+            }
+            match tls.as_ref().map(Tls::read_again) {
+                None => tracing::info!("SIGHUP: there is nothing to be read again"),
+                Some(Ok(())) => tracing::info!("SIGHUP: the certificate was read again"),
+                Some(Err(e)) => {
+                    let error = format!("{:#}", anyhow::Error::new(e));
+                    tracing::error!(error, "SIGHUP: the certificate is as it was");
+                }
+            }
         }
     }
 }

@@ -40,6 +40,7 @@ pub fn ps(views: &[ProcView]) -> String {
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(views.iter().map(|view| {
         let ports = view.ports.iter().map(|p| match p.host_port {
+            Some(_) if p.only_at().is_some() => format!("{}->{}/{}", host_side(p), p.port, p.proto),
             Some(host_port) => format!("{host_port}->{}/{}", p.port, p.proto),
             None => format!("{}/{}", p.port, p.proto),
         });
@@ -196,7 +197,17 @@ fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
             },
         ),
         ("parked", format!("{} after that", millis(timing.park_after_ms))),
-        ("archived", format!("{} after that, where there is a store", millis(timing.archive_after_ms))),
+        (
+            "archived",
+            match timing.archive_by_default {
+                true => format!(
+                    "{} after that, where there is a store that is no directory and nobody is connected",
+                    millis(timing.archive_after_ms)
+                ),
+                false => format!("{} after that, where there is a store", millis(timing.archive_after_ms)),
+            },
+        ),
+        ("falls back to", timing.fallback.to_string()),
         ("ticks below", millis(timing.tick_ms)),
     ]
 }
@@ -284,6 +295,7 @@ pub fn why(why: &WhyView) -> String {
     rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
     rows.extend(why.pinned_by.iter().map(|line| ("pinned by", line.clone())));
+    rows.extend(why.fell_back.iter().map(|line| ("fell back", line.clone())));
     let taken = why.taken_over_by.as_ref();
     rows.extend(
         taken.map(|by| {

@@ -27,9 +27,9 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
 use kip_types::api::{
-    CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event,
-    EventsRequest, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, RemoveRequest, RunRequest, SleepRequest,
-    StartRequest, StopRequest, ValidateRequest, WhyView,
+    CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL,
+    Event, EventsRequest, ExecRequest, Info, LogLine, LogsRequest, Moved, ProcView, RemoveRequest, RunRequest,
+    SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
 };
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
@@ -180,9 +180,9 @@ impl Client {
         self.get("/v1/info").await
     }
 
-    /// Ends all procs and the daemon.
-    pub async fn down(&self) -> Result<DownView, CallError> {
-        self.post("/v1/down", &Nothing {}).await
+    /// Ends all procs and the daemon, or parks them and ends the daemon.
+    pub async fn down(&self, how: &DownRequest) -> Result<DownView, CallError> {
+        self.post(&with_query("/v1/down", how), &Nothing {}).await
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CallError> {

@@ -2,11 +2,15 @@
 //!
 //! A service's keys become those of a `kip.toml`. What Kip lacks is named with its place, why, and what happens instead, and is weighed: a
 //! program that would run as something else than was described is no matter for a warning. Keys that are in no version of the
-//! specification are mistakes; those that begin with `x-` are nobody's, but `x-kip` has the times and ways of sleeping.
+//! specification are mistakes; those that begin with `x-` are nobody's, but `x-kip` has the times and ways of sleeping, for a service
+//! or, at the top, for all. Keys within others need not be listed anywhere: of a map that was asked for some, the rest is told.
+//!
+//! A service's proc is called PROJECT-SERVICE, so that files do not get in each other's way; others of the file find it by SERVICE.
 
 mod context;
 mod lacking;
 mod mounts;
+mod networks;
 mod ports;
 mod service;
 
@@ -16,6 +20,7 @@ use crate::{Document, Reading, environ, file};
 use context::Context;
 use kip_types::name::ProcName;
 use service::Service;
+use std::cell::RefCell;
 use std::path::Path;
 
 /// Keys of the file itself that are looked at, or mean nothing to Kip.
@@ -31,25 +36,32 @@ pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
     let mut root = yaml::load(reading.path, reading.text)?;
     let directory = file::directory(reading.path);
     let beside = directory.join(".env");
+    let unset = RefCell::new(Vec::new());
     let dotenv = match beside.exists() {
-        true => environ::read(&beside, reading.lookup, true)
+        true => environ::read(&beside, reading.lookup, true, &|name| unset.borrow_mut().push(name.to_owned()))
             .map_err(|e| Fault::new(&root.place, format!("its variables: {e}")))?,
         false => Vec::new(),
     };
     let of_file = |key: &str| dotenv.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.clone());
     let lookup = |key: &str| (reading.lookup)(key).or_else(|| of_file(key));
     let mut context = Context::new(&directory, &lookup);
-    root.each_text(&mut |place, text| match environ::interpolate(text, &lookup) {
-        Ok(new) => *text = new,
-        Err(message) => context.fault(place, message),
+    unset.take().iter().for_each(|name| context.unset(&root.place, name));
+    root.each_text(&mut |place, text| {
+        match environ::interpolate(text, &lookup, &|name| unset.borrow_mut().push(name.to_owned())) {
+            Ok(new) => *text = new,
+            Err(message) => context.fault(place, message),
+        }
+        unset.take().iter().for_each(|name| context.unset(place, name));
     });
     let mut document = Document { project: None, procs: Vec::new(), left_out: Vec::new(), notes: Vec::new() };
-    top(&mut context, &root, &mut document);
+    top(&mut context, &root, reading.project, &mut document);
     let services = services(&mut context, &root, reading.profiles, &mut document);
     let procs = procs(&mut context, services);
     let Context { mut faults, mut notes, .. } = context;
     if !faults.is_empty() {
         faults.sort_by_key(|fault| (fault.place.line, fault.place.column));
+        // What stands at the top for all services is read for each.
+        faults.dedup();
         return Err(Faults(faults));
     }
     notes.sort_by_key(|note| (note.place.line, note.place.column));
@@ -57,7 +69,7 @@ pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
 }
 
 /// Everything beside the services.
-fn top(context: &mut Context<'_>, root: &Node, document: &mut Document) {
+fn top(context: &mut Context<'_>, root: &Node, project: Option<&str>, document: &mut Document) {
     if !matches!(root.value, Value::Map(_)) {
         context.fault(&root.place, format!("this is {}: a Compose file begins with services:", root.kind()));
         return;
@@ -73,12 +85,34 @@ fn top(context: &mut Context<'_>, root: &Node, document: &mut Document) {
             }
         }
     }
-    let usual = context.directory.file_name().map_or_else(|| "compose".into(), |name| name.to_string_lossy());
-    let project = document.project.clone().unwrap_or_else(|| usual.to_lowercase());
-    let letters = project.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_'));
-    context.project = letters.collect();
+    let of_environment = (context.lookup)("COMPOSE_PROJECT_NAME").filter(|name| !name.is_empty());
+    document.project = project.map(str::to_owned).or(of_environment).or(document.project.take());
+    match &document.project {
+        Some(name) if is_project(name) => context.project.clone_from(name),
+        Some(name) => {
+            let message =
+                format!("{name:?} is no name of a project: write a-z, 0-9, '-' and '_', a letter or digit first");
+            let place = root.get("name").map_or(&root.place, |name| &name.place);
+            context.fault(place, message);
+        }
+        None => {
+            let name =
+                context.directory.file_name().map_or_else(String::new, |name| name.to_string_lossy().to_lowercase());
+            let letters: String =
+                name.chars().filter(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_')).collect();
+            let letters = letters.trim_start_matches(['-', '_']);
+            context.project = if letters.is_empty() { "compose" } else { letters }.to_owned();
+        }
+    }
     mounts::declared(context, root.get("volumes"));
     mounts::declared_secrets(context, root.get("secrets"));
+    networks::declared(context, root.get("networks"));
+}
+
+/// As Compose has it.
+fn is_project(name: &str) -> bool {
+    let known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
+    name.chars().all(known) && !name.starts_with(['-', '_']) && !name.is_empty()
 }
 
 /// The services that are wanted.
@@ -89,23 +123,30 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
     };
     let mut wanted = Vec::new();
     for (name, place, node) in node.entries() {
-        let Some(proc) = proc_name(context, name, place) else { continue };
+        let Some(proc) = proc_name(context, name, place, node) else { continue };
         let of = node.get("profiles").map(|list| context.texts(list, &format!("services.{name}.profiles")));
         if of.is_some_and(|of| !of.is_empty() && !of.iter().any(|p| profiles.contains(p) || p == "*")) {
             document.left_out.push(proc);
             continue;
         }
-        wanted.push(Service::read(context, name, proc, place, node));
+        wanted.push(Service::read(context, name, proc, (place, node), root.get("x-kip")));
+        lacking::unread(context, &format!("services.{name}"), node);
     }
     wanted
 }
 
-/// The name of a service as that of a proc.
-fn proc_name(context: &mut Context<'_>, name: &str, place: &Place) -> Option<ProcName> {
-    let new = name.to_ascii_lowercase().replace(['_', '.'], "-");
+/// The name of a service's proc: its `container_name`, or its own after that of the project.
+fn proc_name(context: &mut Context<'_>, name: &str, place: &Place, node: &Node) -> Option<ProcName> {
+    let own = node.get("container_name").and_then(|own| context.text(own, &format!("services.{name}.container_name")));
+    let lettered = |text: &str| text.to_ascii_lowercase().replace(['_', '.'], "-");
+    let (wanted, before) = match own {
+        Some(own) => (own, String::new()),
+        None => (name.to_owned(), format!("{}-", lettered(&context.project))),
+    };
+    let new = before + &lettered(&wanted);
     match new.parse::<ProcName>() {
         Ok(proc) => {
-            if new != name {
+            if lettered(&wanted) != wanted {
                 let message = format!("services.{name} is called {new}: names of procs are of a-z, 0-9 and '-'");
                 context.notes.push(Note { place: place.clone(), weight: Weight::Harmless, message });
             }

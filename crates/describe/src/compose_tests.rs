@@ -10,7 +10,13 @@ fn parse(text: &str) -> Result<Document, Faults> {
         "HOME" => Some("/home/me".to_owned()),
         _ => None,
     };
-    crate::read(&Reading { path: Path::new("/srv/shop/compose.yaml"), text, lookup: &lookup, profiles: &[] })
+    crate::read(&Reading {
+        path: Path::new("/srv/shop/compose.yaml"),
+        text,
+        lookup: &lookup,
+        project: None,
+        profiles: &[],
+    })
 }
 
 fn faults(text: &str) -> Vec<String> {
@@ -26,7 +32,7 @@ services:
   web:
     image: nginx:${TAG:-1}
     command: nginx -g 'daemon off;'
-    ports: ["8080:80", "3000-3001:3000-3001/udp", {target: 443, published: "8443"}]
+    ports: ["127.0.0.1:8080:80", "3000-3001:3000-3001/udp", {target: 443, published: "8443", host_ip: "::1"}]
     environment:
       A: ${NONE:-fallback}
       EMPTY: ""
@@ -54,6 +60,7 @@ services:
     networks: {default: {aliases: [db.internal]}}
     mem_limit: 1gb
     storage_opt: {size: 2g}
+    logging: {driver: json-file, options: {max-size: 5m, max-file: "2"}}
     stop_signal: SIGINT
     restart: unless-stopped
     stop_grace_period: 1m30s
@@ -72,13 +79,15 @@ volumes:
 fn services_are_procs() {
     let document = parse(SHOP).unwrap();
     let [db, web] = &document.procs[..] else { panic!("{document:?}") };
-    assert_eq!(document.left_out[0].as_str(), "debug");
+    assert_eq!(document.left_out[0].as_str(), "shop-debug");
+    assert_eq!([&db, &web].map(|p| p.request.spec.name.as_str()), ["the-db", "shop-web"]);
+    assert_eq!(web.depends_on[0].as_str(), "the-db");
     let spec = &web.request.spec;
     let Image::Oci(image) = &spec.image else { panic!() };
     assert_eq!(image.reference, "nginx:7");
     assert_eq!(spec.command, ["nginx", "-g", "daemon off;"]);
     let ports: Vec<_> = spec.ports.iter().map(ToString::to_string).collect();
-    assert_eq!(ports, ["8080:80", "3000:3000/udp", "3001:3001/udp", "8443:443"]);
+    assert_eq!(ports, ["127.0.0.1:8080:80", "3000:3000/udp", "3001:3001/udp", "[::1]:8443:443"]);
     let env: Vec<_> = spec.env.iter().map(|(k, v)| format!("{k}={v}")).collect();
     assert_eq!(env, ["A=fallback", "EMPTY=", "HOME=/home/me"]);
     let volumes: Vec<_> = spec.volumes.iter().map(ToString::to_string).collect();
@@ -88,13 +97,17 @@ fn services_are_procs() {
     assert!(!web.request.left_open.idle && web.request.left_open.park_after);
     let spec = &db.request.spec;
     assert_eq!((spec.limits.memory_bytes, spec.limits.disk_bytes), (Some(1 << 30), Some(2 << 30)));
+    assert_eq!((spec.limits.log_bytes, spec.limits.log_files), (5 << 20, 2));
     assert_eq!((spec.restart, spec.stop_grace_ms), (kip_types::life::Restart::Always, Some(90_000)));
     let ready = spec.ready.as_ref().unwrap();
     assert_eq!((ready.check.to_string().as_str(), ready.within_ms), ("exec:redis-cli 'get a'", 10_000));
     assert_eq!(spec.env.iter().next(), Some((&"B".to_owned(), &"b=c".to_owned())));
     assert_eq!((spec.env.len(), spec.ports[0].to_string().as_str()), (1, "6379,private"));
-    assert_eq!((spec.network.as_deref(), spec.aliases.join(" ").as_str()), (Some("shop"), "db.internal store the-db"));
-    assert_eq!((web.request.spec.network.as_deref(), &web.request.spec.aliases[..]), (Some("shop"), &[][..]));
+    assert_eq!((spec.network.as_deref(), spec.aliases.join(" ").as_str()), (Some("shop"), "db db.internal store"));
+    assert_eq!(
+        (web.request.spec.network.as_deref(), &web.request.spec.aliases[..]),
+        (Some("shop"), &["web".to_owned()][..])
+    );
     assert_eq!(spec.limits.memory_bytes, Some(1 << 30));
     assert_eq!(
         (spec.user.as_deref(), spec.stop_signal.as_deref(), db.pull),
@@ -117,7 +130,34 @@ fn what_kip_lacks_is_named_and_weighed() {
             "Harmless /srv/shop/compose.yaml:4:5: services.web.healthcheck is not supported: it is run",
         ),
         ("privileged: true", "Changes /srv/shop/compose.yaml:4:5: services.web.privileged is not supported: a proc is"),
-        ("ports: ['127.0.0.1:80:80']", "Changes /srv/shop/compose.yaml:4:13: services.web.ports is not supported: Kip"),
+        (
+            "healthcheck: {disable: true, interval: 1s, start_interval: 1s}",
+            "Harmless /srv/shop/compose.yaml:4:48: services.web.healthcheck.start_interval is not supported",
+        ),
+        (
+            "networks: {a: {ipv4_address: 10.0.0.9}}",
+            "Changes /srv/shop/compose.yaml:4:20: services.web.networks.a.ipv4_address is not supported: Kip chooses",
+        ),
+        (
+            "depends_on: {db: {restart: true, required: false, condition: service_started}}",
+            "Harmless /srv/shop/compose.yaml:4:23: services.web.depends_on.db.restart is not supported: it goes on",
+        ),
+        (
+            "deploy: {resources: {reservations: {devices: [{driver: nvidia}]}}}",
+            "Changes /srv/shop/compose.yaml:4:41: services.web.deploy.resources.reservations.devices is not supported",
+        ),
+        (
+            "deploy: {restart_policy: {condition: any, delay: 5s}}",
+            "Harmless /srv/shop/compose.yaml:4:54: services.web.deploy.restart_policy.delay is not supported",
+        ),
+        (
+            "environment: {A: $A_NAME}",
+            "Harmless /srv/shop/compose.yaml:4:22: the variable A_NAME is not set: there is nothing in its place",
+        ),
+        (
+            "volumes: [{type: bind, source: /a, target: /b, bind: {propagation: rshared}}]",
+            "Changes /srv/shop/compose.yaml:4:59: services.web.volumes.bind.propagation is not supported",
+        ),
         ("build: .", "Harmless /srv/shop/compose.yaml:4:5: services.web.build is not supported: the image is used"),
         ("deploy: {replicas: 3}", "Changes /srv/shop/compose.yaml:4:14: services.web.deploy.replicas is not supported"),
         ("network_mode: host", "Changes /srv/shop/compose.yaml:4:5: services.web.network_mode is not supported"),
@@ -129,8 +169,10 @@ fn what_kip_lacks_is_named_and_weighed() {
     for nothing in [
         "privileged: false",
         "restart: 'no'",
-        "hostname: web",
         "init: true",
+        "ports: ['127.0.0.1:80:80']",
+        "depends_on: {none: {condition: service_healthy, required: false}}",
+        "hostname: ${HOST_NAME-shop-web}",
         "cap_add: []",
         "x-y: 1",
         "networks: [a]",
@@ -139,7 +181,79 @@ fn what_kip_lacks_is_named_and_weighed() {
         assert_eq!(one(nothing), Vec::<String>::new(), "{nothing}");
     }
     let two = notes("services:\n  a:\n    image: x\n  b_c:\n    image: x\n");
-    assert!(two.len() == 1 && two[0].contains(":4:3: services.b_c is called b-c"), "{two:?}");
+    assert!(two.len() == 1 && two[0].contains(":4:3: services.b_c is called shop-b-c"), "{two:?}");
+    for (networks, told) in [
+        (
+            "{internal: true}",
+            "Changes /srv/shop/compose.yaml:2:5: networks.n.internal is not supported: a proc may call out",
+        ),
+        ("{external: true, name: x}", "Changes /srv/shop/compose.yaml:2:5: networks.n.external is not supported"),
+        ("{driver: macvlan}", "Changes /srv/shop/compose.yaml:2:5: networks.n.driver is not supported"),
+        ("{ipam: {driver: x}}", "Harmless /srv/shop/compose.yaml:2:5: networks.n.ipam is not supported"),
+    ] {
+        let all = notes(&format!("networks: {{n:\n   {networks}}}\nservices: {{a: {{image: x}}}}\n"));
+        assert!(all.len() == 1 && all[0].starts_with(told), "{networks}: {all:?}");
+    }
+    assert_eq!(notes("networks: {n: {internal: false, driver: bridge}, m: }\nservices: {a: {image: x}}\n"), [""; 0]);
+}
+
+#[test]
+fn a_project_is_called_as_compose_has_it() {
+    let named = |top: &str, project: Option<&str>, variable: Option<&str>| {
+        let text = format!("{top}\nservices: {{a: {{image: x, volumes: ['v:/v']}}}}\nvolumes: {{v: }}\n");
+        let lookup = |key: &str| variable.filter(|_| key == "COMPOSE_PROJECT_NAME").map(str::to_owned);
+        let path = Path::new("/srv/_My Shop.d/compose.yaml");
+        let read = crate::read(&Reading { path, text: &text, lookup: &lookup, project, profiles: &[] });
+        read.map(|document| {
+            let spec = &document.procs[0].request.spec;
+            let volume = spec.volumes[0].to_string();
+            assert_eq!(volume.strip_suffix("_v:/v"), spec.network.as_deref());
+            (spec.name.to_string(), volume.trim_end_matches("_v:/v").to_owned(), document.project)
+        })
+        .map_err(|faults| faults.to_string())
+    };
+    let is = |proc: &str, network: &str, project: Option<&str>| {
+        Ok((proc.to_owned(), network.to_owned(), project.map(str::to_owned)))
+    };
+    assert_eq!(named("", None, None), is("myshopd-a", "myshopd", None));
+    assert_eq!(named("name: file_s", None, Some("")), is("file-s-a", "file_s", Some("file_s")));
+    assert_eq!(named("name: file", None, Some("env")), is("env-a", "env", Some("env")));
+    assert_eq!(named("name: file", Some("flag"), Some("env")), is("flag-a", "flag", Some("flag")));
+    assert!(named("name: My Shop", None, None).unwrap_err().contains(":1:7: \"My Shop\" is no name of a project"));
+}
+
+#[test]
+fn keys_of_kip_are_those_of_a_kip_toml() {
+    let spec = |kips: &str| parse(kips).unwrap().procs[0].request.spec.clone();
+    let both = "x-kip: {idle: 5s, tick: 2s}\nservices: {a: {image: x, x-kip: ";
+    let one = spec(&format!("{both}{{probe: '9000=http:80/', idle: 7s, before-sleep: 'true'}}}}}}\n"));
+    assert_eq!(one.probes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["9000=http:80/"]);
+    assert_eq!((one.timing.idle_ms, one.timing.tick_ms), (7000, 2000), "its own go before those of all");
+    assert_eq!(one.hooks.before_sleep.as_deref(), Some("true"), "quoted it is no boolean");
+    let two = spec(&format!("{both}{{probe: ['9000=http:80/', '9001=tcp:80'], never-sleep: true}}}}}}\n"));
+    assert_eq!((two.probes.len(), two.timing.never), (2, true));
+    let told = faults("x-kip: {idel: 5s}\nservices: {a: {image: x}, b: {image: x}}\n");
+    assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
+}
+
+#[test]
+fn how_often_it_is_started_again() {
+    let policy = |service: &str| {
+        let document = parse(&format!("services: {{a: {{image: x, {service}}}}}\n")).unwrap();
+        document.procs[0].request.spec.restart.to_string()
+    };
+    assert_eq!(
+        policy("deploy: {restart_policy: {condition: on-failure, max_attempts: 3}}, restart: always"),
+        "on-failure:3"
+    );
+    assert_eq!(policy("restart: always, deploy: {restart_policy: {condition: none}}"), "no");
+    assert_eq!(policy("deploy: {restart_policy: {}}, restart: 'no'"), "always");
+}
+
+#[test]
+fn volumes_of_others_are_known() {
+    let text = "services: {a: {image: x, volumes: ['v:/v', 'w:/w', 'u:/u']}}\nvolumes: {v: {external: true}, w: , u: {external: true, name: t}}\n";
+    assert_eq!(parse(text).unwrap().procs[0].external, ["v", "t"]);
 }
 
 #[test]
@@ -159,6 +273,26 @@ fn mistakes_are_told_with_their_place() {
             web("x-kip: {idel: 5s}"),
             "/srv/shop/compose.yaml:4:13: services.web.x-kip has no key idel: did you mean idle?",
         ),
+        (
+            web("healthcheck: {test: x, start_periode: 5s}"),
+            "/srv/shop/compose.yaml:4:28: services.web.healthcheck has no key start_periode: did you mean start_period?",
+        ),
+        (
+            web("depends_on: {web: {conditon: service_healthy}}"),
+            "/srv/shop/compose.yaml:4:24: services.web.depends_on.web has no key conditon: did you mean condition?",
+        ),
+        (
+            web("networks: {a: {alias: [b]}}"),
+            "/srv/shop/compose.yaml:4:20: services.web.networks.a has no key alias: did you mean aliases?",
+        ),
+        (
+            "networks: {a: {intern: true}}\n".to_owned() + &web(""),
+            "/srv/shop/compose.yaml:1:16: networks.a has no key intern: did you mean internal?",
+        ),
+        (
+            web("ports: ['localhost:80:80']"),
+            "/srv/shop/compose.yaml:4:13: services.web.ports: \"localhost\" is no address of a machine",
+        ),
         (web("x-kip: {idle: soon}"), "/srv/shop/compose.yaml:4:19: services.web.x-kip.idle: duration \"soon\""),
         (web("env_file: none.env"), "/srv/shop/compose.yaml:4:15: services.web.env_file: the environment file"),
         ("services:\n  web:\n    command: x\n".to_owned(), "/srv/shop/compose.yaml:2:3: services.web names no image"),
@@ -166,7 +300,7 @@ fn mistakes_are_told_with_their_place() {
         ("- a\n".to_owned(), "/srv/shop/compose.yaml:1:1: this is a list"),
         (
             "services: {a: {image: x, depends_on: [b]}, b: {image: x, depends_on: [a]}}".to_owned(),
-            "/srv/shop/compose.yaml:1:12: these depend on each other in a circle: a -> b -> a",
+            "/srv/shop/compose.yaml:1:12: these depend on each other in a circle: shop-a -> shop-b -> shop-a",
         ),
     ] {
         let all = faults(&text);

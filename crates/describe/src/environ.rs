@@ -34,7 +34,13 @@ pub enum EnvFileError {
 }
 
 /// Reads `path`. With `expand`, quotes and comments are taken off and references in values replaced, except between single quotes.
-pub fn read(path: &Path, lookup: Lookup<'_>, expand: bool) -> Result<Vec<(String, String)>, EnvFileError> {
+/// `unset` hears of variables that have no value anywhere.
+pub fn read(
+    path: &Path,
+    lookup: Lookup<'_>,
+    expand: bool,
+    unset: &dyn Fn(&str),
+) -> Result<Vec<(String, String)>, EnvFileError> {
     let file = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|source| EnvFileError::Read { file: file.clone(), source })?;
     let mut all: Vec<(String, String)> = Vec::new();
@@ -45,15 +51,20 @@ pub fn read(path: &Path, lookup: Lookup<'_>, expand: bool) -> Result<Vec<(String
             continue;
         }
         let line = line.strip_prefix("export ").filter(|_| expand).unwrap_or(line);
-        let Some((name, value)) = line.split_once('=') else {
-            let name = line.trim_end();
-            all.extend(lookup(name).map(|value| (name.to_owned(), value)));
-            continue;
+        let (name, value) = match line.split_once(|c| c == '=' || expand && c == ':') {
+            Some((name, value)) => (name.trim(), Some(value)),
+            None => (line.trim(), None),
         };
-        let name = name.trim();
         if name.is_empty() || name.contains(char::is_whitespace) {
             return Err(bad(format!("{name:?} is no variable's name: write NAME=VALUE")));
         }
+        let Some(value) = value else {
+            match lookup(name) {
+                Some(value) => all.push((name.to_owned(), value)),
+                None => unset(name),
+            }
+            continue;
+        };
         if !expand {
             all.push((name.to_owned(), value.to_owned()));
             continue;
@@ -65,7 +76,7 @@ pub fn read(path: &Path, lookup: Lookup<'_>, expand: bool) -> Result<Vec<(String
                 let known = |key: &str| {
                     lookup(key).or_else(|| all.iter().rev().find(|(n, _)| n == key).map(|(_, v)| v.clone()))
                 };
-                interpolate(&value, &known).map_err(bad)?
+                interpolate(&value, &known, unset).map_err(bad)?
             }
             true => value,
         };
@@ -103,8 +114,14 @@ fn unquote(text: &str) -> Result<(String, bool), String> {
 }
 
 /// Replaces `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?error}`, `${NAME?error}`, `${NAME:+other}` and
-/// `${NAME+other}`; `$$` is a dollar sign.
-pub fn interpolate(text: &str, lookup: &dyn Fn(&str) -> Found) -> Result<String, String> {
+/// `${NAME+other}`; `$$` is a dollar sign. `unset` hears of those for which nothing was put in because they have no value.
+pub fn interpolate(text: &str, lookup: &dyn Fn(&str) -> Found, unset: &dyn Fn(&str)) -> Result<String, String> {
+    let plain = |name: &str| {
+        lookup(name).unwrap_or_else(|| {
+            unset(name);
+            String::new()
+        })
+    };
     let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
@@ -116,14 +133,14 @@ pub fn interpolate(text: &str, lookup: &dyn Fn(&str) -> Found) -> Result<String,
         } else if let Some(after) = rest.strip_prefix('{') {
             let end =
                 closing(after).ok_or_else(|| format!("${{ in {text:?} is not closed: write $$ for a dollar sign"))?;
-            out.push_str(&braced(&after[..end], lookup)?);
+            out.push_str(&braced(&after[..end], lookup, unset)?);
             rest = &after[end + 1..];
         } else {
             let end = name_end(rest);
             if end == 0 {
                 return Err(format!("a $ in {text:?} refers to nothing: write $$ for a dollar sign"));
             }
-            out.push_str(&lookup(&rest[..end]).unwrap_or_default());
+            out.push_str(&plain(&rest[..end]));
             rest = &rest[end..];
         }
     }
@@ -153,7 +170,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-fn braced(inner: &str, lookup: &dyn Fn(&str) -> Found) -> Result<String, String> {
+fn braced(inner: &str, lookup: &dyn Fn(&str) -> Found, unset: &dyn Fn(&str)) -> Result<String, String> {
     let end = name_end(inner);
     let (name, rest) = inner.split_at(end);
     if name.is_empty() {
@@ -169,14 +186,18 @@ fn braced(inner: &str, lookup: &dyn Fn(&str) -> Found) -> Result<String, String>
     let operator = letters.next();
     let word = letters.as_str();
     match (operator, value) {
-        (None, value) if !colon => Ok(value.unwrap_or_default()),
+        (None, Some(value)) if !colon => Ok(value),
+        (None, None) if !colon => {
+            unset(name);
+            Ok(String::new())
+        }
         (Some('-'), Some(value)) | (Some('?'), Some(value)) => Ok(value),
-        (Some('-'), None) => interpolate(word, lookup),
+        (Some('-'), None) => interpolate(word, lookup, unset),
         (Some('?'), None) => {
-            let why = interpolate(word, lookup)?;
+            let why = interpolate(word, lookup, unset)?;
             Err(format!("the variable {name} is needed{}{why}", if why.is_empty() { "" } else { ": " }))
         }
-        (Some('+'), Some(_)) => interpolate(word, lookup),
+        (Some('+'), Some(_)) => interpolate(word, lookup, unset),
         (Some('+'), None) => Ok(String::new()),
         _ => Err(format!("${{{inner}}} is not understood: write ${{{name}}} or ${{{name}:-default}}")),
     }
@@ -193,38 +214,43 @@ mod tests {
             "E" => Some(String::new()),
             _ => None,
         };
-        let to = |text: &str| interpolate(text, &lookup).unwrap();
+        let told = std::cell::RefCell::new(Vec::new());
+        let to = |text: &str| interpolate(text, &lookup, &|name| told.borrow_mut().push(name.to_owned())).unwrap();
         assert_eq!(to("x$A-${A}y"), "xa-ay");
         assert_eq!(to("${N:-d}${E:-d}${E-d}${N-${A:-z}}"), "dda");
         assert_eq!(to("${A:+yes}${N:+no}${E+set}"), "yesset");
         assert_eq!(to("cost: 5$$"), "cost: 5$");
-        assert_eq!(to("[$N]"), "[]");
+        assert_eq!(*told.borrow(), Vec::<String>::new());
+        assert_eq!((to("[$N]"), to("[${M}]")), ("[]".to_owned(), "[]".to_owned()));
+        assert_eq!(*told.borrow(), ["N", "M"], "what has no value is told");
         for bad in ["${A", "$", "${N:?say it}", "${}", "${A!x}", "${A:}"] {
-            assert!(interpolate(bad, &lookup).is_err(), "{bad}");
+            assert!(interpolate(bad, &lookup, &|_| ()).is_err(), "{bad}");
         }
-        assert!(interpolate("${N:?say it}", &lookup).unwrap_err().ends_with("needed: say it"));
+        assert!(interpolate("${N:?say it}", &lookup, &|_| ()).unwrap_err().ends_with("needed: say it"));
     }
 
     #[test]
     fn environment_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("x.env");
-        std::fs::write(&path, "# c\n\nA=1 # not\nexport B=\"x\\ny\"\nC='$A'\nD=$A$H\nH\nNOT_THERE\n").unwrap();
+        std::fs::write(&path, "# c\n\nA=1 # not\nexport B=\"x\\ny\"\nC='$A'\nD=$A$H\nH\nNOT_THERE\nI: i=j\n").unwrap();
         let lookup = |name: &str| (name == "H").then(|| "h".to_owned());
+        let told = std::cell::RefCell::new(Vec::new());
         let pairs = |expand| {
-            let all = read(&path, &lookup, expand).unwrap();
+            let all = read(&path, &lookup, expand, &|name| told.borrow_mut().push(name.to_owned())).unwrap();
             all.into_iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>()
         };
-        assert_eq!(pairs(true), ["A=1", "B=x\ny", "C=$A", "D=1h", "H=h"]);
+        assert_eq!(pairs(true), ["A=1", "B=x\ny", "C=$A", "D=1h", "H=h", "I=i=j"]);
+        assert_eq!(*told.borrow(), ["NOT_THERE"]);
         std::fs::write(&path, "# c\n\nA=1 # so\nB=\"x y\"\nH\n").unwrap();
         assert_eq!(pairs(false), ["A=1 # so", "B=\"x y\"", "H=h"], "as docker has them");
-        std::fs::write(&path, "A=1\nB C=2\n").unwrap();
-        assert!(
-            read(&path, &lookup, false)
-                .unwrap_err()
-                .to_string()
-                .ends_with("x.env:2: \"B C\" is no variable's name: write NAME=VALUE")
-        );
-        assert!(read(&dir.path().join("none"), &lookup, false).is_err());
+        for (text, expand, name) in
+            [("A=1\nB C=2\n", false, "B C"), ("A=1\nB: c\n", false, "B: c"), ("#\nB c\n", true, "B c")]
+        {
+            std::fs::write(&path, text).unwrap();
+            let told = read(&path, &lookup, expand, &|_| ()).unwrap_err().to_string();
+            assert!(told.ends_with(&format!("x.env:2: {name:?} is no variable's name: write NAME=VALUE")), "{told}");
+        }
+        assert!(read(&dir.path().join("none"), &lookup, false, &|_| ()).is_err());
     }
 }

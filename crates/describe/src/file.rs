@@ -116,13 +116,14 @@ fn proc(reading: &Reading<'_>, name: &str, at: Place, value: Spanned<DeValue<'_>
     let directory = directory(reading.path);
     let mut env = Vec::new();
     for file in table.env_file.iter().flat_map(|files| &files.0) {
-        let said = environ::read(&directory.join(file), reading.lookup, false);
+        let said = environ::read(&directory.join(file), reading.lookup, false, &|_| ());
         env.extend(said.map_err(|e| Fault::new(&at_key("env-file"), format!("proc.{name}.env-file: {e}")))?);
     }
     let secrets = read_secrets(&table.secret, &directory)
         .map_err(|(secret, e)| Fault::new(&at_key("secret"), format!("proc.{name}.secret.{secret}: {e}")))?;
     let described = Described {
         place: at.clone(),
+        external: Vec::new(),
         pull: table.pull.unwrap_or_default(),
         plain_http: table.plain_http,
         depends_on: table.depends_on.clone(),

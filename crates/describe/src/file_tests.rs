@@ -6,7 +6,7 @@ use kip_types::spec::{Image, Lazy, Protocol, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {
     let lookup = |_: &str| None;
-    crate::read(&Reading { path: Path::new("/srv/kip.toml"), text, lookup: &lookup, profiles: &[] })
+    crate::read(&Reading { path: Path::new("/srv/kip.toml"), text, lookup: &lookup, project: None, profiles: &[] })
 }
 
 fn faults(text: &str) -> Vec<String> {
@@ -27,6 +27,8 @@ mem = "64M"
 cpus = 0.5
 pids = 100
 disk = "2G"
+log-size = "1M"
+log-files = 5
 workdir = "/srv"
 user = "www-data"
 stop-signal = "SIGQUIT"
@@ -79,6 +81,7 @@ fn every_key_is_read() {
     assert_eq!(spec.volumes[0].to_string(), "/srv/html:/srv/html:ro");
     assert_eq!(spec.volumes[1].to_string(), "cache:/var/cache");
     assert_eq!(spec.limits.memory_bytes, Some(64 << 20));
+    assert_eq!((spec.limits.log_bytes, spec.limits.log_files), (1 << 20, 5));
     assert_eq!((spec.timing.idle_ms, spec.timing.park_after_ms), (5000, 30_000));
     assert_eq!((spec.timing.prefetch, spec.timing.lazy, spec.timing.never), (false, Lazy::On, true));
     assert_eq!((spec.env["N"].as_str(), spec.env["B"].as_str()), ("5", "true"));

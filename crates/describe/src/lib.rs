@@ -40,6 +40,8 @@ pub struct Described {
     pub pull: Pull,
     /// Its registry is asked without TLS.
     pub plain_http: bool,
+    /// Named volumes that must be there already.
+    pub external: Vec<String>,
     /// Those that are started before it, each of the same file.
     pub depends_on: Vec<ProcName>,
 }
@@ -65,6 +67,8 @@ pub struct Reading<'a> {
     pub text: &'a str,
     /// The environment, for Compose files.
     pub lookup: Lookup<'a>,
+    /// What a Compose file's procs, volumes and network are named after, instead of what it says itself.
+    pub project: Option<&'a str>,
     /// Compose services of these profiles are wanted too.
     pub profiles: &'a [String],
 }

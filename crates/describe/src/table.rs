@@ -7,7 +7,9 @@ use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Hibernate, Image, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret};
+use kip_types::spec::{
+    Fallback, Hibernate, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret,
+};
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -41,7 +43,7 @@ pub struct ProcTable {
     /// Publish every port that the image exposes, each by a host port of Kip's choice.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub publish_all: bool,
-    /// Published ports: `[HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
+    /// Published ports: `[ADDRESS:][HOST:]PORT[/udp][,wake=data]`, a number, or a table; `PORT,private` for other procs only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub port: Vec<Port>,
     /// Procs with the same word here find each other by name.
@@ -65,6 +67,12 @@ pub struct ProcTable {
     /// Most disk space of its own files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<Size>,
+    /// Its output is kept in files of this size, 10M if nothing is said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_size: Option<Size>,
+    /// In that many files, 1 to 16, 3 if nothing is said; the oldest goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_files: Option<u32>,
     /// Working directory inside the proc.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workdir: Option<PathBuf>,
@@ -122,6 +130,9 @@ pub struct ProcTable {
     /// Whether hibernation drops unchanged pages of files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_pages: Option<FilePages>,
+    /// What follows when what it slept with is damaged: a cold start, or the generation before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fallback: Option<Fallback>,
     /// Sleep only when told to.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub never_sleep: bool,
@@ -172,6 +183,7 @@ impl ProcTable {
             idle_ms: self.idle.map_or(usual.idle_ms, |t| t.0),
             park_after_ms: self.park_after.map_or(usual.park_after_ms, |t| t.0),
             archive_after_ms: self.archive_after.map_or(usual.archive_after_ms, |t| t.0),
+            archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.map_or(usual.tick_ms, |t| t.0),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,
@@ -179,6 +191,7 @@ impl ProcTable {
             prefetch: self.prefetch.is_none_or(|p| p.0),
             lazy: self.lazy.unwrap_or_default(),
             keep_files: self.file_pages == Some(FilePages::Keep),
+            fallback: self.fallback.unwrap_or_default(),
         };
         let image = match (self.tar, self.image) {
             (Some(tar), _) => Image::Tar(normal(&directory.join(tar)).into()),
@@ -208,6 +221,8 @@ impl ProcTable {
                 cpus: self.cpus,
                 pids: self.pids.unwrap_or_else(|| Limits::default().pids),
                 disk_bytes: self.disk.map(|size| size.0),
+                log_bytes: self.log_size.map_or(LOG_BYTES, |size| size.0),
+                log_files: self.log_files.unwrap_or(LOG_FILES),
             },
             timing,
             allow_setuid: self.allow_setuid,
@@ -292,6 +307,8 @@ impl ProcTable {
             mem: limits.memory_bytes.map(Size),
             cpus: limits.cpus,
             disk: limits.disk_bytes.map(Size),
+            log_size: (limits.log_bytes != LOG_BYTES).then_some(Size(limits.log_bytes)),
+            log_files: (limits.log_files != LOG_FILES).then_some(limits.log_files),
             pids: (limits.pids != Limits::default().pids).then_some(limits.pids),
             workdir,
             user,
@@ -312,6 +329,7 @@ impl ProcTable {
             prefetch: (timing.prefetch != usual.prefetch).then_some(Switch(timing.prefetch)),
             lazy: (timing.lazy != usual.lazy).then_some(timing.lazy),
             file_pages: timing.keep_files.then_some(FilePages::Keep),
+            fallback: (timing.fallback != usual.fallback).then_some(timing.fallback),
             never_sleep: timing.never,
             idle_dry_run: timing.dry_run,
             allow_setuid,

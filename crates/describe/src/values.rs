@@ -1,6 +1,6 @@
 //! Values of a `kip.toml`: read from the forms that people write, by the parsers of the command line, and written in one of them.
 
-use kip_types::spec::{PortSpec, Protocol, WakeOn, parse_duration_ms, parse_signal, parse_size};
+use kip_types::spec::{PortSpec, Protocol, WakeOn, parse_duration_ms, parse_host_addr, parse_signal, parse_size};
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -283,6 +283,8 @@ struct PortTable {
     port: u16,
     /// Port on the host; without it Kip chooses one.
     host_port: Option<u16>,
+    /// The one address of the host at which it is published; without it, all.
+    host_addr: Option<String>,
     /// Transport protocol.
     #[serde(default = "tcp")]
     proto: Protocol,
@@ -325,14 +327,17 @@ impl<'de> Visitor<'de> for PortForm {
     }
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Port, A::Error> {
         let table = PortTable::deserialize(de::value::MapAccessDeserializer::new(map))?;
-        let PortTable { port, host_port, proto, wake, private } = table;
-        if private && host_port.is_some() {
-            return Err(de::Error::custom("a private port has no port on the host: leave out host-port"));
+        let PortTable { port, host_port, host_addr, proto, wake, private } = table;
+        if private && (host_port.is_some() || host_addr.is_some()) {
+            return Err(de::Error::custom("a private port has no port on the host: leave out host-port and host-addr"));
         }
+        let bad = |text: String| format!("{text:?} is no address of a machine: write one as 127.0.0.1 or ::1");
+        let read = |text: String| parse_host_addr(&text).ok_or_else(|| de::Error::custom(bad(text)));
+        let host_addr = host_addr.map(read).transpose()?.flatten();
         if port == 0 || host_port == Some(0) {
             return Err(de::Error::custom("port 0 cannot be published: write 1 to 65535"));
         }
-        Ok(Port(PortSpec { proto, port, host_port, wake_on: wake, private }))
+        Ok(Port(PortSpec { proto, port, host_port, host_addr, wake_on: wake, private }))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::place::{Fault, Place};
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -15,6 +16,26 @@ const DEEPEST: usize = 100;
 pub struct Node {
     pub place: Place,
     pub value: Value,
+    read: Read,
+}
+
+/// What a reader has seen of a node.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Read {
+    /// It was asked for by its key, or handed out with its siblings.
+    taken: Cell<bool>,
+    /// Keys that it was asked for, of a map.
+    asked: RefCell<Vec<String>>,
+}
+
+/// A key that nobody asked for, of a map that was asked for others.
+#[derive(Debug, PartialEq)]
+pub struct Unread {
+    pub place: Place,
+    /// Keys that lead to it from the node that was looked through on.
+    pub path: Vec<String>,
+    /// What the map was asked for.
+    pub asked: Vec<String>,
 }
 
 /// A key of a map and what it leads to.
@@ -47,7 +68,7 @@ pub fn load(path: &Path, text: &str) -> Result<Node, Fault> {
         match loader.event(&mut next)? {
             (Event::StreamStart | Event::DocumentStart(_), _) => {}
             (Event::StreamEnd | Event::DocumentEnd, span) => {
-                return Ok(Node { place: loader.place(&span), value: Value::Null });
+                return Ok(Node { place: loader.place(&span), value: Value::Null, read: Read::default() });
             }
             (event, span) => return loader.node(event, span, &mut next, 0),
         }
@@ -106,7 +127,7 @@ impl Loader<'_> {
             Event::MappingStart(anchor, _) => (self.map(next, depth)?, anchor),
             _ => return Err(Fault::new(&place, "the YAML ends in the middle")),
         };
-        let node = Node { place, value };
+        let node = Node { place, value, read: Read::default() };
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -176,14 +197,45 @@ fn size(node: &Node) -> usize {
 }
 
 impl Node {
-    /// The entries of a map; none of anything else.
+    /// The entries of a map, none of anything else, for who looks at every key.
     pub fn entries(&self) -> &[Entry] {
-        if let Value::Map(entries) = &self.value { entries } else { &[] }
+        self.map().iter().for_each(|(_, _, value)| value.read.taken.set(true));
+        self.map()
     }
 
     /// What a key leads to.
     pub fn get(&self, key: &str) -> Option<&Node> {
-        self.entries().iter().find(|(known, ..)| known == key).map(|(_, _, value)| value)
+        self.read.asked.borrow_mut().push(key.to_owned());
+        let found = self.map().iter().find(|(known, ..)| known == key).map(|(_, _, value)| value);
+        found.inspect(|value| value.read.taken.set(true))
+    }
+
+    fn map(&self) -> &[Entry] {
+        if let Value::Map(entries) = &self.value { entries } else { &[] }
+    }
+
+    /// Keys below it that nobody asked for, but for those that begin with `x-`. A map of which nobody wanted any key is its
+    /// reader's affair: it has said what becomes of the whole.
+    pub fn unread(&self) -> Vec<Unread> {
+        let mut found = Vec::new();
+        self.look(&mut Vec::new(), &mut found);
+        found
+    }
+
+    fn look(&self, path: &mut Vec<String>, found: &mut Vec<Unread>) {
+        if let Value::List(list) = &self.value {
+            list.iter().for_each(|node| node.look(path, found));
+        }
+        let asked = self.read.asked.borrow();
+        for (key, place, value) in self.map().iter().filter(|(key, ..)| !key.starts_with("x-")) {
+            path.push(key.clone());
+            if value.read.taken.get() {
+                value.look(path, found);
+            } else if !asked.is_empty() {
+                found.push(Unread { place: place.clone(), path: path.clone(), asked: asked.clone() });
+            }
+            path.pop();
+        }
     }
 
     /// Changes every scalar that is no key.
@@ -228,6 +280,23 @@ mod tests {
         let Value::List(z) = &root.get("z").unwrap().value else { panic!() };
         assert_eq!((z[0].place.to_string().as_str(), &z[1].value), ("f:7:5", &Value::Null));
         assert_eq!(load(Path::new("f"), "").unwrap().value, Value::Null);
+    }
+
+    #[test]
+    fn what_nobody_asked_for_is_known() {
+        let yaml = "a: {b: 1, c: 2, x-d: 3}\ne: {f: 1}\ng: [{h: 1, i: 2}]\nk: 1\n";
+        let root = load(Path::new("f"), yaml).unwrap();
+        assert_eq!(root.unread(), [], "nobody looked");
+        assert_eq!(root.entries().len(), 4);
+        root.get("a").unwrap().get("b").unwrap();
+        let Value::List(g) = &root.get("g").unwrap().value else { panic!() };
+        assert_eq!((g[0].get("h").is_some(), g[0].get("z").is_some()), (true, false));
+        let told: Vec<_> = root
+            .unread()
+            .iter()
+            .map(|u| format!("{} {} of {}", u.place, u.path.join("."), u.asked.join(",")))
+            .collect();
+        assert_eq!(told, ["f:1:11 a.c of b", "f:3:12 g.i of h,z"]);
     }
 
     #[test]

@@ -5,12 +5,18 @@
 use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{Image, LONGEST_SECRET, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, bad_secret, parse_signal};
+use kip_types::spec::{
+    Image, LONGEST_SECRET, MOST_LOG_FILES, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, addresses_meet, bad_secret,
+    can_be_published_at, parse_signal,
+};
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
+/// Smallest file of a log: it holds what one read brings.
+const LOG_MIN_BYTES: u64 = 64 << 10;
 /// Smallest limit of disk space: less is mostly journal.
 pub const DISK_MIN_BYTES: u64 = 16 << 20;
 /// Most names that a proc has for others beside its own.
@@ -31,6 +37,7 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
     }
     if request.left_open.archive_after {
         request.spec.timing.archive_after_ms = defaults.archive_after_ms;
+        request.spec.timing.archive_by_default = defaults.archive_by_default;
         request.left_open.archive_after = false;
     }
     let checked = check(&request.spec).and_then(|()| check_secrets(request));
@@ -125,6 +132,13 @@ fn check(spec: &Spec) -> Result<(), String> {
     if let Some(bytes) = limits.disk_bytes.filter(|b| *b < DISK_MIN_BYTES) {
         return Err(format!("a limit of {bytes} bytes of disk space is too small: give at least {DISK_MIN_BYTES}"));
     }
+    if limits.log_bytes < LOG_MIN_BYTES {
+        let bytes = limits.log_bytes;
+        return Err(format!("log files of {bytes} bytes are too small: give at least {LOG_MIN_BYTES} by --log-size"));
+    }
+    if !(1..=MOST_LOG_FILES).contains(&limits.log_files) {
+        return Err(format!("a log has 1 to {MOST_LOG_FILES} files, not {} (--log-files)", limits.log_files));
+    }
     if limits.pids == 0 {
         return Err("a limit of 0 processes lets nothing run: give at least 1".to_owned());
     }
@@ -155,10 +169,13 @@ fn check_program(spec: &Spec) -> Result<(), String> {
 
 fn check_ports(spec: &Spec) -> Result<(), String> {
     let mut inside = BTreeSet::new();
-    let mut outside = BTreeSet::new();
+    let mut outside: Vec<(Protocol, u16, Option<IpAddr>)> = Vec::new();
     for port in &spec.ports {
-        if port.private && port.host_port.is_some() {
+        if port.private && (port.host_port.is_some() || port.host_addr.is_some()) {
             return Err(format!("{} port {} is private: it has no port on the host", port.proto, port.port));
+        }
+        if let Some(addr) = port.host_addr.filter(|addr| !can_be_published_at(*addr)) {
+            return Err(format!("{} port {} cannot be published at {addr}", port.proto, port.port));
         }
         if port.port == 0 || port.host_port == Some(0) {
             return Err("port 0 cannot be published".to_owned());
@@ -166,15 +183,14 @@ fn check_ports(spec: &Spec) -> Result<(), String> {
         if !inside.insert((port.proto, port.port)) {
             return Err(format!("{} port {} is published twice", port.proto, port.port));
         }
-        if let Some(host_port) = port.host_port
-            && !outside.insert((port.proto, host_port))
-        {
-            return Err(format!("{} host port {host_port} is asked for twice", port.proto));
-        }
+        let Some(host_port) = port.host_port else { continue };
+        outside.push((port.proto, host_port, port.host_addr));
     }
-    for probe in &spec.probes {
-        if !outside.insert((Protocol::Tcp, probe.host_port)) {
-            return Err(format!("tcp host port {} is asked for twice", probe.host_port));
+    outside.extend(spec.probes.iter().map(|probe| (Protocol::Tcp, probe.host_port, None)));
+    for (at, (proto, port, addr)) in outside.iter().enumerate() {
+        let same = |(p, n, a): &&(Protocol, u16, Option<IpAddr>)| (p, n) == (proto, port) && addresses_meet(*a, *addr);
+        if outside[..at].iter().any(|other| same(&other)) {
+            return Err(format!("{proto} host port {port} is asked for twice"));
         }
     }
     Ok(())

@@ -30,7 +30,7 @@ mod tokens;
 mod volumes;
 
 pub use lock::{DataLock, LockError};
-pub use remote::{Remote, RemoteError};
+pub use remote::{Remote, RemoteError, Tls};
 pub use routes::openapi;
 pub use server::{Ending, Hub, ServeError};
 pub use service::{ExecOutput, ExecSession, Feed, Service};

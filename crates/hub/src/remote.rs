@@ -25,7 +25,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -96,8 +96,36 @@ pub enum RemoteError {
 /// A listening TCP socket.
 pub struct Remote {
     listener: TcpListener,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     address: SocketAddr,
+}
+
+/// The certificate that is shown, and the files that it is read from.
+#[derive(Clone)]
+pub struct Tls {
+    cert: PathBuf,
+    key: PathBuf,
+    acceptor: Arc<RwLock<TlsAcceptor>>,
+}
+
+impl Tls {
+    fn read(cert: &Path, key: &Path) -> Result<Tls, RemoteError> {
+        let acceptor = Arc::new(RwLock::new(acceptor(cert, key)?));
+        Ok(Tls { cert: cert.to_owned(), key: key.to_owned(), acceptor })
+    }
+
+    /// Reads the files again; what is connected goes on.
+    ///
+    /// # Errors
+    /// They cannot be used: that of before is shown on.
+    pub fn read_again(&self) -> Result<(), RemoteError> {
+        *self.acceptor.write().expect("no holder of this lock panics") = acceptor(&self.cert, &self.key)?;
+        Ok(())
+    }
+
+    fn now(&self) -> TlsAcceptor {
+        self.acceptor.read().expect("no holder of this lock panics").clone()
+    }
 }
 
 impl Remote {
@@ -106,7 +134,7 @@ impl Remote {
         if tls.is_none() && !address.ip().is_loopback() {
             return Err(RemoteError::NotLoopback { address });
         }
-        let tls = tls.map(|(cert, key)| acceptor(cert, key)).transpose()?;
+        let tls = tls.map(|(cert, key)| Tls::read(cert, key)).transpose()?;
         let failed = |source| RemoteError::Listen { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -116,6 +144,11 @@ impl Remote {
     /// Where clients find it, for example `https://127.0.0.1:7070`.
     pub fn url(&self) -> String {
         format!("{}://{}", if self.tls.is_some() { "https" } else { "http" }, self.address)
+    }
+
+    /// Its certificate, if it has one.
+    pub fn tls(&self) -> Option<Tls> {
+        self.tls.clone()
     }
 
     /// Serves the API until `ending` becomes true and then what was begun. Dropped, it ends at once.
@@ -135,7 +168,7 @@ impl Remote {
             };
             match stream {
                 Ok((stream, _)) => {
-                    let (tls, router, ending) = (self.tls.clone(), router.clone(), ending.clone());
+                    let (tls, router, ending) = (self.tls.as_ref().map(Tls::now), router.clone(), ending.clone());
                     tasks.spawn(async move {
                         if let Err(e) = connection(stream, tls, router, ending).await {
                             tracing::debug!(error = %e, "a connection by TCP ended");

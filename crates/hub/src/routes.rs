@@ -16,7 +16,7 @@ use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
-    CheckRequest, CheckView, Code, ContentsView, Details, DetailsRequest, DownView, EXEC_PROTOCOL, Event,
+    CheckRequest, CheckView, Code, ContentsView, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL, Event,
     EventsRequest, ExecRequest, HealthView, Info, LogLine, LogsRequest, Moved, ProcView, Refusal, RemoveRequest,
     RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WakeRequest, WhyView,
 };
@@ -59,7 +59,7 @@ fn all<S: Service>() -> Routes<S> {
         .get("/v1/procs/{name}/logs", logs::<S>, doc("readLogs", "What a proc wrote, oldest first.").query::<LogsRequest>().lines::<LogLine>())
         .get("/v1/events", events::<S>, doc("readEvents", "What happened, oldest first. With `since` nothing is told twice and, as long as it is kept, nothing is missed.").query::<EventsRequest>().lines::<Event>())
         .get("/v1/info", info::<S>, doc("aboutDaemon", "About this daemon.").json::<Info>())
-        .post("/v1/down", down::<S>, doc("endDaemon", "Ends all procs and the daemon.").json::<DownView>())
+        .post("/v1/down", down::<S>, doc("endDaemon", "Ends all procs and the daemon; or parks them and ends the daemon.").query::<DownRequest>().json::<DownView>())
         .get("/v1/openapi.json", document::<S>, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
     let routes = crate::snapshots::routes(routes);
     let routes = crate::keys::routes(routes);
@@ -229,10 +229,13 @@ async fn info<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Info>> {
     Ok(Json(hub.service.info().await?))
 }
 
-async fn down<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<DownView>> {
+async fn down<S: Service>(
+    State(hub): State<Hub<S>>,
+    AskedQuery(how): AskedQuery<DownRequest>,
+) -> Answer<Json<DownView>> {
     let (service, ended) = (hub.service.clone(), hub.clone());
     let view = hub.operate(async move {
-        let view = service.down().await?;
+        let view = service.down(how).await?;
         // In the task: the daemon ends even if whoever asked did not wait.
         ended.went_down();
         Ok(view)

@@ -4,10 +4,11 @@
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
-    CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, ContentsView, Detail, Details, DownView, Event,
-    EventsRequest, ExecEnd, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogsRequest, MeterView,
-    Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView,
-    StartRequest, StopRequest, ValidateRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, ContentsView, Detail, Details, DownRequest,
+    DownView, Event, EventsRequest, ExecEnd, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
+    LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
+    SnapshotName, SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified, VerifyRequest, WakeRequest,
+    WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -179,6 +180,7 @@ pub trait Service: Send + Sync + 'static {
     /// About this daemon.
     fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;
 
-    /// Ends all procs, sleeping ones included, and what is kept running for them. After `Ok` the hub ends.
-    fn down(&self) -> impl Future<Output = Result<DownView, Refusal>> + Send;
+    /// Ends all procs, sleeping ones included, and what is kept running for them; or parks them and keeps what they need to come
+    /// back. After `Ok` the hub ends.
+    fn down(&self, how: DownRequest) -> impl Future<Output = Result<DownView, Refusal>> + Send;
 }

@@ -282,7 +282,7 @@ async fn down_answers_and_then_ends_the_hub() {
     let mut logs =
         client.logs(&name("web"), &LogsRequest { follow: true, tail: Some(0), ..Default::default() }).await.unwrap();
     assert_eq!(logs.next().await.unwrap().unwrap().text, "line 9");
-    assert_eq!(client.down().await.unwrap().ended, [name("web")]);
+    assert_eq!(client.down(&DownRequest::default()).await.unwrap().ended, [name("web")]);
     assert_eq!(served.ended.await.unwrap(), Ending::Down);
     assert!(logs.next().await.unwrap().is_none());
     let line = client.info().await.unwrap_err().to_string();

@@ -51,9 +51,7 @@ pub enum StartError {
         source: KeeperError,
     },
     /// It is of another kind.
-    #[error(
-        "the keeper of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: `kip down` with the old version first"
-    )]
+    #[error("the keeper of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: the next `kip up` replaces it")]
     Protocol {
         /// Its process id.
         pid: u32,
@@ -159,6 +157,32 @@ impl Keeper {
             Err(e) if nobody(&e) => Ok(None),
             Err(source) => Err(StartError::Connect { path: place.socket_path(), source }),
         }
+    }
+
+    /// Puts this program's keeper in the place of one that speaks another protocol, with all that it holds. Tells how many
+    /// descriptors that are; none if there is no such keeper. `any` of them: also one that speaks this protocol. It needs of the other
+    /// only what no protocol may change: see [`crate::protocol`]. Whoever is connected to the other has to connect anew.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other is as it was, unless it is the new one that does not start or does not take everything.
+    pub fn supersede(binary: &Path, dir: &Path, any: bool) -> Result<Option<usize>, StartError> {
+        let place = Place::open(dir, KIND)?;
+        let path = place.socket_path();
+        let socket = match place.connect(ANSWER_TIMEOUT) {
+            Ok(socket) => socket,
+            Err(e) if nobody(&e) => return Ok(None),
+            Err(source) => return Err(StartError::Connect { path, source }),
+        };
+        let (mut old, status) = meet(&place, socket)?;
+        if status.protocol == PROTOCOL && !any {
+            return Ok(None);
+        }
+        let untaken = |source| StartError::Ping { path: path.clone(), source };
+        let held = old.get(Select::Prefix(String::new())).map_err(untaken)?;
+        old.end().map_err(untaken)?;
+        let new = Keeper::connect_or_spawn(binary, dir)?;
+        new.put_many(held.iter().map(|(name, fd)| (name, fd.as_fd()))).map_err(untaken)?;
+        Ok(Some(held.len()))
     }
 
     /// Whether the keeper ran already when this was made.
@@ -328,19 +352,25 @@ impl Keeper {
         self.lock().done(&Request::Rename { from: from.to_owned(), to: to.to_owned() }, &[])
     }
 
+    /// Ends it and starts this program's in its place, as for another build of the same protocol; whoever asks something meanwhile waits.
+    /// The new one is empty, and everything has to be put again.
+    ///
+    /// # Errors
+    /// [`StartError`]; after one of an end that did not come it is as it was.
+    pub fn renew(&self) -> Result<(), StartError> {
+        let mut connection = self.lock();
+        let path = || self.dir.join("run").join(format!("{KIND}.sock"));
+        connection.end().map_err(|source| StartError::Ping { path: path(), source })?;
+        (*connection, _) = establish(&self.binary, &self.dir)?;
+        Ok(())
+    }
+
     /// Makes it let go of everything and end, and waits until it has.
     ///
     /// # Errors
     /// [`KeeperError`]; `Stuck` when it has not ended after 10 s.
     pub fn quit(&self) -> Result<(), KeeperError> {
-        let mut connection = self.lock();
-        connection.done(&Request::Quit, &[])?;
-        connection.socket = None;
-        match wait_for_end(connection.pidfd.as_fd(), Some(ANSWER_TIMEOUT)) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(KeeperError::Stuck),
-            Err(source) => Err(KeeperError::Answer { source }),
-        }
+        self.lock().end()
     }
 
     fn lock(&self) -> MutexGuard<'_, Connection> {
@@ -382,6 +412,16 @@ impl Connection {
         match self.call(request, fds)? {
             (Answer::Done { count }, _) => Ok(count),
             (other, _) => Err(self.unexpected(other)),
+        }
+    }
+
+    fn end(&mut self) -> Result<(), KeeperError> {
+        self.done(&Request::Quit, &[])?;
+        self.socket = None;
+        match wait_for_end(self.pidfd.as_fd(), Some(ANSWER_TIMEOUT)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(KeeperError::Stuck),
+            Err(source) => Err(KeeperError::Answer { source }),
         }
     }
 
@@ -447,8 +487,16 @@ fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartErro
     }
 }
 
-/// Makes a connection of a socket: finds out who is at the other end and that it answers.
+/// Makes a connection of a socket to a keeper that speaks our protocol.
 fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
+    match meet(place, socket)? {
+        (connection, status) if status.protocol == PROTOCOL => Ok(connection),
+        (Connection { pid, .. }, status) => Err(StartError::Protocol { pid, theirs: status.protocol }),
+    }
+}
+
+/// Finds out who is at the other end and that it answers.
+fn meet(place: &Place, socket: OwnedFd) -> Result<(Connection, Status), StartError> {
     let path = place.socket_path();
     let failed = |source: io::Error| StartError::Connect { path: path.clone(), source };
     let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|e| failed(e.into()))?;
@@ -458,8 +506,5 @@ fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
     let pidfd = pidfd_open(pid).map_err(gone)?;
     let mut connection = Connection { socket: Some(socket), pidfd, pid };
     let status = connection.ping().map_err(|source| StartError::Ping { path: path.clone(), source })?;
-    if status.protocol != PROTOCOL {
-        return Err(StartError::Protocol { pid, theirs: status.protocol });
-    }
-    Ok(connection)
+    Ok((connection, status))
 }

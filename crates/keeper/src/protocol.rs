@@ -4,6 +4,10 @@
 //! keeper until its last part (`more` is false) and takes effect at once then; a get is a snapshot whose further
 //! parts are asked for with [`Request::Next`]. A keeper outlives upgrades of its clients, so fields are only ever
 //! added, with defaults.
+//!
+//! What has to be changed otherwise gets another [`PROTOCOL`]. For good, in every protocol, stay as they are: [`Request::Ping`] with `pid`
+//! and `protocol` of its [`Status`], [`Request::Get`] of a prefix with [`Request::Next`], and [`Request::Quit`]: by these a daemon of any
+//! other version takes everything over ([`crate::Keeper::supersede`]).
 
 use serde::{Deserialize, Serialize};
 
@@ -156,18 +160,24 @@ pub struct Status {
     /// Its process id.
     pub pid: u32,
     /// Its version.
+    #[serde(default)]
     pub version: String,
     /// The version of its messages.
     pub protocol: u32,
     /// Names in use.
+    #[serde(default)]
     pub names: usize,
     /// Descriptors held.
+    #[serde(default)]
     pub descriptors: usize,
     /// Most descriptors it can hold.
+    #[serde(default)]
     pub limit: usize,
     /// Its memory is locked.
+    #[serde(default)]
     pub memory_locked: bool,
     /// The kernel will kill nearly anything else first when memory runs out.
+    #[serde(default)]
     pub oom_protected: bool,
 }
 
@@ -192,6 +202,22 @@ mod tests {
         for bad in ["", "a b", "a\"", "a\\", "\n", "ä", &"n".repeat(MAX_NAME + 1)] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
+    }
+
+    /// Other versions say these as they are written here.
+    #[test]
+    fn what_every_version_understands_never_changes() {
+        let said = |text: &str| serde_json::from_str::<Request>(text).unwrap();
+        assert_eq!(said(r#"{"op":"ping"}"#), Request::Ping);
+        assert_eq!(
+            said(r#"{"op":"get","select":{"prefix":""}}"#),
+            Request::Get { select: Select::Prefix(String::new()) }
+        );
+        assert_eq!(said(r#"{"op":"next"}"#), Request::Next);
+        assert_eq!(said(r#"{"op":"quit"}"#), Request::Quit);
+        let fds = Answer::Fds { names: vec!["a".to_owned()], more: true };
+        assert_eq!(serde_json::to_string(&fds).unwrap(), r#"{"re":"fds","names":["a"],"more":true}"#);
+        assert_eq!(serde_json::to_string(&Answer::Done { count: 1 }).unwrap(), r#"{"re":"done","count":1}"#);
     }
 
     #[test]

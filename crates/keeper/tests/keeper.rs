@@ -1,7 +1,7 @@
 //! The keeper as a process: started, filled, attacked and killed. Needs no privileges.
 
 use kip_keeper::place::Place;
-use kip_keeper::protocol::{Answer, MAX_MESSAGE, Refusal, Request, Select};
+use kip_keeper::protocol::{Answer, MAX_MESSAGE, MAX_PART, Refusal, Request, Select};
 use kip_keeper::resident::RunError;
 use kip_keeper::{Found, Keeper, KeeperError, StartError};
 use kip_sys::fdpass;
@@ -497,4 +497,56 @@ fn a_snapshot_is_of_one_moment() {
     keeper.drop_prefix("a/").unwrap();
     let Answer::Fds { names: rest, more: false } = ask(&slow, &Request::Next, &[]) else { panic!("a last part") };
     assert_eq!(names.len() + rest.len(), 300);
+}
+
+#[test]
+fn a_keeper_of_another_protocol_is_superseded_with_all_it_holds() {
+    let home = Home::new();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let many = 2 * MAX_PART + 1;
+    let old = home.keeper();
+    old.put_many((0..many).map(|n| (format!("web/{n:04}"), writer.as_fd()))).unwrap();
+    let (binary, pid) = (Path::new(BINARY), old.pid());
+    assert!(Keeper::supersede(binary, home.path(), false).unwrap().is_none(), "it speaks this protocol");
+    assert_eq!(home.keeper().pid(), pid);
+    assert_eq!(Keeper::supersede(binary, home.path(), true).unwrap(), Some(many));
+    let new = home.keeper();
+    assert_ne!(new.pid(), pid);
+    assert!(matches!(old.ping(), Err(KeeperError::Gone { .. })));
+    assert_eq!(new.found(), Found::Running);
+    assert_eq!(new.list("").unwrap().len(), many);
+    let held = new.get("web/0002").unwrap();
+    assert!(same_open_file_here(held[0].as_fd(), writer.as_fd()).unwrap());
+    drop((held, writer));
+    new.quit().unwrap();
+    assert_all_closed(reader);
+    assert!(Keeper::supersede(binary, home.path(), true).unwrap().is_none(), "there is none");
+}
+
+#[test]
+fn a_renewed_keeper_is_there_for_whoever_asks_meanwhile() {
+    let home = Home::new();
+    let keeper = home.keeper();
+    let (null, pid) = (File::open("/dev/null").unwrap(), keeper.pid());
+    keeper.put("web/old", &[null.as_fd()]).unwrap();
+    let (over, asked) = (std::sync::atomic::AtomicBool::new(false), std::sync::atomic::AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                keeper.put("web/new", &[null.as_fd()]).unwrap();
+                asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            }
+        });
+        let more = |n: usize| until("it is asked", || asked.load(std::sync::atomic::Ordering::SeqCst) > n);
+        more(10);
+        keeper.renew().unwrap();
+        more(asked.load(std::sync::atomic::Ordering::SeqCst) + 10);
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+    });
+    assert_ne!(keeper.pid(), pid);
+    assert_eq!(
+        keeper.list("").unwrap(),
+        [("web/new".to_owned(), 1)],
+        "what the old one held is its owners' to put again"
+    );
 }

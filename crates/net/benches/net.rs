@@ -51,7 +51,12 @@ fn measure() {
     }
     for (n, slot) in slots.iter().enumerate() {
         let port = 10_000 + 2 * n as u16;
-        let ports = [80, 443].map(|p| Forward { proto: Protocol::Tcp, host_port: Some(port + p / 443), port: p });
+        let ports = [80, 443].map(|p| Forward {
+            proto: Protocol::Tcp,
+            host_port: Some(port + p / 443),
+            host_addr: None,
+            port: p,
+        });
         timed(&mut publish, || nat.publish(*slot, &realm, &ports).unwrap());
     }
     let mut all = vec![];

@@ -5,6 +5,7 @@
 //!
 //! * A published port is reached from outside, from the host by any of its addresses, 127.0.0.1 and ::1 included, from
 //!   every proc by the host's addresses, from procs of its realm by the proc's own address as well.
+//! * One that is published at one address is reached by that address and no other; at a loopback address, by the host alone.
 //! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
 //!   listens on the host's loopback.
 //! * A proc cannot send from an address that is not its own.
@@ -25,6 +26,7 @@ use crate::rtnl::{How, Request, Rtnl, RtnlError, link_at};
 use conntrack::Flow;
 use elements::{Change, Element};
 pub use forwarding::ForwardingError;
+use kip_types::spec::addresses_meet;
 use kip_types::{Protocol, Realm};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
@@ -44,6 +46,8 @@ pub struct Forward {
     pub proto: Protocol,
     /// Port on the host; none for one that only procs of its realm reach.
     pub host_port: Option<u16>,
+    /// The one address of the host that leads to it; none for all.
+    pub host_addr: Option<IpAddr>,
     /// Port inside the proc.
     pub port: u16,
 }
@@ -121,6 +125,8 @@ struct State {
     nft: Connection,
     realms: BTreeMap<Realm, u32>,
     published: BTreeMap<Slot, Published>,
+    /// They are about to be removed for good.
+    over: bool,
 }
 
 impl Nat {
@@ -131,7 +137,7 @@ impl Nat {
         let rtnl = Rtnl::open().map_err(NatError::Links)?;
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
-        let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new() };
+        let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new(), over: false };
         let nat = Nat { instance, memory: memory.to_owned(), state: Mutex::new(state) };
         nat.sync(desired)?;
         forwarding::enable(instance, memory, uplinks)?;
@@ -212,6 +218,25 @@ impl Nat {
         let State { realms, published, .. } = &mut *state;
         realms.retain(|realm, _| published.values().any(|p| p.realm == *realm));
         Ok(())
+    }
+
+    /// Puts the rules back if somebody has taken them away, with a whole rule set, say. Tells whether it had to. A look costs some
+    /// microseconds.
+    pub fn mend(&self) -> Result<bool, NatError> {
+        let mut state = self.lock();
+        let table = self.instance.table();
+        let there = elements::is_there(&mut state.nft, &table);
+        if state.over || there.map_err(|source| NatError::Elements { table, source })? {
+            return Ok(false);
+        }
+        let all: Vec<_> = state.published.keys().flat_map(|s| state.elements_of(self.instance, *s)).collect();
+        self.nft(&ruleset::full(self.instance, &all))?;
+        Ok(true)
+    }
+
+    /// From now on nothing puts them back: [`Nat::remove`] follows.
+    pub fn close(&self) {
+        self.lock().over = true;
     }
 
     /// Removes the rules and ends this instance's need of forwarding; the last instance puts the machine's settings back.
@@ -318,7 +343,9 @@ fn refuse_clashes<'a>(others: impl Iterator<Item = &'a Published>, new: &Publish
     for other in others.filter(|o| o.slot != new.slot) {
         for forward in &new.ports {
             let Some(port) = forward.host_port else { continue };
-            let same = |o: &Forward| (o.proto, o.host_port) == (forward.proto, Some(port));
+            let same = |o: &Forward| {
+                (o.proto, o.host_port) == (forward.proto, Some(port)) && addresses_meet(o.host_addr, forward.host_addr)
+            };
             if other.ports.iter().any(same) {
                 return Err(NatError::PortTaken { port, proto: forward.proto, by: other.slot });
             }

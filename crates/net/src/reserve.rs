@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 
 /// Ports are chosen from here, below the usual ephemeral range (32768 to 60999), so that outgoing connections do not
@@ -20,6 +20,17 @@ const CHOICE: std::ops::RangeInclusive<u16> = 20_000..=32_767;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
+
+/// At which addresses of the host a port is reserved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    /// All, of IPv4 and IPv6.
+    All,
+    /// This one, which the machine has.
+    Only(IpAddr),
+    /// This one, which the machine may get later: after a boot, links come up when they do.
+    Expected(IpAddr),
+}
 
 /// A port of the host that nobody else can bind.
 #[derive(Debug)]
@@ -45,6 +56,9 @@ pub enum ReserveError {
         /// Who, for example `lighttpd (pid 123)`.
         by: String,
     },
+    /// The address is another machine's.
+    #[error("this machine has no address {0}")]
+    NoAddress(IpAddr),
     /// None is left.
     #[error("no {proto} port from {} to {} is free", CHOICE.start(), CHOICE.end())]
     NoneLeft {
@@ -64,13 +78,17 @@ pub enum ReserveError {
     },
 }
 
-/// Reserves a port for IPv4 and IPv6 at once, or one of the choice if none is given.
-pub fn reserve(proto: Protocol, port: Option<u16>) -> Result<Reservation, ReserveError> {
+/// Reserves a port, or one of the choice if none is given.
+pub fn reserve(proto: Protocol, at: At, port: Option<u16>) -> Result<Reservation, ReserveError> {
+    let failed = |port, e| match (e, at) {
+        (Errno::ADDRNOTAVAIL, At::Only(addr)) => ReserveError::NoAddress(addr),
+        _ => ReserveError::Failed { port, proto, source: e.into() },
+    };
     if let Some(port) = port {
-        return match try_bind(proto, port) {
+        return match bind_to(proto, at, port, false) {
             Ok(reservation) => Ok(reservation),
             Err(Errno::ADDRINUSE) => Err(ReserveError::Taken { port, proto, by: holder(proto, port) }),
-            Err(e) => Err(ReserveError::Failed { port, proto, source: e.into() }),
+            Err(e) => Err(failed(port, e)),
         };
     }
     let ephemeral = ephemeral_range();
@@ -80,10 +98,10 @@ pub fn reserve(proto: Protocol, port: Option<u16>) -> Result<Reservation, Reserv
     let candidates = (0..count).map(|i| CHOICE.start() + (start + i) % count);
     let outside = candidates.clone().filter(|p| !ephemeral.contains(p));
     for port in outside.chain(candidates.filter(|p| ephemeral.contains(p))) {
-        match try_bind(proto, port) {
+        match bind_to(proto, at, port, false) {
             Ok(reservation) => return Ok(reservation),
             Err(Errno::ADDRINUSE) => {}
-            Err(e) => return Err(ReserveError::Failed { port, proto, source: e.into() }),
+            Err(e) => return Err(failed(port, e)),
         }
     }
     Err(ReserveError::NoneLeft { proto })
@@ -92,7 +110,7 @@ pub fn reserve(proto: Protocol, port: Option<u16>) -> Result<Reservation, Reserv
 /// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. Nobody can reserve it meanwhile.
 pub fn listen(port: u16) -> Result<TcpListener, ReserveError> {
     let proto = Protocol::Tcp;
-    let listening = bind_to(proto, port, true).and_then(|bound| {
+    let listening = bind_to(proto, At::All, port, true).and_then(|bound| {
         rustix::net::listen(&bound.fd, BACKLOG)?;
         Ok(TcpListener::from(bound.fd))
     });
@@ -102,12 +120,8 @@ pub fn listen(port: u16) -> Result<TcpListener, ReserveError> {
     })
 }
 
-fn try_bind(proto: Protocol, port: u16) -> Result<Reservation, Errno> {
-    bind_to(proto, port, false)
-}
-
 /// With `again` also where connections of an earlier listener have not timed out yet.
-fn bind_to(proto: Protocol, port: u16, again: bool) -> Result<Reservation, Errno> {
+fn bind_to(proto: Protocol, at: At, port: u16, again: bool) -> Result<Reservation, Errno> {
     let kind = match proto {
         Protocol::Tcp => SocketType::STREAM,
         Protocol::Udp => SocketType::DGRAM,
@@ -123,14 +137,23 @@ fn bind_to(proto: Protocol, port: u16, again: bool) -> Result<Reservation, Errno
         bind(&fd, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
         Ok(fd)
     };
-    let fd = match both() {
-        // A machine without IPv6.
-        Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => {
-            let fd = open(AddressFamily::INET)?;
-            bind(&fd, &SocketAddr::from((Ipv4Addr::UNSPECIFIED, port)))?;
-            fd
+    let one = |addr: IpAddr, expected: bool| {
+        let fd = open(if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 })?;
+        match addr {
+            IpAddr::V4(_) => sockopt::set_ip_freebind(&fd, expected)?,
+            IpAddr::V6(_) => sockopt::set_ipv6_freebind(&fd, expected)?,
         }
-        other => other?,
+        bind(&fd, &SocketAddr::from((addr, port)))?;
+        Ok(fd)
+    };
+    let fd = match at {
+        At::Only(addr) => one(addr, false)?,
+        At::Expected(addr) => one(addr, true)?,
+        At::All => match both() {
+            // A machine without IPv6.
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) => one(Ipv4Addr::UNSPECIFIED.into(), false)?,
+            other => other?,
+        },
     };
     let port = SocketAddr::try_from(getsockname(&fd)?).map_or(port, |a| a.port());
     Ok(Reservation { fd, port, proto })
@@ -187,10 +210,10 @@ mod tests {
                 Protocol::Tcp => TcpListener::bind(("127.0.0.1", port)).is_err(),
                 Protocol::Udp => UdpSocket::bind(("127.0.0.1", port)).is_err(),
             };
-            let reservation = reserve(proto, None).unwrap();
+            let reservation = reserve(proto, At::All, None).unwrap();
             assert!(CHOICE.contains(&reservation.port));
             assert!(taken(reservation.port));
-            let error = reserve(proto, Some(reservation.port)).unwrap_err().to_string();
+            let error = reserve(proto, At::All, Some(reservation.port)).unwrap_err().to_string();
             assert!(error.contains(&format!("(pid {})", std::process::id())), "{error}");
             let port = reservation.port;
             drop(reservation);
@@ -200,13 +223,13 @@ mod tests {
 
     #[test]
     fn who_listens_again_has_the_port_to_itself() {
-        let reservation = reserve(Protocol::Tcp, None).unwrap();
+        let reservation = reserve(Protocol::Tcp, At::All, None).unwrap();
         let port = reservation.port;
         assert!(matches!(listen(port), Err(ReserveError::Taken { .. })));
         drop(reservation);
         let listener = listen(port).unwrap();
         assert!(matches!(listen(port), Err(ReserveError::Taken { .. })));
-        assert!(matches!(reserve(Protocol::Tcp, Some(port)), Err(ReserveError::Taken { .. })));
+        assert!(matches!(reserve(Protocol::Tcp, At::All, Some(port)), Err(ReserveError::Taken { .. })));
         // The one that closes first has to wait before its end of the connection is gone.
         let _client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
         drop(listener.accept().unwrap());
@@ -215,15 +238,33 @@ mod tests {
     }
 
     #[test]
+    fn one_address_is_reserved_and_the_others_are_not() {
+        let [one, other] = [[127, 0, 0, 1], [127, 0, 0, 2]].map(IpAddr::from);
+        let first = reserve(Protocol::Tcp, At::Only(one), None).unwrap();
+        let port = first.port;
+        assert!(TcpListener::bind((one, port)).is_err());
+        assert!(matches!(reserve(Protocol::Tcp, At::Only(one), Some(port)), Err(ReserveError::Taken { .. })));
+        assert!(matches!(reserve(Protocol::Tcp, At::All, Some(port)), Err(ReserveError::Taken { .. })));
+        let second = reserve(Protocol::Tcp, At::Only(other), Some(port)).unwrap();
+        assert_eq!(second.port, port);
+        // Of TEST-NET-2, which nobody has.
+        for absent in ["198.51.100.255", "2001:db8:5:ffff::ffff"].map(|a| a.parse().unwrap()) {
+            let error = reserve(Protocol::Udp, At::Only(absent), None).unwrap_err().to_string();
+            assert_eq!(error, format!("this machine has no address {absent}"));
+            reserve(Protocol::Udp, At::Expected(absent), None).unwrap();
+        }
+    }
+
+    #[test]
     fn a_listening_service_is_named() {
         let service = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = service.local_addr().unwrap().port();
-        match reserve(Protocol::Tcp, Some(port)) {
+        match reserve(Protocol::Tcp, At::All, Some(port)) {
             Err(ReserveError::Taken { by, .. }) => {
                 assert!(by.ends_with(&format!("(pid {})", std::process::id())), "{by}")
             }
             other => panic!("{other:?}"),
         }
-        assert_eq!(reserve(Protocol::Udp, Some(port)).unwrap().port, port);
+        assert_eq!(reserve(Protocol::Udp, At::All, Some(port)).unwrap().port, port);
     }
 }

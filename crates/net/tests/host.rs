@@ -3,7 +3,7 @@
 mod lab;
 
 use kip_net::nat::Forward;
-use kip_net::reserve::reserve;
+use kip_net::reserve::{At, reserve};
 use kip_net::{Nat, NetPool};
 use kip_types::{Protocol, Realm};
 use lab::*;
@@ -65,9 +65,10 @@ fn in_and_out() {
     let nat = Nat::open(i, MEMORY.as_ref(), &[], &[]).unwrap();
     pool.prefill(&[slot(1), slot(2)]);
     let ns = proc_with_server(&pool, 1, "a");
-    let tcp_port = reserve(Protocol::Tcp, None).unwrap();
-    let udp_port = reserve(Protocol::Udp, None).unwrap();
-    let ports = [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: Some(r.port), port: 80 });
+    let tcp_port = reserve(Protocol::Tcp, At::All, None).unwrap();
+    let udp_port = reserve(Protocol::Udp, At::All, None).unwrap();
+    let ports =
+        [&tcp_port, &udp_port].map(|r| Forward { proto: r.proto, host_port: Some(r.port), host_addr: None, port: 80 });
     nat.publish(ns.slot, &Realm::default(), &ports).unwrap();
     for host in ["127.0.0.1", "[::1]"] {
         assert!(tcp(&format!("{host}:{}", tcp_port.port), LONG).unwrap().starts_with("a "), "{host}");

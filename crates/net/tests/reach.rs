@@ -10,7 +10,9 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 
 fn both(host_port: u16) -> Vec<Forward> {
-    [Protocol::Tcp, Protocol::Udp].map(|proto| Forward { proto, host_port: Some(host_port), port: 80 }).to_vec()
+    [Protocol::Tcp, Protocol::Udp]
+        .map(|proto| Forward { proto, host_port: Some(host_port), host_addr: None, port: 80 })
+        .to_vec()
 }
 
 fn realm(name: &str) -> Realm {
@@ -241,6 +243,12 @@ fn rules_are_recovered_and_leave_nothing_behind() {
         reaches("127.0.0.1:8001", "a", None);
         reaches("127.0.0.1:8003", "c", None);
         within(procs[2].fd.as_fd(), || reaches(&format!("{}:80", procs[1].v4), "b", None));
+        // Or whoever looks.
+        assert!(!nat.mend().unwrap(), "they are there");
+        run("nft", "flush ruleset");
+        assert!(nat.mend().unwrap() && !nat.mend().unwrap());
+        reaches("127.0.0.1:8001", "a", None);
+        reaches("127.0.0.1:8003", "c", None);
 
         // A crash of everything but whoever holds the namespaces.
         std::mem::forget(pool);

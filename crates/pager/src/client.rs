@@ -5,10 +5,11 @@ mod looking;
 pub use looking::PeekedPage;
 
 use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Rebuilt, Request, Status, Woken};
+use crate::slots;
 use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};
 use kip_sys::fdpass;
-use kip_sys::process::pidfd_open;
+use kip_sys::process::{pidfd_open, wait_for_end};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub const KIND: &str = "pager";
 pub const MOST_WATCHED: usize = 200;
 /// How long one answer may take: much memory on a slow disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// It has ended its work when it answers; what is left is the kernel's.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Why the pager did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -35,14 +38,30 @@ pub enum PagerError {
     #[error("the pager is gone")]
     Gone(#[source] io::Error),
     /// It is of another kind.
-    #[error(
-        "the pager of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: `kip down` with the old version first"
-    )]
+    #[error("the pager of pid {pid} speaks protocol {theirs}, this program {PROTOCOL}: the next `kip up` replaces it")]
     Protocol {
         /// Its process id.
         pid: u32,
         /// Its protocol.
         theirs: u32,
+    },
+    /// It has memory of procs out in a form that this program does not know.
+    #[error(
+        "the pager of pid {pid} keeps memory of procs in a form that this version cannot read ({}): put the programs in place that were there \
+         before, then `kip down --park`, then these again; nothing is changed",
+        map.display()
+    )]
+    Unreadable {
+        /// Its process id.
+        pid: u32,
+        /// The slot map.
+        map: PathBuf,
+    },
+    /// It was to end, and has not.
+    #[error("the pager of pid {pid} speaks another protocol and does not end: end it by hand, then `kip up` again")]
+    DoesNotEnd {
+        /// Its process id.
+        pid: u32,
     },
     /// It refused.
     #[error("{0}")]
@@ -89,6 +108,33 @@ impl Pager {
                 }
                 Err(e) => return Err(e),
             }
+        }
+    }
+
+    /// Ends a pager that speaks another protocol, as if it had died, but in the middle of nothing: what it has out is taken up by the
+    /// next from where it lies, and who was held runs on. Tells its process id; none if there is no such pager. `any` of them: also
+    /// one that speaks this protocol. It needs of the other only what no protocol may change: see [`crate::protocol`].
+    ///
+    /// # Errors
+    /// See [`PagerError`]; the other is as it was.
+    pub fn supersede(&self, any: bool) -> Result<Option<u32>, PagerError> {
+        let Status { pid, protocol } = match self.call(&Request::Ping) {
+            Ok(Answer::Status(status)) => status,
+            Ok(other) => return Err(unexpected(&other)),
+            Err(PagerError::Gone(_)) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if protocol == PROTOCOL && !any {
+            return Ok(None);
+        }
+        if let Some(map) = slots::unreadable(&self.dir.join("procs")) {
+            return Err(PagerError::Unreadable { pid, map });
+        }
+        let pidfd = pidfd_open(pid).map_err(PagerError::Gone)?;
+        self.quit()?;
+        match wait_for_end(pidfd.as_fd(), Some(ENDS_WITHIN)) {
+            Ok(true) => Ok(Some(pid)),
+            _ => Err(PagerError::DoesNotEnd { pid }),
         }
     }
 

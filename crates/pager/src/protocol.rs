@@ -2,6 +2,10 @@
 //!
 //! A connection carries one request and its answer at a time; several connections are served at once. One that asked to
 //! [`Request::Follow`] gets [`Event`]s from then on.
+//!
+//! For good, in every protocol, stay as they are: [`Request::Ping`] with its [`Status`], and [`Request::Quit`] with [`Answer::Done`]: by these a
+//! daemon of any other version puts its own pager in place ([`crate::client::Pager::supersede`]). What is out passes from one to the other by
+//! the slot maps, whose form has a number of its own.
 
 use crate::deflate::Deflated;
 use crate::timers::Timer;
@@ -315,4 +319,19 @@ pub enum Event {
         /// How many.
         pages: u32,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other versions say these as they are written here.
+    #[test]
+    fn what_every_version_understands_never_changes() {
+        let said = |text: &str| serde_json::from_str::<Request>(text).unwrap();
+        assert_eq!((said(r#"{"do":"ping"}"#), said(r#"{"do":"quit"}"#)), (Request::Ping, Request::Quit));
+        let status = Answer::Status(Status { pid: 7, protocol: 5 });
+        assert_eq!(serde_json::to_string(&status).unwrap(), r#"{"is":"status","pid":7,"protocol":5}"#);
+        assert_eq!(serde_json::to_string(&Answer::Done).unwrap(), r#"{"is":"done"}"#);
+    }
 }

@@ -203,6 +203,19 @@ fn open(path: &Path, new: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(new).truncate(new).mode(0o600).open(path)
 }
 
+/// The first map below this directory of procs that this program cannot read, if there is one.
+pub(crate) fn unreadable(procs: &Path) -> Option<PathBuf> {
+    let below =
+        |directory: PathBuf| std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = below(procs.to_owned()).flat_map(|proc| below(proc.join("pager")));
+    let is_other = |map: &PathBuf| {
+        let mut magic = [0; 8];
+        let read = File::open(map).and_then(|file| file.read_exact_at(&mut magic, 0));
+        read.is_ok() && magic != MAGIC.to_le_bytes()
+    };
+    files.filter(|file| file.extension().is_some_and(|extension| extension == "map")).find(is_other)
+}
+
 impl SlotMap {
     /// A new map.
     ///

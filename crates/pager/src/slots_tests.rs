@@ -106,3 +106,16 @@ fn pages_before_one_are_those_whose_slots_follow_each_other() {
     assert_eq!(runs.before(9 * PAGE64, 99), Some((8 * PAGE64, 30, 2)), "not into one whose slots lie elsewhere");
     assert_eq!((runs.before(10 * PAGE64, 2), runs.before(0, 2)), (None, None));
 }
+
+#[test]
+fn a_map_of_another_form_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let pager = dir.path().join("web/pager");
+    std::fs::create_dir_all(&pager).unwrap();
+    assert_eq!(unreadable(dir.path()), None);
+    std::fs::write(pager.join("swap"), [7; 64]).unwrap();
+    std::fs::write(pager.join("space-1.map"), MAGIC.to_le_bytes()).unwrap();
+    assert_eq!(unreadable(dir.path()), None);
+    std::fs::write(pager.join("space-2.map"), [7; 64]).unwrap();
+    assert_eq!(unreadable(dir.path()), Some(pager.join("space-2.map")));
+}

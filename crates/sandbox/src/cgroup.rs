@@ -588,6 +588,6 @@ mod tests {
         for limits in small {
             assert!(matches!(check(&limits), Err(CgroupError::TooSmall { .. })), "{limits:?}");
         }
-        check(&Limits { memory_bytes: Some(1 << 20), cpus: Some(0.01), pids: 2, disk_bytes: None }).unwrap();
+        check(&Limits { memory_bytes: Some(1 << 20), cpus: Some(0.01), pids: 2, ..Limits::default() }).unwrap();
     }
 }

@@ -76,6 +76,24 @@ pub enum OpenError {
         #[source]
         source: std::io::Error,
     },
+    /// A profile of the AWS tools.
+    #[error("store {url}: profile {profile:?} {what}")]
+    Profile {
+        /// What was given.
+        url: String,
+        /// Its name.
+        profile: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file of the AWS tools.
+    #[error("{path}, where credentials of stores may be, cannot be read: {what}")]
+    ProfileFile {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        what: String,
+    },
     /// Half a pair of credentials, a file of certificates that cannot be read and the like.
     #[error("store {url} cannot be set up")]
     Setup {

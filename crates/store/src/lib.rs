@@ -134,8 +134,10 @@ impl Store {
     ///   finds them in the environment (`GOOGLE_*`, `AZURE_*`) or from the machine's identity.
     ///
     /// Credentials for S3 are the first that are found of [`Settings::credentials`], `AWS_ACCESS_KEY_ID` with
-    /// `AWS_SECRET_ACCESS_KEY` (and `AWS_SESSION_TOKEN`), a web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), a
-    /// container's (`AWS_CONTAINER_CREDENTIALS_*`), the instance's role. The files in `~/.aws` are not read.
+    /// `AWS_SECRET_ACCESS_KEY` (and `AWS_SESSION_TOKEN`), a web identity (`AWS_WEB_IDENTITY_TOKEN_FILE`, `AWS_ROLE_ARN`), the keys
+    /// of the profile (`AWS_PROFILE`, else `default`) in `~/.aws/credentials` and `~/.aws/config`
+    /// (`AWS_SHARED_CREDENTIALS_FILE`, `AWS_CONFIG_FILE`), a container's (`AWS_CONTAINER_CREDENTIALS_*`), the instance's role. A
+    /// profile's region counts after those of the environment.
     pub fn open(url: &str, settings: Settings) -> Result<Store, OpenError> {
         Ok(Store(match Address::parse(url)? {
             Address::Directory(path) => Backend::Directory(Directory::open(path, settings)?),

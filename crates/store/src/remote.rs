@@ -5,6 +5,7 @@
 //! is closed, and an upload in parts that is aborted in the background.
 
 pub(crate) mod open;
+mod profile;
 mod reading;
 mod swap;
 pub(crate) mod upload;

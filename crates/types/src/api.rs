@@ -158,11 +158,31 @@ pub struct Moved {
     pub already: bool,
 }
 
+/// What `POST /v1/down` may be asked with.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct DownRequest {
+    /// Park everyone instead of ending them. Nobody wakes until the next daemon runs, and then those that were awake do.
+    #[serde(default)]
+    pub park: bool,
+    /// With `park`: how long that may take, milliseconds; who is not parked by then is left as it is. Without it [`PARK_WITHIN_MS`].
+    #[serde(default)]
+    pub within_ms: Option<u64>,
+}
+
+/// How long all procs may take to be parked before a machine goes down, milliseconds.
+pub const PARK_WITHIN_MS: u64 = 90_000;
+
 /// What `POST /v1/down` answers. The daemon ends right after.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct DownView {
     /// The procs that were running or asleep and were ended.
     pub ended: Vec<ProcName>,
+    /// With `park`: those that are parked or archived now.
+    #[serde(default)]
+    pub asleep: Vec<ProcName>,
+    /// With `park`: those that run on, and why.
+    #[serde(default)]
+    pub awake: BTreeMap<ProcName, String>,
 }
 
 /// The last line of an ndjson answer that broke off: why it did.
@@ -185,6 +205,13 @@ pub struct PortView {
     pub host_addr: IpAddr,
     /// Port on the host; null for a private one.
     pub host_port: Option<u16>,
+}
+
+impl PortView {
+    /// The one address of the host at which it is published; none for all.
+    pub fn only_at(&self) -> Option<IpAddr> {
+        Some(self.host_addr).filter(|addr| !addr.is_unspecified())
+    }
 }
 
 /// Memory of a proc. Zero for a parked one.
@@ -369,6 +396,9 @@ pub struct WhyView {
     /// The data directory that has taken it over from the store, by its id there; null for a proc that is here.
     #[serde(default)]
     pub taken_over_by: Option<String>,
+    /// Why it runs on something else than the newest it slept with, and on what; null when it does not.
+    #[serde(default)]
+    pub fell_back: Option<String>,
     /// The volumes that pin it to this machine and data directory, a line for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pinned_by: Vec<String>,

@@ -18,5 +18,5 @@ pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use life::Restart;
 pub use lifecycle::{Generation, State, Tier};
 pub use name::{ProcName, Realm};
-pub use spec::{Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
+pub use spec::{Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
 pub use volume::{VolumeName, VolumeSource, VolumeSpec};

@@ -232,6 +232,11 @@ pub enum Input {
     Archived,
     /// The generation is on the local disk again, complete and read back.
     Fetched,
+    /// An older generation has taken the place of a damaged one, as the one after that.
+    FellBack {
+        /// Its number now.
+        generation: Generation,
+    },
     /// Another data directory has it.
     TakenOver,
     /// A wake event.
@@ -288,6 +293,7 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
         }
         (S::Parked { generation }, I::Archived) => S::Archived { generation: *generation },
         (S::Archived { generation }, I::Fetched) => S::Parked { generation: *generation },
+        (S::Stopped { .. }, I::FellBack { generation }) => S::Parked { generation },
         (S::Archived { generation }, I::TakenOver) => S::Elsewhere { generation: *generation },
         (S::Parked { generation }, I::Wake) => S::Waking { generation: *generation },
         (S::Waking { generation }, I::Woken { init, init_started }) => {
@@ -331,6 +337,7 @@ mod tests {
             Just(Input::ParkRefused),
             Just(Input::Archived),
             Just(Input::Fetched),
+            Just(Input::FellBack { generation: Generation(5) }),
             Just(Input::TakenOver),
             Just(Input::Wake),
             Just(Input::Woken { init: 8, init_started: 2 }),

@@ -6,9 +6,10 @@ use crate::life::{Hooks, Probe, Ready, Restart};
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -42,7 +43,7 @@ pub enum WakeOn {
     Data,
 }
 
-/// One declared port, `[HOST:]PORT[/tcp|/udp][,wake=data][,private]`.
+/// One declared port, `[ADDRESS:][HOST:]PORT[/tcp|/udp][,wake=data][,private]`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct PortSpec {
     /// Transport protocol.
@@ -51,6 +52,9 @@ pub struct PortSpec {
     pub port: u16,
     /// Port on the host; none asks Kip to choose one.
     pub host_port: Option<u16>,
+    /// The one address of the host at which it is published; none for all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "one_address")]
+    pub host_addr: Option<IpAddr>,
     /// What on this port wakes the proc.
     #[serde(default)]
     pub wake_on: WakeOn,
@@ -61,7 +65,16 @@ pub struct PortSpec {
 
 impl fmt::Display for PortSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.host_port.iter().try_for_each(|host| write!(f, "{host}:"))?;
+        match self.host_addr {
+            Some(IpAddr::V6(addr)) => write!(f, "[{addr}]:")?,
+            Some(IpAddr::V4(addr)) => write!(f, "{addr}:")?,
+            None => {}
+        }
+        match self.host_port {
+            Some(host) => write!(f, "{host}:")?,
+            None if self.host_addr.is_some() => f.write_str(":")?,
+            None => {}
+        }
         write!(f, "{}", self.port)?;
         f.write_str(if self.proto == Protocol::Udp { "/udp" } else { "" })?;
         f.write_str(if self.wake_on == WakeOn::Data { ",wake=data" } else { "" })?;
@@ -72,7 +85,7 @@ impl fmt::Display for PortSpec {
 /// A `--port` argument could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "port {0:?} is not valid: write [HOST:]PORT[/tcp|/udp][,wake=connect|data] or PORT,private, ports from 1 to 65535, for example 8080:80 or 53/udp"
+    "port {0:?} is not valid: write [ADDRESS:][HOST:]PORT[/tcp|/udp][,wake=connect|data] or PORT,private, ports from 1 to 65535, for example 8080:80, 127.0.0.1:8080:80 or 53/udp"
 )]
 pub struct BadPort(String);
 
@@ -97,15 +110,51 @@ impl FromStr for PortSpec {
             Some((ports, "udp")) => (ports, Protocol::Udp),
             Some(_) => return Err(bad()),
         };
-        let (host_port, port) = match ports.split_once(':') {
-            Some((host, port)) => (Some(number(host)?), number(port)?),
-            None => (None, number(ports)?),
+        let (outside, port) = ports.rsplit_once(':').map_or((None, ports), |(outside, port)| (Some(outside), port));
+        // The address may stand alone, with nothing for a port of Kip's choice, or with a port; only in brackets does one of
+        // IPv6 stand alone.
+        let (address, host) = match outside {
+            None => (None, None),
+            Some(alone) if alone.ends_with(']') || alone.parse::<Ipv4Addr>().is_ok() => (Some(alone), None),
+            Some(both) => {
+                let (address, host) = both.rsplit_once(':').map_or((None, both), |(a, h)| (Some(a), h));
+                (address, Some(host).filter(|host| !(host.is_empty() && address.is_some())))
+            }
         };
-        if private && host_port.is_some() {
+        let host_addr = address.map(|text| parse_host_addr(text).ok_or_else(bad)).transpose()?.flatten();
+        let host_port = host.map(number).transpose()?;
+        if private && (host_port.is_some() || address.is_some()) {
             return Err(bad());
         }
-        Ok(PortSpec { proto, port, host_port, wake_on, private })
+        Ok(PortSpec { proto, port: number(port)?, host_port, host_addr, wake_on, private })
     }
+}
+
+/// An address of the host at which a port may be published, IPv6 also in brackets; none within for all of them, `0.0.0.0` and `::`.
+pub fn parse_host_addr(text: &str) -> Option<Option<IpAddr>> {
+    let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let addr = if plain.len() == text.len() { plain.parse().ok()? } else { IpAddr::V6(plain.parse().ok()?) };
+    let addr = Some(addr.to_canonical()).filter(|addr| !addr.is_unspecified());
+    addr.is_none_or(can_be_published_at).then_some(addr)
+}
+
+/// Whether that one address may be published at: a link-local one of IPv6 means nothing without its link.
+pub fn can_be_published_at(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(v4) => !v4.is_multicast() && !v4.is_broadcast(),
+        IpAddr::V6(v6) => !v6.is_multicast() && !v6.is_unicast_link_local(),
+    }
+}
+
+/// Whether ports of these numbers at these addresses (none: all) are in each other's way.
+pub fn addresses_meet(one: Option<IpAddr>, other: Option<IpAddr>) -> bool {
+    one.is_none() || other.is_none() || one == other
+}
+
+/// As views have it, `0.0.0.0` is all of them.
+fn one_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<IpAddr>, D::Error> {
+    let addr = Option::<IpAddr>::deserialize(from)?.map(|addr| addr.to_canonical());
+    Ok(addr.filter(|addr| !addr.is_unspecified()))
 }
 
 /// The filesystem a proc starts from.
@@ -121,7 +170,14 @@ pub enum Image {
     Oci(OciImage),
 }
 
-/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited, except `pids`.
+/// Bytes of each file of a log, unless its owner says otherwise.
+pub const LOG_BYTES: u64 = 10 << 20;
+/// Files of a log, likewise.
+pub const LOG_FILES: u32 = 3;
+/// Most files of a log.
+pub const MOST_LOG_FILES: u32 = 16;
+
+/// What it may use at most: by cgroups, and by a file system of its own. None means unlimited, except `pids` and its log.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -133,11 +189,22 @@ pub struct Limits {
     pub pids: u32,
     /// Disk space of its own files, bytes: what it changes of its root file system. Not volumes, logs and what it sleeps in.
     pub disk_bytes: Option<u64>,
+    /// What it writes to its output is kept in files of so many bytes.
+    pub log_bytes: u64,
+    /// In so many files, 1 to 16; the oldest goes.
+    pub log_files: u32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { memory_bytes: None, cpus: None, pids: 4096, disk_bytes: None }
+        Limits {
+            memory_bytes: None,
+            cpus: None,
+            pids: 4096,
+            disk_bytes: None,
+            log_bytes: LOG_BYTES,
+            log_files: LOG_FILES,
+        }
     }
 }
 
@@ -194,6 +261,37 @@ impl FromStr for Lazy {
     }
 }
 
+/// What a proc falls back to when the newest generation that it slept with is damaged for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fallback {
+    /// A cold start on its newest files.
+    #[default]
+    Cold,
+    /// The newest older generation in the store that is whole, memory and files; a cold start if there is none.
+    Previous,
+}
+
+impl fmt::Display for Fallback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Fallback::Cold => "cold",
+            Fallback::Previous => "previous",
+        })
+    }
+}
+
+impl FromStr for Fallback {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "cold" => Ok(Fallback::Cold),
+            "previous" => Ok(Fallback::Previous),
+            _ => Err("write cold or previous".to_owned()),
+        }
+    }
+}
+
 /// When a proc sinks; all in milliseconds, DESIGN.md "Defaults".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
@@ -204,6 +302,10 @@ pub struct Timing {
     pub park_after_ms: u64,
     /// Parked this long: archive, where there is a store.
     pub archive_after_ms: u64,
+    /// Nobody has said when: then not to a store that is a local directory, and not while connections are open.
+    // Who recorded none of this had said when.
+    #[serde(default)]
+    pub archive_by_default: bool,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
     /// Never sleep by itself; `kip sleep` still works.
@@ -218,6 +320,8 @@ pub struct Timing {
     pub lazy: Lazy,
     /// Hibernation leaves clean pages of files in memory, where other procs may share them.
     pub keep_files: bool,
+    /// What follows when what it slept with cannot be woken.
+    pub fallback: Fallback,
 }
 
 impl Timing {
@@ -232,7 +336,8 @@ impl Default for Timing {
         Timing {
             idle_ms: 10_000,
             park_after_ms: 60_000,
-            archive_after_ms: 24 * 3600 * 1000,
+            archive_after_ms: 600_000,
+            archive_by_default: true,
             tick_ms: 60_000,
             never: false,
             dry_run: false,
@@ -240,6 +345,7 @@ impl Default for Timing {
             prefetch: true,
             lazy: Lazy::Auto,
             keep_files: false,
+            fallback: Fallback::Cold,
         }
     }
 }
@@ -434,6 +540,29 @@ mod tests {
         assert_eq!((p.proto, p.host_port, p.port), (Protocol::Tcp, Some(8080), 80));
         let p: PortSpec = "53/udp".parse().unwrap();
         assert_eq!((p.proto, p.host_port, p.port), (Protocol::Udp, None, 53));
+        for (text, host_addr, host_port) in [
+            ("127.0.0.1:8080:80", "127.0.0.1", Some(8080)),
+            ("127.0.0.1::80", "127.0.0.1", None),
+            ("[::1]:8080:80/udp,wake=data", "::1", Some(8080)),
+            ("[fd00::5]::80", "fd00::5", None),
+        ] {
+            let p: PortSpec = text.parse().unwrap();
+            assert_eq!((p.host_addr, p.host_port, p.port), (Some(host_addr.parse().unwrap()), host_port, 80), "{text}");
+            assert_eq!(p.to_string(), text);
+        }
+        for (text, same) in [
+            ("0.0.0.0:8080:80", "8080:80"),
+            ("[::]:8080:80", "8080:80"),
+            ("127.0.0.1:80", "127.0.0.1::80"),
+            ("[::1]:80", "[::1]::80"),
+            ("::1:8080:80", "[::1]:8080:80"),
+        ] {
+            assert_eq!(text.parse::<PortSpec>(), same.parse(), "{text}");
+        }
+        for bad in ["localhost:8080:80", "127.0.0.1:80,private", ":80", "127.0.0.1:0:80", "[fe80::1]:80:80", "1.2.3:80"]
+        {
+            assert!(bad.parse::<PortSpec>().is_err(), "{bad}");
+        }
         let p: PortSpec = "80/tcp,wake=data".parse().unwrap();
         assert_eq!((p.proto, p.wake_on), (Protocol::Tcp, WakeOn::Data));
         for bad in ["", "0", "80/sctp", "a:80", "70000", "80,wake=x", ":80"] {

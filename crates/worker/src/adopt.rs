@@ -6,7 +6,7 @@
 //! goes on, if not, it removes the record.
 
 use crate::Worker;
-use crate::archive::{self, Archive, HeadFailure, processor};
+use crate::archive::{self, Archive, HeadFailure, Whole, processor};
 use crate::events::now_ms;
 use crate::holdings::Holdings;
 use crate::kits::Kit;
@@ -144,17 +144,16 @@ impl Worker {
         let by_id = id.is_none() && head.name != *name;
         let name = if by_id { head.name.clone() } else { name.clone() };
         let failed = |message: String| Refusal::new(Code::Failed, format!("{name} cannot be taken over: {message}"));
-        let manifest = archive.manifest(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        // All of it is read: what cannot be read is left to whoever can.
+        let Whole { manifest, keys, stored_bytes } =
+            archive.read_to_take(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
+        archive.check_engine(&manifest.engine).map_err(|e| failed(chain(&e)))?;
         processor::check(&manifest.cpu_features).map_err(|e| failed(chain(&e)))?;
         let spec: Spec = serde_json::from_value(manifest.spec).map_err(|e| failed(format!("its spec: {e}")))?;
         let body: Body = serde_json::from_value(manifest.body).map_err(|e| failed(format!("its manifest: {e}")))?;
         if !spec.volumes.is_empty() || !body.volumes.is_empty() {
             return Err(pinned(&name, &head, &body));
         }
-        // All of it is read: what cannot be read is left to whoever can.
-        let ring = archive.keys();
-        let (keys, stored_bytes) =
-            archive.read_front_back(&ring, head.proc, front).await.map_err(|e| failed(chain(&e)))?;
         let archived = Archived { front, keys, body };
         if archived.body.home.is_none() {
             return Err(failed(

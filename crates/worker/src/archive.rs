@@ -16,6 +16,7 @@ mod ahead;
 mod cache;
 pub(crate) mod collect;
 mod demand;
+pub(crate) mod engine;
 mod export;
 mod fetch;
 mod files;
@@ -24,6 +25,7 @@ pub(crate) mod find;
 pub(crate) mod import;
 mod keys;
 mod look;
+pub(crate) mod place;
 pub(crate) mod processor;
 mod read_front;
 mod show;
@@ -37,10 +39,11 @@ mod upload;
 pub(crate) mod verify;
 
 pub(crate) use demand::{Brought, DemandError};
-use fetch::FetchError;
+pub(crate) use fetch::FetchError;
 pub(crate) use files::Own;
 pub(crate) use keys::KeyChangeError;
 pub(crate) use look::Stored;
+pub(crate) use read_front::Whole;
 pub(crate) use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};
@@ -67,6 +70,8 @@ const OWNER: &str = "owner";
 pub(crate) const ID: &str = "archive-id";
 /// The same of what it was before it was started anew, and when that was.
 const ENDED: &str = "archive-ended-";
+/// The same of what it was when nothing of that could be woken any more.
+const ASIDE: &str = "archive-aside-";
 const INDEX: &str = "index";
 /// A proc is not kept longer than this by a store that does not answer.
 const RETIRED_WITHIN: Duration = Duration::from_secs(10);
@@ -146,6 +151,8 @@ pub(crate) struct Archive {
     fetched: demand::Open,
     /// What came so far, by proc.
     accounts: account::Accounts,
+    /// What restores here; none where nothing is to be.
+    engine: Option<String>,
     /// Sealed bytes on the local disk, if there are to be any.
     cache: Option<Arc<cache::Cache>>,
     /// Read by who stores a generation, written by a collection that waits less than is usual.
@@ -195,6 +202,7 @@ impl Archive {
             heads: Mutex::default(),
             fetched: demand::Open::default(),
             accounts: account::Accounts::default(),
+            engine: None,
             cache: None,
             storing: tokio::sync::RwLock::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -206,6 +214,16 @@ impl Archive {
     pub(crate) fn with_cache(self, data: &Path, limit: Option<u64>) -> Archive {
         let none = self.store.is_directory().then_some(0);
         Archive { cache: cache::Cache::open(data, limit.or(none)), ..self }
+    }
+
+    /// With an engine that restores what comes from it.
+    pub(crate) fn with_engine(self, engine: String) -> Archive {
+        Archive { engine: Some(engine), ..self }
+    }
+
+    /// Whether that can be restored here at all.
+    pub(crate) fn check_engine(&self, there: &str) -> Result<(), engine::Unreadable> {
+        self.engine.as_deref().map_or(Ok(()), |here| engine::check(there, here))
     }
 
     /// What the cache takes on the disk, and what it may, bytes.
@@ -242,12 +260,21 @@ impl Archive {
         }
     }
 
+    /// The same for one that cannot be woken: what is in the store stays there, and this directory's, until the proc is removed.
+    pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
+        match fs::rename(dir.join(ID), dir.join(format!("{ASIDE}{}", crate::events::now_ms()))) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes out of the store what was noted, and this proc if `whole`. Tells what could not be done.
     pub(crate) async fn retire(&self, dir: &Path, whole: bool) -> Vec<String> {
         let names = fs::read_dir(dir).into_iter().flatten().flatten();
         let noted = names.filter(|entry| {
             let name = entry.file_name();
-            name.to_string_lossy().starts_with(ENDED) || whole && name == ID
+            let text = name.to_string_lossy();
+            text.starts_with(ENDED) || whole && (name == ID || text.starts_with(ASIDE))
         });
         let mut failed = Vec::new();
         if whole {

@@ -7,7 +7,8 @@
 //! 2. for each proc, or all that share a named volume: its directory and volumes while it goes on; then, while it stands still
 //!    ([`Still`]: parked, if it can sleep), what has changed since; then its generation, which does not change any more, by
 //!    links in `run/backup`, while it may wake again;
-//! 3. `backup.json`, the [`Note`]: without it a backup is not whole.
+//! 3. the data directory's own store, if that is where it archives;
+//! 4. `backup.json`, the [`Note`]: without it a backup is not whole.
 //!
 //! What is derived or lives only as long as a process is left out. A crash leaves `.NAME.kip-backup` beside the file, which the next
 //! backup to that name writes anew, and `run/backup`, which the next one or the next daemon removes; the proc that stood still
@@ -17,6 +18,7 @@ pub(crate) mod restore;
 
 use crate::Worker;
 use crate::archive::find::absolute;
+use crate::archive::place::OWN;
 use crate::events::now_ms;
 use crate::keys;
 use crate::machine::Machine;
@@ -88,6 +90,9 @@ pub(crate) struct Noted {
     pub(crate) name: ProcName,
     /// What it sleeps in, if that is in the backup.
     pub(crate) generation: Option<Generation>,
+    /// It is archived in the data directory's own store, which is in the backup.
+    #[serde(default)]
+    pub(crate) stored: bool,
 }
 
 /// There is no backup.
@@ -253,6 +258,11 @@ impl Worker {
         for (number, group) in groups.iter().enumerate() {
             backup.group(number, group)?;
         }
+        // After all who are archived there by now; what it has of them does not go for a day.
+        if backup.machine.data.join(OWN).is_dir() {
+            let data = backup.machine.data.clone();
+            backup.tar("store", &data, &[], &[PathBuf::from(OWN)])?;
+        }
         let left_out = left_out(&groups);
         backup.finish(growing, file, volumes + owned.len() as u64, left_out)
     }
@@ -293,7 +303,7 @@ impl Backup {
         let roots: Vec<PathBuf> = roots.iter().map(PathBuf::from).collect();
         self.tar("directories", &data, &["--no-recursion".into()], &roots)?;
         for name in names(&data)? {
-            if !["run", "cache", "procs", "volumes"].iter().any(|other| name == *other) {
+            if !["run", "cache", "procs", "volumes", OWN].iter().any(|other| name == *other) {
                 let part = name.to_string_lossy().into_owned();
                 self.tar(&part, &data, &[], &[PathBuf::from(name)])?;
             }
@@ -361,7 +371,8 @@ impl Backup {
             let (how, generation) = self.generation(&handle, &stilled, &mut linked)?;
             drop(still);
             procs.push(BackedUpProc { name: name.clone(), how, cause: stilled.runs, still_us: 0 });
-            self.noted.push(Noted { name, generation });
+            let stored = generation.is_none() && how == BackedUpAs::Asleep;
+            self.noted.push(Noted { name, generation, stored });
         }
         let still_us = begin.elapsed().as_micros() as u64;
         let links = self.scratch.join("links");
@@ -389,6 +400,7 @@ impl Backup {
         }
         match stilled.record.state {
             State::Parked { .. } => {}
+            State::Archived { .. } if self.has_own_store() => return Ok((BackedUpAs::Asleep, None)),
             State::Archived { .. } | State::Elsewhere { .. } => return Ok((BackedUpAs::InTheStore, None)),
             _ => return Ok((BackedUpAs::Stopped, None)),
         }
@@ -400,12 +412,18 @@ impl Backup {
         if files.map(|file| file.file_name()).any(|name| name.to_string_lossy().ends_with("-remote.table")) {
             let data = self.machine.data.clone();
             self.tar(&format!("memory of {}", handle.proc.name), &data, &[], &[inside.to_owned()])?;
-            return Ok((BackedUpAs::InTheStore, Some(generation)));
+            let how = if self.has_own_store() { BackedUpAs::Asleep } else { BackedUpAs::InTheStore };
+            return Ok((how, Some(generation)));
         }
         let link = self.scratch.join("links").join(inside);
         link_all(&local, &link).map_err(at(&local))?;
         linked.push(inside.to_owned());
         Ok((BackedUpAs::Asleep, Some(generation)))
+    }
+
+    /// The store that procs are archived in goes into the backup.
+    fn has_own_store(&self) -> bool {
+        self.machine.archive.as_ref().is_some_and(|archive| archive.is_at(&self.machine.data.join(OWN)))
     }
 
     fn tell(&mut self, progress: BackupProgress) -> Result<(), BackupFailure> {

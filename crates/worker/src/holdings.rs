@@ -1,4 +1,4 @@
-//! The descriptors of one proc that must outlive whoever uses them: pipes, port reservations, and of a parked proc sockets,
+//! The descriptors of one proc that must outlive whoever uses them: pipes, port reservations, listeners of probes, and of a parked proc sockets,
 //! namespaces and mounts. There are thousands of procs, so nothing is here that somebody else keeps alive anyway.
 //!
 //! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
@@ -21,6 +21,10 @@ pub(crate) mod key {
     pub(crate) const STATUS: &str = "io/status";
     /// Prefix of port reservations.
     pub(crate) const PORT: &str = "port/";
+    /// Prefix of the listeners of its probes, by port. They are there as long as the proc is.
+    pub(crate) const PROBE: &str = "probe/";
+    /// Prefixes of all that it has while it is not stopped.
+    pub(crate) const ALL_UP: [&str; 3] = [IO, PORT, ASLEEP];
     /// Prefix of all that is held only while the proc is parked.
     pub(crate) const ASLEEP: &str = "asleep/";
     /// Network namespace of a parked proc. While it has processes these have it.
@@ -87,7 +91,7 @@ impl Holdings {
         self.lock().get(key).cloned()
     }
 
-    /// Lets all with that prefix go, here and in the keeper; `""` is everything.
+    /// Lets all with that prefix go, here and in the keeper.
     pub(crate) fn drop_prefix(&self, prefix: &str) -> Result<(), KeeperError> {
         self.lock().retain(|k, _| !k.starts_with(prefix));
         self.keeper.drop_prefix(&format!("{}{prefix}", self.prefix)).map(|_| ())

@@ -86,7 +86,7 @@ fn exposed(text: &str) -> Option<PortSpec> {
         Some(_) => return None,
     };
     let port = port.parse().ok().filter(|port| *port != 0)?;
-    Some(PortSpec { proto, port, host_port: None, wake_on: WakeOn::Connect, private: false })
+    Some(PortSpec { proto, port, host_port: None, host_addr: None, wake_on: WakeOn::Connect, private: false })
 }
 
 impl Worker {

@@ -69,6 +69,7 @@ pub mod record;
 mod recover;
 mod rehearse;
 mod renew;
+mod rest;
 mod secrets;
 mod snapshots;
 mod start;
@@ -89,7 +90,7 @@ pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};
 
 use crate::machine::Machine;
-use crate::metrics::Moment;
+use crate::metrics::{Moment, Process};
 use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::state::Record;
@@ -296,6 +297,8 @@ impl Worker {
                 wanted_bytes: machine.pressure.wanted_bytes(),
                 cache: archive.and_then(|archive| archive.cache_use()),
                 store: archive.map(|archive| archive.store_use()),
+                refused: machine.pressure.refused(),
+                process: Process::read(),
             };
             machine.metrics.text(moment)
         })

@@ -1,9 +1,11 @@
-//! What a proc has used: time and memory by tier, CPU time, connections, wakes.
+//! What a proc has used, by tier: time, memory, CPU time, connections, wakes.
 //!
 //! Memory of a running proc is what its cgroup holds, looked at whenever its task looks anyway (once a second) and taken to change
 //! evenly in between; of a sleeper it is what was left when it fell asleep, which does not change. So nothing is ever measured, and
 //! nobody wakes, for the meter's sake alone. CPU time and connections are the kernel's own counters of its cgroup and its network
-//! namespace, which outlive sleeps; a counter that went back is that of another.
+//! namespace, which outlive sleeps; a counter that went back is that of another. They are read when a proc changes its tier, so that each
+//! tier has its own: what was used in it, the work of the wake that ended it, and connections that came to a sleeper, for those woke it.
+//! Connections that Kip itself makes, to see whether a proc is ready or well, are left out.
 //!
 //! It is written with each state of the record, and once a minute while the proc runs. What a daemon that is killed had not written is
 //! counted by the next: the tier is the recorded one, the counters are the kernel's. Lost are, of a proc that is gone by then, its time
@@ -25,13 +27,30 @@ mod marks;
 /// While a proc runs its meter is written at least this often.
 pub(crate) const WRITE_EVERY: Duration = Duration::from_secs(60);
 
-/// Time and memory in one tier.
+/// Use of one tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 struct InTier {
     /// Microseconds.
     us: u64,
     /// Bytes times seconds.
     byte_seconds: f64,
+    cpu_ns: u64,
+    connections: u64,
+    datagrams: u64,
+}
+
+impl InTier {
+    /// Each with its counterpart.
+    fn with(self, other: InTier, counts: impl Fn(u64, u64) -> u64, sizes: impl Fn(f64, f64) -> f64) -> InTier {
+        InTier {
+            us: counts(self.us, other.us),
+            byte_seconds: sizes(self.byte_seconds, other.byte_seconds),
+            cpu_ns: counts(self.cpu_ns, other.cpu_ns),
+            connections: counts(self.connections, other.connections),
+            datagrams: counts(self.datagrams, other.datagrams),
+        }
+    }
 }
 
 /// A counter of the kernel's, over all that have counted for the proc one after the other.
@@ -43,10 +62,13 @@ struct Grown {
 }
 
 impl Grown {
-    fn look(&mut self, shows: u64) {
+    /// Gives what has been added.
+    fn look(&mut self, shows: u64) -> u64 {
         // One that went back began anew.
-        self.total += if shows >= self.seen { shows - self.seen } else { shows };
+        let grown = if shows >= self.seen { shows - self.seen } else { shows };
         self.seen = shows;
+        self.total += grown;
+        grown
     }
 }
 
@@ -64,7 +86,11 @@ pub(crate) struct Kept {
     /// What it holds in this tier, bytes; none before the first look in it.
     level: Option<u64>,
     tiers: BTreeMap<Tier, InTier>,
+    /// The deepest that it has slept in since the last look at its connections; none if it only ran.
+    slept_in: Option<Tier>,
     cpu_ns: Grown,
+    /// Processes that were killed for want of memory.
+    oom_kills: Grown,
     connections: Grown,
     /// Connections that were made from within.
     outward: Grown,
@@ -84,6 +110,8 @@ struct Live {
     gap: Duration,
     /// In this tier, for which no level is known yet.
     unlevelled: Duration,
+    /// Connections of our own that the kernel has yet to count.
+    own: u64,
 }
 
 impl Live {
@@ -110,6 +138,29 @@ impl Live {
         }
         kept.level = level.or(kept.level);
     }
+
+    /// Takes what the counters of its network namespace show: connections made to it and from within, datagrams that came.
+    fn came(&mut self, accepted: u64, outward: u64, datagrams: u64) {
+        let Live { kept, own, .. } = self;
+        let mut came = kept.connections.look(accepted);
+        let outward = kept.outward.look(outward);
+        let datagrams = kept.datagrams.look(datagrams);
+        let mut nobodys = 0;
+        if std::mem::take(&mut kept.engine) {
+            // To find out about the kernel CRIU connects to itself there; so do reset connections that are made anew.
+            nobodys = outward.min(came);
+        }
+        let ours = (*own).min(came - nobodys);
+        *own -= ours;
+        came -= nobodys + ours;
+        kept.connections.total -= nobodys + ours;
+        let tier = kept.tiers.entry(kept.slept_in.unwrap_or(Tier::Hot)).or_default();
+        tier.connections += came;
+        tier.datagrams += datagrams;
+        if kept.tier == Some(Tier::Hot) {
+            kept.slept_in = None;
+        }
+    }
 }
 
 /// The meter of one proc.
@@ -128,7 +179,8 @@ impl Meter {
             return Meter::new(now_ms);
         }
         let gap = Duration::from_millis(now_ms.saturating_sub(kept.at_ms));
-        Meter(Mutex::new(Live { kept, at: Instant::now(), gap, unlevelled: Duration::ZERO }))
+        let kept = kept.with_all_in_tiers();
+        Meter(Mutex::new(Live { kept, at: Instant::now(), gap, unlevelled: Duration::ZERO, own: 0 }))
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
@@ -142,8 +194,19 @@ impl Meter {
         let before = live.kept.tier;
         if before != tier {
             (live.kept.tier, live.kept.level, live.unlevelled) = (tier, None, Duration::ZERO);
+            live.kept.slept_in = match tier {
+                // From the store it comes by way of the disk.
+                Some(asleep) if asleep != Tier::Hot => live.kept.slept_in.max(tier),
+                Some(_) => live.kept.slept_in,
+                None => None,
+            };
         }
         before
+    }
+
+    /// The tier that it is in.
+    fn tier(&self) -> Option<Tier> {
+        self.live().kept.tier
     }
 
     /// What it holds now where its tier has it: memory, the local disk, the store.
@@ -170,29 +233,36 @@ impl Meter {
     pub(crate) fn cpu(&self, read: impl FnOnce() -> Option<u64>) -> Option<u64> {
         let mut live = self.live();
         let ns = read()?;
-        live.kept.cpu_ns.look(ns);
+        let kept = &mut live.kept;
+        let grown = kept.cpu_ns.look(ns);
+        // Starting and ending it is work of a running one.
+        let asleep = kept.tier.filter(|tier| *tier != Tier::Hot);
+        let tier = asleep.max(asleep.and(kept.slept_in)).unwrap_or(Tier::Hot);
+        kept.tiers.entry(tier).or_default().cpu_ns += grown;
         Some(ns)
+    }
+
+    /// Likewise, of its cgroup.
+    fn killed(&self, read: impl FnOnce() -> u64) {
+        self.live().kept.oom_kills.look(read());
+    }
+
+    /// Processes that were killed for want of memory, as far as was looked.
+    pub(crate) fn oom_kills(&self) -> u64 {
+        self.live().kept.oom_kills.total
     }
 
     /// Its cgroup is gone: the next one counts from nothing.
     pub(crate) fn without_cgroup(&self) {
-        self.live().kept.cpu_ns.seen = 0;
+        let mut live = self.live();
+        (live.kept.cpu_ns.seen, live.kept.oom_kills.seen) = (0, 0);
     }
 
     /// Takes what the counters of its network namespace show, likewise, and gives it back.
     pub(crate) fn traffic(&self, read: impl FnOnce() -> Option<Traffic>) -> Option<Traffic> {
         let mut live = self.live();
         let traffic = read()?;
-        let kept = &mut live.kept;
-        let [inward, outward] = [kept.connections.total, kept.outward.total];
-        kept.connections.look(traffic.accepted());
-        kept.outward.look(traffic.opened_from_within());
-        kept.datagrams.look(traffic.datagrams_received());
-        if std::mem::take(&mut kept.engine) {
-            // To find out about the kernel CRIU connects to itself there; so do reset connections that are made anew.
-            let own = (kept.outward.total - outward).min(kept.connections.total - inward);
-            kept.connections.total -= own;
-        }
+        live.came(traffic.accepted(), traffic.opened_from_within(), traffic.datagrams_received());
         Some(traffic)
     }
 
@@ -201,6 +271,12 @@ impl Meter {
         let mut live = self.live();
         let kept = &mut live.kept;
         (kept.connections.seen, kept.outward.seen, kept.datagrams.seen) = (0, 0, 0);
+    }
+
+    /// A connection of our own is about to be made to it, which does not count. To be told when it is.
+    pub(crate) fn own_connection(&self) -> OwnConnection<'_> {
+        self.live().own += 1;
+        OwnConnection { meter: self, made: false }
     }
 
     /// CRIU is about to work in its network namespace, while the program stands still.
@@ -239,17 +315,61 @@ impl Meter {
     }
 }
 
+/// A connection of our own. One that is dropped before it is made is none.
+#[derive(Debug)]
+pub(crate) struct OwnConnection<'a> {
+    meter: &'a Meter,
+    made: bool,
+}
+
+impl OwnConnection<'_> {
+    pub(crate) fn made(mut self) {
+        self.made = true;
+    }
+}
+
+impl Drop for OwnConnection<'_> {
+    fn drop(&mut self) {
+        if self.made {
+            return;
+        }
+        let mut live = self.meter.live();
+        if live.own > 0 {
+            live.own -= 1;
+        } else {
+            // Somebody else's was taken for it.
+            live.kept.connections.total += 1;
+            live.kept.tiers.entry(Tier::Hot).or_default().connections += 1;
+        }
+    }
+}
+
 impl Kept {
+    /// What an earlier version has not told apart was used by a running one.
+    fn with_all_in_tiers(mut self) -> Kept {
+        let sum = |of: fn(&InTier) -> u64| self.tiers.values().map(of).sum::<u64>();
+        let cpu_ns = self.cpu_ns.total.saturating_sub(sum(|used| used.cpu_ns));
+        let connections = self.connections.total.saturating_sub(sum(|used| used.connections));
+        let datagrams = self.datagrams.total.saturating_sub(sum(|used| used.datagrams));
+        if cpu_ns + connections + datagrams > 0 {
+            let hot = self.tiers.entry(Tier::Hot).or_default();
+            hot.cpu_ns += cpu_ns;
+            hot.connections += connections;
+            hot.datagrams += datagrams;
+        }
+        self
+    }
+
     /// What was used between `then` and this.
     fn after(mut self, then: &Kept) -> Kept {
         self.since_ms = then.at_ms;
         for (tier, was) in &then.tiers {
             let is = self.tiers.entry(*tier).or_default();
-            is.us = is.us.saturating_sub(was.us);
-            is.byte_seconds = (is.byte_seconds - was.byte_seconds).max(0.0);
+            *is = is.with(*was, u64::saturating_sub, |is, was| (is - was).max(0.0));
         }
         let counters = [
             (&mut self.cpu_ns, then.cpu_ns),
+            (&mut self.oom_kills, then.oom_kills),
             (&mut self.connections, then.connections),
             (&mut self.datagrams, then.datagrams),
         ];
@@ -264,8 +384,14 @@ impl Kept {
     }
 
     fn view(self, of: &Proc, state: &str) -> MeterView {
-        let in_tier =
-            |(tier, used): (Tier, InTier)| TierMeterView { tier, time_us: used.us, byte_seconds: used.byte_seconds };
+        let in_tier = |(tier, used): (Tier, InTier)| TierMeterView {
+            tier,
+            time_us: used.us,
+            byte_seconds: used.byte_seconds,
+            cpu_us: used.cpu_ns / 1000,
+            connections: used.connections,
+            datagrams: used.datagrams,
+        };
         let wakes = self.wakes.into_iter().flat_map(|(from, by)| {
             by.into_iter().filter(|(_, count)| *count > 0).map(move |(trigger, count)| WakesView {
                 from,
@@ -280,10 +406,11 @@ impl Kept {
             from_ms: self.since_ms,
             to_ms: self.at_ms,
             held_bytes: self.level.filter(|_| self.tier.is_some()).unwrap_or(0),
-            tiers: self.tiers.into_iter().filter(|(_, used)| used.us > 0).map(in_tier).collect(),
+            tiers: self.tiers.into_iter().filter(|(_, used)| *used != InTier::default()).map(in_tier).collect(),
             cpu_us: self.cpu_ns.total / 1000,
             connections: self.connections.total,
             datagrams: self.datagrams.total,
+            oom_kills: self.oom_kills.total,
             wakes: wakes.collect(),
         }
     }
@@ -326,6 +453,10 @@ pub(crate) struct Stored {
 impl Proc {
     /// Writes its record, and with it its meter, which is in the record's tier from now on.
     pub(crate) fn write_record(&self, record: &Record, durability: Durability) -> Result<(), RecordError> {
+        if self.meter.tier() != record.state.tier() {
+            // Until now it was used in the tier that it leaves.
+            self.look_for_cpu();
+        }
         let before = self.meter.enter(record.state.tier());
         let kept = self.meter.kept();
         let written = record::write_state(&self.dir, &Written { record, meter: &kept }, durability);
@@ -349,7 +480,11 @@ impl Proc {
 
     /// What its cgroup has counted until now.
     pub(crate) fn look_for_cpu(&self) -> Option<u64> {
-        self.meter.cpu(|| self.cgroup.cpu_ns().ok())
+        let cpu_ns = self.meter.cpu(|| self.cgroup.cpu_ns().ok());
+        if cpu_ns.is_some() {
+            self.meter.killed(|| self.cgroup.oom_kills());
+        }
+        cpu_ns
     }
 }
 
@@ -359,7 +494,7 @@ mod tests {
 
     fn live(tier: Tier) -> Live {
         let kept = Kept { since_ms: 1, at_ms: 1, tier: Some(tier), ..Kept::default() };
-        Live { kept, at: Instant::now(), gap: Duration::ZERO, unlevelled: Duration::ZERO }
+        Live { kept, at: Instant::now(), gap: Duration::ZERO, unlevelled: Duration::ZERO, own: 0 }
     }
 
     fn area(live: &Live, tier: Tier) -> (u64, f64) {
@@ -400,14 +535,67 @@ mod tests {
     #[test]
     fn counters_that_begin_anew_are_neither_lost_nor_counted_twice() {
         let mut cpu = Grown::default();
-        [10, 25, 25, 5, 9].into_iter().for_each(|shows| cpu.look(shows));
-        assert_eq!(cpu.total, 25 + 9);
+        let grown: u64 = [10, 25, 25, 5, 9].into_iter().map(|shows| cpu.look(shows)).sum();
+        assert_eq!((cpu.total, grown), (25 + 9, 25 + 9));
         let meter = Meter::new(1);
         meter.cpu(|| Some(40));
         meter.without_cgroup();
         meter.cpu(|| Some(60));
         meter.cpu(|| None);
         assert_eq!(meter.live().kept.cpu_ns.total, 100, "another cgroup, which has used more than the first by now");
+    }
+
+    #[test]
+    fn each_tier_has_its_own_cpu_time() {
+        let meter = Meter::new(1);
+        let step = |tier, ns| {
+            meter.cpu(|| Some(ns));
+            meter.enter(tier);
+        };
+        step(Some(Tier::Hot), 5); // its start
+        step(Some(Tier::Hibernated), 105);
+        step(Some(Tier::Hot), 112); // its wake
+        step(Some(Tier::Archived), 212);
+        step(Some(Tier::Parked), 213);
+        step(Some(Tier::Hot), 243);
+        step(None, 250);
+        meter.cpu(|| Some(252)); // its end
+        let kept = meter.kept();
+        let cpu = |tier| kept.tiers.get(&tier).map(|used| used.cpu_ns);
+        assert_eq!(cpu(Tier::Hot), Some(5 + 100 + 100 + 7 + 2));
+        assert_eq!((cpu(Tier::Hibernated), cpu(Tier::Archived)), (Some(7), Some(31)), "by way of the disk");
+        assert_eq!(kept.cpu_ns.total, 252);
+    }
+
+    #[test]
+    fn our_own_connections_do_not_count() {
+        let meter = Meter::new(1);
+        meter.enter(Some(Tier::Hot));
+        let own = meter.own_connection();
+        let look = |accepted| meter.live().came(accepted, 0, 0);
+        look(0);
+        own.made();
+        assert_eq!(meter.kept().connections.total, 0);
+        look(3);
+        assert_eq!(meter.kept().connections.total, 2);
+        let given_up = meter.own_connection();
+        look(5);
+        assert_eq!(meter.kept().connections.total, 3, "one of them may be ours");
+        drop(given_up);
+        assert_eq!((meter.kept().connections.total, meter.kept().tiers[&Tier::Hot].connections), (4, 4));
+        meter.enter(Some(Tier::Parked));
+        meter.enter(Some(Tier::Hot));
+        look(6);
+        look(8);
+        let tiers = meter.kept().tiers;
+        assert_eq!((tiers[&Tier::Parked].connections, tiers[&Tier::Hot].connections), (1, 6), "the first woke it");
+    }
+
+    #[test]
+    fn what_an_earlier_version_counted_is_kept() {
+        let old = r#"{"since_ms": 5, "at_ms": 9, "cpu_ns": {"total": 70, "seen": 70}, "tiers": {"hot": {"us": 4, "byte_seconds": 1.0}}}"#;
+        let meter = Meter::taken_up(serde_json::from_str(old).unwrap(), 9);
+        assert_eq!(meter.kept().tiers[&Tier::Hot].cpu_ns, 70);
     }
 
     #[test]

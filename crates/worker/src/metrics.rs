@@ -4,11 +4,14 @@
 //! what is known anyway: no file of a proc is read and nobody wakes. `docs/metrics.md` lists them all.
 
 mod moment;
+mod process;
 
 pub(crate) use moment::{Moment, ProcNow};
+pub(crate) use process::Process;
 
 use crate::meter;
 use kip_types::Tier;
+use kip_types::lifecycle::Exit;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -42,14 +45,19 @@ fn seconds(us: u64) -> f64 {
 
 const SLEEPS: [Tier; 3] = [Tier::Hibernated, Tier::Parked, Tier::Archived];
 /// What may stand in the way of each of [`SLEEPS`].
-const CAUSES: [&[Cause]; 3] =
-    [&[Cause::Exec, Cause::Memory, Cause::Pager], &[Cause::Exec, Cause::Criu, Cause::Snapshot], &[Cause::Store]];
+const CAUSES: [&[Cause]; 3] = [
+    &[Cause::Exec, Cause::Starting, Cause::Hook, Cause::Memory, Cause::Pager],
+    &[Cause::Exec, Cause::Starting, Cause::Hook, Cause::Criu, Cause::Snapshot],
+    &[Cause::Store],
+];
 
 /// What stood in the way of a sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// A program runs in it by `kip exec`.
     Exec,
+    /// It is not ready yet.
+    Starting,
     /// Its memory cannot be taken out, for instance because it is traced.
     Memory,
     /// The pager is not there.
@@ -60,7 +68,7 @@ pub(crate) enum Cause {
     Snapshot,
     /// The store did not take it.
     Store,
-    /// Its own command before sleep.
+    /// Its own command before sleep, or after a wake, which still runs.
     Hook,
 }
 
@@ -68,6 +76,7 @@ impl Cause {
     fn word(self) -> &'static str {
         match self {
             Cause::Exec => "exec",
+            Cause::Starting => "starting",
             Cause::Memory => "memory",
             Cause::Pager => "pager",
             Cause::Criu => "criu",
@@ -75,6 +84,19 @@ impl Cause {
             Cause::Store => "store",
             Cause::Hook => "hook",
         }
+    }
+}
+
+/// How programs end by themselves.
+const ENDS: [&str; 5] = ["ok", "failed", "signal", "memory", "unknown"];
+
+fn end_word(exit: Exit, for_memory: bool) -> &'static str {
+    match exit {
+        Exit::Code(0) => "ok",
+        Exit::Code(_) => "failed",
+        Exit::Signal(9) if for_memory => "memory",
+        Exit::Signal(_) => "signal",
+        Exit::Unknown => "unknown",
     }
 }
 
@@ -86,6 +108,9 @@ pub(crate) struct Metrics {
     failed_wakes: Family<[Word; 1], Counter>,
     sleep_durations: Durations<1>,
     refusals: Family<[Word; 2], Counter>,
+    exits: Family<[Word; 1], Counter>,
+    restarts: Counter,
+    cold_starts: Counter,
 }
 
 impl Metrics {
@@ -101,7 +126,24 @@ impl Metrics {
         registry.register("kip_sleep_duration_seconds", help, sleep_durations.clone());
         let help = "Sleeps that could not be, by the tier they were to lead to and what stood in the way";
         registry.register("kip_sleep_refusals", help, refusals.clone());
-        let metrics = Metrics { registry, wakes, wake_durations, failed_wakes, sleep_durations, refusals };
+        let (exits, restarts, cold_starts) = (Family::default(), Counter::default(), Counter::default());
+        registry.register("kip_exits", "Programs that ended by themselves, by how", exits.clone());
+        let help = "Starts by restart policy, of programs that had ended";
+        registry.register("kip_restarts", help, restarts.clone());
+        let help =
+            "Procs that were started on their files because their snapshot could not be used: connections were lost";
+        registry.register("kip_cold_starts", help, cold_starts.clone());
+        let metrics = Metrics {
+            registry,
+            wakes,
+            wake_durations,
+            failed_wakes,
+            sleep_durations,
+            refusals,
+            exits,
+            restarts,
+            cold_starts,
+        };
         metrics.show_zeros();
         metrics
     }
@@ -116,6 +158,9 @@ impl Metrics {
                 drop(self.wakes.get_or_create(&labels));
                 drop(self.wake_durations.get_or_create(&labels));
             }
+        }
+        for how in ENDS {
+            drop(self.exits.get_or_create(&[("how", how)]));
         }
         for (tier, causes) in SLEEPS.into_iter().zip(CAUSES) {
             for cause in causes {
@@ -141,6 +186,19 @@ impl Metrics {
 
     pub(crate) fn refused(&self, to: Tier, cause: Cause) {
         self.refusals.get_or_create(&[("tier", word(to)), ("cause", cause.word())]).inc();
+    }
+
+    /// A program ended by itself; `for_memory`: the kernel killed for want of memory just then.
+    pub(crate) fn ended(&self, exit: Exit, for_memory: bool) {
+        self.exits.get_or_create(&[("how", end_word(exit, for_memory))]).inc();
+    }
+
+    pub(crate) fn restarted(&self) {
+        self.restarts.inc();
+    }
+
+    pub(crate) fn started_cold(&self) {
+        self.cold_starts.inc();
     }
 
     /// All of it, with what is now.
@@ -185,6 +243,8 @@ mod tests {
         metrics.woke(Tier::Parked, "tcp", 2_000);
         metrics.woke(Tier::Parked, "tcp", 40_000_000);
         metrics.refused(Tier::Parked, Cause::Criu);
+        metrics.ended(Exit::Signal(9), true);
+        metrics.started_cold();
         let text = metrics.text(Moment::default());
         for line in [
             "# HELP kip_wakes_total Wakes, by the tier they began in and what for.",
@@ -197,6 +257,11 @@ mod tests {
             "kip_sleep_refusals_total{tier=\"parked\",cause=\"criu\"} 1",
             "kip_sleep_refusals_total{tier=\"archived\",cause=\"store\"} 0",
             "kip_wakes_total{tier=\"hibernated\",trigger=\"timer\"} 0",
+            "kip_sleep_refusals_total{tier=\"hibernated\",cause=\"hook\"} 0",
+            "kip_exits_total{how=\"memory\"} 1",
+            "kip_exits_total{how=\"signal\"} 0",
+            "kip_cold_starts_total 1",
+            "kip_restarts_total 0",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

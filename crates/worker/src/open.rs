@@ -18,6 +18,7 @@ use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
+use crate::rest;
 use crate::state::Record;
 use crate::task::{blocking, chain};
 use crate::volumes::{self, Claims};
@@ -34,8 +35,9 @@ use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
 use kip_sys::ns::Unshare;
-use kip_types::api::{Code, Refusal};
-use kip_types::{ProcName, Protocol, Spec, State};
+use kip_types::api::{Code, PortView, Refusal};
+use kip_types::spec::addresses_meet;
+use kip_types::{PortSpec, ProcName, Spec, State};
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use std::collections::{BTreeSet, HashMap};
@@ -48,6 +50,9 @@ use std::time::{Duration, Instant};
 
 /// Remembers the machine's own forwarding settings, for all instances.
 const FORWARDING: &str = "/run/kip/forwarding";
+
+/// Between looks whether the rules are there.
+const RULES_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a dump or restore of the last daemon's may go on.
 const STRAYS_WITHIN: Duration = Duration::from_secs(60);
@@ -67,7 +72,7 @@ pub struct Config {
     pub set_memory: Option<u64>,
     /// Who wants to hear of wakes.
     pub observer: Option<Arc<dyn WakeObserver>>,
-    /// URL of the object store; none, and procs cannot be archived.
+    /// URL of the object store, or `none`; without it the one of the last time, or a directory `store` of the data directory.
     pub store: Option<String>,
     /// How often the store is collected, milliseconds; none for the usual.
     pub collect_every: Option<u64>,
@@ -75,6 +80,10 @@ pub struct Config {
     pub memory: MemoryMarks,
     /// What parked procs' generations may take on the local disk, bytes; beyond that those parked the longest are archived.
     pub disk: Option<u64>,
+    /// Residents that run are taken for those of another version (tests).
+    pub supersede: bool,
+    /// Called whenever another proc has been taken up.
+    pub progress: fn(),
     /// What the cache of the store may take there, bytes: 0 for no cache, nothing for the usual.
     pub cache: Option<u64>,
 }
@@ -150,7 +159,7 @@ impl Worker {
     /// Opens the data directory and takes up what an earlier daemon left.
     pub async fn open(config: Config) -> Result<Arc<Worker>, OpenError> {
         let collect_every = config.collect_every.unwrap_or(collect::EVERY_MS);
-        let disk = config.disk;
+        let (disk, progress) = (config.disk, config.progress);
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
@@ -167,6 +176,7 @@ impl Worker {
         let mut recovered = Vec::new();
         for one in remembered {
             recovered.extend(recover::recover(&machine, one).await);
+            progress();
         }
         let swept = Arc::clone(&machine);
         let live: Vec<Published> = recovered.iter().filter_map(|(p, r)| published_of(&p.spec, r)).collect();
@@ -197,12 +207,15 @@ impl Worker {
         }
         machine.serve_pager();
         machine.watch_keeper();
+        machine.watch_rules();
         machine.pressure.relieve(&machine);
         collect::collect_by_itself(&machine, collect_every);
         crate::history::watch(&worker);
         if let Some(limit) = disk {
             disk::watch(&machine, limit);
         }
+        let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
+        tokio::spawn(rest::wake_again(awake));
         machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }
@@ -212,7 +225,9 @@ impl Worker {
 fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     record.state.tier()?;
     let slot = Slot::new(record.slot).ok()?;
-    let ports = record.ports.iter().map(|p| Forward { proto: p.proto, host_port: p.host_port, port: p.port }).collect();
+    let forward =
+        |p: &PortView| Forward { proto: p.proto, host_port: p.host_port, host_addr: p.only_at(), port: p.port };
+    let ports = record.ports.iter().map(forward).collect();
     Some(Published { slot, realm: spec.realm.clone(), ports })
 }
 
@@ -251,9 +266,8 @@ fn restorer() -> io::Result<OwnedFd> {
 
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // First: what is started below outlives a daemon that does not come up.
-    let archive =
-        config.store.as_deref().map(|url| Archive::open(url, &config.data, kip_types::Realm::default(), now_ms()));
-    let archive = archive.transpose()?.map(|archive| Arc::new(archive.with_cache(&config.data, config.cache)));
+    let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
+    let archive = archive.map(|archive| archive.with_cache(&config.data, config.cache));
     let at = |path: &Path| {
         let path = path.to_owned();
         move |source| OpenError::Io { path, source }
@@ -263,6 +277,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     wait_for_strays(&run.join("stage"));
     let criu = locate::locate(config.criu.as_deref())?;
     let engine = format!("criu {}", criu.version);
+    let archive = archive.map(|archive| Arc::new(archive.with_engine(engine.clone())));
     let shim = run.join("criu-shim.so");
     fs::write(&shim, SHIM).map_err(at(&shim))?;
     let helpers = HelperPool::start(HelperConfig { criu, shim, stage: run.join("stage") });
@@ -275,10 +290,20 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // Of a backup that was not finished.
     let _ = fs::remove_dir_all(backup::scratch(&config.data));
     let remembered = recover::read_all(&records)?;
-    let keeper = Arc::new(Keeper::connect_or_spawn(&config.programs.join("kip-keeper"), &config.data)?);
-    let new = keeper.found() == kip_keeper::Found::Started;
+    // Residents of another version, whose messages are others: what they hold passes to those of this one.
+    let keeper_program = config.programs.join("kip-keeper");
     let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
+    if let Some(pid) = pager.supersede(config.supersede)? {
+        tracing::info!(pid, "the pager is of another version and is replaced; who was held runs");
+    }
+    let superseded = Keeper::supersede(&keeper_program, &config.data, config.supersede)?;
+    let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
+    let new = keeper.found() == kip_keeper::Found::Started;
     pager.ensure()?;
+    if let Some(held) = superseded {
+        tracing::info!(held, "the keeper was of another version and is replaced");
+        pager.mirror()?;
+    }
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let images = Arc::new(Images::open(&config.data.join("images"))?);
@@ -374,6 +399,30 @@ impl Machine {
         std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
     }
 
+    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached.
+    fn watch_rules(self: &Arc<Machine>) {
+        let machine = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let mut told = false;
+            loop {
+                tokio::time::sleep(RULES_EVERY).await;
+                let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
+                let looked = Arc::clone(&machine);
+                match blocking(move || looked.nat.mend()).await {
+                    Ok(false) => told = false,
+                    Ok(true) => {
+                        let detail = format!("table inet {} was gone and is put back", machine.instance.table());
+                        machine.events.tell(None, "rules", detail);
+                    }
+                    Err(e) if !std::mem::replace(&mut told, true) => {
+                        tracing::error!(error = chain(&e), "the rules that lead to published ports cannot be put back");
+                    }
+                    Err(_) => {}
+                }
+            }
+        });
+    }
+
     fn replace_keeper(&self) {
         if !self.ends_keeper.swap(false, std::sync::atomic::Ordering::SeqCst) {
             tracing::warn!("the keeper died; starting another");
@@ -394,15 +443,17 @@ impl Machine {
         self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
     }
 
-    /// Who of our procs has published that host port.
-    pub(crate) fn owner_of_port(&self, proto: Protocol, port: u16, asking: &ProcName) -> Option<ProcName> {
+    /// Who of our procs has published a host port that is in the way of that one.
+    pub(crate) fn owner_of_port(&self, wanted: &PortSpec, port: u16, asking: &ProcName) -> Option<ProcName> {
+        let same = |v: &PortView| {
+            (v.proto, v.host_port) == (wanted.proto, Some(port)) && addresses_meet(v.only_at(), wanted.host_addr)
+        };
         let procs = self.live_procs();
         let mine = procs.iter().filter(|p| p.name != *asking);
         let mut found = mine.filter(|p| {
             let record = self.records.read_state::<Record>(&p.name);
             record.is_ok_and(|r| {
-                !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. })
-                    && r.ports.iter().any(|v| (v.proto, v.host_port) == (proto, Some(port)))
+                !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. }) && r.ports.iter().any(same)
             })
         });
         found.next().map(|p| p.name.clone())
@@ -415,7 +466,8 @@ impl Machine {
             tracing::warn!(proc = %proc.name, "its output is lost: nobody holds its pipes any more");
             return;
         };
-        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), Rotation::default()) {
+        let rotation = Rotation::of(&proc.spec.limits);
+        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), rotation) {
             tracing::warn!(proc = %proc.name, error = chain(&e), "its output is not logged");
         }
     }
@@ -435,6 +487,7 @@ impl Machine {
         let failed = |what: &str, e: &dyn std::error::Error| {
             Refusal::new(Code::Failed, format!("{what} cannot be removed: {}", chain(e)))
         };
+        self.nat.close();
         self.helpers.close();
         let waiting = self.kits.close();
         self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;

@@ -1,8 +1,8 @@
 //! Residents that run another file than the one that is installed now: an upgrade has put new programs in their place.
 //!
 //! The launcher is the daemon's own and as new as it. Keeper and pager outlive daemons, and are replaced by the next one, once it has taken up
-//! everything: the same way as if they had died, but in order, so that nobody wakes and no connection ends. Programs whose
-//! protocols differ have refused each other before that.
+//! everything: the same way as if they had died, but in order, so that nobody wakes and no connection ends. Those whose
+//! protocol is another have been replaced before that.
 
 use crate::machine::Machine;
 use crate::task::{Command, Handle, blocking, chain};
@@ -100,14 +100,14 @@ async fn park_all(machine: &Machine) {
     parked.buffer_unordered(at_once).for_each(|()| async {}).await;
 }
 
-/// Ends an outdated keeper; who watches it starts the next.
+/// Ends an outdated keeper and starts the next, without a moment in which there is none for whoever asks; who watches it fills it again.
 fn end_keeper(machine: &Machine) {
     let pid = machine.keeper.pid();
     if !is_other(pid, &machine.programs.join("kip-keeper")) {
         return;
     }
     machine.ends_keeper.store(true, Ordering::SeqCst);
-    if let Err(e) = machine.keeper.quit() {
+    if let Err(e) = machine.keeper.renew() {
         machine.ends_keeper.store(false, Ordering::SeqCst);
         tracing::warn!(pid, error = chain(&e), "an outdated keeper is not replaced");
     }

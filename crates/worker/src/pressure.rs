@@ -101,6 +101,9 @@ pub(crate) struct Pressure {
     /// Relief is to look at once.
     asked: Notify,
     passes: watch::Sender<Pass>,
+    /// For which there was no room.
+    refused_starts: AtomicU64,
+    refused_wakes: AtomicU64,
 }
 
 impl Pressure {
@@ -119,7 +122,14 @@ impl Pressure {
             first: AtomicU64::new(0),
             asked: Notify::new(),
             passes: watch::Sender::new(Pass::default()),
+            refused_starts: AtomicU64::new(0),
+            refused_wakes: AtomicU64::new(0),
         })
+    }
+
+    /// How many starts and how many wakes, each try counted, had no room so far.
+    pub(crate) fn refused(&self) -> (u64, u64) {
+        (self.refused_starts.load(Ordering::Relaxed), self.refused_wakes.load(Ordering::Relaxed))
     }
 
     /// Counts what the pager keeps for a hibernated proc.

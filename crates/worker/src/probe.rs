@@ -1,11 +1,12 @@
 //! Ports of the host on which Kip itself answers how a proc is: awake, by a check that does not count as activity; asleep, by what
 //! that said last, without waking it.
 //!
-//! They are there from the proc's creation to its removal, also while it is stopped, and belong to the daemon: the next one opens
-//! them again. One request a connection is answered, whatever its path: 200 or 503 with a [`HealthView`]. Crash: what was known is
+//! They are there from the proc's creation to its removal, also while it is stopped. The keeper has them as well: whoever connects
+//! while there is no daemon waits, and is answered by the next one. One request a connection is answered, whatever its path: 200 or 503 with a [`HealthView`]. Crash: what was known is
 //! as in the record, which is written when the proc falls asleep.
 
 use crate::events::now_ms;
+use crate::holdings::key;
 use crate::proc::Proc;
 use crate::state::{Checked, Record};
 use crate::task::{Command, Handle, Status, chain, look_once};
@@ -74,10 +75,31 @@ pub(crate) fn listen(spec: &Spec) -> Result<Listeners, Refusal> {
 /// Answers on the ports of a proc, and opens those that are not open yet.
 pub(crate) fn serve(proc: &Arc<Proc>, mut listeners: Listeners) -> Probes {
     let tasks = proc.spec.probes.iter().map(|probe| {
-        let listener = listeners.remove(&probe.host_port);
+        let listener = listeners.remove(&probe.host_port).or_else(|| held(proc, probe));
         tokio::spawn(answer(Arc::clone(proc), probe.clone(), listener))
     });
     Probes(tasks.collect())
+}
+
+fn key_of(probe: &Probe) -> String {
+    format!("{}{}", key::PROBE, probe.host_port)
+}
+
+/// The listener that an earlier daemon has left with the keeper.
+fn held(proc: &Proc, probe: &Probe) -> Option<std::net::TcpListener> {
+    proc.holdings.get(&key_of(probe))?.try_clone().ok().map(Into::into)
+}
+
+/// Leaves it with the keeper for the next daemon.
+fn hold(proc: &Proc, probe: &Probe, listener: &std::net::TcpListener) {
+    if proc.holdings.get(&key_of(probe)).is_some() {
+        return;
+    }
+    let duplicate = listener.try_clone().map_err(|e| e.to_string());
+    let hold = |fd: std::net::TcpListener| proc.holdings.hold(vec![(key_of(probe), fd.into())]).map_err(|e| chain(&e));
+    if let Err(error) = duplicate.and_then(hold) {
+        tracing::warn!(proc = %proc.name, port = probe.host_port, error, "a probe's port will not be there while the daemon is not");
+    }
 }
 
 async fn answer(proc: Arc<Proc>, probe: Probe, listener: Option<std::net::TcpListener>) {
@@ -104,10 +126,13 @@ async fn opened(proc: &Proc, probe: &Probe, listener: Option<std::net::TcpListen
     let mut told = false;
     loop {
         let why = match listener {
-            Ok(listener) => match listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) {
-                Ok(listener) => return listener,
-                Err(e) => e.to_string(),
-            },
+            Ok(listener) => {
+                hold(proc, probe, &listener);
+                match listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) {
+                    Ok(listener) => return listener,
+                    Err(e) => e.to_string(),
+                }
+            }
             Err(e) => chain(&e),
         };
         if !std::mem::replace(&mut told, true) {

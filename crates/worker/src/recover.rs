@@ -117,13 +117,18 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         State::Starting => ended(&proc, &record, proc.spec.restart).await,
         State::Stopping => ended(&proc, &record, Restart::No).await,
         State::Hot { generation, .. } | State::Hibernated { generation, .. } | State::Parking { generation, .. } => {
-            let blocked = still_blocked(&proc, &record.state);
+            let asleep = still_asleep(&proc, &record.state);
             let generation = match record.state {
                 State::Parking { .. } => Generation(generation.0.saturating_sub(1)),
                 _ => generation,
             };
-            match settled_init(&proc).await {
-                Some(init) if blocked => {
+            // Who sleeps in its place is in no dump, and held it is traced, by the pager.
+            let init = match asleep {
+                true => Tree::read(&proc.cgroup.pids().unwrap_or_default()).init(),
+                false => settled_init(&proc).await,
+            };
+            match init {
+                Some(init) if asleep => {
                     let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                     Record {
                         state: State::Hibernated { init, init_started, generation },
@@ -180,12 +185,10 @@ fn is_lost_copy(proc: &Proc, generation: Generation) -> bool {
     is_copy && kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).is_err()
 }
 
-/// Takes up what the pager has of it. True if it is hibernated and waits in its calls; one that is held is let go, for
-/// what was watched for it is not known any more.
-fn still_blocked(proc: &Proc, state: &State) -> bool {
+/// Takes up what the pager has of it. True if it is hibernated and sleeps on: in its calls or, held, until its task parks it.
+fn still_asleep(proc: &Proc, state: &State) -> bool {
     let look = hibernate::take_up(proc);
-    let hibernated = matches!(state, State::Hibernated { .. });
-    if look.asleep && hibernated && !look.held {
+    if look.asleep && matches!(state, State::Hibernated { .. }) {
         return true;
     }
     if (look.asleep || look.held)
@@ -274,7 +277,7 @@ fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation)
     proc.shared.follow_output(proc);
     proc.shared.events.tell(Some(&proc.name), "adopted", format!("running, pid {init}"));
     let init_started = kip_sys::process::start_time(init).unwrap_or(0);
-    Record { state: State::Hot { init, init_started, generation }, ..record.clone() }
+    Record { state: State::Hot { init, init_started, generation }, wakes_again: false, ..record.clone() }
 }
 
 fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {

@@ -8,15 +8,16 @@ use crate::Worker;
 use crate::task::{blocking, chain};
 use crate::{check_spec, probe, secrets, start, stop, volumes};
 use kip_image::digest::Hasher;
-use kip_net::reserve;
-use kip_types::api::{Code, ContentView, ContentsView, Refusal};
+use kip_net::reserve::{self, At, ReserveError};
+use kip_types::api::{Code, ContentView, ContentsView, PortView, Refusal};
 use kip_types::keys::Hex;
 use kip_types::life::Restart;
-use kip_types::spec::Protocol;
+use kip_types::spec::{Protocol, addresses_meet};
 use kip_types::{Image, ProcName, Spec, State, VolumeSource};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -69,25 +70,27 @@ impl Worker {
     }
 
     fn ports_are_free(&self, spec: &Spec, gone: &[ProcName]) -> Result<(), Refusal> {
-        let is_theirs = |proto: Protocol, port: u16| {
+        let is_theirs = |proto: Protocol, at: Option<IpAddr>, port: u16| {
             gone.iter().filter_map(|name| self.handle(name).ok()).any(|handle| {
                 let record = handle.status.borrow().record.clone();
                 let ended = matches!(record.state, State::Stopped { .. } | State::Elsewhere { .. });
-                let published = record.ports.iter().any(|p| (p.proto, p.host_port) == (proto, Some(port)));
+                let same =
+                    |p: &PortView| (p.proto, p.host_port) == (proto, Some(port)) && addresses_meet(p.only_at(), at);
+                let published = record.ports.iter().any(same);
                 let probed = handle.proc.spec.probes.iter().any(|p| (Protocol::Tcp, p.host_port) == (proto, port));
                 published && !ended || probed
             })
         };
-        for (proto, port) in spec.ports.iter().filter_map(|port| Some((port.proto, port.host_port?))) {
-            match reserve::reserve(proto, Some(port)) {
-                Err(e) if !is_theirs(proto, port) => {
-                    return Err(start::port_is_taken(&self.machine, &spec.name, (proto, port), &e));
-                }
-                _ => {}
+        for (wanted, port) in spec.ports.iter().filter_map(|wanted| Some((wanted, wanted.host_port?))) {
+            let at = wanted.host_addr.map_or(At::All, At::Only);
+            match reserve::reserve(wanted.proto, at, Some(port)) {
+                Err(ReserveError::Taken { .. }) if is_theirs(wanted.proto, wanted.host_addr, port) => {}
+                Err(e) => return Err(start::port_is_taken(&self.machine, &spec.name, (wanted, port), &e)),
+                Ok(_) => {}
             }
         }
         let mut probes = spec.clone();
-        probes.probes.retain(|probe| !is_theirs(Protocol::Tcp, probe.host_port));
+        probes.probes.retain(|probe| !is_theirs(Protocol::Tcp, None, probe.host_port));
         probe::listen(&probes).map(drop)
     }
 

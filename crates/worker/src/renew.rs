@@ -48,7 +48,7 @@ pub(crate) fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<
     let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
     let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
     let recipes = recipes.ok_or(RenewError::Unknown)?;
-    proc.holdings.drop_prefix("")?;
+    key::ALL_UP.iter().try_for_each(|prefix| proc.holdings.drop_prefix(prefix))?;
     let machine = &proc.shared;
     machine.pool.release(&[proc.slot])?;
     let kit = machine.kits.make(proc.slot)?;

@@ -10,7 +10,7 @@ use crate::state::Record;
 use crate::task::{Task, blocking, chain};
 use crate::volumes;
 use kip_net::nat::Forward;
-use kip_net::reserve::{self, ReserveError};
+use kip_net::reserve::{self, At, ReserveError};
 use kip_sandbox::archive;
 use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
@@ -18,7 +18,7 @@ use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::lifecycle::Input;
-use kip_types::{Image, ProcName, Protocol, State};
+use kip_types::{Image, PortSpec, ProcName, Protocol, State};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs;
@@ -148,7 +148,7 @@ pub(crate) fn view(port: &Reserved, addr: Ipv4Addr) -> PortView {
         proto: port.spec.proto,
         port: port.spec.port,
         addr: IpAddr::V4(addr),
-        host_addr: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        host_addr: port.spec.host_addr.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
         host_port: port.host_port,
     }
 }
@@ -170,12 +170,16 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
             continue;
         }
         let wish = spec.host_port.or(before);
-        let mut got = reserve::reserve(spec.proto, wish);
-        if got.is_err() && spec.host_port.is_none() {
-            got = reserve::reserve(spec.proto, None);
+        let at = match (spec.host_addr, before) {
+            (None, _) => At::All,
+            (Some(addr), None) => At::Only(addr),
+            (Some(addr), Some(_)) => At::Expected(addr),
+        };
+        let mut got = reserve::reserve(spec.proto, at, wish);
+        if got.is_err() && wish.is_some() && spec.host_port.is_none() {
+            got = reserve::reserve(spec.proto, at, None);
         }
-        let asked = (spec.proto, wish.unwrap_or(0));
-        let got = got.map_err(|e| port_is_taken(&proc.shared, &proc.name, asked, &e))?;
+        let got = got.map_err(|e| port_is_taken(&proc.shared, &proc.name, (spec, wish.unwrap_or(0)), &e))?;
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
     }
@@ -187,17 +191,23 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
 pub(crate) fn port_is_taken(
     machine: &Machine,
     name: &ProcName,
-    (proto, port): (Protocol, u16),
+    (spec, port): (&PortSpec, u16),
     e: &ReserveError,
 ) -> Refusal {
-    let owner = machine.owner_of_port(proto, port, name);
-    let by = owner.map_or_else(|| chain(e), |owner| format!("{proto} port {port} is taken by proc {owner}"));
-    Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another host port"))
+    let owner = machine.owner_of_port(spec, port, name);
+    let by = owner.map_or_else(|| chain(e), |owner| format!("{} port {port} is taken by proc {owner}", spec.proto));
+    let other = if matches!(e, ReserveError::NoAddress(_)) { "address" } else { "host port" };
+    Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another {other}"))
 }
 
 pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
-    let forwards: Vec<Forward> =
-        ports.iter().map(|p| Forward { proto: p.spec.proto, host_port: p.host_port, port: p.spec.port }).collect();
+    let forward = |p: &Reserved| Forward {
+        proto: p.spec.proto,
+        host_port: p.host_port,
+        host_addr: p.spec.host_addr,
+        port: p.spec.port,
+    };
+    let forwards: Vec<Forward> = ports.iter().map(forward).collect();
     let done = proc.shared.nat.publish(proc.slot, &proc.spec.realm, &forwards);
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }

@@ -60,9 +60,15 @@ pub(crate) struct Record {
     /// How its probes found it since it was started. On disk only as it was at the last change of something else: a sleep is one.
     #[serde(default)]
     pub(crate) checked: Vec<Checked>,
+    /// It was awake when the daemon was told to park all and end: the next one wakes it.
+    #[serde(default)]
+    pub(crate) wakes_again: bool,
     /// The data directory that has taken it over from the store.
     #[serde(default)]
     pub(crate) taken_over_by: Option<String>,
+    /// Its newest generation could not be woken: why, and on what it runs instead. Since its last start.
+    #[serde(default)]
+    pub(crate) fell_back: Option<String>,
 }
 
 impl Record {
@@ -85,7 +91,9 @@ impl Record {
             started_at_ms: 0,
             ready: None,
             checked: Vec::new(),
+            wakes_again: false,
             taken_over_by: None,
+            fell_back: None,
         }
     }
 

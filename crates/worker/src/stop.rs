@@ -126,7 +126,7 @@ pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
-        let let_go: &[&str] = if network == Network::Reserved { &[key::IO, key::ASLEEP] } else { &[""] };
+        let let_go: &[&str] = if network == Network::Reserved { &[key::IO, key::ASLEEP] } else { &key::ALL_UP };
         for prefix in let_go {
             if let Err(e) = proc.holdings.drop_prefix(prefix) {
                 warn("descriptors", &e);
@@ -153,6 +153,9 @@ pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
     release(proc, Network::Removed).await;
     let proc = Arc::clone(proc);
     blocking(move || {
+        if let Err(e) = proc.holdings.drop_prefix(key::PROBE) {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "the keeper did not let the ports of its probes go");
+        }
         fault::reach("remove-files");
         proc.files.wait_until_unused();
         proc.shared.records.remove(&proc.name).and_then(crate::record::Trash::delete).map_err(|e| {

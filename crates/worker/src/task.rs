@@ -11,7 +11,9 @@ mod ending;
 mod hibernate;
 mod hooks;
 mod pressed;
+mod previous;
 mod ready;
+mod rest;
 mod sleep;
 mod still;
 
@@ -19,6 +21,7 @@ pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{ARCHIVED, Archived, archived};
 pub(crate) use checked::Asking;
+use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
@@ -106,6 +109,8 @@ pub(crate) enum Command {
     ArchiveForRoom { cause: String, reply: Reply<bool> },
     /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
     StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
+    Rest { until: Instant, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
@@ -167,6 +172,7 @@ struct Running {
     pidfd: AsyncFd<OwnedFd>,
     idle: Idle<Traffic>,
     next_look: Instant,
+    levels: Levels,
     /// Woken for ticks and nothing else so far.
     for_ticks: bool,
     /// No automatic sleep before this.
@@ -197,6 +203,8 @@ pub(crate) struct Task {
     hibernating: Option<Hibernating>,
     sleeping: Option<Sleeping>,
     tickets: Arc<AtomicUsize>,
+    /// Of those the ones of its own commands after a wake.
+    hooking: Arc<AtomicUsize>,
     /// Of its hibernation; none if that is not known any more.
     turn: Option<u64>,
     /// Blocked in hibernation it wakes for ticks.
@@ -265,6 +273,7 @@ impl Task {
             hibernating: None,
             sleeping: None,
             tickets,
+            hooking: Arc::default(),
             turn: None,
             ticked: false,
             pressed: Pressed::default(),
@@ -326,15 +335,15 @@ impl Task {
 
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
+        if self.sleeps() || matches!(self.record.state, State::Hot { .. }) {
+            self.settle_files(self.record.generation());
+        }
         match self.record.state.clone() {
             State::Hot { init, .. } => {
                 self.begin_running(init, false);
                 self.look_for_ready();
             }
-            State::Hibernated { init, .. } => {
-                self.begin_hibernated(init);
-                self.look_at_pager().await;
-            }
+            State::Hibernated { init, .. } => self.resume_hibernated(init).await,
             State::Archived { .. } => self.resume_archived(),
             State::Parked { generation } => self.resume_parked(generation),
             _ => {}
@@ -466,6 +475,10 @@ impl Task {
                 return removed;
             }
             Command::ArchiveForRoom { cause, reply } => self.archive_for_room(cause, reply),
+            Command::Rest { until, reply } => {
+                let _ = reply.send(self.rest(until).await);
+                return true;
+            }
             Command::StandStill { over, reply } => self.stand_still(over, reply).await,
             Command::LookAtPager => self.look_at_pager().await,
             Command::Relieve { to, cause, reply } => {
@@ -492,10 +505,13 @@ impl Task {
     async fn begin(&mut self, wait_ready: bool, again: bool) -> Result<(), Refusal> {
         (self.record.wakes, self.record.started_at_ms) = (0, now_ms());
         self.record.ready = self.proc.spec.ready.as_ref().map(|_| false);
+        self.record.fell_back = None;
         self.record.checked.clear();
+        self.record.wakes_again = false;
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
+            self.put_files_back()?;
             self.forget_archive()?;
             self.advance(Input::Start, record::Durability::Fsync)?;
         }
@@ -539,6 +555,7 @@ impl Task {
             pidfd,
             idle: Idle::new(now),
             next_look: now,
+            levels: Levels::since(now),
             for_ticks,
             not_before: now,
             from: Tier::Hot,

@@ -123,6 +123,7 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
         had_bytes,
         refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
         waits: status.waits,
+        disk: handle.proc.files.limited_bytes().zip(handle.proc.spec.limits.disk_bytes),
     }
 }
 

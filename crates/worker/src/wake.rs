@@ -133,7 +133,7 @@ impl<'a> Lifted<'a> {
         if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
             return Ok(Lifted(None));
         }
-        proc.cgroup.set_limits(&Limits { memory_bytes: None, cpus: None, pids: Self::MANY_PIDS, disk_bytes: None })?;
+        proc.cgroup.set_limits(&Limits { pids: Self::MANY_PIDS, ..Limits::default() })?;
         Ok(Lifted(Some(proc)))
     }
 }

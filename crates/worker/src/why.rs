@@ -68,6 +68,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone(),
         taken_over_by: record.taken_over_by.clone(),
+        fell_back: record.fell_back.clone(),
         pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec),
     }
 }

@@ -6,9 +6,10 @@ use kip_describe::{Described, Difference, Fault, Pull, differences};
 use kip_types::api::{Code, ContentView, InFile, LeftOpen, ProcView, Refusal, RunRequest, ValidateRequest};
 use kip_types::image::OciImage;
 use kip_types::name::ProcName;
-use kip_types::spec::{Image, Protocol, Spec};
+use kip_types::spec::{Image, Protocol, Spec, addresses_meet};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// What is to be done for a proc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -113,6 +114,10 @@ impl Plan {
     /// said.
     pub async fn refused(&self, client: &Client, replace: bool) -> anyhow::Result<(Vec<Fault>, Vec<usize>)> {
         let (mut faults, mut without_image) = (Vec::new(), Vec::new());
+        let volumes = match self.described.iter().flatten().any(|one| !one.external.is_empty()) {
+            true => client.volumes().await?,
+            false => Vec::new(),
+        };
         for (at, (change, described)) in self.changes.iter().zip(&self.described).enumerate() {
             let Some(described) = described.as_ref().filter(|_| change.makes()) else { continue };
             let mut fault = |message: String| faults.push(Fault::new(&described.place, message));
@@ -120,6 +125,13 @@ impl Plan {
             if let Some(what) = file_of_the_daemon(described).filter(|_| client.is_remote()) {
                 fault(format!("{name}: {what} is a file of the daemon's machine: apply there, without --host"));
                 continue;
+            }
+            for volume in &described.external {
+                if !volumes.iter().any(|there| there.name.as_str() == volume) {
+                    fault(format!(
+                        "{name}: there is no volume {volume}, and external: true says that there is: see `kip volume ls`"
+                    ));
+                }
             }
             if let Some((other, (proto, port))) = self.also_wants(described) {
                 fault(format!("{name}: {proto} host port {port} is asked for by {other}, too: choose another one"));
@@ -160,12 +172,17 @@ impl Plan {
 
     /// Another proc that is described with one of its host ports.
     fn also_wants(&self, described: &Described) -> Option<(&ProcName, (Protocol, u16))> {
-        let own = host_ports(&described.request.spec);
-        let others =
-            self.described.iter().flatten().filter(|other| other.request.spec.name != described.request.spec.name);
-        others
-            .flat_map(|other| host_ports(&other.request.spec).into_iter().map(|port| (&other.request.spec.name, port)))
-            .find(|(_, port)| own.contains(port))
+        let spec = &described.request.spec;
+        let own = host_ports(spec);
+        let others = self.described.iter().flatten().map(|other| &other.request.spec);
+        let all = others
+            .filter(|other| other.name != spec.name)
+            .flat_map(|other| host_ports(other).into_iter().map(|(proto, at, port)| (&other.name, (proto, at, port))));
+        let meets = |(proto, at, port): (Protocol, Option<IpAddr>, u16)| {
+            own.iter().any(|one| (one.0, one.2) == (proto, port) && addresses_meet(one.1, at))
+        };
+        let mut both = all.filter(|(_, port)| meets(*port));
+        both.next().map(|(name, (proto, _, port))| (name, (proto, port)))
     }
 
     /// Those that go before it leave their ports.
@@ -180,10 +197,10 @@ impl Plan {
     }
 }
 
-/// Ports of the host that it asks for.
-fn host_ports(spec: &Spec) -> Vec<(Protocol, u16)> {
-    let published = spec.ports.iter().filter_map(|port| Some((port.proto, port.host_port?)));
-    published.chain(spec.probes.iter().map(|probe| (Protocol::Tcp, probe.host_port))).collect()
+/// Ports of the host that it asks for, with their addresses; all addresses without one.
+fn host_ports(spec: &Spec) -> Vec<(Protocol, Option<IpAddr>, u16)> {
+    let published = spec.ports.iter().filter_map(|port| Some((port.proto, port.host_addr, port.host_port?)));
+    published.chain(spec.probes.iter().map(|probe| (Protocol::Tcp, None, probe.host_port))).collect()
 }
 
 /// Some refusals begin with the name.

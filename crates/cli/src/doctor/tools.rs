@@ -5,7 +5,14 @@ use kip_checkpoint::locate::{CriuCommand, LocateError, OLDEST, locate};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-const SET_UP: &str = "run scripts/setup in Kip's source tree, or give --criu PATH";
+/// What brings CRIU: installed beside this program, or in the tree that it was built in.
+fn set_up() -> String {
+    let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.parent()?.join("lib/kip/setup-criu")));
+    match beside.filter(|script| script.is_file()) {
+        Some(script) => format!("run {}, or give --criu PATH", script.display()),
+        None => "run scripts/setup in Kip's source tree, or give --criu PATH".to_owned(),
+    }
+}
 
 pub(super) fn checks(explicit: Option<&Path>) -> Vec<Check> {
     let located = locate(explicit);
@@ -36,11 +43,11 @@ fn judge_criu(located: &Result<CriuCommand, LocateError>) -> Check {
     match located {
         Ok(criu) => Check::ok("criu", format!("{} in {}", criu.version, criu.path.display())),
         Err(LocateError::TooOld { path, found }) => {
-            Check::fail("criu", format!("{found} in {}; {OLDEST} is needed", path.display()), COST, SET_UP)
+            Check::fail("criu", format!("{found} in {}; {OLDEST} is needed", path.display()), COST, set_up())
         }
         Err(error) => {
             let reason = std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default();
-            Check::fail("criu", format!("{error}{reason}"), COST, SET_UP)
+            Check::fail("criu", format!("{error}{reason}"), COST, set_up())
         }
     }
 }
@@ -63,7 +70,7 @@ fn criu_features(criu: &CriuCommand) -> Check {
                 format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
             Check::fail(NAME, first_error(&text), "nothing can be parked", "a kernel with what CRIU names")
         }
-        Err(error) => Check::fail(NAME, format!("cannot be started: {error}"), "nothing can be parked", SET_UP),
+        Err(error) => Check::fail(NAME, format!("cannot be started: {error}"), "nothing can be parked", set_up()),
     }
 }
 
@@ -116,7 +123,7 @@ mod tests {
     fn a_missing_or_old_criu_says_what_to_do() {
         let missing = locate(Some(Path::new("/nonexistent/criu")));
         let check = judge_criu(&missing);
-        assert_eq!((check.status, check.mend.as_deref()), (Status::Fail, Some(SET_UP)));
+        assert_eq!((check.status, check.mend), (Status::Fail, Some(set_up())));
         assert!(check.found.contains("No such file"), "{}", check.found);
         let found = kip_checkpoint::locate::CriuVersion { major: 3, minor: 17, patch: 1 };
         let old = judge_criu(&Err(LocateError::TooOld { path: "/usr/sbin/criu".into(), found }));

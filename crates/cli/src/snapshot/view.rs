@@ -2,7 +2,8 @@
 
 use crate::text::{ago, bytes, millis, one_line, table, utc};
 use kip_types::api::{
-    CarriedView, CollectView, SnapshotDetails, SnapshotTimer, SnapshotView, SnapshotsView, UnusedView, Verified,
+    CarriedView, CollectView, RootView, SnapshotDetails, SnapshotTimer, SnapshotView, SnapshotsView, UnusedView,
+    Verified,
 };
 use std::fmt::Write as _;
 
@@ -117,7 +118,8 @@ pub fn details(view: &SnapshotDetails) -> String {
     let more = (more > 0).then(|| row(&format!("and {more} more"), String::new()));
     section("metadata", metadata.chain(more).collect());
     let roots = view.roots.iter();
-    section("files", roots.map(|r| row(&r.name, format!("{} entries, {}", r.entries, bytes(r.bytes)))).collect());
+    let root = |r: &RootView| format!("{} entries, {}, {} needed first", r.entries, bytes(r.bytes), r.first);
+    section("files", roots.map(|r| row(&r.name, root(r))).collect());
     section("timers", view.timers.iter().map(|one| row(&one.kind, timer(one))).collect());
     text
 }

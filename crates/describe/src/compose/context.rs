@@ -4,7 +4,7 @@ use crate::Lookup;
 use crate::place::{Fault, Note, Place, Weight};
 use crate::yaml::{Node, Value};
 use kip_types::spec::{BadDuration, BadSize, parse_duration_ms, parse_size};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Gathers mistakes and what Kip lacks.
@@ -15,6 +15,8 @@ pub struct Context<'a> {
     pub project: String,
     /// Volumes by the file's name for them.
     pub volumes: BTreeMap<String, String>,
+    /// Those of them that must be there already, by their names on the machine.
+    pub external: BTreeSet<String>,
     /// Files of secrets by the file's name for them.
     pub secrets: BTreeMap<String, PathBuf>,
     pub faults: Vec<Fault>,
@@ -24,7 +26,8 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     pub fn new(directory: &'a Path, lookup: Lookup<'a>) -> Context<'a> {
         let (project, volumes, secrets) = (String::new(), BTreeMap::new(), BTreeMap::new());
-        Context { directory, lookup, project, volumes, secrets, faults: Vec::new(), notes: Vec::new() }
+        let (faults, notes) = (Vec::new(), Vec::new());
+        Context { directory, lookup, project, volumes, external: BTreeSet::new(), secrets, faults, notes }
     }
 
     pub fn fault(&mut self, place: &Place, message: impl Into<String>) {
@@ -34,6 +37,14 @@ impl<'a> Context<'a> {
     /// `key` is asked for and Kip lacks it.
     pub fn lacks(&mut self, place: &Place, weight: Weight, key: &str, why: &str) {
         self.notes.push(Note { place: place.clone(), weight, message: format!("{key} is not supported: {why}") });
+    }
+
+    /// The variable `name` has no value anywhere. Told once.
+    pub fn unset(&mut self, place: &Place, name: &str) {
+        let message = format!("the variable {name} is not set: there is nothing in its place");
+        if !self.notes.iter().any(|note| note.message == message) {
+            self.notes.push(Note { place: place.clone(), weight: Weight::Harmless, message });
+        }
     }
 
     /// One scalar.

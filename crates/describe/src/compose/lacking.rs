@@ -1,9 +1,12 @@
 //! Keys of services that Kip lacks, each with what happens instead.
 
+use super::context::Context;
 use crate::place::Weight::{self, Changes, Harmless};
+use crate::place::meant;
+use crate::yaml::Node;
 
 /// A key, how much it matters that Kip lacks it, and what happens instead.
-pub const LACKING: [(&str, Weight, &str); 57] = [
+pub const LACKING: [(&str, Weight, &str); 56] = [
     ("annotations", Harmless, "they are left out"),
     ("attach", Harmless, "`kip logs` has what it writes"),
     ("blkio_config", Harmless, "reading and writing is not limited"),
@@ -37,7 +40,6 @@ pub const LACKING: [(&str, Weight, &str); 57] = [
     ("isolation", Harmless, "there is one way, namespaces"),
     ("label_file", Harmless, "labels are left out"),
     ("labels", Harmless, "they are left out"),
-    ("logging", Harmless, "`kip logs` has what it writes, 30 MiB at most"),
     ("mac_address", Changes, "Kip chooses it"),
     ("mem_reservation", Harmless, "memory is not kept for it"),
     ("mem_swappiness", Harmless, "Kip decides what leaves memory"),
@@ -62,6 +64,46 @@ pub const LACKING: [(&str, Weight, &str); 57] = [
     ("volumes_from", Changes, "write the volumes here"),
     ("models", Changes, "Kip runs no models"),
 ];
+
+/// The same for keys within those of a service that are read; `*` is any name.
+const WITHIN: [(&str, Weight, &str); 14] = [
+    ("depends_on.*.restart", Harmless, "it goes on when that one is started again"),
+    ("healthcheck.start_interval", Harmless, "Kip decides how often it is tried until it succeeds"),
+    ("networks.*.driver_opts", Changes, "Kip makes the link"),
+    ("networks.*.gw_priority", Harmless, "a proc has one network"),
+    ("networks.*.interface_name", Changes, "Kip chooses it"),
+    ("networks.*.ipv4_address", Changes, "Kip chooses it"),
+    ("networks.*.ipv6_address", Changes, "Kip chooses it"),
+    ("networks.*.link_local_ips", Changes, "Kip chooses its addresses"),
+    ("networks.*.mac_address", Changes, "Kip chooses it"),
+    ("networks.*.priority", Harmless, "a proc has one network"),
+    ("secrets.gid", Harmless, SECRET),
+    ("secrets.mode", Harmless, SECRET),
+    ("secrets.uid", Harmless, SECRET),
+    ("volumes.volume.labels", Harmless, "they are left out"),
+];
+const SECRET: &str = "the file is its user's, who alone may read it";
+
+/// Tells what nobody has asked for within a service that was read: as lacking, or as a mistake.
+pub fn unread(context: &mut Context<'_>, service: &str, node: &Node) {
+    for unread in node.unread() {
+        let path = unread.path.join(".");
+        let is = |pattern: &str| {
+            let mut parts = pattern.split('.');
+            let same = |key: &String| parts.next().is_some_and(|part| part == "*" || part == key);
+            pattern.split('.').count() == unread.path.len() && unread.path.iter().all(same)
+        };
+        match WITHIN.iter().find(|(pattern, ..)| is(pattern)) {
+            Some((_, weight, why)) => context.lacks(&unread.place, *weight, &format!("{service}.{path}"), why),
+            None => {
+                let (key, above) = unread.path.split_last().expect("the way to a key has one at least");
+                let above = above.join(".");
+                let known = meant(key, unread.asked.iter().map(String::as_str));
+                context.fault(&unread.place, format!("{service}.{above} has no key {key}: {known}"));
+            }
+        }
+    }
+}
 
 /// What is said of a key that Kip lacks.
 pub fn lacking(key: &str) -> Option<(Weight, &'static str)> {

@@ -16,11 +16,13 @@ const COPIED: &str = "a new volume gets the files of the image that it covers";
 pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
     for (name, _, volume) in node.map_or(&[][..], Node::entries) {
         let mut called = format!("{}_{name}", context.project);
+        let mut external = false;
         for (key, place, value) in volume.entries() {
             let path = format!("volumes.{name}.{key}");
             match key.as_str() {
                 "name" => called = context.text(value, &path).unwrap_or(called),
                 "external" if context.flag(value, &path) => {
+                    external = true;
                     if volume.get("name").is_none() {
                         called.clone_from(name);
                     }
@@ -34,6 +36,9 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
                 other => context.fault(place, format!("volumes.{name} has no key {other}: known are name, external")),
             }
         }
+        if external {
+            context.external.insert(called.clone());
+        }
         context.volumes.insert(name.clone(), called);
     }
 }
@@ -41,7 +46,18 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
 /// Reads the file's own `secrets`: where their contents are.
 pub fn declared_secrets(context: &mut Context<'_>, node: Option<&Node>) {
     for (name, place, secret) in node.map_or(&[][..], Node::entries) {
-        match secret.get("file").and_then(|file| context.text(file, "secrets")) {
+        let mut file = None;
+        for (key, place, value) in secret.entries() {
+            let path = format!("secrets.{name}.{key}");
+            match key.as_str() {
+                "file" => file = context.text(value, &path),
+                // Told below, if there is no file.
+                "external" | "environment" | "driver" | "driver_opts" | "template_driver" | "name" | "labels" => {}
+                other if other.starts_with("x-") => {}
+                other => context.fault(place, format!("secrets.{name} has no key {other}: known is file")),
+            }
+        }
+        match file {
             Some(file) => drop(context.secrets.insert(name.clone(), file.into())),
             None => {
                 let key = format!("secrets.{name}");
@@ -137,11 +153,17 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
             "source" => volume.source = context.text(value, key).unwrap_or_default(),
             "target" => volume.target = context.text(value, key).unwrap_or_default(),
             "read_only" => volume.read_only = context.flag(value, key),
-            "volume" if value.get("nocopy").is_some_and(|node| context.flag(node, key)) => {
-                context.lacks(place, Weight::Changes, key, COPIED);
+            "volume" => {
+                if value.get("nocopy").is_some_and(|node| context.flag(node, key)) {
+                    context.lacks(place, Weight::Changes, key, COPIED);
+                }
+                if value.get("subpath").is_some() {
+                    context.lacks(place, Weight::Changes, key, "a part of a volume cannot be asked for");
+                }
             }
-            "consistency" | "bind" | "volume" | "tmpfs" if kind != "volume" || value.get("subpath").is_none() => {}
-            "volume" => context.lacks(place, Weight::Changes, key, "a part of a volume cannot be asked for"),
+            "bind" => bind(context, value, key),
+            // Of a tmpfs the whole is told.
+            "consistency" | "tmpfs" => {}
             other => {
                 context.fault(place, format!("{key} has no key {other}: known are type, source, target, read_only"))
             }
@@ -164,6 +186,25 @@ fn long(context: &mut Context<'_>, node: &Node, key: &str) -> Option<Volume> {
         }
     }
     Some(volume)
+}
+
+/// What the long form says of a directory of the machine.
+fn bind(context: &mut Context<'_>, node: &Node, key: &str) {
+    for (name, place, value) in node.entries() {
+        let path = format!("{key}.bind.{name}");
+        match name.as_str() {
+            "propagation"
+                if context.text(value, &path).is_none_or(|how| matches!(how.as_str(), "private" | "rprivate")) => {}
+            "propagation" => context.lacks(place, Weight::Changes, &path, "mounts stay on their side"),
+            "create_host_path" if context.flag(value, &path) => {
+                context.lacks(place, Weight::Harmless, &path, "what is not there is refused");
+            }
+            "create_host_path" | "selinux" | "recursive" => {}
+            other => {
+                context.fault(place, format!("{key}.bind has no key {other}: known are propagation, create_host_path"))
+            }
+        }
+    }
 }
 
 fn home(context: &Context<'_>, source: &str) -> String {

@@ -4,11 +4,8 @@ use super::context::Context;
 use crate::place::Weight;
 use crate::values::Port;
 use crate::yaml::{Node, Value};
-use kip_types::spec::{PortSpec, Protocol, WakeOn};
+use kip_types::spec::{PortSpec, Protocol, WakeOn, parse_host_addr};
 use std::ops::RangeInclusive;
-
-/// Addresses that mean all of them.
-const ALL: [&str; 4] = ["0.0.0.0", "::", "[::]", "*"];
 
 /// Reads `ports`.
 pub fn ports(context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Port> {
@@ -52,10 +49,17 @@ struct Form {
 
 impl Form {
     fn published(self, context: &mut Context<'_>, node: &Node, key: &str) -> Vec<Port> {
-        if let Some(address) = self.address.filter(|address| !ALL.contains(&address.as_str())) {
-            let why = format!("Kip publishes at all addresses of the machine, not at {address} alone");
-            context.lacks(&node.place, Weight::Changes, key, &why);
-        }
+        let host_addr = match self.address.as_deref() {
+            None | Some("*") => None,
+            Some(address) => {
+                let Some(host_addr) = parse_host_addr(address) else {
+                    let message = format!("{key}: {address:?} is no address of a machine: write one as 127.0.0.1");
+                    context.fault(&node.place, message);
+                    return Vec::new();
+                };
+                host_addr
+            }
+        };
         let proto = match self.protocol.as_str() {
             "tcp" => Protocol::Tcp,
             "udp" => Protocol::Udp,
@@ -75,8 +79,9 @@ impl Form {
                 host.take(self.inside.len()).map(|_| None).collect()
             }
         };
-        let port =
-            |(port, host_port)| Port(PortSpec { proto, port, host_port, wake_on: WakeOn::Connect, private: false });
+        let port = |(port, host_port)| {
+            Port(PortSpec { proto, port, host_port, host_addr, wake_on: WakeOn::Connect, private: false })
+        };
         self.inside.zip(host).map(port).collect()
     }
 }
@@ -94,7 +99,7 @@ fn range(text: &str) -> Option<RangeInclusive<u16>> {
 
 /// `[[ADDRESS:]HOST:]PORT[/PROTOCOL]`.
 fn short(text: &str) -> Result<Form, String> {
-    let bad = || format!("port {text:?} is not valid: write [HOST:]PORT[/tcp|/udp], for example \"8080:80\"");
+    let bad = || format!("port {text:?} is not valid: write [ADDRESS:][HOST:]PORT[/tcp|/udp], for example \"8080:80\"");
     let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
     let (rest, inside) = ports.rsplit_once(':').map_or((None, ports), |(rest, inside)| (Some(rest), inside));
     let (address, host) = match rest.map(|rest| rest.rsplit_once(':').map_or((None, rest), |(a, h)| (Some(a), h))) {

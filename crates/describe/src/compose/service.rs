@@ -1,8 +1,10 @@
 //! One service.
 
+mod deploy;
+
 use super::context::{Context, size, time};
 use super::lacking::{LACKING, lacking};
-use super::{mounts, ports};
+use super::{mounts, networks, ports};
 use crate::place::{Place, Weight, meant};
 use crate::table::{ProcTable, read_secrets};
 use crate::values::{Pull, Signal, Size, Time, Value as Variable, Words, split};
@@ -12,9 +14,10 @@ use kip_types::life::Restart;
 use kip_types::name::ProcName;
 use kip_types::spec::parse_signal;
 use serde::Deserialize;
+use std::cell::RefCell;
 
 /// Keys that are read, or that ask for what is so anyway.
-const READ: [&str; 34] = [
+const READ: [&str; 35] = [
     "image",
     "build",
     "command",
@@ -30,6 +33,7 @@ const READ: [&str; 34] = [
     "cpus",
     "pids_limit",
     "storage_opt",
+    "logging",
     "deploy",
     "stop_signal",
     "stop_grace_period",
@@ -51,7 +55,7 @@ const READ: [&str; 34] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 15] = [
+const KIPS_OWN: [&str; 16] = [
     "before-sleep",
     "after-wake",
     "hook-timeout",
@@ -64,6 +68,7 @@ const KIPS_OWN: [&str; 15] = [
     "prefetch",
     "lazy",
     "file-pages",
+    "fallback",
     "never-sleep",
     "idle-dry-run",
     "allow-setuid",
@@ -83,12 +88,19 @@ pub struct Service {
     table: ProcTable,
     /// What its environment files say.
     env: Vec<(String, String)>,
-    depends_on: Vec<String>,
+    /// Services, and whether there has to be such a one.
+    depends_on: Vec<(String, bool)>,
 }
 
 impl Service {
-    /// Reads a service.
-    pub fn read(context: &mut Context<'_>, name: &str, proc: ProcName, place: &Place, node: &Node) -> Service {
+    /// Reads a service; `kips` is what the file says for all of them.
+    pub fn read(
+        context: &mut Context<'_>,
+        name: &str,
+        proc: ProcName,
+        (place, node): (&Place, &Node),
+        kips: Option<&Node>,
+    ) -> Service {
         let (table, env) = (ProcTable::default(), Vec::new());
         let mut service = Service {
             name: name.to_owned(),
@@ -108,6 +120,9 @@ impl Service {
         // `build` means another thing where there is one, wherever that stands.
         if let Some(Value::Text { text, .. }) = node.get("image").map(|image| &image.value) {
             service.table.image = Some(text.clone());
+        }
+        if let Some(kips) = kips {
+            service.kips_own(context, kips, "x-kip");
         }
         for (key, place, value) in node.entries() {
             let path = format!("services.{name}.{key}");
@@ -130,6 +145,9 @@ impl Service {
                     context.fault(place, format!("services.{name} has no key {key}: {known}"));
                 }
             }
+        }
+        if let Some(policy) = node.get("deploy").and_then(|deploy| deploy.get("restart_policy")) {
+            service.restart_policy(context, policy, &format!("services.{name}.deploy.restart_policy"));
         }
         if let Some(expose) = node.get("expose") {
             ports::exposed(context, expose, &format!("services.{name}.expose"), &mut service.table.port);
@@ -178,12 +196,15 @@ impl Service {
         let single = [node];
         let list = if let Value::Map(_) = node.value { single.to_vec() } else { context.list(node, path) };
         for one in list {
-            let (file, required) = match &one.value {
+            let (file, required, expand) = match &one.value {
                 Value::Map(_) => {
                     let file = one.get("path").and_then(|file| context.text(file, path));
-                    (file, one.get("required").is_none_or(|required| context.flag(required, path)))
+                    let read = |text: &str| if text == "raw" { Ok(false) } else { Err("known is raw") };
+                    let expand =
+                        one.get("format").and_then(|format| context.parsed(format, path, read)).unwrap_or(true);
+                    (file, one.get("required").is_none_or(|required| context.flag(required, path)), expand)
                 }
-                _ => (context.text(one, path), true),
+                _ => (context.text(one, path), true, true),
             };
             let Some(file) = file else {
                 context.fault(&one.place, format!("{path}: write the path of a file"));
@@ -193,7 +214,10 @@ impl Service {
             if !required && !file.exists() {
                 continue;
             }
-            match environ::read(&file, context.lookup, true) {
+            let unset = RefCell::new(Vec::new());
+            let said = environ::read(&file, context.lookup, expand, &|name| unset.borrow_mut().push(name.to_owned()));
+            unset.take().iter().for_each(|name| context.unset(&one.place, name));
+            match said {
                 Ok(said) => self.env.extend(said),
                 Err(e) => context.fault(&one.place, format!("{path}: {e}")),
             }
@@ -228,67 +252,32 @@ impl Service {
                     }
                 }
             }
+            "logging" => self.logging(context, node, path),
             "deploy" => self.deploy(context, node, path),
             _ => return false,
         }
         true
     }
 
-    fn deploy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+    /// How much of what it writes is kept, as the files of Docker's own drivers have it. Where else it may go Kip does not send it.
+    fn logging(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
         for (key, place, value) in node.entries() {
             let path = format!("{path}.{key}");
-            match key.as_str() {
-                "resources" => {
-                    for (key, place, limits) in value.entries() {
-                        match key.as_str() {
-                            "limits" => self.deploy_limits(context, limits, &format!("{path}.limits")),
-                            _ => context.lacks(
-                                place,
-                                Weight::Harmless,
-                                &format!("{path}.{key}"),
-                                "nothing is kept for a proc",
-                            ),
-                        }
-                    }
+            if key == "driver" {
+                let driver = context.text(value, &path);
+                if !matches!(driver.as_deref(), None | Some("json-file" | "local")) {
+                    context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes");
                 }
-                "replicas" => self.copies(context, place, value, &path),
-                "mode" if context.text(value, &path).as_deref() == Some("replicated") => {}
-                "mode" => context.lacks(place, Weight::Changes, &path, "there is one proc for a service"),
-                _ => context.lacks(place, Weight::Harmless, &path, "there is one proc, on one machine"),
+                continue;
             }
-        }
-    }
-
-    fn deploy_limits(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
-        for (key, place, value) in node.entries() {
-            let path = format!("{path}.{key}");
-            match key.as_str() {
-                "memory" => self.limits(context, "mem_limit", value, &path),
-                "cpus" => self.limits(context, "cpus", value, &path),
-                "pids" => self.limits(context, "pids_limit", value, &path),
-                _ => {
-                    context.fault(place, format!("there is no {path}: known are cpus, memory, pids"));
-                    true
+            for (key, place, value) in value.entries() {
+                let path = format!("{path}.{key}");
+                match key.as_str() {
+                    "max-size" => self.table.log_size = context.parsed(value, &path, size).map(Size),
+                    "max-file" => self.table.log_files = context.parsed(value, &path, str::parse),
+                    _ => context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes"),
                 }
-            };
-        }
-    }
-
-    fn networks(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
-        let known = node.entries().len();
-        for (name, _, how) in node.entries() {
-            let path = format!("{path}.{name}.aliases");
-            self.names.extend(how.get("aliases").map(|list| context.texts(list, &path)).unwrap_or_default());
-        }
-        if known > 1 || matches!(&node.value, Value::List(all) if all.len() > 1) {
-            let why = "all services of the file find each other; none is kept apart";
-            context.lacks(&node.place, Weight::Harmless, path, why);
-        }
-    }
-
-    fn copies(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
-        if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
-            context.lacks(place, Weight::Changes, path, "there is one proc for a service");
+            }
         }
     }
 
@@ -317,7 +306,7 @@ impl Service {
                     }
                 }
             }
-            "networks" => self.networks(context, node, path),
+            "networks" => self.names.extend(networks::names(context, node, path)),
             "hostname" => {
                 self.names.extend(context.text(node, path));
                 if context.text(node, path).is_some_and(|host| host != self.proc.as_str()) {
@@ -349,10 +338,17 @@ impl Service {
 
     /// A health check that has succeeded once shows that the service is ready; that is all that it is for here.
     fn healthcheck(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
+        // All of it first, so that no key counts as unread.
+        let mut part = |key: &str| node.get(key).and_then(|value| context.parsed(value, path, time));
+        // Compose's own numbers where the file has none.
+        let each = part("interval").unwrap_or(30_000) + part("timeout").unwrap_or(30_000);
+        let start = part("start_period").unwrap_or(0);
+        let retries = node.get("retries").and_then(|value| context.parsed(value, path, str::parse::<u64>)).unwrap_or(3);
+        let test = node.get("test");
         if node.get("disable").is_some_and(|disable| context.flag(disable, path)) {
             return;
         }
-        let Some(test) = node.get("test") else {
+        let Some(test) = test else {
             context.lacks(place, Weight::Harmless, path, "what an image says of its health is not looked at");
             return;
         };
@@ -375,11 +371,6 @@ impl Service {
         };
         self.table.ready =
             format!("exec:{command}").parse().map_err(|e| context.fault(&test.place, format!("{path}.test: {e}"))).ok();
-        let mut part = |key: &str| node.get(key).and_then(|value| context.parsed(value, path, time));
-        // Compose's own numbers where the file has none.
-        let each = part("interval").unwrap_or(30_000) + part("timeout").unwrap_or(30_000);
-        let start = part("start_period").unwrap_or(0);
-        let retries = node.get("retries").and_then(|value| context.parsed(value, path, str::parse::<u64>)).unwrap_or(3);
         self.table.ready_timeout = Some(Time(start + each * retries.clamp(1, 100)));
         context.lacks(
             place,
@@ -391,11 +382,12 @@ impl Service {
 
     fn depends_on(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
         if !matches!(node.value, Value::Map(_)) {
-            self.depends_on = context.texts(node, path);
+            self.depends_on = context.texts(node, path).into_iter().map(|name| (name, true)).collect();
             return;
         }
         for (name, place, how) in node.entries() {
-            self.depends_on.push(name.clone());
+            let required = how.get("required").is_none_or(|required| context.flag(required, path));
+            self.depends_on.push((name.clone(), required));
             let condition = how.get("condition").and_then(|node| context.text(node, path));
             match condition.as_deref() {
                 None | Some("service_started") => {}
@@ -418,10 +410,11 @@ impl Service {
                 context.fault(place, format!("{path} has no key {key}: {known}"));
                 continue;
             }
-            let Some(text) = context.text(value, path) else { continue };
-            let json = match text.as_str() {
-                "true" | "false" => serde_json::Value::Bool(text == "true"),
-                _ => serde_json::Value::String(text),
+            let json = match (key.as_str(), json(value)) {
+                (_, serde_json::Value::Null) => continue,
+                // As in a `kip.toml`, it is a list; one is written as one.
+                ("probe", one @ serde_json::Value::String(_)) => serde_json::Value::Array(vec![one]),
+                (_, json) => json,
             };
             // Onto what is there already, so that each key is told by itself.
             let mut all = serde_json::to_value(&self.table).expect("a table is JSON");
@@ -443,7 +436,7 @@ impl Service {
         // Who says what ready is, is waited for anyway; without ports nobody could tell.
         self.table.wait_ready = awaited && self.table.ready.is_none() && !self.table.port.is_empty();
         let mut known: Vec<String> = [self.name.clone()].into_iter().chain(self.names).chain(links).collect();
-        known.retain(|name| name != self.proc.as_str());
+        known.retain(|name| !name.is_empty() && name != self.proc.as_str());
         known.sort_unstable();
         known.dedup();
         (self.table.network, self.table.alias) = (Some(context.project.clone()), known);
@@ -455,9 +448,10 @@ impl Service {
             }
         };
         let mut depends_on = Vec::new();
-        for name in &self.depends_on {
+        for (name, required) in &self.depends_on {
             match names.iter().find(|(known, _)| known == name) {
                 Some((_, proc)) => depends_on.push(proc.clone()),
+                None if !required => {}
                 None => {
                     let message = format!("services.{}.depends_on: there is no service {name}", self.name);
                     context.fault(&self.place, message);
@@ -465,13 +459,28 @@ impl Service {
             }
         }
         let pull = self.table.pull.unwrap_or_default();
+        let sources = self.table.volume.iter().map(|volume| volume.source.clone());
+        let external = sources.filter(|source| context.external.contains(source)).collect();
         match self.table.into_request(self.proc, context.directory, self.env, secrets) {
-            Ok(request) => Some(Described { place: self.place, request, pull, plain_http: false, depends_on }),
+            Ok(request) => {
+                Some(Described { place: self.place, request, pull, plain_http: false, external, depends_on })
+            }
             Err(e) => {
                 context.fault(&self.place, e.to_string());
                 None
             }
         }
+    }
+}
+
+/// A value of `x-kip`. Numbers stay text, which the keys of a `kip.toml` take as well.
+fn json(node: &Node) -> serde_json::Value {
+    match &node.value {
+        Value::Null => serde_json::Value::Null,
+        Value::Text { text, quoted: false } if matches!(text.as_str(), "true" | "false") => (text == "true").into(),
+        Value::Text { text, .. } => text.as_str().into(),
+        Value::List(list) => list.iter().map(json).collect(),
+        Value::Map(map) => map.iter().map(|(key, _, value)| (key.clone(), json(value))).collect(),
     }
 }
 

@@ -279,7 +279,11 @@ function login(message) {
   at("token").focus();
 }
 function begin() {
-  refresh().then(() => { if (!at("main").hidden) follow(); });
+  refresh().then(() => {
+    if (!at("main").hidden) follow();
+    // It could not be asked, and says so; who has to give a token first begins by that.
+    else if (at("login").hidden) setTimeout(begin, 1000);
+  });
 }
 document.addEventListener("DOMContentLoaded", () => {
   at("login").addEventListener("submit", e => {

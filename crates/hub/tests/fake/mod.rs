@@ -96,7 +96,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         proto: port.proto,
         port: port.port,
         addr: [10, 213, 0, 1].into(),
-        host_addr: [0, 0, 0, 0].into(),
+        host_addr: port.host_addr.unwrap_or([0, 0, 0, 0].into()),
         host_port: Some(port.host_port.unwrap_or(32768 + 16 * number + n)),
     });
     ProcView {
@@ -309,7 +309,14 @@ impl Service for Fake {
     }
 
     async fn meters(&self, since_ms: Option<u64>) -> Result<Vec<MeterView>, Refusal> {
-        let used = TierMeterView { tier: Tier::Hot, time_us: 5_000_000, byte_seconds: 1e9 };
+        let used = TierMeterView {
+            tier: Tier::Hot,
+            time_us: 5_000_000,
+            byte_seconds: 1e9,
+            cpu_us: 7,
+            connections: 2,
+            datagrams: 0,
+        };
         let meter = |view: &ProcView| MeterView {
             name: view.name.clone(),
             state: view.state.clone(),
@@ -321,6 +328,7 @@ impl Service for Fake {
             cpu_us: 250_000,
             connections: 3,
             datagrams: 0,
+            oom_kills: 0,
             wakes: vec![WakesView { from: Tier::Parked, trigger: "tcp".into(), count: 2 }],
         };
         Ok(self.procs.lock().unwrap().values().map(meter).collect())
@@ -350,6 +358,7 @@ impl Service for Fake {
             last_sleep: view.last_sleep.clone(),
             last_wake: view.last_wake.clone(),
             taken_over_by: None,
+            fell_back: None,
             pinned_by: Vec::new(),
         })
     }
@@ -512,9 +521,9 @@ impl Service for Fake {
         })
     }
 
-    async fn down(&self) -> Result<DownView, Refusal> {
+    async fn down(&self, _: DownRequest) -> Result<DownView, Refusal> {
         let ended = std::mem::take(&mut *self.procs.lock().unwrap());
-        Ok(DownView { ended: ended.into_keys().collect() })
+        Ok(DownView { ended: ended.into_keys().collect(), ..DownView::default() })
     }
 }
 
@@ -582,12 +591,7 @@ pub fn request(name: &str, command: &[&str]) -> RunRequest {
 
 /// The same with one TCP port.
 pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> RunRequest {
-    request.spec.ports = vec![kip_types::PortSpec {
-        proto: Protocol::Tcp,
-        port,
-        host_port,
-        wake_on: kip_types::WakeOn::Connect,
-        private: false,
-    }];
+    let port = serde_json::json!({ "proto": "tcp", "port": port, "host_port": host_port });
+    request.spec.ports = vec![serde_json::from_value(port).unwrap()];
     request
 }

@@ -15,10 +15,12 @@ use std::ops::ControlFlow;
 
 const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
 const NFNL_MSG_BATCH_END: u16 = 0x11;
+const NFT_MSG_GETTABLE: u16 = 1;
 const NFT_MSG_NEWSETELEM: u16 = 12;
 const NFT_MSG_DELSETELEM: u16 = 14;
 const NFPROTO_INET: u8 = 1;
 /// Kinds of attributes; the numbers are those of linux/netfilter/nf_tables.h.
+const TABLE_NAME: u16 = 1;
 const SET_ELEM_LIST_TABLE: u16 = 1;
 const SET_ELEM_LIST_SET: u16 = 2;
 const SET_ELEM_LIST_ELEMENTS: u16 = 3;
@@ -37,6 +39,10 @@ pub(super) enum Set {
     Udp4,
     Tcp6,
     Udp6,
+    Tcp4At,
+    Udp4At,
+    Tcp6At,
+    Udp6At,
     Declared4,
     Declared6,
     Own4,
@@ -44,8 +50,20 @@ pub(super) enum Set {
 }
 
 impl Set {
-    pub const ALL: [Set; 8] =
-        [Set::Tcp4, Set::Udp4, Set::Tcp6, Set::Udp6, Set::Declared4, Set::Declared6, Set::Own4, Set::Own6];
+    pub const ALL: [Set; 12] = [
+        Set::Tcp4,
+        Set::Udp4,
+        Set::Tcp6,
+        Set::Udp6,
+        Set::Tcp4At,
+        Set::Udp4At,
+        Set::Tcp6At,
+        Set::Udp6At,
+        Set::Declared4,
+        Set::Declared6,
+        Set::Own4,
+        Set::Own6,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -53,6 +71,10 @@ impl Set {
             Set::Udp4 => "udp4",
             Set::Tcp6 => "tcp6",
             Set::Udp6 => "udp6",
+            Set::Tcp4At => "tcp4at",
+            Set::Udp4At => "udp4at",
+            Set::Tcp6At => "tcp6at",
+            Set::Udp6At => "udp6at",
             Set::Declared4 => "declared4",
             Set::Declared6 => "declared6",
             Set::Own4 => "own4",
@@ -64,6 +86,8 @@ impl Set {
         match self {
             Set::Tcp4 | Set::Udp4 => "inet_service : ipv4_addr . inet_service",
             Set::Tcp6 | Set::Udp6 => "inet_service : ipv6_addr . inet_service",
+            Set::Tcp4At | Set::Udp4At => "ipv4_addr . inet_service : ipv4_addr . inet_service",
+            Set::Tcp6At | Set::Udp6At => "ipv6_addr . inet_service : ipv6_addr . inet_service",
             Set::Declared4 => "devgroup . ipv4_addr . inet_proto . inet_service",
             Set::Declared6 => "devgroup . ipv6_addr . inet_proto . inet_service",
             Set::Own4 => "ipv4_addr . ipv4_addr",
@@ -100,17 +124,26 @@ pub(super) enum Change {
 }
 
 impl Element {
-    /// None for a private port.
+    /// None for a private port, and for an address of the host's that is of the other family.
     pub fn forward(address: IpAddr, forward: Forward) -> Option<Element> {
         let host_port = forward.host_port?;
-        let set = match (forward.proto, address.is_ipv4()) {
-            (Protocol::Tcp, true) => Set::Tcp4,
-            (Protocol::Udp, true) => Set::Udp4,
-            (Protocol::Tcp, false) => Set::Tcp6,
-            (Protocol::Udp, false) => Set::Udp6,
+        let at = forward.host_addr;
+        if at.is_some_and(|at| at.is_ipv4() != address.is_ipv4()) {
+            return None;
+        }
+        let set = match (forward.proto, address.is_ipv4(), at.is_some()) {
+            (Protocol::Tcp, true, false) => Set::Tcp4,
+            (Protocol::Udp, true, false) => Set::Udp4,
+            (Protocol::Tcp, false, false) => Set::Tcp6,
+            (Protocol::Udp, false, false) => Set::Udp6,
+            (Protocol::Tcp, true, true) => Set::Tcp4At,
+            (Protocol::Udp, true, true) => Set::Udp4At,
+            (Protocol::Tcp, false, true) => Set::Tcp6At,
+            (Protocol::Udp, false, true) => Set::Udp6At,
         };
+        let key = at.map(Part::Address).into_iter().chain([Part::Port(host_port)]).collect();
         let value = vec![Part::Address(address), Part::Port(forward.port)];
-        Some(Element { set, key: vec![Part::Port(host_port)], value })
+        Some(Element { set, key, value })
     }
 
     pub fn declared(group: u32, address: IpAddr, forward: Forward) -> Element {
@@ -151,6 +184,20 @@ impl Part {
             Part::Port(port) => port.to_be_bytes().to_vec(),
         }
     }
+}
+
+/// Whether there is such a table.
+pub(super) fn is_there(connection: &mut Connection, table: &str) -> io::Result<bool> {
+    let mut bytes = Vec::new();
+    let kind = NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETTABLE;
+    let name = attribute(TABLE_NAME, [table.as_bytes(), &[0]].concat());
+    let asked = connection.append(&mut bytes, kind, NLM_F_ACK, NFPROTO_INET, &name);
+    connection.exchange(&bytes, asked, |answer| match answer.content {
+        Content::Outcome(Ok(())) => ControlFlow::Break(Ok(true)),
+        Content::Outcome(Err(e)) if e.kind() == io::ErrorKind::NotFound => ControlFlow::Break(Ok(false)),
+        Content::Outcome(Err(e)) => ControlFlow::Break(Err(e)),
+        _ => ControlFlow::Continue(()),
+    })?
 }
 
 /// Carries all changes out in order and returns the kernel's first refusal. Up to [`MOST`] of them, far more than one proc

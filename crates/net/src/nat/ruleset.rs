@@ -3,6 +3,7 @@
 //! Rules are written once; what changes with procs are elements of sets and maps.
 //!
 //! * `tcp4`, `udp4`, `tcp6`, `udp6`: host port to proc address and port.
+//! * `tcp4at`, `udp4at`, `tcp6at`, `udp6at`: the same by host address and host port.
 //! * `declared4`, `declared6`: realm (as the group of the incoming interface), proc address, protocol, port that procs of
 //!   that realm may dial directly.
 //! * `own4`, `own6`: a proc's address twice, to recognise a proc that reaches itself by the host's address; without
@@ -62,6 +63,10 @@ fn chains(instance: Instance) -> String {
     let published = "\
     fib daddr type != local accept
     ip6 daddr fe80::/10 accept
+    dnat ip to ip daddr . tcp dport map @tcp4at
+    dnat ip to ip daddr . udp dport map @udp4at
+    dnat ip6 to ip6 daddr . tcp dport map @tcp6at
+    dnat ip6 to ip6 daddr . udp dport map @udp6at
     dnat ip to tcp dport map @tcp4
     dnat ip to udp dport map @udp4
     dnat ip6 to tcp dport map @tcp6
@@ -78,8 +83,12 @@ fn chains(instance: Instance) -> String {
     ip6 daddr ::1 drop
     fib saddr . iif oif missing counter drop
   }}
+  # Packets for the loopback that come by a link are forged: translated they would pass for others, so they are left to the
+  # kernel, which drops them.
   chain arriving {{
     type nat hook prerouting priority dstnat; policy accept;
+    ip daddr 127.0.0.0/8 accept
+    ip6 daddr ::1 accept
 {published}  }}
   chain local {{
     type nat hook output priority -100; policy accept;

@@ -2,6 +2,7 @@
 //!
 //! Touches no network. What is taken from the environment is listed here and nowhere else.
 
+use super::profile::{self, Profile};
 use super::{Cloud, Remote};
 use crate::address::{Bucket, Kind, OpenError, endpoint};
 use crate::failure::Names;
@@ -41,7 +42,7 @@ pub(crate) fn open(url: &str, bucket: Bucket, settings: Settings) -> Result<Remo
 
 type Opened = (object_store::Result<Arc<dyn Cloud>>, String);
 
-fn from_environment(name: &str) -> Option<String> {
+pub(super) fn from_environment(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
@@ -61,15 +62,21 @@ fn once() -> RetryConfig {
 }
 
 fn s3(url: &str, bucket: &Bucket, settings: &Settings) -> Result<Opened, OpenError> {
+    // Who has other credentials needs none of a profile.
+    let elsewhere = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"];
+    let wanted = settings.credentials.is_none() && elsewhere.iter().all(|name| from_environment(name).is_none());
+    let profile = if settings.credentials.is_none() { profile::read(url, wanted)? } else { Profile::default() };
     let region = bucket.region.clone();
     let region = region.or_else(|| from_environment("AWS_REGION")).or_else(|| from_environment("AWS_DEFAULT_REGION"));
+    let region = region.or(profile.region);
     let region = region.unwrap_or_else(|| "us-east-1".to_owned());
     let endpoint = match &bucket.endpoint {
         Some(endpoint) => endpoint.clone(),
         None => endpoint_from_environment(url)?.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com")),
     };
     let mut builder = AmazonS3Builder::new();
-    match &settings.credentials {
+    let given = settings.credentials.as_ref().or(profile.credentials.as_ref().filter(|_| wanted));
+    match given {
         Some(given) => {
             builder = builder.with_access_key_id(&given.key_id).with_secret_access_key(&given.secret);
             if let Some(token) = &given.session_token {

@@ -42,6 +42,52 @@ async fn credentials_come_from_the_environment() {
     again("credentials_come_from_the_environment", &environment);
 }
 
+/// As the AWS tools write them; those of the environment count before them.
+#[tokio::test(flavor = "multi_thread")]
+async fn credentials_come_from_a_profile() {
+    const ERROR: &str = "KIP_STORE_ERROR";
+    if let Ok(url) = std::env::var(URL) {
+        let opened = Store::open(&url, from_the_environment());
+        if let Ok(words) = std::env::var(ERROR) {
+            let error = opened.expect_err(&words).to_string();
+            assert!(error.contains(&words), "{error}");
+            return;
+        }
+        let store = opened.unwrap();
+        store.put(&key("from/profile"), "x".into()).await.unwrap();
+        assert_eq!(read(&store, &key("from/profile")).await.unwrap(), "x");
+        return;
+    }
+    let Some(gateway) = Gateway::start().await else { return };
+    let home = tempfile::tempdir().unwrap();
+    let at = |path: &str| home.path().join(path).to_str().unwrap().to_owned();
+    std::fs::create_dir(at(".aws")).unwrap();
+    let pair = format!("aws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET}\n");
+    std::fs::write(at(".aws/credentials"), format!("[default]\n{pair}[half]\naws_access_key_id = x\n")).unwrap();
+    std::fs::write(at(".aws/config"), format!("[profile work]\n{pair}[profile role]\nrole_arn = arn:x\n")).unwrap();
+    std::fs::write(at("wrong"), "[work]\naws_access_key_id = no\naws_secret_access_key = no\n").unwrap();
+    std::fs::write(at("broken"), "[work\n").unwrap();
+    let (url, home, wrong, broken) = (gateway.url(""), at(""), at("wrong"), at("broken"));
+    let own = [("AWS_ACCESS_KEY_ID", KEY_ID), ("AWS_SECRET_ACCESS_KEY", SECRET)];
+    type Variables<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Variables<'_>, Option<&str>); 7] = [
+        (&[], None),
+        (&[("AWS_PROFILE", "work")], None),
+        // The environment counts before a file.
+        (&[own[0], own[1], ("AWS_SHARED_CREDENTIALS_FILE", &wrong)], None),
+        (&[("AWS_PROFILE", "role")], Some("profile \"role\" has role_arn, which Kip does not follow")),
+        (&[("AWS_PROFILE", "half")], Some("profile \"half\" has one of aws_access_key_id and")),
+        (&[("AWS_PROFILE", "none")], Some("profile \"none\" is asked for by AWS_PROFILE and has no keys in")),
+        (&[("AWS_CONFIG_FILE", &broken)], Some("broken, where credentials of stores may be, cannot be read")),
+    ];
+    for (variables, error) in cases {
+        let mut environment = vec![("HOME", home.as_str()), (URL, &url)];
+        environment.extend(variables);
+        environment.extend(error.map(|words| (ERROR, words)));
+        again("credentials_come_from_a_profile", &environment);
+    }
+}
+
 /// Answers every request with this, on a port of its own.
 async fn answering(status: &'static str, body: &'static str) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -29,14 +29,17 @@ pub struct MeterView {
     pub to_ms: u64,
     /// What it holds where its tier has it, when it was last looked at, bytes.
     pub held_bytes: u64,
-    /// Time and memory by tier; those that it never was in are left out.
+    /// Use by tier; those that it never was in are left out.
     pub tiers: Vec<TierMeterView>,
     /// CPU time that the kernel has counted for its cgroups, microseconds; work that sleeping and waking does in them included.
     pub cpu_us: u64,
-    /// TCP connections that were made to it, as the kernel has counted them.
+    /// TCP connections that were made to it, as the kernel has counted them, without those of Kip's own checks.
     pub connections: u64,
     /// UDP datagrams that came to it, as the kernel has counted them.
     pub datagrams: u64,
+    /// Processes that the kernel has killed because its memory was at its limit.
+    #[serde(default)]
+    pub oom_kills: u64,
     /// Its wakes.
     pub wakes: Vec<WakesView>,
 }
@@ -51,6 +54,13 @@ pub struct TierMeterView {
     /// What it held there, times how long: memory of the hot and the hibernated, the local disk of the parked, the store of the
     /// archived; bytes times seconds.
     pub byte_seconds: f64,
+    /// Of its CPU time what was used there, the work of the wake that ended the tier included; microseconds. Of the hot one
+    /// starting and ending it, too.
+    pub cpu_us: u64,
+    /// Of its connections those that came there: of a sleeper those that woke it, or came until it ran.
+    pub connections: u64,
+    /// Of its datagrams, likewise.
+    pub datagrams: u64,
 }
 
 /// Wakes of one kind.

@@ -269,6 +269,9 @@ pub struct RootView {
     pub entries: u64,
     /// Bytes of all files.
     pub bytes: u64,
+    /// Names whose files its processes had mapped or open: their contents come first.
+    #[serde(default)]
+    pub first: u64,
 }
 
 /// A timer of a generation.

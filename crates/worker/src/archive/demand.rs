@@ -60,20 +60,41 @@ pub(crate) enum DemandError {
 }
 
 impl DemandError {
-    /// The store does not give what it has, or not yet.
+    /// The store does not give what it has, or not yet; or it cannot be opened as long as a key or a newer Kip is missing.
     pub(crate) fn is_the_stores(&self) -> bool {
         match self {
-            DemandError::Get(_) => true,
-            DemandError::Front(e) => matches!(**e, FetchError::Get(_)),
+            DemandError::Get(_) => !self.is_missing(),
+            DemandError::Open { source, .. } => !source.is_damage(),
+            DemandError::Front(e) => match &**e {
+                FetchError::Get(_) => !self.is_missing(),
+                FetchError::Open { source, .. } => !source.is_damage(),
+                _ => false,
+            },
             _ => false,
         }
+    }
+
+    /// An object is not in the store, if that is there.
+    pub(crate) fn is_missing(&self) -> bool {
+        let get = match self {
+            DemandError::Get(e) => Some(e),
+            DemandError::Front(e) => {
+                if let FetchError::Get(e) = &**e {
+                    Some(e)
+                } else {
+                    None
+                }
+            }
+            _ => None,
+        };
+        matches!(get, Some(GetError::Missing { .. }))
     }
 
     /// What the store has is not what was stored.
     fn is_damage(&self) -> bool {
         match self {
-            DemandError::Open { .. } => true,
-            DemandError::Front(e) => matches!(**e, FetchError::Open { .. }),
+            DemandError::Open { source, .. } => source.is_damage(),
+            DemandError::Front(e) => matches!(&**e, FetchError::Open { source, .. } if source.is_damage()),
             _ => false,
         }
     }

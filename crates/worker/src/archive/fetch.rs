@@ -4,7 +4,8 @@ use super::account::Account;
 use super::filling::Filling;
 use super::processor::{self, Lacking};
 use super::stream::FrontStream;
-use super::{Archive, HeadFailure};
+use super::{Archive, HeadFailure, engine};
+use crate::fault;
 use kip_archive::files::restore::RestoreError;
 use kip_archive::front::read::Event;
 use kip_archive::front::{Manifest, Sets};
@@ -16,7 +17,7 @@ use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_snapshot::{Contents, Part, SnapshotError};
 use kip_store::GetError;
-use kip_types::{Generation, Realm};
+use kip_types::Generation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -41,6 +42,8 @@ pub(crate) enum FetchError {
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
     Processor(#[from] Lacking),
+    #[error(transparent)]
+    Engine(#[from] engine::Unreadable),
     #[error("its files have a part {name:?}, which this Kip does not know: upgrade Kip")]
     Files { name: String },
     #[error("{path} of its own files cannot be restored")]
@@ -57,6 +60,17 @@ pub(crate) enum FetchError {
     },
 }
 
+impl FetchError {
+    /// The store answers, and what it has is not what was stored: waiting does not help.
+    pub(crate) fn is_damage(&self) -> bool {
+        match self {
+            FetchError::Get(e) => matches!(e, GetError::Missing { .. }),
+            FetchError::Open { source, .. } => source.is_damage(),
+            _ => false,
+        }
+    }
+}
+
 /// A front that comes.
 struct Coming<'a> {
     growing: &'a Path,
@@ -67,7 +81,7 @@ struct Coming<'a> {
     /// Of the remote page file, with where it will be.
     name: String,
     path: PathBuf,
-    realm: &'a Realm,
+    archive: &'a Archive,
     account: Arc<Account>,
     manifest: Option<Manifest>,
     sets: Sets,
@@ -97,6 +111,7 @@ impl Coming<'_> {
     fn take(&mut self, event: Event) -> Result<(), FetchError> {
         match event {
             Event::Manifest(manifest) => {
+                self.archive.check_engine(&manifest.engine)?;
                 processor::check(&manifest.cpu_features)?;
                 self.manifest = Some(*manifest);
             }
@@ -126,7 +141,7 @@ impl Coming<'_> {
         }
         let file = RemoteFile::create(self.growing, &self.name, pages)?;
         let saved = format!("{}{TABLE}", self.name);
-        fs::write(self.growing.join(&saved), table.save(self.realm)).map_err(self.io_at(&saved))?;
+        fs::write(self.growing.join(&saved), table.save(&self.archive.realm)).map_err(self.io_at(&saved))?;
         let number = self.map.file(&self.name);
         self.map.files[number as usize].remote = Some(pages);
         let remote = Remote::new(&table, number);
@@ -173,14 +188,27 @@ impl Archive {
         dir: &Path,
         beside: impl Fn(&Path) -> T + Sync,
     ) -> Result<(PathBuf, T), FetchError> {
+        self.fetch_as(proc, front, front.generation, dir, beside)
+    }
+
+    /// The same under another number.
+    pub(crate) fn fetch_as<T: Send>(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        number: Generation,
+        dir: &Path,
+        beside: impl Fn(&Path) -> T + Sync,
+    ) -> Result<(PathBuf, T), FetchError> {
         let account = self.open_account(dir);
+        let which = (front, number);
         let mut stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
-        let mut fetched = self.fetch_from(&mut stream, front, dir, &account, &beside);
+        let mut fetched = self.fetch_from(&mut stream, which, dir, &account, &beside);
         if matches!(fetched, Err(FetchError::Open { .. })) && stream.is_from_cache() {
             // It is not what the store has: without it, from there.
             kip_snapshot::sweep(dir, None)?;
             stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
-            fetched = self.fetch_from(&mut stream, front, dir, &account, &beside);
+            fetched = self.fetch_from(&mut stream, which, dir, &account, &beside);
         }
         let (path, filling, looked) = fetched?;
         if let Some(filling) = filling {
@@ -194,20 +222,19 @@ impl Archive {
     fn fetch_from<T: Send>(
         &self,
         stream: &mut FrontStream,
-        front: FrontRef,
+        (front, generation): (FrontRef, Generation),
         dir: &Path,
         account: &Arc<Account>,
         beside: &(impl Fn(&Path) -> T + Sync),
     ) -> Result<(PathBuf, Option<Arc<Filling>>, T), FetchError> {
-        let generation = front.generation;
         let (growing, spare) = kip_snapshot::begin_copy(dir, generation)?;
         let mut coming = Coming {
             growing: &growing,
             spare,
             written: BTreeMap::new(),
-            name: remote_name(generation),
+            name: remote_name(front.generation),
             path: kip_snapshot::path_of(dir, generation),
-            realm: &self.realm,
+            archive: self,
             account: Arc::clone(account),
             manifest: None,
             sets: Sets::default(),
@@ -221,7 +248,8 @@ impl Archive {
             event = next()?;
         }
         let Sealed { path, filling, sets } = coming.seal(generation)?;
-        let io_at = |source| FetchError::Io { path: path.join(remote_name(generation)), source };
+        fault::reach("fetch-begun");
+        let io_at = |source| FetchError::Io { path: path.join(remote_name(front.generation)), source };
         let pages_come = || -> Result<(), FetchError> {
             while let Some(Event::EagerPages { space, pages }) = event {
                 let filling = filling.as_ref().expect("pages of which no table speaks are refused");

@@ -10,15 +10,14 @@
 
 use super::Archive;
 use super::fetch::FetchError;
+use super::stream::FrontStream;
 use crate::proc::IDS_PER_BLOCK;
 use crate::quota::Place;
-use futures_util::StreamExt as _;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::{Files, Node, Tree};
 use kip_archive::files::walk::{self, Seen, Walk, WalkError};
 use kip_archive::front::Manifest;
-use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
@@ -57,6 +56,8 @@ pub(crate) struct Own {
     pub(crate) place: Place,
     /// First host id of its block.
     pub(crate) first_id: u32,
+    /// Paths inside of the files that its processes have mapped or open: a wake needs those first.
+    pub(crate) first: Vec<PathBuf>,
     /// Set when it wakes: its files are not those of the freeze any more.
     pub(crate) woke: Arc<AtomicBool>,
 }
@@ -87,6 +88,12 @@ fn extents(tree: &Tree) -> u64 {
     tree.entries.iter().map(|entry| bytes(&entry.node)).sum()
 }
 
+/// Where files would be in one of the roots; what is not there does not matter to who is told.
+fn below<'a>(root: &str, inside: &'a [PathBuf]) -> Vec<&'a Path> {
+    let top = if matches!(root, "usr" | "pins-usr") { "/usr" } else { "/" };
+    inside.iter().filter_map(|path| path.strip_prefix(top).ok()).collect()
+}
+
 impl Own {
     /// Packs what is not stored already; unchanged files are not read.
     pub(super) fn pack(&self, archive: &Archive, packing: &mut Packing<'_>) -> Result<(Files, KnownFiles), FilesError> {
@@ -100,7 +107,8 @@ impl Own {
             let ids = Ids { first: if own { self.first_id } else { 0 }, count: IDS_PER_BLOCK };
             // Pins are the host's files.
             let linked_elsewhere = name.starts_with("pins-");
-            let walk = Walk { first: &[], ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
+            let first = below(name, &self.first);
+            let walk = Walk { first: &first, ids, strays: Strays::Refuse, linked_elsewhere, cancel: &self.woke };
             let cache = self.dir.join(format!("{SEEN}{name}"));
             let seen = fs::read(&cache).ok().and_then(|bytes| Seen::load(&bytes, &archive.realm)).unwrap_or_default();
             let done = walk::archive(&root, &walk, &seen, packing);
@@ -138,31 +146,38 @@ impl KnownFiles {
 }
 
 impl Archive {
-    /// The beginning of a front: what the generation is, and all its files.
-    async fn beginning(&self, proc: ProcId, front: FrontRef, files: bool) -> Result<(Manifest, Files), FetchError> {
-        let opened = |source| FetchError::Open { proc, front, source };
-        let mut object = self.store.get(&self.front_key(proc, front)).await?;
-        let mut reader = FrontReader::new(self.keys(), proc, front);
-        let mut manifest = None;
-        while let Some(bytes) = object.next().await {
-            let bytes = bytes?;
-            let mut rest = &bytes[..];
-            while let Some(event) = reader.next(&mut rest).map_err(opened)? {
-                match event {
-                    Event::Manifest(found) if !files => return Ok((*found, Files::default())),
-                    Event::Manifest(found) => manifest = Some(*found),
-                    Event::Files(found) => return Ok((manifest.expect("the manifest is first"), found)),
-                    _ => {}
-                }
+    /// What comes first in a stored generation's front; from the cache if that has it, and what it has can be opened.
+    async fn first_of<T>(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        take: impl AsyncFn(&mut FrontStream) -> Result<T, FetchError>,
+    ) -> Result<T, FetchError> {
+        loop {
+            let mut stream = self.front_to_look_at(proc, front).await?;
+            match take(&mut stream).await {
+                // It is the cache's no more.
+                Err(FetchError::Open { .. }) if stream.is_from_cache() => {}
+                read => return read,
             }
         }
-        // It ended before that.
-        Err(opened(reader.finish().expect_err("a front that is whole has a manifest and files")))
     }
 
-    /// What a stored generation is.
-    pub(crate) async fn manifest(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
-        Ok(self.beginning(proc, front, false).await?.0)
+    /// What a stored generation is. Blocking; not on a thread of the runtime.
+    pub(crate) fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
+        self.runtime.block_on(self.first_of(proc, front, FrontStream::manifest))
+    }
+
+    /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers to it. `dir`: of the proc whose
+    /// generation is damaged.
+    pub(crate) fn distrust(&self, dir: &Path) {
+        *self.index.lock().expect("nobody panics with the index") = Default::default();
+        self.known.lock().expect("nobody panics with it").clear();
+        self.save_index();
+        for (name, ..) in ROOTS {
+            // It may never have been there.
+            let _ = fs::remove_file(dir.join(format!("{SEEN}{name}")));
+        }
     }
 
     /// Puts the files of a stored generation into the directory of a proc that has not run in it, its own to `place`; what is there
@@ -180,7 +195,7 @@ impl Archive {
             let path = path.to_owned();
             move |source| FetchError::Io { path, source }
         };
-        let (_, files) = self.runtime.block_on(self.beginning(proc, front, true))?;
+        let files = self.runtime.block_on(self.first_of(proc, front, FrontStream::files))?;
         if let Some(name) = files.roots.keys().find(|name| !ROOTS.iter().any(|(known, ..)| known == name)) {
             return Err(FetchError::Files { name: name.clone() });
         }

@@ -1,6 +1,6 @@
 //! A front from the store, all of it, without keeping its pages.
 
-use super::Archive;
+use super::{Archive, FetchError};
 use futures_util::StreamExt as _;
 use kip_archive::files::tree::Files;
 use kip_archive::front::read::{Event, FrontReader};
@@ -12,6 +12,7 @@ use kip_archive::seal::OpenError;
 use kip_archive::table::PageTable;
 use kip_store::GetError;
 use kip_types::api::SectionView;
+use std::collections::BTreeSet;
 
 /// What a whole front says.
 #[derive(Default)]
@@ -24,6 +25,15 @@ pub(super) struct WholeFront {
     pub(super) sections: Vec<SectionView>,
     pub(super) key: Option<KeyId>,
     pub(super) bytes: u64,
+}
+
+/// What has to be known of a generation before its proc is taken over.
+pub(crate) struct Whole {
+    pub(crate) manifest: Manifest,
+    /// The keys that all of it takes.
+    pub(crate) keys: BTreeSet<KeyId>,
+    /// Bytes that the store holds for it.
+    pub(crate) stored_bytes: u64,
 }
 
 /// A front is not as it was sealed, or not there.
@@ -75,6 +85,26 @@ impl WholeFront {
 }
 
 impl Archive {
+    /// Reads all of a front from the store. The cache has it then, so that what follows asks for it no more.
+    pub(crate) async fn read_to_take(&self, proc: ProcId, front: FrontRef) -> Result<Whole, FetchError> {
+        let mut came = Vec::new();
+        let whole =
+            self.whole_front(proc, front, |bytes| came.extend_from_slice(bytes)).await.map_err(|e| match e {
+                FrontReadError::Get(e) => FetchError::Get(e),
+                FrontReadError::Open(source) => FetchError::Open { proc, front, source },
+            })?;
+        if let Some(cache) = self.cache.clone() {
+            let object = self.front_key(proc, front);
+            let keep = move || cache.keep_whole(object.as_str(), &came);
+            tokio::task::spawn_blocking(keep).await.expect("writing does not panic");
+        }
+        let sealed: u64 = whole.blocks().map(|block| u64::from(block.sealed)).sum();
+        let stored_bytes = whole.bytes + sealed;
+        let manifest = whole.manifest.expect("a front that is whole has a manifest");
+        let keys = manifest.packs.iter().map(|pack| pack.key).chain(whole.key).collect();
+        Ok(Whole { manifest, keys, stored_bytes })
+    }
+
     /// Reads a front and authenticates all of it; `each` gets its bytes as they come.
     pub(super) async fn whole_front(
         &self,

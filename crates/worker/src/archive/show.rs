@@ -29,6 +29,7 @@ impl Archive {
             name: name.clone(),
             entries: tree.entries.len() as u64,
             bytes: tree.bytes(),
+            first: tree.order.len() as u64,
         });
         Ok(SnapshotDetails {
             name: found.head.name.clone(),

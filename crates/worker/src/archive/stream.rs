@@ -11,6 +11,8 @@ use super::filling::Filling;
 use super::{Archive, FetchError};
 use bytes::{Buf as _, Bytes};
 use futures_util::StreamExt as _;
+use kip_archive::files::tree::Files;
+use kip_archive::front::Manifest;
 use kip_archive::front::read::{Event, FrontReader};
 use kip_archive::ids::{KeyId, ProcId};
 use kip_archive::names::FrontRef;
@@ -66,6 +68,25 @@ impl FrontStream {
                     let end = self.reader.finish();
                     return self.opened(end).map(|()| None);
                 }
+            }
+        }
+    }
+
+    /// What the generation is, which comes first.
+    pub(super) async fn manifest(&mut self) -> Result<Manifest, FetchError> {
+        match self.next().await? {
+            Some(Event::Manifest(manifest)) => Ok(*manifest),
+            _ => unreachable!("a front that can be opened begins with its manifest"),
+        }
+    }
+
+    /// The files that it lists, which come before all pages.
+    pub(super) async fn files(&mut self) -> Result<Files, FetchError> {
+        loop {
+            match self.next().await? {
+                Some(Event::Files(files)) => return Ok(files),
+                Some(_) => {}
+                None => unreachable!("a front that is whole lists files"),
             }
         }
     }

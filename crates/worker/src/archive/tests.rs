@@ -61,7 +61,13 @@ pub(super) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, Stri
 
 /// Of a proc with that directory.
 pub(super) fn own(dir: &Path) -> Own {
-    Own { dir: dir.to_owned(), place: Place::unlimited(dir), first_id: 0x2000_0000, woke: Arc::default() }
+    Own {
+        dir: dir.to_owned(),
+        place: Place::unlimited(dir),
+        first_id: 0x2000_0000,
+        first: Vec::new(),
+        woke: Arc::default(),
+    }
 }
 
 /// Its own files, as an overlay leaves them.

@@ -4,6 +4,7 @@ use super::collect::CollectError;
 use super::files::{FilesError, Own};
 use super::{Archive, DemandError, HeadFailure, processor};
 use crate::events::now_ms;
+use crate::fault;
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
 use kip_archive::front::read::{Event, FrontReader};
@@ -157,12 +158,15 @@ impl Archive {
         let (keys, held_bytes) = self.runtime.block_on(async {
             let key = self.front_key(proc, front);
             self.store.put(&key, bytes.clone()).await?;
+            fault::reach("archive-front");
             let (keys, writing) =
                 tokio::join!(self.read_front_back(&ring, proc, front), self.still_there(begun, &key, &packs));
             let (keys, writing) = (keys?, writing?);
+            fault::reach("archive-front-read");
             let held = self.hold_keys().await;
             held.still_open(&ring).map_err(HeadFailure::KeyGone)?;
             self.publish(proc, name, front, last, || writing.may_publish(super::boot_ms())).await?;
+            fault::reach("archive-head");
             Ok::<_, UploadError>(keys)
         })?;
         if let Some(cache) = &self.cache {
@@ -386,11 +390,13 @@ pub(super) async fn store_pack(
     use futures_util::TryStreamExt as _;
     let id = finished.pack.id;
     store.put(&key, Bytes::from(finished.bytes)).await?;
+    fault::reach("archive-pack");
     let parts: Vec<Bytes> =
         store.get(&key).await.map_err(UploadError::ReadBack)?.try_collect().await.map_err(UploadError::ReadBack)?;
     let bytes = parts.concat();
     let damaged = |source| UploadError::Damaged { object: key.as_str().to_owned(), source };
     PackReader::new(&keys).check(id, &bytes, |_, _| {}).map_err(damaged)?;
+    fault::reach("archive-pack-read");
     Ok(bytes)
 }
 

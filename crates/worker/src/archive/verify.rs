@@ -8,6 +8,8 @@ use super::find::{Found, Local, ToVerify};
 use super::read_front::FrontReadError;
 use crate::task::{blocking, chain};
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use kip_archive::ids::ProcId;
+use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PACK_MAX, PackReader, PackRef};
 use kip_store::{Failure, GetError};
 use kip_types::Generation;
@@ -110,6 +112,27 @@ impl Archive {
             report.looked_at(key.as_str(), &one.label(), what).await?;
         }
         Ok(needed)
+    }
+
+    /// Whether a generation is as it was stored, all of it. An error is the store's, and says nothing of it.
+    pub(crate) async fn is_whole(&self, proc: ProcId, front: FrontRef) -> Result<bool, Failure> {
+        let whole = match self.whole_front(proc, front, |_| ()).await {
+            Err(FrontReadError::Get(GetError::Store(failure))) => return Err(failure),
+            Err(_) => return Ok(false),
+            Ok(whole) => whole,
+        };
+        let mut needed: BTreeMap<PackRef, BTreeSet<BlockRef>> = BTreeMap::new();
+        for block in whole.blocks() {
+            needed.entry(block.pack).or_default().insert(*block);
+        }
+        for (pack, blocks) in needed {
+            match self.verify_pack(pack, blocks).await {
+                Err(GetError::Store(failure)) => return Err(failure),
+                Ok(Ok(_)) => {}
+                Ok(Err(_)) | Err(_) => return Ok(false),
+            }
+        }
+        Ok(true)
     }
 
     async fn verify_packs(&self, needed: Needed, report: &mut Report) -> Result<(), Ended> {

@@ -283,7 +283,7 @@ fn settle(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, boo
             let mark = path.join(RESTORED);
             fs::write(&mark, generation.0.to_string()).map_err(at(&mark))?;
         }
-        restored.push((noted.name.clone(), noted.generation.is_some()));
+        restored.push((noted.name.clone(), noted.generation.is_some() || noted.stored));
     }
     restored.sort();
     Ok(restored)

@@ -4,13 +4,14 @@
 //! back to its last whole record. A crash may leave a record without its end, which [`LogFile::open`] mends.
 
 use super::reader::{Stream, parse};
+use kip_types::Limits;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Most files of one log.
-pub(super) const MAX_FILES: usize = 16;
+pub(super) const MAX_FILES: usize = kip_types::spec::MOST_LOG_FILES as usize;
 
 /// The largest record: text, time, two blanks, stream, newline.
 pub(super) const MAX_RECORD: usize = super::MAX_TEXT + 32;
@@ -26,7 +27,14 @@ pub struct Rotation {
 
 impl Default for Rotation {
     fn default() -> Self {
-        Rotation { max_bytes: 10 << 20, files: 3 }
+        Rotation::of(&Limits::default())
+    }
+}
+
+impl Rotation {
+    /// As a proc's owner wants it.
+    pub fn of(limits: &Limits) -> Rotation {
+        Rotation { max_bytes: limits.log_bytes, files: limits.log_files as usize }
     }
 }
 

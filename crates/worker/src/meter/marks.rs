@@ -67,12 +67,11 @@ pub(super) fn at(dir: &Path, now: &Kept, at_ms: u64) -> Kept {
 fn between(a: &Kept, b: &Kept, at_ms: u64) -> Kept {
     let span = b.at_ms.saturating_sub(a.at_ms).max(1) as f64;
     let share = (at_ms.saturating_sub(a.at_ms) as f64 / span).clamp(0.0, 1.0);
-    let part = |a: u64, b: u64| a + (b.saturating_sub(a) as f64 * share).round() as u64;
+    let part = &|a: u64, b: u64| a + (b.saturating_sub(a) as f64 * share).round() as u64;
     let grown = |a: Grown, b: Grown| Grown { total: part(a.total, b.total), seen: 0 };
     let tiers = b.tiers.iter().map(|(tier, then)| {
-        let was = a.tiers.get(tier).copied().unwrap_or_default();
-        let byte_seconds = was.byte_seconds + (then.byte_seconds - was.byte_seconds).max(0.0) * share;
-        (*tier, InTier { us: part(was.us, then.us), byte_seconds })
+        let was: InTier = a.tiers.get(tier).copied().unwrap_or_default();
+        (*tier, was.with(*then, part, |was, then| was + (then - was).max(0.0) * share))
     });
     let wakes = b.wakes.iter().map(|(from, by)| {
         let was = |trigger| a.wakes.get(from).and_then(|by| by.get(trigger)).copied().unwrap_or(0);
@@ -84,6 +83,7 @@ fn between(a: &Kept, b: &Kept, at_ms: u64) -> Kept {
         at_ms,
         tiers: tiers.collect(),
         cpu_ns: grown(a.cpu_ns, b.cpu_ns),
+        oom_kills: grown(a.oom_kills, b.oom_kills),
         connections: grown(a.connections, b.connections),
         datagrams: grown(a.datagrams, b.datagrams),
         wakes: wakes.collect(),
@@ -97,7 +97,7 @@ mod tests {
     use kip_types::Tier;
 
     fn kept(at_ms: u64, us: u64) -> Kept {
-        let used = InTier { us, byte_seconds: us as f64 };
+        let used = InTier { us, byte_seconds: us as f64, cpu_ns: us, ..InTier::default() };
         let tiers = BTreeMap::from([(Tier::Hot, used)]);
         Kept { since_ms: 1000, at_ms, tiers, cpu_ns: Grown { total: us, seen: 3 }, ..Kept::default() }
     }
@@ -112,6 +112,7 @@ mod tests {
         assert_eq!([used(2000), used(3000), used(5000), used(8000)], [50, 100, 300, 650]);
         let after = kept(9000, 800).after(&at(dir.path(), &kept(9000, 800), 7000));
         assert_eq!((after.tiers[&Tier::Hot].us, after.cpu_ns.total, after.since_ms), (300, 300, 7000));
+        assert_eq!(after.tiers[&Tier::Hot].cpu_ns, 300);
     }
 
     #[test]

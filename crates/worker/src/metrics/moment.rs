@@ -1,6 +1,6 @@
 //! What is, at the moment of a scrape.
 
-use super::{seconds, word};
+use super::{Process, seconds, word};
 use kip_store::{Counters, FIRST_BYTE_BOUNDS};
 use kip_types::Tier;
 use kip_types::api::{CacheView, MeterView, RoomView};
@@ -22,6 +22,8 @@ pub(crate) struct ProcNow {
     pub(crate) refused: bool,
     /// Its wake waits for leave.
     pub(crate) waits: bool,
+    /// What its files take and may take, bytes, where that is limited.
+    pub(crate) disk: Option<(u64, u64)>,
 }
 
 /// All that is gathered.
@@ -34,6 +36,9 @@ pub(crate) struct Moment {
     /// The cache, its hits and its misses.
     pub(crate) cache: Option<(CacheView, u64, u64)>,
     pub(crate) store: Option<Counters>,
+    /// Starts and wakes for which there was no room.
+    pub(crate) refused: (u64, u64),
+    pub(crate) process: Option<Process>,
 }
 
 /// Writes samples under names.
@@ -74,7 +79,8 @@ impl Collector for Moment {
         self.all_procs(&mut to)?;
         self.memory(&mut to)?;
         self.store(&mut to)?;
-        self.each_proc(&mut to)
+        self.each_proc(&mut to)?;
+        self.process(&mut to)
     }
 }
 
@@ -119,6 +125,10 @@ impl Moment {
             "Memory that the procs need whose wakes wait for room",
             [(NONE, self.wanted_bytes)],
         )?;
+        let (starts, wakes) = self.refused;
+        let refused = [([("kind", "start")], starts), ([("kind", "wake")], wakes)];
+        let help = "Starts and wakes for which there was no room, each try of a wake counted";
+        to.counter("kip_admission_refusals", help, refused)?;
         let Some(room) = &self.room else { return Ok(()) };
         to.gauge("kip_memory_used_bytes", "Memory in use, as kip up --memory counts it", [(NONE, room.used_bytes)])?;
         let marks = [("limit", room.limit_bytes), ("high", room.high_bytes), ("low", room.low_bytes)];
@@ -197,17 +207,38 @@ impl Moment {
             "What a proc held in each tier, times how long: bytes times seconds",
             held,
         )?;
-        let cpu = meters().map(|m| ([("proc", m.name.as_str())], seconds(m.cpu_us)));
-        to.counter("kip_proc_cpu_seconds", "CPU time of a proc's cgroups, as the kernel counts it", cpu)?;
-        let connections = meters().map(|m| ([("proc", m.name.as_str())], m.connections));
-        to.counter("kip_proc_connections", "TCP connections made to a proc", connections)?;
-        let datagrams = meters().map(|m| ([("proc", m.name.as_str())], m.datagrams));
-        to.counter("kip_proc_datagrams", "UDP datagrams that came to a proc", datagrams)?;
+        let cpu = meters().flat_map(|m| m.tiers.iter().map(|used| (labels_of(m, used.tier), seconds(used.cpu_us))));
+        to.counter("kip_proc_cpu_seconds", "CPU time of a proc's cgroups in each tier, as the kernel counts it", cpu)?;
+        let connections = meters().flat_map(|m| m.tiers.iter().map(|used| (labels_of(m, used.tier), used.connections)));
+        to.counter("kip_proc_connections", "TCP connections made to a proc, by the tier it was in", connections)?;
+        let datagrams = meters().flat_map(|m| m.tiers.iter().map(|used| (labels_of(m, used.tier), used.datagrams)));
+        to.counter("kip_proc_datagrams", "UDP datagrams that came to a proc, by the tier it was in", datagrams)?;
+        let killed = meters().map(|m| ([("proc", m.name.as_str())], m.oom_kills));
+        let help = "Processes of a proc that the kernel killed because its memory was at its limit";
+        to.counter("kip_proc_oom_kills", help, killed)?;
+        let disks = || self.procs.iter().filter_map(|p| Some(([("proc", p.meter.name.as_str())], p.disk?)));
+        let used = disks().map(|(labels, (used, _))| (labels, used));
+        to.gauge("kip_proc_disk_bytes", "What files of a proc with --disk take", used)?;
+        let limits = disks().map(|(labels, (_, limit))| (labels, limit));
+        to.gauge("kip_proc_disk_limit_bytes", "What they may take", limits)?;
         let wakes = meters().flat_map(|m| {
             let labels = |from, trigger| [("proc", m.name.as_str()), ("tier", word(from)), ("trigger", trigger)];
             m.wakes.iter().map(move |wakes| (labels(wakes.from, wakes.trigger.as_str()), wakes.count))
         });
         to.counter("kip_proc_wakes", "Wakes of a proc, by the tier it woke from and what for, over all daemons", wakes)
+    }
+}
+
+impl Moment {
+    fn process(&self, to: &mut Writer<'_>) -> fmt::Result {
+        let Some(own) = self.process else { return Ok(()) };
+        to.counter("process_cpu_seconds", "CPU time of the daemon", [(NONE, own.cpu_seconds)])?;
+        to.gauge("process_resident_memory_bytes", "Memory of the daemon", [(NONE, own.resident_bytes)])?;
+        to.gauge("process_virtual_memory_bytes", "Address space of the daemon", [(NONE, own.virtual_bytes)])?;
+        to.gauge("process_start_time_seconds", "When the daemon started, since the epoch", [(NONE, own.started)])?;
+        to.gauge("process_open_fds", "Descriptors that the daemon has open", [(NONE, own.open_fds)])?;
+        to.gauge("process_max_fds", "Descriptors that it may have open", [(NONE, own.max_fds)])?;
+        to.gauge("process_threads", "Threads of the daemon", [(NONE, own.threads)])
     }
 }
 

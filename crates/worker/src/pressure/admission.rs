@@ -163,6 +163,7 @@ impl Pressure {
     pub(crate) async fn admit(self: Arc<Pressure>, need: Need) -> Result<Grant, Short> {
         let last_resort = self.marks.last_resort_bytes();
         if need.bytes > last_resort {
+            self.refused_wakes.fetch_add(1, Ordering::Relaxed);
             return Err(Short { needs: need.bytes, used: self.measure(), last_resort });
         }
         let _wanted = Wanted::add(&self.wanted, need.bytes);
@@ -186,7 +187,10 @@ impl Pressure {
         }
         match self.promise(&need, last_resort) {
             Some(promise) => Ok(self.grant(&need, promise, Some(place), true)),
-            None => Err(Short { needs: need.bytes, used: self.books().ledger.expected(), last_resort }),
+            None => {
+                self.refused_wakes.fetch_add(1, Ordering::Relaxed);
+                Err(Short { needs: need.bytes, used: self.books().ledger.expected(), last_resort })
+            }
         }
     }
 
@@ -217,6 +221,7 @@ impl Pressure {
                     true => "stop procs, or end something else on this machine",
                     false => "stop procs that are not needed, or give `kip up` more --memory",
                 };
+                self.refused_starts.fetch_add(1, Ordering::Relaxed);
                 let state = self.above_high(used);
                 return Err(Refusal::new(Code::Exhausted, format!("{name} cannot start: {state}; {advice}")));
             }
@@ -373,5 +378,6 @@ mod tests {
             refused.ends_with("98.0M (98% of --memory 100.0M) may be used; give `kip up` more --memory"),
             "{refused}"
         );
+        assert_eq!(pressure.refused(), (1, 1), "both are counted");
     }
 }

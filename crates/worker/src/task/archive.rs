@@ -4,10 +4,11 @@
 //! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
 //! `archived.json`.
 
-use super::sleep::{compile_plan, save_plan};
+use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why, compile_plan, save_plan};
 use super::{Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
+use crate::holdings::key;
 use crate::metrics::Cause;
 use crate::park::Body;
 use crate::policy;
@@ -16,12 +17,14 @@ use crate::record;
 use crate::state::Record;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
+use kip_checkpoint::sockets::file_paths;
 use kip_types::api::{Code, Refusal, SleepView};
 use kip_types::lifecycle::Input;
-use kip_types::{Generation, State, Tier};
+use kip_types::{Generation, State, Tier, Timing};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -56,6 +59,19 @@ fn report_left(proc: &Proc, failed: &[String]) {
 pub(super) const FETCH_AGAIN: Duration = Duration::from_secs(5);
 /// After an upload that failed the next one by itself is not sooner.
 const RETRY: Duration = Duration::from_secs(60);
+
+/// Its generation does not come.
+struct Unfetched {
+    message: String,
+    /// For good: see [`crate::archive::FetchError::is_damage`].
+    is_damage: bool,
+}
+
+impl From<String> for Unfetched {
+    fn from(message: String) -> Unfetched {
+        Unfetched { message, is_damage: false }
+    }
+}
 
 /// An upload under way.
 #[derive(Debug)]
@@ -95,10 +111,10 @@ impl Task {
     /// When it is archived because it has been parked for that long.
     pub(super) fn archives_at(&self) -> Option<Instant> {
         let timing = &self.proc.spec.timing;
+        let archive = self.proc.shared.archive.as_ref();
         let may = matches!(self.record.state, State::Parked { .. })
-            && self.proc.shared.archive.is_some()
-            && self.storing.is_none()
-            && !timing.stays_awake();
+            && archive.is_some_and(|archive| archives_by_itself(timing, archive.store.is_directory()))
+            && self.storing.is_none();
         let since = self.parked_since.filter(|_| may)?;
         since.checked_add(Duration::from_millis(timing.archive_after_ms))
     }
@@ -108,7 +124,22 @@ impl Task {
         else {
             return;
         };
-        self.begin_storing(archive, *generation, Vec::new(), None);
+        let generation = *generation;
+        if self.proc.spec.timing.archive_by_default && self.has_connections(generation) {
+            let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
+            self.parked_since = Some(Instant::now() + wait);
+            return;
+        }
+        self.begin_storing(archive, generation, Vec::new(), None);
+    }
+
+    /// Whether somebody is connected to it, or it to somebody.
+    fn has_connections(&self, generation: Generation) -> bool {
+        let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) else {
+            return false;
+        };
+        let held = |inode: u32| self.proc.holdings.get(&format!("{}{inode}", key::SOCKET));
+        manifest.body.sockets.iter().filter_map(|socket| held(socket.inode)).any(|fd| is_connection(&fd))
     }
 
     /// Declines if it is not parked, is on its way already, or sleeps only when told to.
@@ -144,7 +175,8 @@ impl Task {
             let result = blocking(move || {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
                 let place = proc.files.place().map_err(|e| chain(&e))?;
-                let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), woke };
+                let first = file_paths(&directory).map_err(|e| chain(&e))?.into_iter().map(Into::into).collect();
+                let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), first, woke };
                 let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
                 let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));
                 let store = |id| archive.store(id, &proc.name, &directory, spec.clone(), &files);
@@ -252,6 +284,13 @@ impl Task {
         Ok(())
     }
 
+    /// Whether the store answers, and has the head of this proc.
+    pub(super) async fn is_in_store(&mut self) -> bool {
+        let Some(archive) = &self.proc.shared.archive else { return false };
+        let Ok(id) = archive.id_of(&self.proc.dir) else { return false };
+        archive.head(id).await.is_ok_and(|head| head.is_some())
+    }
+
     /// Says in the store that it runs nowhere. If that does not succeed it is still this directory's there, and wakes here only.
     async fn let_go(&mut self, front: FrontRef) -> Result<(), String> {
         let Some(archive) = &self.proc.shared.archive else { return Ok(()) };
@@ -313,29 +352,51 @@ impl Task {
 
     /// Makes a parked one of it: its generation comes back, and nobody else may wake it from then on. If that fails it is told, and
     /// its sockets and timers have to wait a moment.
-    pub(super) async fn fetch(&mut self) -> Result<(), Refusal> {
+    pub(super) async fn fetch(&mut self) -> Result<(), Unwoken> {
         if !self.record.established {
             let message = format!("{0} is being taken over from the store: `kip wake {0}` again", self.proc.name);
-            return Err(Refusal::new(Code::State, message));
+            return Err(Refusal::new(Code::State, message).into());
         }
-        if let Err(message) = self.try_fetch().await {
+        if let Err(Unfetched { message, is_damage }) = self.try_fetch().await {
             self.notice_elsewhere().await?;
-            self.sleeping = None;
-            self.proc.shared.unwatch_sockets(&self.proc);
-            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
-            let message = format!("{} cannot be woken: {message}; it stays archived", self.proc.name);
+            self.listen_later();
+            let name = &self.proc.name;
+            let mut message = format!("{name} cannot be woken: {message}; it stays archived");
+            if is_damage {
+                message
+                    .push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
+            }
             self.count_failed_wake(Tier::Archived, &message);
             self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-            return Err(Refusal::new(Code::Failed, message));
+            let why = if is_damage { Why::Damage } else { Why::Store };
+            return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
         self.listens_again = None;
         self.fetched = true;
         Ok(())
     }
 
-    /// A wake has failed: if it was of a generation that came from the store, and it is damaged here, it is fetched again. The
-    /// copy was never synced, so that it may be lost with the machine.
-    pub(super) async fn fetch_again(&mut self) -> bool {
+    /// The same for somebody who cannot be told that it failed. What is damaged in the store is read again, and if it still is
+    /// the proc falls back; of a store that does not give it, it only waits. True if it is parked now.
+    pub(super) async fn fetch_or_fall_back(&mut self) -> bool {
+        match self.fetch().await {
+            Ok(()) => return true,
+            Err(Unwoken { why: Why::Damage, .. }) => tokio::time::sleep(SECOND_TRY_AFTER).await,
+            Err(_) => return false,
+        }
+        match self.fetch().await {
+            Ok(()) => true,
+            Err(Unwoken { why: Why::Damage, refusal }) => {
+                self.fall_back(&refusal.message).await;
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// A wake has failed: if it was of a generation that came from the store, and it is damaged here, it is archived again, to be
+    /// fetched once more. The copy was never synced, so that it may be lost with the machine.
+    pub(super) async fn drop_damaged_copy(&mut self) -> bool {
         let State::Parked { generation } = self.record.state else { return false };
         let Some(archive) = self.proc.shared.archive.clone() else { return false };
         if !archived(&self.proc).is_ok_and(|a| a.front.generation == generation) {
@@ -355,11 +416,12 @@ impl Task {
         }
         let message = "what came from the store is damaged on the local disk: it is fetched again";
         self.proc.shared.events.tell(Some(&self.proc.name), "refetch", message.to_owned());
-        self.fetch().await.is_ok()
+        true
     }
 
-    async fn try_fetch(&mut self) -> Result<(), String> {
-        let archive = self.proc.shared.archive.clone().ok_or("there is no store: `kip up --store URL`")?;
+    async fn try_fetch(&mut self) -> Result<(), Unfetched> {
+        let no_store = || "there is no store: `kip up --store URL`".to_owned();
+        let archive = self.proc.shared.archive.clone().ok_or_else(no_store)?;
         let known = archived(&self.proc)?;
         let id = archive.id_of(&self.proc.dir).map_err(|e| chain(&e))?;
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
@@ -369,18 +431,20 @@ impl Task {
                 let checked = policy::check(&proc, images, &known.body).map_err(|e| chain(&e));
                 checked.map(|()| compile_plan(&proc, generation, &known.body))
             };
-            let (_, looked) = archive.fetch(id, known.front, &proc.dir, look).map_err(|e| chain(&e))?;
+            let fetched = archive.fetch(id, known.front, &proc.dir, look);
+            let (_, looked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_damage: e.is_damage() })?;
             // Nothing of it is restored, and the plan is not there, before the check has let it through.
             let plan = looked?;
             if let Some(plan) = plan {
                 save_plan(&proc, generation, &plan);
             }
-            Ok::<_, String>(())
+            Ok::<_, Unfetched>(())
         });
-        // Only if it is known that nobody else may wake it does it run.
+        // Only if it is known that nobody else may wake it does it run. And only of a store that answers is it known that something
+        // is missing there.
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
         let is_ours = adopted.is_ok();
-        if let Err(message) = adopted.map_err(|e| chain(&e)).and(fetched) {
+        if let Err(unfetched) = adopted.map_err(|e| Unfetched::from(chain(&e))).and(fetched) {
             // The next try makes it anew, and cannot where this one's is; it may also be in the way of others, on a disk that has no
             // room.
             let proc = Arc::clone(&self.proc);
@@ -389,7 +453,7 @@ impl Task {
             if is_ours && let Err(error) = self.let_go(known.front).await {
                 tracing::debug!(proc = %self.proc.name, error, "one that could not be woken is not let go");
             }
-            return Err(message);
+            return Err(unfetched);
         }
         fault::reach("fetch-done");
         self.advance(Input::Fetched, record::Durability::Rename).map_err(|refusal| refusal.message)?;
@@ -398,9 +462,48 @@ impl Task {
     }
 }
 
+/// Whether a parked proc is archived without being told to. Where nobody has said when, not to a directory of this machine.
+fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
+    !timing.stays_awake() && !(timing.archive_by_default && store_is_directory)
+}
+
+fn is_connection(fd: &OwnedFd) -> bool {
+    let is_stream = rustix::net::sockopt::socket_type(fd).is_ok_and(|kind| kind == rustix::net::SocketType::STREAM);
+    is_stream && rustix::net::getpeername(fd).is_ok()
+}
+
 /// What is known locally of an archived proc.
 pub(crate) fn archived(proc: &Proc) -> Result<Archived, String> {
     let path = proc.dir.join(ARCHIVED);
     let text = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+
+    #[test]
+    fn by_itself_it_goes_to_a_store_elsewhere_or_when_somebody_has_said_when() {
+        let (unsaid, said) = (Timing::default(), Timing { archive_by_default: false, ..Timing::default() });
+        assert_eq!((unsaid.archive_after_ms, unsaid.archive_by_default), (600_000, true));
+        let by = |timing: &Timing| [false, true].map(|is_directory| archives_by_itself(timing, is_directory));
+        assert_eq!((by(&unsaid), by(&said)), ([true, false], [true, true]));
+        assert_eq!(by(&Timing { never: true, ..said }), [false, false]);
+        // A record of an older Kip had a time that somebody may have said.
+        let old: Timing = serde_json::from_str(r#"{"archive_after_ms": 300000}"#).unwrap();
+        assert!(!old.archive_by_default);
+    }
+
+    #[test]
+    fn who_listens_has_no_connection_and_who_was_connected_to_has_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let accepted = listener.accept().unwrap().0;
+        let datagrams = UdpSocket::bind("127.0.0.1:0").unwrap();
+        datagrams.connect(datagrams.local_addr().unwrap()).unwrap();
+        assert!(!is_connection(&listener.into()) && !is_connection(&datagrams.into()));
+        assert!(is_connection(&client.into()) && is_connection(&accepted.into()));
+    }
 }

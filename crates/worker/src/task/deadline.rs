@@ -4,6 +4,33 @@ use super::*;
 use crate::meter::WRITE_EVERY;
 use tokio::sync::oneshot::error::TryRecvError;
 
+/// After a wake a proc's memory is looked at once it has run for this long.
+const FIRST_LEVEL: Duration = Duration::from_millis(50);
+
+/// When to look at the memory alone of a running proc, beside the looks at all of it: after a wake it comes back at once, and
+/// hardly changes then. Each time the proc has run twice as long.
+#[derive(Debug)]
+pub(super) struct Levels {
+    since: Instant,
+    next: Option<Instant>,
+}
+
+impl Levels {
+    /// Of one that runs since then.
+    pub(super) fn since(since: Instant) -> Levels {
+        Levels { since, next: Some(since + FIRST_LEVEL) }
+    }
+
+    fn are_due(&mut self, now: Instant) -> bool {
+        let due = self.next.is_some_and(|at| now >= at);
+        if due {
+            let ran = now - self.since;
+            self.next = (ran < LOOK_EVERY).then(|| now + ran);
+        }
+        due
+    }
+}
+
 fn seen_word(seen: Option<Activity>) -> String {
     match seen {
         Some(Activity::Traffic) => "data that it received or sent".to_owned(),
@@ -15,7 +42,7 @@ fn seen_word(seen: Option<Activity>) -> String {
 impl Task {
     pub(super) fn deadline(&self) -> Option<Instant> {
         if let Some(running) = &self.running {
-            return Some(running.next_look);
+            return running.levels.next.into_iter().chain([running.next_look]).min();
         }
         if let Some(at) = self.restarts_at() {
             return Some(at);
@@ -63,6 +90,16 @@ impl Task {
         running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
     }
 
+    /// Looks at its memory and nothing else, if it is time for that only.
+    fn look_at_level(&mut self) -> bool {
+        let now = Instant::now();
+        let Some(running) = self.running.as_mut().filter(|r| now < r.next_look) else { return false };
+        if running.levels.are_due(now) {
+            self.proc.meter.level_of_running(self.proc.cgroup.held_bytes());
+        }
+        true
+    }
+
     /// So that a daemon that is killed leaves it with no more than a minute missing.
     fn write_meter(&mut self) {
         if self.written.elapsed() >= WRITE_EVERY {
@@ -72,6 +109,9 @@ impl Task {
 
     pub(super) async fn on_deadline(&mut self) {
         if self.running.is_some() {
+            if self.look_at_level() {
+                return;
+            }
             self.look();
             self.write_meter();
             let now = Instant::now();
@@ -115,5 +155,18 @@ impl Task {
                 running.not_before = Instant::now() + RETRY_SLEEP;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_looked_at_the_more_rarely_the_longer_it_runs() {
+        let begun = Instant::now();
+        let mut levels = Levels::since(begun);
+        let due = (0..5000).filter(|ms| levels.are_due(begun + Duration::from_millis(*ms)));
+        assert_eq!(due.collect::<Vec<_>>(), [50, 100, 200, 400, 800, 1600]);
     }
 }

@@ -13,6 +13,9 @@ impl Task {
         (self.running, self.gone, self.starting) = (None, false, None);
         self.leave_hibernation();
         let exit = stop::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
+        let killed_before = self.proc.meter.oom_kills();
+        self.proc.look_for_cpu();
+        self.proc.shared.metrics.ended(exit, self.proc.meter.oom_kills() > killed_before);
         let restart = self.proc.spec.restart;
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
         let network = Network::after(&next.state);
@@ -51,6 +54,7 @@ impl Task {
             let state = State::Restarting { exit, at_ms: now_ms() + ROOM_AGAIN_MS };
             return self.keep(Record { state, ..self.record.clone() });
         }
+        self.proc.shared.metrics.restarted();
         if let Err(refusal) = self.begin(false, true).await {
             tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be started again");
             self.tell_restart();
@@ -87,6 +91,10 @@ impl Task {
             _ => None,
         };
         (self.gone, self.starting) = (false, None);
+        if let State::Hot { init, .. } = self.record.state {
+            // What counts its connections goes with it.
+            self.proc.look_for_meter(init);
+        }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         self.proc.shared.unwatch_sockets(&self.proc);

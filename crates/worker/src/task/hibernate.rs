@@ -53,6 +53,8 @@ pub(super) struct Hibernating {
     there_bytes: u64,
     /// What the pager keeps in memory.
     sets: Sets,
+    /// Taken up by a new daemon: its threads are held.
+    held: bool,
     /// Held, it is being woken for this, with leave.
     pub(super) roused: Option<(String, Grant)>,
 }
@@ -154,8 +156,8 @@ impl Task {
         Ok(())
     }
 
-    /// Taken up by a new daemon as it is: blocked.
-    pub(super) fn begin_hibernated(&mut self, init: u32) {
+    /// As it is found: blocked.
+    fn begin_hibernated(&mut self, init: u32) {
         // What the pager keeps for it is told when it is asked.
         self.begin_hibernating(init, None, Asleep { there_bytes: self.proc.cgroup.held_bytes(), set_bytes: 0 });
     }
@@ -166,7 +168,7 @@ impl Task {
         let parks_at = (!timing.stays_awake()).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
         let sets = self.proc.shared.pressure.keep_sets(asleep.set_bytes);
         let there_bytes = asleep.there_bytes;
-        self.hibernating = Some(Hibernating { pidfd, next, parks_at, there_bytes, sets, roused: None });
+        self.hibernating = Some(Hibernating { pidfd, next, parks_at, there_bytes, sets, held: false, roused: None });
     }
 
     /// What it takes while it is hibernated.
@@ -232,6 +234,7 @@ impl Task {
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         let (from, for_what) = (Tier::Hibernated, trigger.clone());
+        self.proc.look_for_cpu();
         self.proc.meter.enter(Some(Tier::Hot));
         let view = WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None };
         self.count_wake(&view);
@@ -274,6 +277,16 @@ impl Task {
         self.awake(trigger, woken.total_us, steps, false, by_itself);
     }
 
+    /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is parked at once, which does not
+    /// wake it, and then its sockets and timers are.
+    pub(super) async fn resume_hibernated(&mut self, init: u32) {
+        self.begin_hibernated(init);
+        self.look_at_pager().await;
+        if let Some(hibernating) = self.hibernating.as_mut().filter(|hibernating| hibernating.held) {
+            hibernating.parks_at = Some(Instant::now());
+        }
+    }
+
     /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
     pub(super) async fn look_at_pager(&mut self) {
         if !matches!(self.record.state, State::Hibernated { .. }) {
@@ -284,6 +297,8 @@ impl Task {
         let Some(hibernating) = &mut self.hibernating else { return };
         if look.asleep {
             hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
+            hibernating.held = look.held;
+            self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(label, _)| label);
             self.awake(roused.unwrap_or_else(|| "its pager was replaced".to_owned()), 0, Vec::new(), false, false);
@@ -291,13 +306,18 @@ impl Task {
     }
 
     pub(super) fn refuse_if_in_use(&self, to: Tier) -> Result<(), Refusal> {
-        if self.tickets.load(Ordering::SeqCst) > 0 {
-            self.proc.shared.metrics.refused(to, Cause::Exec);
-            return Err(Refusal::new(
-                Code::CannotSleep,
-                format!("{} cannot sleep: a program runs in it by `kip exec`; end it first", self.proc.name),
-            ));
+        let tickets = self.tickets.load(Ordering::SeqCst);
+        if tickets == 0 {
+            return Ok(());
         }
-        Ok(())
+        let (cause, why) = if self.starting.is_some() {
+            (Cause::Starting, "it is not ready yet; `kip wait --ready` waits for that")
+        } else if self.hooking.load(Ordering::SeqCst) >= tickets {
+            (Cause::Hook, "its own command after the wake still runs")
+        } else {
+            (Cause::Exec, "a program runs in it by `kip exec`; end it first")
+        };
+        self.proc.shared.metrics.refused(to, cause);
+        Err(Refusal::new(Code::CannotSleep, format!("{} cannot sleep: {why}", self.proc.name)))
     }
 }

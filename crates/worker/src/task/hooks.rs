@@ -76,11 +76,14 @@ impl Task {
         let env = [("KIP_TIER", from.to_string()), ("KIP_TRIGGER", trigger.to_owned())];
         let env = env.map(|(key, value)| (key.to_owned(), value)).into();
         let (proc, tickets, ms) = (Arc::clone(&self.proc), Arc::clone(&self.tickets), hooks.within_ms);
+        self.hooking.fetch_add(1, Ordering::SeqCst);
+        let one_of_them = Ticket(Arc::clone(&self.hooking));
         tokio::spawn(async move {
             if let Err(why) = within(ms, run(&proc, &command, env, &tickets)).await {
                 let message = format!("its own command after the wake failed: {why}");
                 proc.shared.events.tell(Some(&proc.name), "hook-failed", message);
             }
+            drop(one_of_them);
         });
     }
 }

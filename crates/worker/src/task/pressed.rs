@@ -155,11 +155,11 @@ impl Task {
     }
 
     async fn wake_for(&mut self, Caller { trigger, at, tick }: Caller) {
-        if matches!(self.record.state, State::Archived { .. }) && self.fetch().await.is_err() {
+        if matches!(self.record.state, State::Archived { .. }) && !self.fetch_or_fall_back().await {
             return;
         }
         match self.record.state {
-            State::Parked { .. } => drop(self.wake_retrying(trigger, at, tick).await),
+            State::Parked { .. } => self.wake_retrying(trigger, at, tick).await,
             State::Hibernated { .. } => drop(self.rouse(trigger, at, tick).await),
             _ => {}
         }

@@ -87,7 +87,10 @@ async fn connect(proc: &Proc, port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind_device(Some(proc.shared.instance.interface(proc.slot).as_bytes()))?;
     let address = Addresses::of(proc.shared.instance, proc.slot).v4;
-    socket.connect(SocketAddr::new(IpAddr::V4(address), port)).await
+    let own = proc.meter.own_connection();
+    let stream = socket.connect(SocketAddr::new(IpAddr::V4(address), port)).await?;
+    own.made();
+    Ok(stream)
 }
 
 /// What is left of a connection is waited for no longer: whoever takes no notice of its end does not have to.

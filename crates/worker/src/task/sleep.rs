@@ -12,7 +12,6 @@ use crate::park::{self, Body, ParkError};
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
-use crate::stop::Network;
 use crate::tree::{self, Tree};
 use crate::volumes::sleep as volumes;
 use crate::wake::{self, Steps, WakeError};
@@ -35,18 +34,29 @@ const LAZY_FROM: u64 = 8 << 20;
 /// Who was held is back in its calls after this at the latest, or is at work.
 const REST_WITHIN: Duration = Duration::from_millis(100);
 /// Between the first and the second try of a wake.
-const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
+pub(super) const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
+
+/// What is to be done about a wake that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It waits for what the store does not give, or not yet.
+    Store,
+    /// What the store has is not what was stored.
+    Damage,
+    /// It may succeed at once, or never.
+    Other,
+}
 
 /// A wake that failed.
-struct Unwoken {
-    refusal: Refusal,
-    /// It waits for what the store does not give.
-    is_the_stores: bool,
+#[derive(Debug)]
+pub(super) struct Unwoken {
+    pub(super) refusal: Refusal,
+    pub(super) why: Why,
 }
 
 impl From<Refusal> for Unwoken {
     fn from(refusal: Refusal) -> Unwoken {
-        Unwoken { refusal, is_the_stores: false }
+        Unwoken { refusal, why: Why::Other }
     }
 }
 
@@ -70,7 +80,7 @@ impl Task {
         let machine = Arc::clone(&self.proc.shared);
         let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
-        if let State::Hot { init, .. } = self.record.state {
+        if let State::Hot { init, .. } | State::Hibernated { init, .. } = self.record.state {
             self.proc.look_for_meter(init);
         }
         self.proc.meter.engine_at_work();
@@ -184,7 +194,10 @@ impl Task {
             State::Parked { .. } => {
                 let at = Instant::now();
                 match self.wake(trigger.clone(), at, false).await {
-                    Err(_) if self.fetch_again().await => self.wake(trigger, at, false).await?,
+                    Err(_) if self.drop_damaged_copy().await => {
+                        self.fetch().await?;
+                        self.wake(trigger, at, false).await?;
+                    }
                     woken => woken?,
                 }
                 Ok(false)
@@ -204,51 +217,40 @@ impl Task {
 
     /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5). Of a store that
     /// does not give what is needed it only waits: its generation is as good as it was.
-    pub(super) async fn wake_retrying(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+    pub(super) async fn wake_retrying(&mut self, trigger: String, at: Instant, tick: bool) {
         match self.wake(trigger.clone(), at, tick).await {
-            Ok(()) | Err(Unwoken { is_the_stores: true, .. }) => return Ok(()),
+            Ok(()) | Err(Unwoken { why: Why::Store, .. }) => return,
             Err(_) => {}
         }
-        if !self.fetch_again().await {
+        if self.drop_damaged_copy().await {
+            if !self.fetch_or_fall_back().await {
+                return;
+            }
+        } else {
             // What was missing for a moment, a helper or the launcher, may be there again.
             tokio::time::sleep(SECOND_TRY_AFTER).await;
         }
-        let refusal = match self.wake(trigger, at, tick).await {
-            Ok(()) | Err(Unwoken { is_the_stores: true, .. }) => return Ok(()),
-            Err(Unwoken { refusal, .. }) => refusal,
+        let Unwoken { refusal, why } = match self.wake(trigger, at, tick).await {
+            Ok(()) | Err(Unwoken { why: Why::Store, .. }) => return,
+            Err(unwoken) => unwoken,
         };
-        if lacks_volumes(Arc::clone(&self.proc), self.record.generation()).await {
-            // It would lack them as well if it began anew.
-            self.sleeping = None;
-            self.proc.shared.unwatch_sockets(&self.proc);
-            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
-            return Err(refusal);
+        // What is not in a store that is not there may be in it.
+        let waits = why == Why::Damage && !self.is_in_store().await;
+        if waits || lacks_volumes(Arc::clone(&self.proc), self.record.generation()).await {
+            // Volumes it would lack as well if it began anew.
+            return self.listen_later();
         }
-        self.start_cold(&refusal.message).await
+        self.fall_back(&refusal.message).await;
     }
 
     /// A page that it waits for is damaged in its snapshot: it cannot go on.
     pub(super) async fn on_damaged(&mut self, message: String) {
-        if matches!(self.record.state, State::Hot { .. } | State::Hibernated { .. })
-            && let Err(e) = self.start_cold(&message).await
-        {
-            tracing::error!(proc = %self.proc.name, error = e.message, "a proc whose snapshot is damaged does not start");
+        if matches!(self.record.state, State::Hot { .. } | State::Hibernated { .. }) {
+            self.fall_back(&message).await;
         }
     }
 
-    async fn start_cold(&mut self, why: &str) -> Result<(), Refusal> {
-        let message = format!("{why}; starting it cold on its newest files");
-        tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
-        self.proc.shared.events.tell(Some(&self.proc.name), "cold-start", message);
-        let generation = self.record.generation();
-        if let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation) {
-            tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot cannot be set aside");
-        }
-        self.stop(Duration::ZERO, Network::Removed).await?;
-        self.begin(false, false).await
-    }
-
-    async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {
+    pub(super) async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {
         let mut steps = Steps::since(at);
         if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
@@ -290,6 +292,7 @@ impl Task {
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;
+                next.wakes_again = false;
                 self.listens_again = None;
                 self.keep(next);
                 fault::reach("wake-recorded");
@@ -319,9 +322,21 @@ impl Task {
                         self.listens_again = Some(Instant::now() + FETCH_AGAIN);
                     }
                 }
-                Err(Unwoken { refusal: Refusal::new(Code::Failed, message), is_the_stores: e.is_the_stores() })
+                let why = match &e {
+                    e if e.is_the_stores() => Why::Store,
+                    WakeError::Fetch(e) if e.is_missing() => Why::Damage,
+                    _ => Why::Other,
+                };
+                Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why })
             }
         }
+    }
+
+    /// Its sockets and timers have to wait a moment.
+    pub(super) fn listen_later(&mut self) {
+        self.sleeping = None;
+        self.proc.shared.unwatch_sockets(&self.proc);
+        self.listens_again = Some(Instant::now() + FETCH_AGAIN);
     }
 
     /// Its sockets and timers may wake it again.

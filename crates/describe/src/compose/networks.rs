@@ -1,0 +1,72 @@
+//! Networks, those that the file declares and those of a service. All services of a file are in one, which is named after the project.
+
+use super::context::Context;
+use crate::place::{Weight, meant};
+use crate::yaml::Node;
+
+/// Keys of a network.
+const KEYS: [&str; 10] = [
+    "attachable",
+    "driver",
+    "driver_opts",
+    "enable_ipv4",
+    "enable_ipv6",
+    "external",
+    "internal",
+    "ipam",
+    "labels",
+    "name",
+];
+
+/// Reads the file's own `networks`.
+pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
+    for (name, _, network) in node.map_or(&[][..], Node::entries) {
+        for (key, place, value) in network.entries() {
+            let path = format!("networks.{name}.{key}");
+            match key.as_str() {
+                "internal" if context.flag(value, &path) => {
+                    context.lacks(place, Weight::Changes, &path, "a proc may call out: nothing keeps it in");
+                }
+                "external" if context.flag(value, &path) => {
+                    let why = "services of this file find each other, and nobody else's find them by name";
+                    context.lacks(place, Weight::Changes, &path, why);
+                }
+                "driver" => match context.text(value, &path).as_deref() {
+                    None | Some("" | "default" | "bridge" | "overlay") => {}
+                    Some(_) => {
+                        context.lacks(place, Weight::Changes, &path, "a proc has a network of its own, behind NAT")
+                    }
+                },
+                "driver_opts" if !value.entries().is_empty() => {
+                    context.lacks(place, Weight::Changes, &path, "the network is Kip's");
+                }
+                "ipam" if !value.entries().is_empty() => {
+                    context.lacks(place, Weight::Harmless, &path, "Kip chooses addresses");
+                }
+                "enable_ipv4" | "enable_ipv6" if !context.flag(value, &path) => {
+                    context.lacks(place, Weight::Harmless, &path, "a proc has an address of each kind");
+                }
+                known if KEYS.contains(&known) || known.starts_with("x-") => {}
+                other => {
+                    let known = meant(other, KEYS.into_iter());
+                    context.fault(place, format!("networks.{name} has no key {other}: {known}"));
+                }
+            }
+        }
+    }
+}
+
+/// Reads a service's `networks`: the names that it has there.
+pub fn names(context: &mut Context<'_>, node: &Node, path: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for (name, _, how) in node.entries() {
+        let path = format!("{path}.{name}.aliases");
+        names.extend(how.get("aliases").map(|list| context.texts(list, &path)).unwrap_or_default());
+    }
+    let known = node.entries().len();
+    if known > 1 || matches!(&node.value, crate::yaml::Value::List(all) if all.len() > 1) {
+        let why = "all services of the file find each other; none is kept apart";
+        context.lacks(&node.place, Weight::Harmless, path, why);
+    }
+    names
+}

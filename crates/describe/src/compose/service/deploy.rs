@@ -1,0 +1,117 @@
+//! `deploy`: limits, restarts, copies.
+
+use super::super::context::{Context, time};
+use super::Service;
+use crate::place::{Place, Weight, meant};
+use crate::yaml::Node;
+use kip_types::life::Restart;
+
+/// Keys of `deploy`.
+const DEPLOY: [&str; 9] = [
+    "endpoint_mode",
+    "labels",
+    "mode",
+    "placement",
+    "replicas",
+    "resources",
+    "restart_policy",
+    "rollback_config",
+    "update_config",
+];
+
+impl Service {
+    pub(super) fn deploy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (key, place, value) in node.entries() {
+            let path = format!("{path}.{key}");
+            match key.as_str() {
+                "resources" => {
+                    for (key, place, limits) in value.entries() {
+                        match key.as_str() {
+                            "limits" => self.deploy_limits(context, limits, &format!("{path}.limits")),
+                            "reservations" => reservations(context, limits, &format!("{path}.reservations")),
+                            _ => {
+                                context.fault(place, format!("{path} has no key {key}: known are limits, reservations"))
+                            }
+                        }
+                    }
+                }
+                "replicas" => self.copies(context, place, value, &path),
+                "mode" if context.text(value, &path).as_deref() == Some("replicated") => {}
+                "mode" => context.lacks(place, Weight::Changes, &path, "there is one proc for a service"),
+                // After `restart`, see `read`.
+                "restart_policy" => {}
+                "labels" => context.lacks(place, Weight::Harmless, &path, "they are left out"),
+                "endpoint_mode" | "placement" | "rollback_config" | "update_config" => {
+                    context.lacks(place, Weight::Harmless, &path, "there is one proc, on one machine");
+                }
+                other if other.starts_with("x-") => {}
+                other => {
+                    let known = meant(other, DEPLOY.into_iter());
+                    context.fault(place, format!("services.{}.deploy has no key {other}: {known}", self.name));
+                }
+            }
+        }
+    }
+
+    fn deploy_limits(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        for (key, place, value) in node.entries() {
+            let path = format!("{path}.{key}");
+            match key.as_str() {
+                "memory" => self.limits(context, "mem_limit", value, &path),
+                "cpus" => self.limits(context, "cpus", value, &path),
+                "pids" => self.limits(context, "pids_limit", value, &path),
+                _ => {
+                    context.fault(place, format!("there is no {path}: known are cpus, memory, pids"));
+                    true
+                }
+            };
+        }
+    }
+
+    /// It goes before `restart`, as with Compose.
+    pub(super) fn restart_policy(&mut self, context: &mut Context<'_>, node: &Node, path: &str) {
+        let attempts = node.get("max_attempts").and_then(|most| context.parsed(most, path, str::parse::<u32>));
+        let condition = node.get("condition").and_then(|condition| context.text(condition, path));
+        let policy = match condition.as_deref() {
+            Some("none") => Restart::No,
+            Some("on-failure") => Restart::OnFailure(attempts.filter(|most| *most > 0)),
+            None | Some("any") => Restart::Always,
+            Some(other) => {
+                let known = "write none, on-failure or any";
+                return context.fault(&node.place, format!("{path}: there is no condition {other}: {known}"));
+            }
+        };
+        if policy == Restart::Always && attempts.is_some() {
+            context.lacks(&node.place, Weight::Harmless, path, "it is started again however often it ends");
+        }
+        for key in ["delay", "window"] {
+            if let Some(value) = node.get(key).filter(|value| context.parsed(value, path, time).is_some()) {
+                let why = "Kip waits longer each time that it ends soon";
+                context.lacks(&value.place, Weight::Harmless, &format!("{path}.{key}"), why);
+            }
+        }
+        self.table.restart = Some(policy).filter(|policy| !policy.is_no());
+    }
+
+    pub(super) fn copies(&mut self, context: &mut Context<'_>, place: &Place, node: &Node, path: &str) {
+        if context.parsed(node, path, str::parse::<u64>).is_some_and(|copies| copies != 1) {
+            context.lacks(place, Weight::Changes, path, "there is one proc for a service");
+        }
+    }
+}
+
+fn reservations(context: &mut Context<'_>, node: &Node, path: &str) {
+    for (key, place, _) in node.entries() {
+        let (weight, why) = match key.as_str() {
+            "devices" => (Weight::Changes, "a proc has no devices"),
+            "cpus" | "memory" | "pids" => (Weight::Harmless, "nothing is kept for a proc"),
+            "generic_resources" => (Weight::Changes, "a machine has no resources but CPU time, memory and disk"),
+            other if other.starts_with("x-") => continue,
+            other => {
+                context.fault(place, format!("{path} has no key {other}: known are cpus, devices, memory"));
+                continue;
+            }
+        };
+        context.lacks(place, weight, &format!("{path}.{key}"), why);
+    }
+}

@@ -1,0 +1,87 @@
+//! Which store a data directory has: the one that is asked for, else that of the last time, else a directory of its own.
+//!
+//! What is archived in a store wakes from there only, so the choice is remembered beside the keys, in `archive/store`: a daemon that is
+//! started without a word finds its procs again. The directory of its own is not written down: it moves with the data directory.
+
+use super::{Archive, ArchiveError, DIRECTORY, io_at};
+use kip_types::Realm;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+
+/// No store.
+const NONE: &str = "none";
+/// The store of a data directory of which nobody said anything; in backups too.
+pub(crate) const OWN: &str = "store";
+/// What was asked for the last time, in [`DIRECTORY`].
+const REMEMBERED: &str = "store";
+
+impl Archive {
+    /// Opens the store that a data directory has. Asks no network. Blocking.
+    pub(crate) fn choose(data: &Path, asked: Option<&str>, now_ms: u64) -> Result<Option<Archive>, ArchiveError> {
+        if asked == Some(NONE) {
+            return Ok(None);
+        }
+        let remembered = data.join(DIRECTORY).join(REMEMBERED);
+        let before = match fs::read_to_string(&remembered) {
+            Ok(text) => Some(text.trim().to_owned()).filter(|url| !url.is_empty()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+            Err(e) => return Err(io_at(&remembered)(e)),
+        };
+        let own = data.join(OWN);
+        if asked.is_some_and(|asked| Path::new(asked) == own) {
+            match fs::remove_file(&remembered) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(io_at(&remembered)(e)),
+                _ => return Archive::choose(data, None, now_ms),
+            }
+        }
+        let url = match asked.map(str::to_owned).or(before.clone()) {
+            Some(url) => url,
+            None => {
+                let made = fs::DirBuilder::new().mode(0o700).recursive(true).create(&own);
+                made.map_err(io_at(&own))?;
+                own.display().to_string()
+            }
+        };
+        let archive = Archive::open(&url, data, Realm::default(), now_ms)?;
+        if let Some(asked) = asked.filter(|asked| before.as_deref() != Some(asked)) {
+            let written = crate::record::replace(&remembered, asked.as_bytes());
+            written.map_err(|e| io_at(&remembered)(io::Error::other(e)))?;
+        }
+        Ok(Some(archive))
+    }
+
+    /// Whether the store is that directory.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        self.store.is_directory() && Path::new(self.store.name()) == path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_last_one_is_remembered_and_the_own_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (data, other) = (dir.path().join("data"), dir.path().join("other"));
+        fs::create_dir_all(&data).unwrap();
+        fs::create_dir(&other).unwrap();
+        let other = other.display().to_string();
+        let choose = |asked| Archive::choose(&data, asked, 0).map(|found| found.map(|a| a.store.name().to_owned()));
+        assert_eq!(choose(Some(NONE)).unwrap(), None);
+        assert!(!data.join(OWN).exists());
+        let own = data.join(OWN).display().to_string();
+        assert_eq!(choose(None).unwrap().as_ref(), Some(&own));
+        assert!(!data.join(DIRECTORY).join(REMEMBERED).exists());
+        assert!(choose(Some("/nowhere/at/all")).is_err());
+        assert_eq!(choose(None).unwrap().as_ref(), Some(&own), "what cannot be opened is not remembered");
+        assert_eq!(choose(Some(&other)).unwrap().as_ref(), Some(&other));
+        assert_eq!(choose(None).unwrap().as_ref(), Some(&other));
+        assert_eq!(choose(Some(NONE)).unwrap(), None);
+        assert_eq!(choose(None).unwrap().as_ref(), Some(&other));
+        assert_eq!(choose(Some(&own)).unwrap().as_ref(), Some(&own), "by its name too");
+        assert_eq!(choose(None).unwrap().as_ref(), Some(&own));
+    }
+}

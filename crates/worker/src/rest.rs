@@ -1,0 +1,59 @@
+//! Before a machine goes down: all procs are parked, so that none is lost with its memory, and none is woken any more. The next
+//! daemon wakes those that were awake, once all sockets listen again.
+//!
+//! Crash in the middle: whoever is parked is parked, and says in its record whether it was awake.
+
+use crate::Worker;
+use crate::task::{Command, Handle};
+use futures_util::StreamExt as _;
+use kip_types::{ProcName, State};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// What wakes those that were awake.
+const TRIGGER: &str = "kip up";
+
+fn at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+impl Worker {
+    /// Parks all that can be parked, and nobody wakes any more: this daemon is about to end. Tells who sleeps, and who runs on and why.
+    /// What has not begun to be parked `within` that time is not.
+    pub async fn come_to_rest(&self, within: Duration) -> (Vec<ProcName>, BTreeMap<ProcName, String>) {
+        let until = Instant::now() + within;
+        let resting = futures_util::stream::iter(self.handles()).map(|handle| async move {
+            let rested = handle.ask(|reply| Command::Rest { until, reply });
+            let rested = tokio::time::timeout_at(until.into(), rested).await;
+            (handle.proc.name.clone(), rested)
+        });
+        let (mut asleep, mut awake) = (Vec::new(), BTreeMap::new());
+        for (name, rested) in resting.buffer_unordered(at_once()).collect::<Vec<_>>().await {
+            match rested {
+                Ok(Ok(true)) => asleep.push(name),
+                Ok(Ok(false)) => {}
+                Ok(Err(refusal)) => drop(awake.insert(name, refusal.message)),
+                Err(_) => drop(awake.insert(name, "it was not parked in time".to_owned())),
+            }
+        }
+        asleep.sort();
+        (asleep, awake)
+    }
+}
+
+/// Wakes those that were awake when the last daemon parked all. Who is refused, for want of memory say, wakes by its traffic.
+pub(crate) async fn wake_again(handles: Vec<Handle>) {
+    let waking = futures_util::stream::iter(handles).map(|handle| async move {
+        let woken = handle.ask(|reply| Command::Wake { trigger: TRIGGER.to_owned(), reply }).await;
+        if let Err(refusal) = woken {
+            tracing::warn!(proc = %handle.proc.name, error = refusal.message, "it was awake before, and is not woken now");
+        }
+    });
+    waking.buffer_unordered(at_once()).for_each(|()| async {}).await;
+}
+
+/// Whether it is to be woken by [`wake_again`].
+pub(crate) fn was_awake(handle: &Handle) -> bool {
+    let status = handle.status.borrow();
+    status.record.wakes_again && matches!(status.record.state, State::Parked { .. } | State::Archived { .. })
+}
