@@ -13,7 +13,7 @@ use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemo
 use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
 use kip_types::name::ProcName;
-use kip_types::spec::{Protocol, Timing};
+use kip_types::spec::Timing;
 use kip_types::volume::{VolumeName, VolumeView};
 use std::collections::BTreeMap;
 use std::path::Path;
