@@ -149,6 +149,9 @@ def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
     assert answered(kip, "POST", "/v1/validate", body={"spec": spec | {"command": []}}, status=400)["code"] == "invalid"
     answered(kip, "POST", "/v1/procs", body={"spec": spec})
     assert answered(kip, "POST", "/v1/procs", body={"spec": spec}, status=409)["code"] == "taken"
+    answered(kip, "POST", "/v1/validate", body={"spec": spec, "instead_of": ["other"]})
+    assert answered(kip, "POST", "/v1/compare", body={"spec": spec})["differ"] == []
+    assert answered(kip, "POST", "/v1/compare", body={"spec": spec | {"name": "none"}}, status=404)["code"] == "unknown"
     assert answered(kip, "POST", "/v1/procs", body={"spec": spec | {"realm": "other"}}, status=400)["code"] == "invalid"
     assert [view["name"] for view in answered(kip, "GET", "/v1/procs")] == ["doc"]
     answered(kip, "GET", f"{template}/why", f"{one}/why")

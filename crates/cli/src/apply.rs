@@ -1,14 +1,15 @@
 //! `kip apply`, `kip diff` and `kip export`: files that describe procs, against what a daemon has.
 //!
-//! Everything is looked at before anything is changed: the file, what the daemon would refuse, what would have to be replaced, images.
-//! Then procs are made one after the other, each after those that it depends on. A failure in the middle leaves what was done, says
-//! what that is, and the next apply goes on from there. Sleepers are looked at and not woken.
+//! Everything is looked at before anything is changed: the file, what would have to be replaced, images, and whether what is to be made
+//! could be started. Then those that are not described any more go, and procs are made one after the other, each when those that it
+//! depends on are ready. Whoever goes is stopped in order. A failure in the middle leaves what was done, says what that is, and the next
+//! apply goes on from there. Sleepers are looked at and not woken.
 
 mod plan;
 mod view;
 
 use crate::check::{TrialArgs, require};
-use crate::commands::name;
+use crate::commands::{name, until_ready};
 use crate::image::{RegistryArgs, When, ensure};
 use crate::manual;
 use crate::output::{print, print_json};
@@ -17,6 +18,8 @@ use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::Client;
 use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, render};
+use kip_types::api::{RunRequest, StartRequest};
+use kip_types::life::READY_WITHIN_MS;
 use kip_types::name::ProcName;
 use plan::{Action, Change, Plan};
 use serde::Serialize;
@@ -90,17 +93,35 @@ struct Told;
 struct Asked {
     mark: String,
     document: Document,
+    /// Not only some of its procs.
+    whole: bool,
 }
 
 /// `kip apply`.
 pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Result<ExitCode> {
     let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::FAILURE) };
+    if !args.dry_run {
+        // What they lead to now is what is compared.
+        let is_elsewhere = |one: &&Described| client.is_remote() && plan::file_of_the_daemon(one).is_some();
+        let always = asked.document.procs.iter().filter(|one| one.pull == Pull::Always);
+        for described in always.filter(|one| !is_elsewhere(one)) {
+            bring_image(client, described, &args.registry).await?;
+        }
+    }
     let mut plan = Plan::new(client, &asked, args.prune).await?;
-    let faults = plan.refused(client, args.replace || args.dry_run).await?;
+    let (mut faults, without_image) = plan.refused(client, args.replace || args.dry_run).await?;
+    if faults.is_empty() && !args.dry_run {
+        let made = plan.both().filter_map(|(change, described)| described.filter(|_| change.makes()));
+        for described in made.filter(|one| one.pull != Pull::Always) {
+            bring_image(client, described, &args.registry).await?;
+        }
+        faults = plan.invalid(client, &without_image).await?;
+    }
     if !faults.is_empty() {
         tell(faults.iter());
         return Ok(ExitCode::FAILURE);
     }
+    tell(plan.left_over().iter());
     if args.dry_run {
         show(plan.changes(), json, |changes| view::planned(changes, args.replace))?;
         return Ok(ExitCode::SUCCESS);
@@ -118,6 +139,7 @@ pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Resul
     let compare = async {
         let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::from(TROUBLE)) };
         let plan = Plan::new(client, &asked, args.prune).await?;
+        tell(plan.left_over().iter());
         let same = plan.changes().iter().all(|change| change.action == Action::Same);
         show(plan.changes(), json, |changes| view::planned(changes, true))?;
         Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -134,7 +156,7 @@ pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Resul
 
 /// `kip export`.
 pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::Result<()> {
-    let mut procs = Vec::new();
+    let mut procs: Vec<(ProcName, RunRequest)> = Vec::new();
     for text in &args.names {
         let view = client.inspect_with_env(&name(text)?).await?;
         if view.spec.asked.is_none() {
@@ -147,6 +169,11 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
             );
         }
         procs.push((view.name.clone(), plan::asked(&view.spec)));
+    }
+    for (name, request) in &procs {
+        let missing =
+            request.in_file.depends_on.iter().filter(|needed| !procs.iter().any(|(other, _)| other == *needed));
+        tell(missing.map(|needed| format!("{name} depends on {needed}, which is left out: export it, too")));
     }
     let text = render(procs).context("the procs cannot be written as TOML")?;
     if json { print_json(&Exported { toml: text }) } else { print(&text) }
@@ -206,7 +233,7 @@ fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
         Some(project) => project.clone(),
         None => own_mark(&path)?,
     };
-    Ok(Ok(Asked { mark, document }))
+    Ok(Ok(Asked { mark, document, whole: args.names.is_empty() }))
 }
 
 /// Leaves those that are named and what they depend on.
@@ -245,30 +272,18 @@ fn own_mark(path: &Path) -> anyhow::Result<String> {
     Ok(format!("{}:{}", machine.nodename().to_string_lossy(), path.display()))
 }
 
-/// Images first, for without one of them nothing may be removed; then one proc after the other.
+/// One proc after the other.
 async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: bool) -> anyhow::Result<()> {
     for (change, described) in plan.both() {
-        if let (Action::Create | Action::Replace, Some(described)) = (change.action, described) {
-            bring_image(client, described, &args.registry).await?;
-        }
-    }
-    for (change, described) in plan.both() {
         let name = change.name.clone();
-        if let (Action::Create | Action::Replace, Some(described)) = (change.action, described) {
-            // Only now is there what it depends on, and still what it replaces.
-            let trial = require(client, &described.request, &args.trial).await;
-            trial.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
-        }
         match (change.action, described) {
             (Action::Same, _) => {}
-            (Action::Create, Some(described)) => made(client, described).await?,
-            (Action::Start, _) => drop(client.start(&name).await?),
-            (Action::Replace, Some(described)) => {
-                client.remove(&name, true).await?;
-                made(client, described).await?;
+            (Action::Remove, _) => remove(client, &name).await?,
+            (_, None) => unreachable!("what is made or started is described"),
+            (_, Some(described)) => {
+                let done = bring_about(client, change, described, args).await;
+                done.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
             }
-            (Action::Remove, _) => client.remove(&name, true).await?,
-            (Action::Create | Action::Replace, None) => unreachable!("what is made is described"),
         }
         change.done = true;
         // At once: the next may take its time to become ready.
@@ -279,9 +294,48 @@ async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: boo
     Ok(())
 }
 
-async fn made(client: &Client, described: &Described) -> anyhow::Result<()> {
-    client.run(&described.request).await.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
+/// Makes or starts one.
+async fn bring_about(client: &Client, change: &Change, described: &Described, args: &ApplyArgs) -> anyhow::Result<()> {
+    let name = &change.name;
+    for needed in &described.depends_on {
+        let waited = wait_for(client, needed).await;
+        waited.with_context(|| format!("{name} depends on {needed}"))?;
+    }
+    if change.makes() {
+        // Only now is there what it depends on, and still what it replaces.
+        require(client, &described.request, &args.trial).await?;
+    }
+    match change.action {
+        Action::Start => {
+            client.start(name, &StartRequest { wait_ready: described.request.wait_ready }).await?;
+            wait_for(client, name).await
+        }
+        Action::Replace => {
+            remove(client, name).await?;
+            let made = client.run(&described.request).await.map(drop);
+            made.with_context(|| format!("the {name} that was there is removed, with the files that it wrote"))
+        }
+        _ => Ok(client.run(&described.request).await.map(drop)?),
+    }
+}
+
+/// Until it is ready, if it says what that is. Wakes nobody.
+async fn wait_for(client: &Client, name: &ProcName) -> anyhow::Result<()> {
+    let view = client.inspect(name).await?;
+    if view.spec.ready.is_some() || view.state == "starting" {
+        let within_ms = view.spec.ready.map_or(READY_WITHIN_MS, |ready| ready.within_ms);
+        until_ready(client, name, within_ms).await?;
+    }
     Ok(())
+}
+
+/// In order, as `kip stop` and `kip rm` do: it is woken for its stop signal, and has its grace.
+async fn remove(client: &Client, name: &ProcName) -> anyhow::Result<()> {
+    // Nothing of one that another data directory has taken over runs here.
+    if client.inspect(name).await?.state != "elsewhere" {
+        client.stop(name, None).await?;
+    }
+    Ok(client.remove(name, false).await?)
 }
 
 async fn bring_image(client: &Client, described: &Described, registry: &RegistryArgs) -> anyhow::Result<()> {

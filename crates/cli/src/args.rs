@@ -13,7 +13,7 @@ use crate::token::TokenCommand;
 use crate::up::UpArgs;
 use crate::volume::VolumeCommand;
 use clap::{Args, Parser, Subcommand};
-use kip_types::api::{Detail, LeftOpen, RunRequest};
+use kip_types::api::{Detail, InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
@@ -565,11 +565,17 @@ impl RunArgs {
             probes: self.life.probes.clone(),
             file: None,
             asked: None,
+            tar_digest: None,
             trial: false,
             alone: false,
         };
         let secrets = self.life.secrets()?;
-        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
+        let in_file = InFile {
+            pull: self.pull.said(),
+            plain_http: self.registry.plain_http && self.image.is_some(),
+            ..InFile::default()
+        };
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file })
     }
 }
 

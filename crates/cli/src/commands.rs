@@ -6,7 +6,7 @@ use crate::output::{print, print_json};
 use crate::{apply, backup, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
-use kip_types::api::{DownRequest, DownView, EventsRequest, LogsRequest, ProcView};
+use kip_types::api::{DownRequest, DownView, EventsRequest, LogsRequest, ProcView, StartRequest};
 use kip_types::name::ProcName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -32,7 +32,9 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
         Command::Apply(args) => return apply::apply(client, &args, json).await,
         Command::Diff(args) => return apply::diff(client, &args, json).await,
         Command::Export(args) => apply::export(client, &args, json).await?,
-        Command::Start(args) => show(&client.start(&name(&args.name)?).await?, json, view::run)?,
+        Command::Start(args) => {
+            show(&client.start(&name(&args.name)?, &StartRequest::default()).await?, json, view::run)?
+        }
         Command::Top(args) => top::top(client, &args, json).await?,
         Command::Ps => show(&client.list().await?, json, |views| view::ps(views))?,
         Command::Inspect(args) => inspect(client, &args, json).await?,
@@ -95,20 +97,25 @@ async fn inspect(client: &Client, args: &InspectArgs, json: bool) -> anyhow::Res
     }
 }
 
-/// Looks as often as it takes; nothing of it wakes the proc.
 async fn wait_ready(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Result<()> {
-    let name = name(&args.name)?;
-    let until = Instant::now() + Duration::from_millis(args.timeout);
+    let view = until_ready(client, &name(&args.name)?, args.timeout).await?;
+    show(&view, json, |view| match view.ready {
+        Some(_) => format!("{} is ready\n", view.name),
+        None => format!("{} is {}\n", view.name, view.state),
+    })
+}
+
+/// Until it is ready, or, without a check of its own, runs. Looks as often as it takes; nothing of it wakes the proc.
+pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> anyhow::Result<ProcView> {
+    let until = Instant::now() + Duration::from_millis(within_ms);
     loop {
-        let view = client.inspect(&name).await?;
+        let view = client.inspect(name).await?;
         match (view.ready, view.state.as_str()) {
-            (Some(true), _) => return show(&view, json, |view| format!("{} is ready\n", view.name)),
-            (None, state) if state != "starting" && view.tier.is_some() => {
-                return show(&view, json, |view| format!("{} is {}\n", view.name, view.state));
-            }
+            (Some(true), _) => return Ok(view),
+            (None, state) if state != "starting" && view.tier.is_some() => return Ok(view),
             (_, "stopped" | "elsewhere") => bail!("{name} is {}: it does not become ready", view.state),
             _ if Instant::now() >= until => {
-                bail!("{name} is {} and was not ready within {}", view.state, text::millis(args.timeout))
+                bail!("{name} is {} and was not ready within {}", view.state, text::millis(within_ms))
             }
             _ => tokio::time::sleep(LOOK_EVERY).await,
         }

@@ -4,10 +4,11 @@ use crate::notify;
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_types::api::{
-    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, Detail, Details, DownRequest, DownView,
-    Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogStream, LogsRequest,
-    MeterView, Moved, PARK_WITHIN_MS, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
-    SnapshotName, SnapshotsView, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details,
+    DownRequest, DownView, Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
+    LogStream, LogsRequest, MeterView, Moved, PARK_WITHIN_MS, ProcView, Refusal, RemoveRequest, RunRequest,
+    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified,
+    VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -157,6 +158,15 @@ impl Service for Hosted {
         self.worker.run(request.spec, request.secrets, request.wait_ready).await
     }
 
+    async fn validate(&self, request: ValidateRequest) -> Result<(), Refusal> {
+        let ValidateRequest { run, instead_of } = request;
+        self.worker.validate(run.spec, run.secrets, instead_of).await
+    }
+
+    async fn compare(&self, request: RunRequest) -> Result<ContentsView, Refusal> {
+        self.worker.compare(request.spec, request.secrets).await
+    }
+
     async fn names(&self) -> Result<Vec<ProcName>, Refusal> {
         Ok(self.worker.names())
     }
@@ -177,8 +187,8 @@ impl Service for Hosted {
         self.worker.details(&name, of).await
     }
 
-    async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {
-        self.worker.start(&name).await
+    async fn start(&self, name: ProcName, how: StartRequest) -> Result<ProcView, Refusal> {
+        self.worker.start(&name, how.wait_ready).await
     }
 
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use kip_client::{CallError, Client};
 use kip_types::api::Code;
-use kip_types::image::{ImageSource, ImageView, ImagesCollectRequest, PullProgress, PullRequest};
+use kip_types::image::{ImageSource, ImageView, ImagesCollectRequest, Pull, PullProgress, PullRequest};
 use login::LoginArgs;
 use progress::Progress;
 use std::path::{Path, PathBuf};
@@ -88,6 +88,17 @@ pub enum When {
     Always,
     /// Not at all.
     Never,
+}
+
+impl When {
+    /// What was said, where that is not what is usual.
+    pub fn said(self) -> Option<Pull> {
+        match self {
+            When::Missing => None,
+            When::Always => Some(Pull::Always),
+            When::Never => Some(Pull::Never),
+        }
+    }
 }
 
 /// Carries out `command`.

@@ -27,9 +27,9 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::{Method, Request};
 use kip_types::api::{
-    CheckRequest, CheckView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL, Event,
-    EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, RemoveRequest, RunRequest,
-    SleepRequest, StopRequest, WhyView,
+    CheckRequest, CheckView, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL,
+    Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, RemoveRequest,
+    RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
 };
 use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
@@ -83,10 +83,15 @@ impl Client {
         self.post("/v1/procs", request).await
     }
 
-    /// Whether the daemon would take `request`, as far as it can say without asking the machine.
-    pub async fn validate(&self, request: &RunRequest) -> Result<(), CallError> {
+    /// Whether `request` could be run, as far as that can be known without running the program.
+    pub async fn validate(&self, request: &ValidateRequest) -> Result<(), CallError> {
         collect(self.send(Method::POST, "/v1/validate", json(request)).await?).await?;
         Ok(())
+    }
+
+    /// In what the proc of the request's name contains something else than the request would give it.
+    pub async fn compare(&self, request: &RunRequest) -> Result<ContentsView, CallError> {
+        self.post("/v1/compare", request).await
     }
 
     /// Tries whether such a proc can sleep.
@@ -121,8 +126,8 @@ impl Client {
     }
 
     /// Starts a stopped proc again.
-    pub async fn start(&self, name: &ProcName) -> Result<ProcView, CallError> {
-        self.post(&format!("/v1/procs/{name}/start"), &Nothing {}).await
+    pub async fn start(&self, name: &ProcName, how: &StartRequest) -> Result<ProcView, CallError> {
+        self.post(&with_query(&format!("/v1/procs/{name}/start"), how), &Nothing {}).await
     }
 
     /// Ends a proc; `grace_ms` from its stop signal to SIGKILL, none for what its spec says.

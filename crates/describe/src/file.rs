@@ -145,6 +145,12 @@ fn contradiction(table: &ProcTable) -> Option<(&'static str, &'static str)> {
     if table.tar.is_some() && table.image.is_some() {
         return Some(("tar", ".tar: an image has all of its files: write tar or image"));
     }
+    if table.idle_dry_run && table.never_sleep {
+        return Some((
+            "idle-dry-run",
+            ".idle-dry-run: it cannot be used with never-sleep, which leaves nothing to try",
+        ));
+    }
     if table.ready_timeout.is_some() && table.ready.is_none() {
         return Some(("ready-timeout", ".ready-timeout: nothing says what ready is: write ready = \"tcp:PORT\", too"));
     }

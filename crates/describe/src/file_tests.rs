@@ -132,6 +132,10 @@ fn mistakes_are_told_with_their_place() {
             "/srv/kip.toml:3:13: proc.web.hibernate: unknown variant `deep`, expected one of",
         ),
         (web("env = { A = [] }"), "/srv/kip.toml:3:13: proc.web.env: invalid type"),
+        (
+            web("never-sleep = true\nidle-dry-run = true"),
+            "/srv/kip.toml:4:16: proc.web.idle-dry-run: it cannot be used with never-sleep",
+        ),
         (web("pull = \"never\""), "/srv/kip.toml:3:8: proc.web.pull: only an image is pulled"),
         (web("volume = [\"data\"]"), "/srv/kip.toml:3:11: proc.web.volume: volume"),
         (

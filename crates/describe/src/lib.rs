@@ -22,7 +22,7 @@ pub use place::{Fault, Faults, Note, Place, Weight};
 pub use table::{Difference, ProcTable, differences, render};
 pub use values::Pull;
 
-use kip_types::api::RunRequest;
+use kip_types::api::{InFile, RunRequest};
 use kip_types::name::ProcName;
 use std::path::Path;
 
@@ -79,6 +79,14 @@ pub struct Reading<'a> {
 /// All that is wrong with it, as far as one mistake does not hide another.
 pub fn read(reading: &Reading<'_>) -> Result<Document, Faults> {
     let document = if is_compose(reading.path) { compose::read(reading)? } else { file::read(reading)? };
-    let procs = in_order(document.procs)?;
+    let mut procs = in_order(document.procs)?;
+    for one in &mut procs {
+        one.request.in_file = InFile {
+            depends_on: one.depends_on.clone(),
+            pull: (one.pull != Pull::default()).then_some(one.pull),
+            plain_http: one.plain_http,
+            project: document.project.clone(),
+        };
+    }
     Ok(Document { procs, ..document })
 }

@@ -2,7 +2,7 @@
 //! again, so that what is exported, compared and read are the same keys.
 
 use crate::values::{FilePages, Port, Pull, Signal, Size, Switch, Texts, Time, Value, Volume, Words, normal};
-use kip_types::api::{LeftOpen, RunRequest};
+use kip_types::api::{InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
@@ -242,16 +242,17 @@ impl ProcTable {
             probes: self.probe,
             file: None,
             asked: None,
+            tar_digest: None,
             trial: false,
             alone: false,
         };
-        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open })
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file: InFile::default() })
     }
 
     /// What says the same as `request`. What is usual is left out.
     pub fn of(request: &RunRequest) -> ProcTable {
         // Contents of secrets are nowhere else than in the request that makes a proc.
-        let RunRequest { spec, wait_ready, secrets: _, left_open } = request;
+        let RunRequest { spec, wait_ready, secrets: _, left_open, in_file } = request;
         // Named one by one, so that what a spec gets in addition is not forgotten here.
         let Spec {
             name: _, // the table's own
@@ -277,6 +278,7 @@ impl ProcTable {
             probes,
             file: _,
             asked: _,
+            tar_digest: _,
             trial: _,
             alone: _,
         } = spec.clone();
@@ -296,8 +298,8 @@ impl ProcTable {
             command: (!command.is_empty()).then_some(Words(command)),
             image: reference,
             tar,
-            pull: None,
-            plain_http: false,
+            pull: in_file.pull,
+            plain_http: in_file.plain_http,
             entrypoint,
             publish_all,
             port: ports.into_iter().map(Port).collect(),
@@ -334,7 +336,7 @@ impl ProcTable {
             idle_dry_run: timing.dry_run,
             allow_setuid,
             wait_ready: *wait_ready,
-            depends_on: Vec::new(),
+            depends_on: in_file.depends_on.clone(),
             env_file: None,
             // Where they would be looked for; nobody gives them out.
             secret: secrets.into_iter().map(|name| (name.clone(), Path::new("secrets").join(name))).collect(),
@@ -365,7 +367,7 @@ pub struct Difference {
 }
 
 /// Keys that say how a proc is made, not what it is.
-const ON_THE_WAY: [&str; 1] = ["wait-ready"];
+const ON_THE_WAY: [&str; 4] = ["depends-on", "plain-http", "pull", "wait-ready"];
 
 /// What has to change for a proc that was made by `is` to be one that is made by `wanted`.
 pub fn differences(is: &RunRequest, wanted: &RunRequest) -> Vec<Difference> {
@@ -430,14 +432,25 @@ fn text(value: &serde_json::Value) -> String {
 
 #[derive(Serialize)]
 struct Rendered {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    project: Option<String>,
     proc: BTreeMap<ProcName, ProcTable>,
 }
 
-/// A `kip.toml` with these procs.
+/// A `kip.toml` with these procs: what they depend on is named as far as it is among them,
+/// and the project if all are of the same.
 ///
 /// # Errors
 /// What TOML cannot say: there is nothing of the kind in a spec.
 pub fn render(procs: impl IntoIterator<Item = (ProcName, RunRequest)>) -> Result<String, toml::ser::Error> {
-    let proc = procs.into_iter().map(|(name, request)| (name, ProcTable::of(&request))).collect();
-    toml::to_string(&Rendered { proc })
+    let requests: BTreeMap<ProcName, RunRequest> = procs.into_iter().collect();
+    let mut projects = requests.values().map(|request| &request.in_file.project);
+    let first = projects.next().cloned().flatten();
+    let project = first.filter(|first| projects.all(|other| other.as_ref() == Some(first)));
+    let table = |(name, request): (&ProcName, &RunRequest)| {
+        let mut table = ProcTable::of(request);
+        table.depends_on.retain(|needed| requests.contains_key(needed));
+        (name.clone(), table)
+    };
+    toml::to_string(&Rendered { project, proc: requests.iter().map(table).collect() })
 }

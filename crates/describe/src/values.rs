@@ -9,6 +9,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
+pub use kip_types::image::Pull;
+
 /// Bytes: `"64M"`, or a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size(pub u64);
@@ -50,19 +52,6 @@ pub struct Volume {
     pub target: String,
     /// The proc cannot change it.
     pub read_only: bool,
-}
-
-/// When an image is brought from where its name leads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Pull {
-    /// If it is not here.
-    #[default]
-    Missing,
-    /// Each time that the proc is made.
-    Always,
-    /// Not at all.
-    Never,
 }
 
 /// What hibernation does with unchanged pages of files.

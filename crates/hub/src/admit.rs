@@ -25,7 +25,7 @@ const MOST_ALIASES: usize = 32;
 /// Refuses what no worker could do and puts `defaults` where the caller left something open, but for the name. The spec keeps what was
 /// asked for: it is what a file that describes the proc is compared with.
 pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refusal> {
-    (request.spec.asked, request.spec.trial, request.spec.alone) = (None, false, false);
+    (request.spec.asked, request.spec.trial, request.spec.alone, request.spec.tar_digest) = (None, false, false, None);
     let mut asked = Box::new(request.clone());
     if request.left_open.idle {
         request.spec.timing.idle_ms = defaults.idle_ms;
@@ -120,6 +120,9 @@ fn check(spec: &Spec) -> Result<(), String> {
     }
     if let Some(Err(e)) = spec.stop_signal.as_deref().map(parse_signal) {
         return Err(format!("stop {e}"));
+    }
+    if spec.timing.never && spec.timing.dry_run {
+        return Err("idle-dry-run cannot be used with never-sleep, which leaves nothing to try".to_owned());
     }
     let limits = &spec.limits;
     if let Some(bytes) = limits.memory_bytes.filter(|b| *b < MEMORY_MIN_BYTES) {
@@ -260,6 +263,8 @@ mod tests {
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"memory_bytes":5}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"cpus":0.0}}}"#).contains("too small"));
         assert!(refused(r#"{"spec":{"name":"a","command":["x"],"limits":{"pids":0}}}"#).contains("processes"));
+        let both = r#"{"spec":{"name":"a","command":["x"],"timing":{"never":true,"dry_run":true}}}"#;
+        assert!(refused(both).contains("never-sleep"));
         let volume = r#"{"source":{"named":"a"},"target":"/proc"}"#;
         let closed = format!(r#"{{"spec":{{"name":"a","command":["x"],"volumes":[{volume}]}}}}"#);
         assert!(refused(&closed).contains("the sandbox's own"));

@@ -16,9 +16,9 @@ use axum::{Json, Router};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use kip_types::api::{
-    CheckRequest, CheckView, Code, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL, Event,
-    EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, Refusal,
-    RemoveRequest, RunRequest, SleepRequest, StopRequest, WakeRequest, WhyView,
+    CheckRequest, CheckView, Code, ContentsView, Detail, Details, DetailsRequest, DownRequest, DownView, EXEC_PROTOCOL,
+    Event, EventsRequest, ExecRequest, HealthView, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView,
+    Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WakeRequest, WhyView,
 };
 
 /// How often `run` picks another name when somebody else takes the one it picked.
@@ -43,11 +43,12 @@ fn all<S: Service>() -> Routes<S> {
     let routes = Routes::new()
         .get("/v1/procs", list::<S>, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
         .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
-        .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse without asking the machine. Creates nothing.").body::<RunRequest>())
+        .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse, as far as that can be known without running the program. Leaves nothing.").body::<ValidateRequest>())
+        .post("/v1/compare", compare::<S>, doc("compareRun", "In what the proc of that name contains something else than `runProc` would give it: its tarball, its secrets. Wakes nobody.").body::<RunRequest>().json::<ContentsView>())
         .post("/v1/check", check::<S>, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
         .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").query::<InspectRequest>().json::<ProcView>())
         .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
-        .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").json::<ProcView>())
+        .post("/v1/procs/{name}/start", start::<S>, doc("startProc", "Starts a stopped proc again, on its files.").query::<StartRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/stop", stop::<S>, doc("stopProc", "Ends a proc; its name, files and logs stay.").body::<StopRequest>().json::<ProcView>())
         .post("/v1/procs/{name}/sleep", sleep::<S>, doc("sleepProc", "Sends a proc to a lower tier; answers when it is there.").body::<SleepRequest>().json::<Moved>())
         .post("/v1/procs/{name}/wake", wake::<S>, doc("wakeProc", "Wakes a proc; answers when it runs. One that is only in the store is taken over.").query::<WakeRequest>().json::<Moved>())
@@ -92,9 +93,22 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
 }
 
 /// Nothing is changed: whoever is about to remove procs for others to take their place asks first.
-async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<StatusCode> {
-    admit::complete(&mut request, &hub.defaults)?;
+async fn validate<S: Service>(
+    State(hub): State<Hub<S>>,
+    Asked(mut request): Asked<ValidateRequest>,
+) -> Answer<StatusCode> {
+    admit::complete(&mut request.run, &hub.defaults)?;
+    let service = hub.service.clone();
+    hub.operate(async move { service.validate(request).await }).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn compare<S: Service>(
+    State(hub): State<Hub<S>>,
+    Asked(mut request): Asked<RunRequest>,
+) -> Answer<Json<ContentsView>> {
+    admit::complete(&mut request, &hub.defaults)?;
+    Ok(Json(hub.service.compare(request).await?))
 }
 
 async fn check<S: Service>(
@@ -182,9 +196,13 @@ async fn remove<S: Service>(
     Ok(StatusCode::NO_CONTENT)
 }
 
-async fn start<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<ProcView>> {
+async fn start<S: Service>(
+    State(hub): State<Hub<S>>,
+    Name(name): Name,
+    AskedQuery(how): AskedQuery<StartRequest>,
+) -> Answer<Json<ProcView>> {
     let service = hub.service.clone();
-    Ok(shown(hub.operate(async move { service.start(name).await }).await?))
+    Ok(shown(hub.operate(async move { service.start(name, how).await }).await?))
 }
 
 async fn stop<S: Service>(

@@ -4,10 +4,11 @@
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
-    CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, Detail, Details, DownRequest, DownView, Event,
-    EventsRequest, ExecEnd, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine, LogsRequest, MeterView,
-    Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView,
-    StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
+    CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, ContentsView, Detail, Details, DownRequest,
+    DownView, Event, EventsRequest, ExecEnd, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
+    LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
+    SnapshotName, SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified, VerifyRequest, WakeRequest,
+    WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -54,6 +55,12 @@ pub trait Service: Send + Sync + 'static {
     /// volumes.
     fn check(&self, request: CheckRequest) -> impl Future<Output = Result<CheckView, Refusal>> + Send;
 
+    /// Refuses what [`Service::run`] would refuse, as far as that can be known without running the program. Leaves nothing.
+    fn validate(&self, request: ValidateRequest) -> impl Future<Output = Result<(), Refusal>> + Send;
+
+    /// In what the proc of the request's name contains something else than the request would give it: its tarball, its secrets.
+    fn compare(&self, request: RunRequest) -> impl Future<Output = Result<ContentsView, Refusal>> + Send;
+
     /// All names in use. Cheap: measures nothing.
     fn names(&self) -> impl Future<Output = Result<Vec<ProcName>, Refusal>> + Send;
 
@@ -70,7 +77,7 @@ pub trait Service: Send + Sync + 'static {
     fn details(&self, name: ProcName, of: Detail) -> impl Future<Output = Result<Details, Refusal>> + Send;
 
     /// Starts a stopped proc again, on its files.
-    fn start(&self, name: ProcName) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
+    fn start(&self, name: ProcName, how: StartRequest) -> impl Future<Output = Result<ProcView, Refusal>> + Send;
 
     /// Ends a proc; keeps name, files and logs. One that is stopped already is answered as it is.
     fn stop(&self, name: ProcName, how: StopRequest) -> impl Future<Output = Result<ProcView, Refusal>> + Send;

@@ -64,12 +64,12 @@ async fn a_proc_through_its_life() {
     assert_eq!(client.why(&web).await.unwrap().awake_because.len(), 1);
 
     assert_eq!(refusal(client.remove(&web, false).await).code, Code::State);
-    assert_eq!(refusal(client.start(&web).await).code, Code::State);
+    assert_eq!(refusal(client.start(&web, &StartRequest::default()).await).code, Code::State);
     assert_eq!(client.stop(&web, Some(1234)).await.unwrap().exit.as_deref(), Some("signal 15"));
     let heard = served.fake.heard.lock().unwrap().clone();
     assert!(heard.contains(&"StopRequest { grace_ms: Some(1234) }".to_owned()));
     assert!(heard.contains(&"WakeRequest { id: Some(\"00ff\") }".to_owned()), "{heard:?}");
-    assert_eq!(client.start(&web).await.unwrap().state, "running");
+    assert_eq!(client.start(&web, &StartRequest::default()).await.unwrap().state, "running");
     client.remove(&web, true).await.unwrap();
     assert_eq!(refusal(client.inspect(&web).await).code, Code::Unknown);
     assert_eq!(client.info().await.unwrap().pid, std::process::id());
@@ -162,7 +162,7 @@ async fn refusals_carry_code_line_and_status() {
         assert_eq!(got, status, "{code}");
         assert_eq!(serde_json::from_str::<Refusal>(&body).unwrap(), refused);
     }
-    let died = refusal(client.start(&name("panic")).await);
+    let died = refusal(client.start(&name("panic"), &StartRequest::default()).await);
     assert_eq!(died.code, Code::Failed);
     client.info().await.expect("the hub lives on");
 }

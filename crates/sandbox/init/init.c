@@ -2,6 +2,8 @@
  *
  *   kip-init WORKDIR IDS COMMAND [ARGUMENT]...  (an empty WORKDIR is "/"; the environment is the program's; IDS are
  *                                                UID,GID[,GROUP]... or nothing: then it runs as root)
+ *   kip-look WORKDIR IDS COMMAND [ARGUMENT]...  (likewise, but the program is only exec'd and killed before its first instruction:
+ *                                                init says how that went and exits)
  *   kip-init --resume PID                       (the program is there, as a child of the process that becomes init)
  *
  * Descriptor 3 is the write end of the status pipe. Records of 8 bytes go there, struct record below:
@@ -20,11 +22,12 @@
 typedef unsigned long word;
 
 enum { SYS_write = 1, SYS_close = 3, SYS_rt_sigaction = 13, SYS_rt_sigprocmask = 14, SYS_madvise = 28, SYS_clone = 56,
-       SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_fcntl = 72, SYS_chdir = 80, SYS_setsid = 112,
+       SYS_execve = 59, SYS_exit = 60, SYS_wait4 = 61, SYS_fcntl = 72, SYS_chdir = 80, SYS_ptrace = 101, SYS_setsid = 112,
        SYS_setgroups = 116, SYS_setresuid = 117, SYS_setresgid = 119, SYS_prctl = 157, SYS_exit_group = 231 };
 enum { ENOENT = 2, EINTR = 4, ECHILD = 10, EACCES = 13, ENOTDIR = 20, ENAMETOOLONG = 36 };
 enum { CLONE_VM = 0x100, CLONE_VFORK = 0x4000, SIGCHLD = 17, SIG_SETMASK = 2, F_SETFD = 2, FD_CLOEXEC = 1,
-       MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096, GROUPS = 64, PR_SET_DUMPABLE = 4 };
+       MADV_DONTNEED = 4, STATUS_FD = 3, PAGE = 4096, PATH_MAX = 4096, GROUPS = 64, PR_SET_DUMPABLE = 4,
+       PTRACE_TRACEME = 0 };
 
 struct record {
     char type;
@@ -38,6 +41,7 @@ struct start {
     char *ids;
     char **argv;
     char **envp;
+    int look; /* the program is not to run */
     int error; /* written by the child, which shares our memory, before it exits */
     int step;
 };
@@ -154,12 +158,17 @@ static void child(struct start *start)
     call(SYS_setsid, 0, 0, 0, 0);
     long moved = call(SYS_chdir, (word)(*start->workdir ? start->workdir : "/"), 0, 0, 0);
     long taken = moved < 0 ? 0 : take_ids(start->ids);
+    /* Who is traced stops at the end of its execve(2), with nothing of the program done. */
+    long traced = start->look ? call(SYS_ptrace, PTRACE_TRACEME, 0, 0, 0) : 0;
     if (moved < 0) {
         start->error = -moved;
         start->step = 1;
     } else if (taken < 0) {
         start->error = -taken;
         start->step = 4;
+    } else if (traced < 0) {
+        start->error = -traced;
+        start->step = 3;
     } else {
         start->error = exec_by_path(start->argv, start->envp);
         start->step = 2;
@@ -223,7 +232,7 @@ __attribute__((noreturn, used)) static void begin(word *stack)
     long program = resumed(argc, argv);
     if (!program && argc < 4)
         end(2);
-    struct start start = { argv[1], argv[2], argv + 3, envp, 0, 0 };
+    struct start start = { argv[1], argv[2], argv + 3, envp, argv[0][4] == 'l', 0, 0 };
     if (!program) {
         program = start_program(&start);
         if (start.error) {
@@ -231,6 +240,8 @@ __attribute__((noreturn, used)) static void begin(word *stack)
             end(127);
         }
         report('R', 0, program);
+        if (start.look)
+            end(0);
     }
     for (;;) {
         int status = 0;

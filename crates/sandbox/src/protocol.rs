@@ -85,6 +85,9 @@ pub(crate) struct Program {
     pub allow_setuid: bool,
     /// None is the sandbox's root.
     pub ids: Option<Ids>,
+    /// It is exec'd, and killed before its first instruction. Not of an exec.
+    #[serde(default)]
+    pub look: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

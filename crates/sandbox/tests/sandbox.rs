@@ -6,6 +6,7 @@ use harness::{Place, UID_BASE, wait_for};
 use kip_sandbox::init::{Record, StartStep};
 use kip_types::lifecycle::Exit;
 use rustix::io::Errno;
+use std::io::Read as _;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
@@ -218,6 +219,24 @@ fn a_missing_command_or_directory_is_told() {
     assert_eq!(tell("ls", Some("/none")), Record::NotStarted { step: StartStep::WorkDir, errno });
     let errno = Errno::ACCESS.raw_os_error();
     assert_eq!(tell("/etc/passwd", None), Record::NotStarted { step: StartStep::Exec, errno });
+}
+
+#[test]
+fn a_program_that_is_only_looked_at_does_not_run() {
+    let mut place = Place::new();
+    place.look = true;
+    let tell = |command: &[&str], workdir| {
+        let mut running = place.try_start(place.mounts(), command, workdir).unwrap();
+        (running.record().unwrap(), running.record(), running)
+    };
+    let (record, more, mut looked) = tell(&["sh", "-c", "echo ran"], None);
+    assert!(matches!(record, Record::Running { .. }), "{record:?}");
+    let mut said = String::new();
+    looked.stdout.read_to_string(&mut said).unwrap();
+    assert_eq!((more, said.as_str()), (None, ""), "it is gone, and has said nothing");
+    let errno = Errno::NOENT.raw_os_error();
+    assert_eq!(tell(&["no-such-program"], None).0, Record::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(tell(&["ls"], Some("/none")).0, Record::NotStarted { step: StartStep::WorkDir, errno });
 }
 
 #[test]

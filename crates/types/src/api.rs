@@ -1,6 +1,7 @@
 //! Messages of the API: what `kip --json` prints and what travels on the socket, as JSON.
 
 mod check;
+mod described;
 mod details;
 mod health;
 mod history;
@@ -11,6 +12,7 @@ mod token;
 mod top;
 
 pub use check::*;
+pub use described::*;
 pub use details::*;
 pub use health::*;
 pub use history::*;
@@ -43,6 +45,17 @@ pub struct RunRequest {
     /// What in `spec` the caller left to the daemon. The hub fills it in; a worker sees nothing left open.
     #[serde(default)]
     pub left_open: LeftOpen,
+    /// What the file that describes it says about making it.
+    #[serde(default, skip_serializing_if = "InFile::is_none")]
+    pub in_file: InFile,
+}
+
+/// `POST /v1/procs/NAME/start`, as its query.
+#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StartRequest {
+    /// Answer only when its ports listen.
+    pub wait_ready: bool,
 }
 
 /// Parts of a [`Spec`] that a caller left to the daemon.

@@ -98,6 +98,19 @@ impl fmt::Display for ImageSource {
     }
 }
 
+/// When an image is brought from where its name leads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pull {
+    /// If it is not here.
+    #[default]
+    Missing,
+    /// Each time that the proc is made.
+    Always,
+    /// Not at all.
+    Never,
+}
+
 /// The image of a proc.
 #[derive(Debug, Clone, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 pub struct OciImage {

@@ -423,6 +423,9 @@ pub struct Spec {
     /// It reaches nobody by network but itself, and only the host reaches it: a trial. Kip's own to say, ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone: bool,
+    /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null for procs of older daemons.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tar_digest: Option<String>,
     /// The request that made it, before daemon and image completed it. Kept by the hub, ignored in requests, left out of listings; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]

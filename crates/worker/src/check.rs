@@ -185,14 +185,8 @@ impl Worker {
         // Whoever asks there asks for the other. Its hooks do run: they may be what keeps it from sleeping.
         spec.probes.clear();
         let begun = Instant::now();
-        let started = loop {
-            // No other trial of this daemon gets that name; a proc of the owner's may have it.
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            spec.name = format!("trial-{number}").parse().map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
-            if self.handle(&spec.name).is_err() {
-                break self.run(spec.clone(), secrets, wait_ready).await;
-            }
-        };
+        spec.name = self.trial_name()?;
+        let started = self.run(spec.clone(), secrets, wait_ready).await;
         let name = spec.name.clone();
         let mut trial = Trial::default();
         let ended = match started {
@@ -220,6 +214,17 @@ impl Worker {
         let slept = steps.iter().any(|step| step.step == "wake" && step.refused.is_empty());
         let sleeps = slept && steps.iter().all(|step| step.refused.is_empty());
         Ok(CheckView { steps, sleeps, untried, moves, clones, pinned })
+    }
+
+    /// A name that no other trial of this daemon gets, and no proc of the owner's has.
+    pub(crate) fn trial_name(&self) -> Result<ProcName, Refusal> {
+        loop {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let name = format!("trial-{number}").parse().map_err(|e| Refusal::new(Code::Failed, chain(&e)))?;
+            if self.handle(&name).is_err() {
+                return Ok(name);
+            }
+        }
     }
 
     /// A trial would write to what somebody works on, or counts on when it wakes.

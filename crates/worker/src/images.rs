@@ -4,6 +4,7 @@
 //! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
 
 use crate::Worker;
+use crate::rehearse;
 use crate::task::{blocking, chain};
 use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
 use kip_types::api::{Code, Refusal};
@@ -115,9 +116,15 @@ fn exposed(text: &str) -> Option<PortSpec> {
 }
 
 impl Worker {
-    /// Completes a spec that names an image. What it needs stays here as long as what is returned with it.
+    /// Completes a spec that names an image or a tarball. What it needs stays here as long as what is returned with it.
     pub(crate) async fn complete(&self, mut spec: Spec) -> Result<(Spec, Option<InUse>), Refusal> {
-        let Image::Oci(asked) = spec.image.clone() else { return Ok((spec, None)) };
+        let Image::Oci(asked) = spec.image.clone() else {
+            return blocking(move || {
+                spec.tar_digest = rehearse::tar_digest(&spec)?;
+                Ok((spec, None))
+            })
+            .await;
+        };
         let images = Arc::clone(&self.machine.images);
         let in_use = images.in_use().await;
         blocking(move || {

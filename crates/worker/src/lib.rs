@@ -23,6 +23,7 @@
 //! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
 //! | [`probe`] | ports on which Kip answers how a proc is |
 //! | [`check`] | a trial before a proc is trusted |
+//! | [`rehearse`] | whether a proc could be started, before another one goes for it |
 //! | [`beside`] | looks that may take their time |
 //!
 //! Never decides for other workers, never speaks to clients, but for the one line that a probe is answered.
@@ -66,6 +67,7 @@ mod publish;
 mod quota;
 pub mod record;
 mod recover;
+mod rehearse;
 mod renew;
 mod rest;
 mod secrets;
@@ -309,13 +311,13 @@ impl Worker {
         Ok(why::why(&handle).await)
     }
 
-    /// Starts a stopped proc.
-    pub async fn start(&self, name: &ProcName) -> Result<ProcView, Refusal> {
+    /// Starts a stopped proc; with `wait_ready` returns when its ports listen.
+    pub async fn start(&self, name: &ProcName, wait_ready: bool) -> Result<ProcView, Refusal> {
         let handle = self.handle(name)?;
         if matches!(handle.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. }) {
             self.machine.pressure.admit_new(name).await?;
         }
-        handle.ask(|reply| Command::Start { wait_ready: false, reply }).await?;
+        handle.ask(|reply| Command::Start { wait_ready, reply }).await?;
         self.inspect(name).await
     }
 

@@ -78,14 +78,28 @@ pub(crate) fn seal(
     Ok(Some(sealed))
 }
 
-/// The file system for a start or a wake, its files owned by a user and a group of the inside.
-pub(crate) fn mount(proc: &Proc, target: &str, (uid, gid): (u32, u32)) -> Result<Volume, SecretsLost> {
+fn open(proc: &Proc) -> Result<Secrets, SecretsLost> {
     let path = proc.dir.join(FILE);
     let sealed = fs::read(&path).map_err(|source| SecretsLost::Read { path: path.clone(), source })?;
     let opened = Secrets::open(&*ring(&proc.shared)?, &proc.name, &sealed);
-    let secrets = opened.map_err(|source| SecretsLost::Sealed { path, source })?;
+    opened.map_err(|source| SecretsLost::Sealed { path, source })
+}
+
+/// The file system for a start or a wake, its files owned by a user and a group of the inside.
+pub(crate) fn mount(proc: &Proc, target: &str, (uid, gid): (u32, u32)) -> Result<Volume, SecretsLost> {
+    let secrets = open(proc)?;
     let first = proc.first_id();
     volume::in_memory(secrets.files(), target, first, (first + uid, first + gid)).map_err(SecretsLost::Mount)
+}
+
+/// Names of those that a proc has with other contents than these.
+pub(crate) fn differing(proc: &Proc, wanted: &BTreeMap<String, Hex>) -> Result<Vec<String>, SecretsLost> {
+    if wanted.is_empty() || proc.spec.secrets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let secrets = open(proc)?;
+    let differs = |(name, contents): (&str, &[u8])| wanted.get(name).is_some_and(|wanted| wanted.0 != contents);
+    Ok(secrets.files().filter(|file| differs(*file)).map(|(name, _)| name.to_owned()).collect())
 }
 
 /// The key without which a proc has no secrets any more; none if it has none.

@@ -3,6 +3,7 @@
 use crate::fault;
 use crate::holdings::key;
 use crate::kits::Kit;
+use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
@@ -17,7 +18,7 @@ use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::lifecycle::Input;
-use kip_types::{Image, Protocol, State};
+use kip_types::{Image, PortSpec, ProcName, Protocol, State};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,7 +51,7 @@ pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     let proc = Arc::clone(&task.proc);
     let kit = task.kit.take();
     let earlier = task.record.ports.clone();
-    let started = blocking(move || build(&proc, kit, &earlier)).await?;
+    let started = blocking(move || build(&proc, kit, &earlier, false)).await?;
     let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
     let input = Input::Execed { init: started.init, init_started };
     let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
@@ -67,7 +68,13 @@ pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refu
     Ok(started.init)
 }
 
-fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started, Refusal> {
+/// Does all of a start of a new proc but run its program.
+pub(crate) fn rehearse(proc: &Proc, kit: Kit) -> Result<(), Refusal> {
+    build(proc, Some(kit), &[], true).map(drop)
+}
+
+/// With `look` its program is exec'd, but does not run.
+fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Result<Started, Refusal> {
     let ports = reserve_ports(proc, earlier)?;
     fault::reach("start-ports");
     let kit = match kit {
@@ -108,6 +115,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView]) -> Result<Started,
         directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
+        look,
         mounts,
         namespaces: &namespaces,
         net: kit.net.fd.as_fd(),
@@ -175,20 +183,25 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
         if got.is_err() && wish.is_some() && spec.host_port.is_none() {
             got = reserve::reserve(spec.proto, at, None);
         }
-        let got = got.map_err(|e| {
-            let owner = proc.shared.owner_of_port(spec, wish.unwrap_or(0), &proc.name);
-            let by = owner.map_or_else(
-                || chain(&e),
-                |o| format!("{} port {} is taken by proc {o}", spec.proto, wish.unwrap_or(0)),
-            );
-            let other = if matches!(e, ReserveError::NoAddress(_)) { "address" } else { "host port" };
-            Refusal::new(Code::Taken, format!("{} cannot start: {by}; choose another {other}", proc.name))
-        })?;
+        let got = got.map_err(|e| port_is_taken(&proc.shared, &proc.name, (spec, wish.unwrap_or(0)), &e))?;
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
     }
     proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
     Ok(reserved)
+}
+
+/// Who has a port that `name` asked for, and what to do.
+pub(crate) fn port_is_taken(
+    machine: &Machine,
+    name: &ProcName,
+    (spec, port): (&PortSpec, u16),
+    e: &ReserveError,
+) -> Refusal {
+    let owner = machine.owner_of_port(spec, port, name);
+    let by = owner.map_or_else(|| chain(e), |owner| format!("{} port {port} is taken by proc {owner}", spec.proto));
+    let other = if matches!(e, ReserveError::NoAddress(_)) { "address" } else { "host port" };
+    Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another {other}"))
 }
 
 pub(crate) fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {

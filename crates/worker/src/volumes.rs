@@ -88,6 +88,12 @@ pub(crate) fn declare(machine: &Arc<Machine>, spec: &mut Spec) -> Result<Claim, 
     Ok(claim)
 }
 
+/// A named volume that is not there yet, or has nothing in it.
+pub(crate) fn is_new(machine: &Machine, source: &VolumeSource) -> bool {
+    let VolumeSource::Named(_) = source else { return false };
+    !fs::read_dir(path_of(&machine.data, source)).is_ok_and(|mut files| files.next().is_some())
+}
+
 fn make(directory: &Path, name: &VolumeName) -> io::Result<()> {
     // Files in it belong to what are ids of the host too: nobody of the host may pass.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;

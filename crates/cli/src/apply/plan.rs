@@ -2,13 +2,14 @@
 
 use super::Asked;
 use kip_client::{CallError, Client};
-use kip_describe::{Described, Difference, Fault, differences};
-use kip_types::api::{LeftOpen, ProcView, RunRequest};
+use kip_describe::{Described, Difference, Fault, Pull, differences};
+use kip_types::api::{Code, ContentView, InFile, LeftOpen, ProcView, Refusal, RunRequest, ValidateRequest};
 use kip_types::image::OciImage;
 use kip_types::name::ProcName;
-use kip_types::spec::{Image, Spec};
+use kip_types::spec::{Image, Protocol, Spec, addresses_meet};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// What is to be done for a proc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -40,17 +41,42 @@ pub struct Change {
     pub file: Option<String>,
 }
 
+impl Change {
+    /// A proc is made.
+    pub fn makes(&self) -> bool {
+        matches!(self.action, Action::Create | Action::Replace)
+    }
+}
+
 /// What an apply would do, in the order in which it does.
 pub struct Plan {
     changes: Vec<Change>,
     described: Vec<Option<Described>>,
+    /// Procs that the file made and does not describe any more, and that stay.
+    left_over: Vec<ProcName>,
 }
 
 impl Plan {
     /// Compares a file with what is there. Wakes nobody.
     pub async fn new(client: &Client, asked: &Asked, prune: bool) -> anyhow::Result<Plan> {
         let there = client.list().await?;
-        let mut plan = Plan { changes: Vec::new(), described: Vec::new() };
+        let mut plan = Plan { changes: Vec::new(), described: Vec::new(), left_over: Vec::new() };
+        let document = &asked.document;
+        let kept = |name: &ProcName| {
+            document.procs.iter().any(|p| p.request.spec.name == *name) || document.left_out.contains(name)
+        };
+        let of_file = |view: &&ProcView| asked.whole && view.spec.file.as_deref() == Some(&asked.mark);
+        let gone = there.iter().filter(of_file).filter(|view| !kept(&view.name)).map(|view| view.name.clone());
+        if prune {
+            // First: who takes their place may want their ports.
+            for name in gone {
+                let action = Action::Remove;
+                plan.changes.push(Change { name, action, fields: Vec::new(), done: false, file: None });
+                plan.described.push(None);
+            }
+        } else {
+            plan.left_over = gone.collect();
+        }
         for one in &asked.document.procs {
             let mut one = one.clone();
             one.request.spec.file = Some(asked.mark.clone());
@@ -61,18 +87,6 @@ impl Plan {
             };
             plan.changes.push(Change { name, action, fields, done: false, file });
             plan.described.push(Some(one));
-        }
-        if prune {
-            let document = &asked.document;
-            let kept = |name: &ProcName| {
-                document.procs.iter().any(|p| p.request.spec.name == *name) || document.left_out.contains(name)
-            };
-            let of_file = |view: &&ProcView| view.spec.file.as_deref() == Some(&asked.mark);
-            for view in there.iter().filter(of_file).filter(|view| !kept(&view.name)) {
-                let (name, action) = (view.name.clone(), Action::Remove);
-                plan.changes.push(Change { name, action, fields: Vec::new(), done: false, file: None });
-                plan.described.push(None);
-            }
         }
         Ok(plan)
     }
@@ -87,19 +101,30 @@ impl Plan {
         self.changes.iter_mut().zip(self.described.iter().map(Option::as_ref))
     }
 
-    /// What stands in the way, before anything is changed.
-    pub async fn refused(&self, client: &Client, replace: bool) -> anyhow::Result<Vec<Fault>> {
-        let mut faults = Vec::new();
+    /// A line about procs that the file has left behind, if there are some.
+    pub fn left_over(&self) -> Option<String> {
+        let names: Vec<&str> = self.left_over.iter().map(ProcName::as_str).collect();
+        let are = if names.len() == 1 { "is" } else { "are" };
+        let line =
+            || format!("{} {are} of this file and not in it any more: --prune removes what is", names.join(", "));
+        (!names.is_empty()).then(line)
+    }
+
+    /// What stands in the way, before anything is changed. Then those, by their places, whose image has to be here before more can be
+    /// said.
+    pub async fn refused(&self, client: &Client, replace: bool) -> anyhow::Result<(Vec<Fault>, Vec<usize>)> {
+        let (mut faults, mut without_image) = (Vec::new(), Vec::new());
         let volumes = match self.described.iter().flatten().any(|one| !one.external.is_empty()) {
             true => client.volumes().await?,
             false => Vec::new(),
         };
-        for (change, described) in self.changes.iter().zip(&self.described) {
-            let (Action::Create | Action::Replace, Some(described)) = (change.action, described) else { continue };
+        for (at, (change, described)) in self.changes.iter().zip(&self.described).enumerate() {
+            let Some(described) = described.as_ref().filter(|_| change.makes()) else { continue };
             let mut fault = |message: String| faults.push(Fault::new(&described.place, message));
             let name = &change.name;
             if let Some(what) = file_of_the_daemon(described).filter(|_| client.is_remote()) {
                 fault(format!("{name}: {what} is a file of the daemon's machine: apply there, without --host"));
+                continue;
             }
             for volume in &described.external {
                 if !volumes.iter().any(|there| there.name.as_str() == volume) {
@@ -108,9 +133,16 @@ impl Plan {
                     ));
                 }
             }
-            match client.validate(&described.request).await {
-                Err(CallError::Refused(refusal)) => fault(format!("{name}: {refusal}")),
-                other => other?,
+            if let Some((other, (proto, port))) = self.also_wants(described) {
+                fault(format!("{name}: {proto} host port {port} is asked for by {other}, too: choose another one"));
+                continue;
+            }
+            match self.validate(client, described).await? {
+                Some(refusal) if refusal.code == Code::Unknown && described.pull != Pull::Never => {
+                    without_image.push(at)
+                }
+                Some(refusal) => fault(said(name, &refusal)),
+                None => {}
             }
             if change.action != Action::Replace {
                 continue;
@@ -124,12 +156,61 @@ impl Plan {
                 None => {}
             }
         }
+        Ok((faults, without_image))
+    }
+
+    /// Why some of those could not be started.
+    pub async fn invalid(&self, client: &Client, some: &[usize]) -> anyhow::Result<Vec<Fault>> {
+        let mut faults = Vec::new();
+        for described in some.iter().filter_map(|at| self.described[*at].as_ref()) {
+            if let Some(refusal) = self.validate(client, described).await? {
+                faults.push(Fault::new(&described.place, said(&described.request.spec.name, &refusal)));
+            }
+        }
         Ok(faults)
+    }
+
+    /// Another proc that is described with one of its host ports.
+    fn also_wants(&self, described: &Described) -> Option<(&ProcName, (Protocol, u16))> {
+        let spec = &described.request.spec;
+        let own = host_ports(spec);
+        let others = self.described.iter().flatten().map(|other| &other.request.spec);
+        let all = others
+            .filter(|other| other.name != spec.name)
+            .flat_map(|other| host_ports(other).into_iter().map(|(proto, at, port)| (&other.name, (proto, at, port))));
+        let meets = |(proto, at, port): (Protocol, Option<IpAddr>, u16)| {
+            own.iter().any(|one| (one.0, one.2) == (proto, port) && addresses_meet(one.1, at))
+        };
+        let mut both = all.filter(|(_, port)| meets(*port));
+        both.next().map(|(name, (proto, _, port))| (name, (proto, port)))
+    }
+
+    /// Those that go before it leave their ports.
+    async fn validate(&self, client: &Client, described: &Described) -> anyhow::Result<Option<Refusal>> {
+        let before = self.changes.iter().take_while(|change| change.name != described.request.spec.name);
+        let goes = |change: &&Change| matches!(change.action, Action::Remove | Action::Replace);
+        let instead_of = before.filter(goes).map(|change| change.name.clone()).collect();
+        match client.validate(&ValidateRequest { run: described.request.clone(), instead_of }).await {
+            Err(CallError::Refused(refusal)) => Ok(Some(refusal)),
+            other => Ok(other.map(|()| None)?),
+        }
     }
 }
 
+/// Ports of the host that it asks for, with their addresses; all addresses without one.
+fn host_ports(spec: &Spec) -> Vec<(Protocol, Option<IpAddr>, u16)> {
+    let published = spec.ports.iter().filter_map(|port| Some((port.proto, port.host_addr, port.host_port?)));
+    published.chain(spec.probes.iter().map(|probe| (Protocol::Tcp, None, probe.host_port))).collect()
+}
+
+/// Some refusals begin with the name.
+fn said(name: &ProcName, refusal: &Refusal) -> String {
+    let message = refusal.to_string();
+    if message.starts_with(name.as_str()) { message } else { format!("{name}: {message}") }
+}
+
 /// What of a described proc lies where the daemon is.
-fn file_of_the_daemon(described: &Described) -> Option<String> {
+pub fn file_of_the_daemon(described: &Described) -> Option<String> {
     match &described.request.spec.image {
         Image::Tar(path) => Some(path.display().to_string()),
         Image::Oci(image) if image.reference.starts_with("oci:") => Some(image.reference.clone()),
@@ -148,14 +229,19 @@ async fn compare(
         // An older daemon's, of which only what became of the request is known: what the file leaves open is as good as any.
         fields.retain(|field| field.wanted.is_some());
     }
-    if fields.iter().any(|field| field.field == "image")
-        && let (Image::Oci(has), Image::Oci(asks)) = (&view.spec.image, &wanted.spec.image)
+    if let (Image::Oci(has), Image::Oci(asks)) = (&view.spec.image, &wanted.spec.image)
         && let Ok(here) = client.image(&asks.reference).await
         && here.view.reference == has.reference
     {
-        // Two names of one image.
+        // Two names of one image, which may lead elsewhere than when the proc was made.
         fields.retain(|field| field.field != "image");
+        if here.view.digest != has.digest {
+            let of = |digest: &str| Some(format!("{} {digest}", asks.reference));
+            let (is, wanted) = (of(&has.digest), of(&here.view.digest));
+            fields.push(Difference { field: "image".to_owned(), is, wanted });
+        }
     }
+    fields.extend(other_contents(client, wanted, &fields).await?);
     let action = match (fields.is_empty(), view.state.as_str()) {
         (false, _) => Action::Replace,
         (true, "stopped") => Action::Start,
@@ -163,6 +249,28 @@ async fn compare(
     };
     let other = view.spec.file.clone().filter(|file| wanted.spec.file.as_ref() != Some(file));
     Ok((action, fields, other))
+}
+
+/// In what the contents of files differ that are named alike.
+async fn other_contents(client: &Client, wanted: &RunRequest, named: &[Difference]) -> anyhow::Result<Vec<Difference>> {
+    let tar = matches!(wanted.spec.image, Image::Tar(_)) && !named.iter().any(|field| field.field == "tar");
+    if !tar && wanted.secrets.is_empty() {
+        return Ok(Vec::new());
+    }
+    let contents = match client.compare(wanted).await {
+        // It differs by name, too, and is told as what stands in the way, with its place.
+        Err(CallError::Refused(refusal)) if refusal.code == Code::Invalid => return Ok(Vec::new()),
+        contents => contents?,
+    };
+    let differs = contents.differ.into_iter().filter(|content| tar || content.key != "tar");
+    let hidden = || Some("(not shown)".to_owned());
+    Ok(differs
+        .map(|ContentView { key, is, wanted }| Difference {
+            field: key,
+            is: is.or_else(hidden),
+            wanted: wanted.or_else(hidden),
+        })
+        .collect())
 }
 
 /// The request that made a proc, as far as it is known.
@@ -176,5 +284,6 @@ pub fn asked(spec: &Spec) -> RunRequest {
         let (reference, entrypoint) = (std::mem::take(&mut image.reference), Some(Vec::new()));
         *image = OciImage { reference, entrypoint, ..OciImage::default() };
     }
-    RunRequest { spec, wait_ready: false, secrets: BTreeMap::new(), left_open: LeftOpen::default() }
+    let (secrets, left_open, in_file) = (BTreeMap::new(), LeftOpen::default(), InFile::default());
+    RunRequest { spec, wait_ready: false, secrets, left_open, in_file }
 }

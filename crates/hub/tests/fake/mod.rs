@@ -13,7 +13,7 @@ use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemo
 use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
 use kip_types::name::ProcName;
-use kip_types::spec::{Protocol, Timing};
+use kip_types::spec::Timing;
 use kip_types::volume::{VolumeName, VolumeView};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -224,7 +224,7 @@ impl Service for Fake {
         })
     }
 
-    async fn start(&self, name: ProcName) -> Result<ProcView, Refusal> {
+    async fn start(&self, name: ProcName, _: StartRequest) -> Result<ProcView, Refusal> {
         assert!(name.as_str() != "panic", "this test wants it");
         self.change(&name, |view| {
             if view.state != "stopped" {
@@ -286,6 +286,14 @@ impl Service for Fake {
             view.last_wake = Some(WakeView { trigger, from, total_us: 7500, steps, at_ms: 2000, fetched: None });
             Moved { proc: view.clone(), already }
         })
+    }
+
+    async fn validate(&self, _: ValidateRequest) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn compare(&self, _: RunRequest) -> Result<ContentsView, Refusal> {
+        Ok(ContentsView::default())
     }
 
     async fn check(&self, request: CheckRequest) -> Result<CheckView, Refusal> {
@@ -585,13 +593,7 @@ pub fn request(name: &str, command: &[&str]) -> RunRequest {
 
 /// The same with one TCP port.
 pub fn with_port(mut request: RunRequest, port: u16, host_port: Option<u16>) -> RunRequest {
-    request.spec.ports = vec![kip_types::PortSpec {
-        proto: Protocol::Tcp,
-        port,
-        host_port,
-        host_addr: None,
-        wake_on: kip_types::WakeOn::Connect,
-        private: false,
-    }];
+    let port = serde_json::json!({ "proto": "tcp", "port": port, "host_port": host_port });
+    request.spec.ports = vec![serde_json::from_value(port).unwrap()];
     request
 }

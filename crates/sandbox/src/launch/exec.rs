@@ -95,6 +95,7 @@ mod tests {
             workdir: None,
             allow_setuid: false,
             ids: None,
+            look: false,
         };
         assert_eq!(candidates(&program("ls", &["PATH=/a::/b"])), ["/a/ls", "./ls", "/b/ls"]);
         assert_eq!(candidates(&program("./ls", &["PATH=/a"])), ["./ls"]);

@@ -49,7 +49,8 @@ pub(super) struct Parts {
 pub(super) fn start(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Spawned, Failure> {
     let bad = |_| Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a NUL byte".into() };
     let workdir = program.workdir.clone().unwrap_or_default();
-    let words = ["kip-init".to_owned(), workdir, init::ids_word(program.ids.as_ref())]
+    let name = if program.look { init::LOOK } else { init::RUN };
+    let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref())]
         .into_iter()
         .chain(program.argv.iter().cloned());
     let arguments = Strings::new(words.map(CString::new).collect::<Result<_, _>>().map_err(bad)?);

@@ -33,6 +33,8 @@ pub struct Place {
     pub cgroup: Cgroup,
     group: String,
     pub allow_setuid: bool,
+    /// Programs are only looked at.
+    pub look: bool,
 }
 
 impl Place {
@@ -57,7 +59,18 @@ impl Place {
         let cgroups = Cgroups::detect().unwrap();
         let group = format!("kip-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let cgroup = cgroups.create(&format!("{group}/web"), limits).unwrap();
-        Place { dir, launcher, spec, namespaces, net: new_net(), cgroups, cgroup, group, allow_setuid: false }
+        Place {
+            dir,
+            launcher,
+            spec,
+            namespaces,
+            net: new_net(),
+            cgroups,
+            cgroup,
+            group,
+            allow_setuid: false,
+            look: false,
+        }
     }
 
     pub fn mounts(&self) -> Mounts {
@@ -82,6 +95,7 @@ impl Place {
             directories: &[],
             allow_setuid: self.allow_setuid,
             ids: None,
+            look: self.look,
             mounts,
             namespaces: &self.namespaces,
             net: self.net.as_fd(),

@@ -1,0 +1,167 @@
+//! Whether a proc could be started, found out by starting one like it without running its program: before another one goes for it.
+//!
+//! The rehearsal has a name, a slot and a directory of its own, goes the way of every start (image, tarball, limits, volumes, user,
+//! working directory), and ends when the kernel has exec'd the program, before its first instruction. It is no proc for anybody else,
+//! publishes nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so recovery removes it.
+
+use crate::Worker;
+use crate::task::{blocking, chain};
+use crate::{check_spec, probe, secrets, start, stop, volumes};
+use kip_image::digest::Hasher;
+use kip_net::reserve::{self, At, ReserveError};
+use kip_types::api::{Code, ContentView, ContentsView, PortView, Refusal};
+use kip_types::keys::Hex;
+use kip_types::life::Restart;
+use kip_types::spec::{Protocol, addresses_meet};
+use kip_types::{Image, ProcName, Spec, State, VolumeSource};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Read at once of a tarball.
+const PIECE: usize = 1 << 20;
+
+/// Digest of the tarball that a spec names; none without one, or without such a file, which others tell.
+pub(crate) fn tar_digest(spec: &Spec) -> Result<Option<String>, Refusal> {
+    let Image::Tar(path) = &spec.image else { return Ok(None) };
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let failed = |e: io::Error| {
+        Refusal::new(Code::Failed, format!("{} cannot start: its tarball {}: {e}", spec.name, path.display()))
+    };
+    digest_of(path).map(Some).map_err(failed)
+}
+
+fn digest_of(path: &Path) -> io::Result<String> {
+    let (mut file, mut hasher, mut piece) = (File::open(path)?, Hasher::default(), vec![0; PIECE]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(hasher.finish().to_string()),
+            n => hasher.update(&piece[..n]),
+        }
+    }
+}
+
+impl Worker {
+    /// Refuses what `run` would refuse. A proc of that name, and those of `instead_of`, are taken for gone by then.
+    ///
+    /// # Errors
+    /// The first reason why it could not be started.
+    pub async fn validate(
+        self: &Arc<Self>,
+        spec: Spec,
+        secrets: BTreeMap<String, Hex>,
+        mut instead_of: Vec<ProcName>,
+    ) -> Result<(), Refusal> {
+        let (spec, _in_use) = self.complete(spec).await?;
+        check_spec(&spec)?;
+        instead_of.push(spec.name.clone());
+        let worker = Arc::clone(self);
+        let spec = blocking(move || worker.ports_are_free(&spec, &instead_of).map(|()| spec)).await?;
+        let (wanted, rehearsed) = (spec.name.clone(), self.rehearsed(spec)?);
+        let own = rehearsed.name.to_string();
+        let done = self.rehearse(rehearsed, secrets).await;
+        // Whoever asked knows nothing of that name.
+        done.map_err(|refusal| Refusal { message: refusal.message.replace(&own, wanted.as_str()), ..refusal })
+    }
+
+    fn ports_are_free(&self, spec: &Spec, gone: &[ProcName]) -> Result<(), Refusal> {
+        let is_theirs = |proto: Protocol, at: Option<IpAddr>, port: u16| {
+            gone.iter().filter_map(|name| self.handle(name).ok()).any(|handle| {
+                let record = handle.status.borrow().record.clone();
+                let ended = matches!(record.state, State::Stopped { .. } | State::Elsewhere { .. });
+                let same =
+                    |p: &PortView| (p.proto, p.host_port) == (proto, Some(port)) && addresses_meet(p.only_at(), at);
+                let published = record.ports.iter().any(same);
+                let probed = handle.proc.spec.probes.iter().any(|p| (Protocol::Tcp, p.host_port) == (proto, port));
+                published && !ended || probed
+            })
+        };
+        for (wanted, port) in spec.ports.iter().filter_map(|wanted| Some((wanted, wanted.host_port?))) {
+            let at = wanted.host_addr.map_or(At::All, At::Only);
+            match reserve::reserve(wanted.proto, at, Some(port)) {
+                Err(ReserveError::Taken { .. }) if is_theirs(wanted.proto, wanted.host_addr, port) => {}
+                Err(e) => return Err(start::port_is_taken(&self.machine, &spec.name, (wanted, port), &e)),
+                Ok(_) => {}
+            }
+        }
+        let mut probes = spec.clone();
+        probes.probes.retain(|probe| !is_theirs(Protocol::Tcp, None, probe.host_port));
+        probe::listen(&probes).map(drop)
+    }
+
+    /// One like it, with nothing of what others would see.
+    fn rehearsed(&self, mut spec: Spec) -> Result<Spec, Refusal> {
+        (spec.trial, spec.name) = (true, self.trial_name()?);
+        (spec.restart, spec.asked, spec.file, spec.network) = (Restart::No, None, None, None);
+        spec.aliases.clear();
+        spec.ports.clear();
+        spec.probes.clear();
+        // A new volume gets what it covers, so that without it the same files are there.
+        spec.volumes.retain(|volume| !volumes::is_new(&self.machine, &volume.source));
+        for volume in spec.volumes.iter_mut().filter(|volume| volume.source != VolumeSource::Secrets) {
+            volume.read_only = true;
+        }
+        Ok(spec)
+    }
+
+    async fn rehearse(self: &Arc<Self>, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<(), Refusal> {
+        let worker = Arc::clone(self);
+        let (proc, kit, _, claim) = blocking(move || worker.create(spec, secrets)).await?;
+        let rehearsing = Arc::clone(&proc);
+        let done = blocking(move || start::rehearse(&rehearsing, kit)).await;
+        drop(claim);
+        if let Err(refusal) = stop::remove(&proc).await {
+            tracing::warn!(proc = %proc.name, error = refusal.message, "a rehearsal is left; the next daemon removes it");
+        }
+        done
+    }
+
+    /// What of the proc of that name contains something else than such a request would give it. Wakes nobody.
+    ///
+    /// # Errors
+    /// There is no such proc, or the tarball cannot be read.
+    pub async fn compare(&self, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<ContentsView, Refusal> {
+        let proc = self.handle(&spec.name)?.proc;
+        blocking(move || {
+            let mut differ = Vec::new();
+            let (is, wanted) = (proc.spec.tar_digest.clone(), tar_digest(&spec)?);
+            // Of an older daemon's proc it is not known.
+            if is.is_some() && wanted.is_some() && is != wanted {
+                differ.push(ContentView { key: "tar".to_owned(), is, wanted });
+            }
+            let names = secrets::differing(&proc, &secrets).unwrap_or_else(|e| {
+                tracing::info!(proc = %proc.name, error = chain(&e), "its secrets cannot be opened: others take their place");
+                secrets.keys().cloned().collect()
+            });
+            differ.extend(names.into_iter().map(|name| {
+                let (is, wanted) = (None, None);
+                ContentView { key: format!("secret.{name}"), is, wanted }
+            }));
+            Ok(ContentsView { differ })
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tarball_is_known_by_all_of_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.tar");
+        let mut bytes = vec![7; PIECE + 1];
+        std::fs::write(&file, &bytes).unwrap();
+        let before = digest_of(&file).unwrap();
+        assert_eq!(before, kip_image::Digest::of(&bytes).to_string());
+        bytes[PIECE] = 8;
+        std::fs::write(&file, &bytes).unwrap();
+        assert_ne!(digest_of(&file).unwrap(), before);
+    }
+}
