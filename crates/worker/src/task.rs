@@ -6,6 +6,7 @@
 mod adopt;
 mod archive;
 mod checked;
+mod command;
 mod deadline;
 mod ending;
 mod hibernate;
@@ -21,6 +22,7 @@ pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{ARCHIVED, Archived, archived};
 pub(crate) use checked::Asking;
+pub(crate) use command::{Command, Reply, Ticket};
 use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
@@ -29,14 +31,13 @@ pub(crate) use ready::once as look_once;
 pub(crate) use sleep::{plan_wake, source_word as sleep_word, take_custody};
 pub(crate) use still::{Still, Stilled};
 
-use crate::archive::Uploaded;
 use crate::due::{self, NextWake};
 use crate::events::now_ms;
 use crate::fault;
 use crate::idle::{Activity, DryRun, Idle, Sample};
 use crate::kits::Kit;
 use crate::park::Body;
-use crate::pressure::{Grant, Relieved};
+use crate::pressure::Grant;
 use crate::probe::Probes;
 use crate::proc::Proc;
 use crate::record;
@@ -45,7 +46,6 @@ use crate::state::{Checked, Record};
 use crate::stop::{self, Network};
 use kip_checkpoint::clocks::Now;
 use kip_net::activity::Activity as Traffic;
-use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
 use kip_types::{Generation, Restart, State, Tier};
@@ -69,63 +69,6 @@ const LEAD: Duration = Duration::from_millis(20);
 const LONGEST_LEAD: Duration = Duration::from_millis(300);
 /// After a refused sleep, the next try.
 const RETRY_SLEEP: Duration = Duration::from_secs(60);
-
-/// Answer to a request.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
-
-/// What can happen to a proc from outside.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// Start it, for the first time or again.
-    Start { wait_ready: bool, reply: Reply<()> },
-    /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
-    Stop { grace: Duration, network: Network, reply: Reply<()> },
-    /// Remove all of it; it must be stopped or `force` be set. The task ends.
-    Remove { force: bool, reply: Reply<()> },
-    /// It has become ready after the start at `started_at_ms`, or has not in time, for that reason.
-    Ready { started_at_ms: u64, result: Result<(), String> },
-    /// A probe is about to ask it; answered with nothing if it does not run.
-    Ask { reply: Reply<Option<Asking>> },
-    /// What it was told, or why not.
-    Checked { checked: Checked, reply: Reply<()> },
-    /// Send it to a lower tier. Answers whether it was there already.
-    Sleep { to: Tier, reply: Reply<bool> },
-    /// Wake it. Answers whether it was running already.
-    Wake { trigger: String, reply: Reply<bool> },
-    /// A held socket has something; `at` is when. With leave a hibernated proc is being woken for it already.
-    Socket { label: String, at: Instant, leave: Option<Grant> },
-    /// It runs again after the hibernation `turn`.
-    Awake { turn: u64, woken: Woken, by: Option<String> },
-    /// It waits for a page of its snapshot that is damaged.
-    Damaged { message: String },
-    /// Ask the pager whether it still sleeps.
-    LookAtPager,
-    /// A generation is in the store, or is not.
-    Stored { generation: Generation, result: Result<Uploaded, String> },
-    /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is
-    /// not is removed here. `only_if_ours`: do not take it, but finish what was begun.
-    TakeOver { only_if_ours: bool, reply: Reply<()> },
-    /// Archive it for `cause` if it is parked; answers when that is done.
-    ArchiveForRoom { cause: String, reply: Reply<bool> },
-    /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
-    StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
-    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
-    Rest { until: Instant, reply: Reply<bool> },
-    /// Make sure it runs and keep it from sleeping until the ticket is dropped.
-    KeepAwake { trigger: String, reply: Reply<Ticket> },
-    /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
-    Relieve { to: Tier, cause: String, reply: Reply<Relieved> },
-}
-
-/// While one lives the proc does not go to sleep by itself, nor by request.
-#[derive(Debug)]
-pub(crate) struct Ticket(Arc<AtomicUsize>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
 
 /// What others see of a proc.
 #[derive(Debug, Clone)]

@@ -1,0 +1,71 @@
+//! What others ask of a proc's task.
+
+use super::{Asking, Stilled};
+use crate::archive::Uploaded;
+use crate::pressure::{Grant, Relieved};
+use crate::state::Checked;
+use crate::stop::Network;
+use kip_pager::protocol::Woken;
+use kip_types::api::Refusal;
+use kip_types::{Generation, Tier};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Answer to a request.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+
+/// What can happen to a proc from outside.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Start it, for the first time or again.
+    Start { wait_ready: bool, reply: Reply<()> },
+    /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
+    Stop { grace: Duration, network: Network, reply: Reply<()> },
+    /// Remove all of it; it must be stopped or `force` be set. The task ends.
+    Remove { force: bool, reply: Reply<()> },
+    /// It has become ready after the start at `started_at_ms`, or has not in time, for that reason.
+    Ready { started_at_ms: u64, result: Result<(), String> },
+    /// A probe is about to ask it; answered with nothing if it does not run.
+    Ask { reply: Reply<Option<Asking>> },
+    /// What it was told, or why not.
+    Checked { checked: Checked, reply: Reply<()> },
+    /// Send it to a lower tier. Answers whether it was there already.
+    Sleep { to: Tier, reply: Reply<bool> },
+    /// Wake it. Answers whether it was running already.
+    Wake { trigger: String, reply: Reply<bool> },
+    /// A held socket has something; `at` is when. With leave a hibernated proc is being woken for it already.
+    Socket { label: String, at: Instant, leave: Option<Grant> },
+    /// It runs again after the hibernation `turn`.
+    Awake { turn: u64, woken: Woken, by: Option<String> },
+    /// It waits for a page of its snapshot that is damaged.
+    Damaged { message: String },
+    /// Ask the pager whether it still sleeps.
+    LookAtPager,
+    /// A generation is in the store, or is not.
+    Stored { generation: Generation, result: Result<Uploaded, String> },
+    /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is
+    /// not is removed here. `only_if_ours`: do not take it, but finish what was begun.
+    TakeOver { only_if_ours: bool, reply: Reply<()> },
+    /// Archive it for `cause` if it is parked; answers when that is done.
+    ArchiveForRoom { cause: String, reply: Reply<bool> },
+    /// Stand still, asleep if it can be, until `over` is done. Answers when it stands.
+    StandStill { over: oneshot::Receiver<()>, reply: Reply<Stilled> },
+    /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
+    Rest { until: Instant, reply: Reply<bool> },
+    /// Make sure it runs and keep it from sleeping until the ticket is dropped.
+    KeepAwake { trigger: String, reply: Reply<Ticket> },
+    /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
+    Relieve { to: Tier, cause: String, reply: Reply<Relieved> },
+}
+
+/// While one lives the proc does not go to sleep by itself, nor by request.
+#[derive(Debug)]
+pub(crate) struct Ticket(pub(super) Arc<AtomicUsize>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
