@@ -42,7 +42,9 @@ def test_who_can_sleep(kip: Kip) -> None:
     view = checked(kip, "--port", "6379", "--ready", "tcp:6379", "--", *REDIS)
     assert view["sleeps"] is True and view["pinned"] == []
     assert steps(view) == [("start", None), *TWICE]
-    assert all(step["us"] > 0 and step["refused"] == [] for step in view["steps"])
+    assert all(step["refused"] == [] for step in view["steps"])
+    # Redis ticks: its own first touch may wake it before the trial does, and nobody waited for that.
+    assert all(step["us"] > 0 for step in view["steps"] if (step["step"], step["tier"]) != ("wake", "hibernated"))
     assert view["steps"][3]["bytes"] > 1 << 20
     assert kip.names() == []
     shown = kip.cli("check", "--to", "hibernated", "--", "sleep", "1000").stdout
