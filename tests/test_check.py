@@ -155,14 +155,27 @@ http.server.HTTPServer(("", 80), http.server.BaseHTTPRequestHandler).serve_forev
 '''
 
 
+# Prints /etc/hosts as often as it changes.
+HOSTS = """
+import time
+before = None
+while True:
+    with open("/etc/hosts") as file:
+        now = file.read()
+    if now != before:
+        print(now, flush=True)
+    before = now
+    time.sleep(0.1)
+"""
+
+
 def test_a_trial_is_alone(kip: Kip, tmp_path: Path) -> None:
     """It does not dial the live database, by its address or by the host's port, and those of the network do not hear of it."""
     os.chmod(tmp_path, 0o777)
     listen = "import socket, time; s = socket.create_server(('', 5432)); print(s.accept()[0].recv(99), flush=True); time.sleep(1000)"
     flags = ["--network", "live", "--ready", "tcp:5432"]
     db = kip.run("db", ["/usr/bin/python3", "-c", listen.replace("print", "s.accept(); print")], ports=["5432"], flags=flags)
-    seen = "while :; do cat /etc/hosts; sleep 0.02; done"
-    peer = kip.run("peer", ["/bin/sh", "-c", seen], flags=["--network", "live"])
+    peer = kip.run("peer", ["/usr/bin/python3", "-c", HOSTS], flags=["--network", "live"])
     to = [f"{db.address(5432)}:5432", f"{kip_gateway(db)}:{db.port(5432)}"]
     words = ["--use-volumes", "-v", f"{tmp_path}:/data", "--network", "live", "--port", "80", "--ready", "tcp:80"]
     words += ["--", "/usr/bin/python3", "-c", DIALS, *to]
@@ -176,7 +189,8 @@ def test_a_trial_is_alone(kip: Kip, tmp_path: Path) -> None:
     said, _, hosts = (tmp_path / "said").read_text().partition("\n")
     assert said == "reached reached" and "db" in hosts, (said, hosts, view)
     wait_for("it was reached", lambda: "from the trial" in db.logs())
-    assert "trial-" in peer.logs()
+    wait_for("the peer has heard of it", lambda: "trial-" in peer.logs())
+    peer.remove()
     # Who cannot start so is told what to do.
     view = checked(kip, "--", "/usr/bin/python3", "-c", f"import socket; socket.create_connection(('{db.address(5432)}', 5432), 5)", code=1)
     assert any("--with-network" in line for line in view["steps"][0]["refused"]), view

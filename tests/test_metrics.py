@@ -140,16 +140,20 @@ def test_refusals_are_counted_by_cause(kip: Kip, tmp_path: Path) -> None:
     assert proc.state == "running"
 
 
+# Nobody but the test puts them to sleep.
+STAYS = ["--idle", "1h"]
+
+
 def test_each_cause_is_its_own(kip: Kip) -> None:
     """Traced; what CRIU cannot image; not ready yet; its own command, before a sleep and while it runs after a wake."""
-    traced = kip.run("traced", ["python3", "-c", TRACER])
+    traced = kip.run("traced", ["python3", "-c", TRACER], flags=STAYS)
     wait_for("it traces its child", lambda: "traces" in traced.logs(), 30)
-    stuck = kip.run("stuck", ["python3", "-c", UNPARKABLE])
+    stuck = kip.run("stuck", ["python3", "-c", UNPARKABLE], flags=STAYS)
     wait_for("it has its descriptor", lambda: "descriptor" in stuck.logs(), 30)
-    words = ["run", "--name", "slow", "--ready", "exec:test -e /srv/go", "--", "sleep", "1000"]
-    hooked = kip.run("hooked", ["sleep", "1000"], flags=["--before-sleep", "test ! -e /tmp/busy"])
+    words = ["run", *STAYS, "--name", "slow", "--ready", "exec:test -e /srv/go", "--", "sleep", "1000"]
+    hooked = kip.run("hooked", ["sleep", "1000"], flags=[*STAYS, "--before-sleep", "test ! -e /tmp/busy"])
     hooked.exec("touch", "/tmp/busy")
-    after = kip.run("after", ["sleep", "1000"], flags=["--after-wake", "touch /tmp/on; while test -e /tmp/on; do sleep 0.1; done"])
+    after = kip.run("after", ["sleep", "1000"], flags=[*STAYS, "--after-wake", "touch /tmp/on; while test -e /tmp/on; do sleep 0.1; done"])
     after.sleep()
     after.wake()
     wait_for("its command runs", lambda: len(after.inspect()["pids"]) > 2, 30)

@@ -238,6 +238,14 @@ def test_a_recipe_serves_sleeps_and_wakes(kip: Kip, tmp_path: Path, name: str) -
     assert not [event for event in kip.events() if event["name"] == name and event["kind"] == "cold-start"]
 
 
+@pytest.fixture(autouse=True)
+def _no_volume_for_the_next(kip: Kip) -> Iterator[None]:
+    yield
+    kip.remove_all()
+    for volume in kip.json("volume", "ls"):
+        kip.cli("volume", "rm", volume["name"])
+
+
 @pytest.mark.parametrize("name", ["mariadb", "postgres"])
 def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> None:
     """Other limits make the proc anew, and what is in the database stays; only this machine reaches it."""
@@ -261,8 +269,6 @@ def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> No
     changed = json.loads(kip.cli("apply", "-f", file, "--replace", "--json", timeout=90).stdout)["changes"]
     assert [(change["action"], change["fields"][0]["field"]) for change in changed] == [("replace", "mem")]
     assert ask("select n from kept") == "7"
-    kip.remove_all()
-    kip.cli("volume", "rm", f"{name}-data")
 
 
 SINKING = ("mqtt", "nginx", "postgres", "redis")

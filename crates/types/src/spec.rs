@@ -303,8 +303,6 @@ pub struct Timing {
     /// Parked this long: archive, where there is a store.
     pub archive_after_ms: u64,
     /// Nobody has said when: then not to a store that is a local directory, and not while connections are open.
-    // Who recorded none of this had said when.
-    #[serde(default)]
     pub archive_by_default: bool,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
@@ -325,6 +323,14 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// Times to archive after that Kip has chosen itself, now and before it was asked whether somebody had said one.
+    const USUAL_ARCHIVE_MS: [u64; 2] = [600_000, 86_400_000];
+
+    /// Of what does not say whether somebody has said when to archive, a request or an old record: another time than the usual was said.
+    pub fn settle_archive(&mut self) {
+        self.archive_by_default &= Self::USUAL_ARCHIVE_MS.contains(&self.archive_after_ms);
+    }
+
     /// Whether it sleeps only when told to.
     pub fn stays_awake(&self) -> bool {
         self.never || self.dry_run

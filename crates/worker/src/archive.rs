@@ -71,7 +71,7 @@ pub(crate) const ID: &str = "archive-id";
 /// The same of what it was before it was started anew, and when that was.
 const ENDED: &str = "archive-ended-";
 /// The same of what it was when nothing of that could be woken any more.
-const ASIDE: &str = "archive-aside-";
+pub(crate) const ASIDE: &str = "archive-aside-";
 const INDEX: &str = "index";
 /// A proc is not kept longer than this by a store that does not answer.
 const RETIRED_WITHIN: Duration = Duration::from_secs(10);
@@ -253,19 +253,17 @@ impl Archive {
 
     /// Forgets that a proc was ever archived, for it begins anew; what is to be removed from the store is noted.
     pub(crate) fn forget(dir: &Path) -> io::Result<()> {
-        let ended = dir.join(format!("{ENDED}{}", crate::events::now_ms()));
-        match fs::rename(dir.join(ID), ended) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
+        part(dir, ENDED)
     }
 
     /// The same for one that cannot be woken: what is in the store stays there, and this directory's, until the proc is removed.
     pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
-        match fs::rename(dir.join(ID), dir.join(format!("{ASIDE}{}", crate::events::now_ms()))) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
+        part(dir, ASIDE)
+    }
+
+    /// Until what this gives is dropped nobody stores a generation.
+    pub(crate) async fn nobody_stores(&self) -> tokio::sync::RwLockWriteGuard<'_, ()> {
+        self.storing.write().await
     }
 
     /// Takes out of the store what was noted, and this proc if `whole`. Tells what could not be done.
@@ -480,6 +478,16 @@ impl Archive {
             tracing::debug!(%error, "what is stored is not remembered");
         }
     }
+}
+
+/// A proc is not any more what it is in the store: its generations are numbered anew.
+fn part(dir: &Path, word: &str) -> io::Result<()> {
+    let there = |done: io::Result<()>| match done {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    };
+    there(fs::remove_file(dir.join(crate::task::ARCHIVED)))?;
+    there(fs::rename(dir.join(ID), dir.join(format!("{word}{}", crate::events::now_ms()))))
 }
 
 fn boot_ms() -> BootMs {

@@ -254,6 +254,10 @@ impl Worker {
         let mut backup = Backup { machine, runtime, out, sink, scratch, bytes, told, noted };
         let groups = groups(self.handles());
         let owned: BTreeSet<VolumeName> = groups.iter().flat_map(|group| group.volumes.clone()).collect();
+        let machine = Arc::clone(&self.machine);
+        // What is in the store is to be what the records say.
+        let archive = machine.archive.as_ref().filter(|_| backup.has_own_store());
+        let _nobody_stores = archive.map(|archive| backup.runtime.block_on(archive.nobody_stores()));
         let volumes = backup.shared(&owned)?;
         for (number, group) in groups.iter().enumerate() {
             backup.group(number, group)?;

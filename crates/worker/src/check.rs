@@ -231,11 +231,14 @@ impl Worker {
     fn refuse_in_use(&self, volumes: &[VolumeSpec]) -> Result<(), Refusal> {
         let data = &self.machine.data;
         for volume in volumes.iter().filter(|volume| !volume.read_only) {
-            let path = path_of(data, &volume.source);
-            let path = fs::canonicalize(&path).unwrap_or(path);
+            let real = |source: &kip_types::VolumeSource| {
+                let path = path_of(data, source);
+                fs::canonicalize(&path).unwrap_or(path)
+            };
+            let path = real(&volume.source);
             for handle in self.handles() {
                 let of_it = |other: &VolumeSpec| {
-                    let other = path_of(data, &other.source);
+                    let other = real(&other.source);
                     other.starts_with(&path) || path.starts_with(&other)
                 };
                 let is_over = matches!(

@@ -164,6 +164,9 @@ impl Worker {
         secrets: BTreeMap<String, Hex>,
         wait_ready: bool,
     ) -> Result<ProcView, Refusal> {
+        if let Some(refusal) = self.machine.rests() {
+            return Err(refusal);
+        }
         // Its layers are kept until the proc is known, which keeps them then.
         let (spec, _in_use) = self.complete(spec).await?;
         check_spec(&spec)?;

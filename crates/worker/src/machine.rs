@@ -29,6 +29,7 @@ use kip_pager::protocol::Event;
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::{LaunchError, Launcher};
+use kip_types::api::{Code, Refusal};
 use kip_types::{Image, PortSpec, Protocol, Spec, State, WakeOn};
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -56,6 +57,8 @@ pub(crate) struct Machine {
     pub(crate) pager: Pager,
     /// Held for reading by whoever falls asleep or wakes by way of the pager: it is not replaced meanwhile.
     pub(crate) pager_stays: tokio::sync::RwLock<()>,
+    /// All are parked for the end of the machine: nobody begins or wakes any more.
+    pub(crate) resting: AtomicBool,
     /// What working sets may take in memory, bytes; none for a part of all that may be used.
     pub(crate) set_memory: Option<u64>,
     pub(crate) observer: Option<Arc<dyn WakeObserver>>,
@@ -411,6 +414,14 @@ impl Machine {
             self.tell_task(handle.proc.slot.number().into(), Command::LookAtPager);
         }
         Ok(events)
+    }
+
+    /// Why nothing is begun any more, if the daemon is about to end.
+    pub(crate) fn rests(&self) -> Option<Refusal> {
+        let rests = self.resting.load(Ordering::SeqCst);
+        let message =
+            "all procs are being parked and the daemon is about to end (`kip down --park`): the next `kip up` has them";
+        rests.then(|| Refusal::new(Code::State, message))
     }
 
     fn numbered(&self, number: u32) -> Option<Handle> {

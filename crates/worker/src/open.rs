@@ -325,6 +325,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         keeper,
         pager,
         pager_stays: tokio::sync::RwLock::default(),
+        resting: Default::default(),
         set_memory: config.set_memory,
         observer: config.observer.clone(),
         archive,

@@ -48,7 +48,10 @@ pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::Rec
     for name in listing.names {
         let read = records.read_spec::<Spec>(&name).and_then(|spec| Ok((spec, records.read_state::<Stored>(&name)?)));
         match read {
-            Ok((spec, Stored { record, meter })) => all.push(Remembered { name, spec, record, meter }),
+            Ok((mut spec, Stored { record, meter })) => {
+                spec.timing.settle_archive();
+                all.push(Remembered { name, spec, record, meter });
+            }
             Err(e) => {
                 tracing::error!(proc = %name, error = chain(&e), "the record of a proc cannot be read; it is left alone")
             }

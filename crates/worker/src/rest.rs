@@ -8,6 +8,7 @@ use crate::task::{Command, Handle};
 use futures_util::StreamExt as _;
 use kip_types::{ProcName, State};
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What wakes those that were awake.
@@ -21,6 +22,7 @@ impl Worker {
     /// Parks all that can be parked, and nobody wakes any more: this daemon is about to end. Tells who sleeps, and who runs on and why.
     /// What has not begun to be parked `within` that time is not.
     pub async fn come_to_rest(&self, within: Duration) -> (Vec<ProcName>, BTreeMap<ProcName, String>) {
+        self.machine.resting.store(true, Ordering::SeqCst);
         let until = Instant::now() + within;
         let resting = futures_util::stream::iter(self.handles()).map(|handle| async move {
             let rested = handle.ask(|reply| Command::Rest { until, reply });

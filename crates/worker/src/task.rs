@@ -187,7 +187,13 @@ pub(crate) struct Handle {
 impl Handle {
     /// Sends a command and waits for its answer.
     pub(crate) async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
-        let gone = || Refusal::new(Code::Unknown, format!("there is no proc {:?} any more", self.proc.name.as_str()));
+        let gone = || {
+            let name = self.proc.name.as_str();
+            match self.proc.shared.rests() {
+                Some(refusal) => refusal,
+                None => Refusal::new(Code::Unknown, format!("there is no proc {name:?} any more")),
+            }
+        };
         let (reply, answer) = oneshot::channel();
         self.inbox.send(make(reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
@@ -279,7 +285,7 @@ impl Task {
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
         if self.sleeps() || matches!(self.record.state, State::Hot { .. }) {
-            self.settle_files(self.record.generation());
+            self.settle_files(self.record.generation()).await;
         }
         match self.record.state.clone() {
             State::Hot { init, .. } => {
@@ -454,7 +460,7 @@ impl Task {
         if self.record.established {
             // What it has in the store is forgotten only for one that does start.
             self.record.after(Input::Start).map_err(|e| self.unfit(&e))?;
-            self.put_files_back()?;
+            self.put_files_back().await?;
             self.forget_archive()?;
             self.advance(Input::Start, record::Durability::Fsync)?;
         }

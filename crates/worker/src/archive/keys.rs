@@ -7,7 +7,7 @@
 //! go of a local copy looks at the ring while no change can happen ([`Archive::hold_keys`], [`HeldKeys::still_open`]).
 
 use super::stream::origin_of;
-use super::{Archive, DemandError, ENDED, ID};
+use super::{ASIDE, Archive, DemandError, ENDED, ID};
 use crate::keys::KeyLength;
 use kip_archive::ids::KeyId;
 use kip_archive::index::Index;
@@ -236,7 +236,8 @@ impl Archive {
             let dir = entry.map_err(at(&procs))?.path();
             for file in fs::read_dir(&dir).map_err(at(&dir))? {
                 let name = file.map_err(at(&dir))?.file_name();
-                if name == ID || name.to_string_lossy().starts_with(ENDED) {
+                let text = name.to_string_lossy();
+                if name == ID || [ENDED, ASIDE].iter().any(|word| text.starts_with(word)) {
                     return Ok(false);
                 }
             }

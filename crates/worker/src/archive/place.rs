@@ -54,7 +54,8 @@ impl Archive {
 
     /// Whether the store is that directory.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
-        self.store.is_directory() && Path::new(self.store.name()) == path
+        let real = |path: &Path| fs::canonicalize(path).ok();
+        self.store.is_directory() && real(Path::new(self.store.name())).is_some_and(|own| real(path) == Some(own))
     }
 }
 

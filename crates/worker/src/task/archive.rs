@@ -491,9 +491,14 @@ mod tests {
         let by = |timing: &Timing| [false, true].map(|is_directory| archives_by_itself(timing, is_directory));
         assert_eq!((by(&unsaid), by(&said)), ([true, false], [true, true]));
         assert_eq!(by(&Timing { never: true, ..said }), [false, false]);
-        // A record of an older Kip had a time that somebody may have said.
-        let old: Timing = serde_json::from_str(r#"{"archive_after_ms": 300000}"#).unwrap();
-        assert!(!old.archive_by_default);
+        // Records of older Kips, and requests with some times only.
+        let of = |text: &str| {
+            let mut timing: Timing = serde_json::from_str(text).unwrap();
+            timing.settle_archive();
+            timing.archive_by_default
+        };
+        assert!(!of(r#"{"archive_after_ms": 300000}"#) && of(r#"{"archive_after_ms": 86400000}"#));
+        assert!(of(r#"{"idle_ms": 1}"#) && !of(r#"{"archive_after_ms": 600000, "archive_by_default": false}"#));
     }
 
     #[test]

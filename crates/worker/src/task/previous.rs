@@ -8,6 +8,7 @@
 //! A crash in the middle leaves a proc that is stopped, with its newest files once it is started; or parked, as what it falls back to.
 
 use super::archive::{ARCHIVED, Archived};
+use super::sleep::SECOND_TRY_AFTER;
 use super::{Task, blocking, chain, take_custody};
 use crate::archive::Archive;
 use crate::fault;
@@ -25,7 +26,7 @@ use kip_types::{Fallback, Generation};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,9 @@ const ASIDE: &str = "aside";
 const MOVED: &str = ".moved";
 /// All that a proc's own files are, in its directory or on its limited disk.
 const FILES: [&str; 4] = ["upper", "work", "layer", "pins"];
+
+/// Between tries to bring what was whole just before.
+const BRING_AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(15)];
 
 /// An older generation that comes back.
 struct Older {
@@ -106,7 +110,20 @@ impl Task {
         let (number, ports) = (older.number, self.record.ports.clone());
         self.end_for(&message, "fell-back").await.map_err(|refusal| NoOlder::Unknown(refusal.message))?;
         let proc = Arc::clone(&self.proc);
-        let brought = blocking(move || bring(&proc, &older, &ports)).await;
+        let brought = blocking(move || {
+            // All of it could be read just now: a store that does not answer for a moment is not to cost it.
+            let mut brought = bring(&proc, &older, &ports);
+            for pause in &BRING_AGAIN {
+                if brought.is_ok() {
+                    break;
+                }
+                let _ = kip_snapshot::sweep(&proc.dir, None);
+                std::thread::sleep(*pause);
+                brought = bring(&proc, &older, &ports);
+            }
+            brought
+        })
+        .await;
         let woken = match brought {
             Ok((archived, ports)) => {
                 fault::reach("older-brought");
@@ -119,7 +136,12 @@ impl Task {
                 self.proc.shared.follow_output(&self.proc);
                 match recorded {
                     Ok(()) => {
-                        self.wake("fallback".to_owned(), Instant::now(), false).await.map_err(|e| e.refusal.message)
+                        let mut woken = self.wake("fallback".to_owned(), Instant::now(), false).await;
+                        if woken.is_err() {
+                            tokio::time::sleep(SECOND_TRY_AFTER).await;
+                            woken = self.wake("fallback".to_owned(), Instant::now(), false).await;
+                        }
+                        woken.map_err(|e| e.refusal.message)
                     }
                     Err(message) => Err(message),
                 }
@@ -128,7 +150,7 @@ impl Task {
         };
         match woken {
             Ok(()) => {
-                self.settle_files(number);
+                self.settle_files(number).await;
                 Ok(())
             }
             // Its files are put back by what follows; what came of it is in the store.
@@ -160,28 +182,31 @@ impl Task {
     }
 
     /// What it fell back to runs, or will: its newest files are kept, out of the way.
-    pub(super) fn settle_files(&mut self, generation: Generation) {
+    pub(super) async fn settle_files(&mut self, generation: Generation) {
         if !self.proc.dir.join(ASIDE).exists() {
             return;
         }
-        let settled = each_place(&self.proc, |place| {
+        let proc = Arc::clone(&self.proc);
+        let settle = move |place: &Path| {
             let to = place.join(format!("{ASIDE}-gen-{generation}"));
             match fs::rename(place.join(ASIDE), to) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
                 _ => Ok(()),
             }
-        });
+        };
+        let settled = blocking(move || each_place(&proc, Order::Back, settle)).await;
         if let Err(error) = settled {
             tracing::warn!(proc = %self.proc.name, error, "its newest files are not where they are to be kept");
         }
     }
 
     /// Before it starts: files of an older generation that did not come back go, its newest are there again.
-    pub(super) fn put_files_back(&mut self) -> Result<(), Refusal> {
+    pub(super) async fn put_files_back(&mut self) -> Result<(), Refusal> {
         if !self.proc.dir.join(ASIDE).exists() {
             return Ok(());
         }
-        let back = each_place(&self.proc, put_back);
+        let proc = Arc::clone(&self.proc);
+        let back = blocking(move || each_place(&proc, Order::Back, put_back)).await;
         back.map_err(|e| self.failed("its newest files", &io::Error::other(e)))
     }
 }
@@ -207,7 +232,7 @@ fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archive
     checked?;
     archive.bring(&images, None).map_err(|e| chain(&e))?;
     let first_id = archived.body.home.as_ref().map_or(0, |home| home.first_id);
-    each_place(proc, set_aside)?;
+    each_place(proc, Order::Aside, set_aside)?;
     fault::reach("older-aside");
     let place = proc.files.place().map_err(|e| chain(&e))?;
     archive.restore_files(id, front, &proc.dir, &place, (first_id, proc.first_id())).map_err(|e| chain(&e))?;
@@ -217,11 +242,28 @@ fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archive
     Ok((archived, ports))
 }
 
+/// Which comes first: as long as its directory has an [`ASIDE`] it is looked at, whatever was interrupted elsewhere.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// Its directory, then its limited disk.
+    Aside,
+    /// The other way round.
+    Back,
+}
+
 /// Where files of its own are: its directory, and its limited disk if it has one.
-fn each_place(proc: &Proc, work: impl Fn(&Path) -> io::Result<()>) -> Result<(), String> {
+fn each_place(proc: &Proc, order: Order, work: impl Fn(&Path) -> io::Result<()>) -> Result<(), String> {
     let place = proc.files.place().map_err(|e| chain(&e))?;
-    let places: BTreeSet<PathBuf> = [proc.dir.clone(), place.path().to_owned()].into();
-    places.iter().try_for_each(|place| work(place).map_err(|e| format!("{}: {e}", place.display())))
+    in_order(&proc.dir, place.path(), order, work)
+}
+
+fn in_order(dir: &Path, disk: &Path, order: Order, work: impl Fn(&Path) -> io::Result<()>) -> Result<(), String> {
+    let mut places = vec![dir];
+    places.extend((disk != dir).then_some(disk));
+    if order == Order::Back {
+        places.reverse();
+    }
+    places.into_iter().try_for_each(|place| work(place).map_err(|e| format!("{}: {e}", place.display())))
 }
 
 /// What is there is moved out of the way, all of it.
@@ -262,6 +304,29 @@ fn put_back(place: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Whatever is interrupted between the two places, its directory says that there is something to do.
+    #[test]
+    fn files_on_a_limited_disk_are_not_forgotten_half_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let (own, disk) = (dir.path().to_owned(), dir.path().join("disk"));
+        fs::create_dir_all(disk.join("upper")).unwrap();
+        fs::create_dir_all(own.join("pins")).unwrap();
+        fs::write(disk.join("upper/file"), "newest").unwrap();
+        in_order(&own, &disk, Order::Aside, set_aside).unwrap();
+        fs::create_dir(disk.join("upper")).unwrap();
+        fs::write(disk.join("upper/file"), "older").unwrap();
+        // The second of both fails, the first time.
+        let done = std::cell::Cell::new(0);
+        let broken = in_order(&own, &disk, Order::Back, |place| {
+            done.set(done.get() + 1);
+            if done.get() == 2 { Err(io::ErrorKind::Other.into()) } else { put_back(place) }
+        });
+        assert!(broken.is_err() && own.join(ASIDE).exists());
+        in_order(&own, &disk, Order::Back, put_back).unwrap();
+        assert_eq!(fs::read(disk.join("upper/file")).unwrap(), b"newest");
+        assert!(own.join("pins").exists() && !own.join(ASIDE).exists() && !disk.join(ASIDE).exists());
+    }
 
     #[test]
     fn the_newest_files_are_put_back_from_wherever_it_was_interrupted() {
