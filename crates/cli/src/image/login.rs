@@ -140,7 +140,7 @@ fn ask(helper: &str, key: &str) -> anyhow::Result<Option<RegistryLogin>> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {program}"))?;
-    child.stdin.take().expect("it is piped").write_all(key.as_bytes())?;
+    let asked = child.stdin.take().expect("it is piped").write_all(key.as_bytes());
     let done = child.wait_with_output()?;
     if !done.status.success() {
         // Its errors go to its standard output.
@@ -151,6 +151,8 @@ fn ask(helper: &str, key: &str) -> anyhow::Result<Option<RegistryLogin>> {
         let why = said.iter().find_map(|text| text.lines().next()).unwrap_or("it says nothing");
         bail!("{program} failed ({}): {why}", done.status);
     }
+    // One that has failed may not have read it.
+    asked.with_context(|| format!("asking {program}"))?;
     let helped: Helped = serde_json::from_slice(&done.stdout).with_context(|| format!("the answer of {program}"))?;
     if helped.username == "<token>" {
         bail!("{IDENTITY}");
