@@ -17,7 +17,7 @@ from harness.wait import wait_for
 from test_adopt import FILES, adopt, here, look, store, there, where
 from test_backup import back_up, key, lost, restore
 
-__all__ = ["here", "key", "store", "there"]
+__all__ = ["here", "key", "store", "there", "where"]
 
 MIB = 1 << 20
 LINES = ["/usr/bin/python3", "/srv/lines.py", "8080"]
