@@ -93,11 +93,9 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
 }
 
 /// Nothing is changed: whoever is about to remove procs for others to take their place asks first.
-async fn validate<S: Service>(
-    State(hub): State<Hub<S>>,
-    Asked(mut request): Asked<ValidateRequest>,
-) -> Answer<StatusCode> {
-    admit::complete(&mut request.run, &hub.defaults)?;
+async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
+    let (mut run, instead_of) = request.parts();
+    admit::complete(&mut run, &hub.defaults)?;
     let service = hub.service.clone();
     hub.operate(async move { service.validate(request).await }).await?;
     Ok(StatusCode::NO_CONTENT)
