@@ -463,7 +463,8 @@ impl Service {
         let external = sources.filter(|source| context.external.contains(source)).collect();
         match self.table.into_request(self.proc, context.directory, self.env, secrets) {
             Ok(request) => {
-                Some(Described { place: self.place, request, pull, plain_http: false, external, depends_on })
+                let (place, called) = (self.place, self.name);
+                Some(Described { place, called, request, pull, plain_http: false, external, depends_on })
             }
             Err(e) => {
                 context.fault(&self.place, e.to_string());
@@ -473,7 +474,6 @@ impl Service {
     }
 }
 
-/// A value of `x-kip`. Numbers stay text, which the keys of a `kip.toml` take as well.
 /// The nearest that Kip has: what a log keeps is seldom what a service depends on.
 fn log_size(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) -> Option<u64> {
     let text = context.text(node, path)?;
@@ -501,6 +501,7 @@ fn log_files(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) 
     u32::try_from(has).ok()
 }
 
+/// A value of `x-kip`. Numbers stay text, which the keys of a `kip.toml` take as well.
 fn json(node: &Node) -> serde_json::Value {
     match &node.value {
         Value::Null => serde_json::Value::Null,
