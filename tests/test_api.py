@@ -23,7 +23,7 @@ import pytest
 
 from harness.certificates import certificate
 from harness.clients import free_port
-from harness.kip import ROOT, Kip, daemon, one_line_refusal
+from harness.kip import ROOT, Kip, Proc, daemon, one_line_refusal
 from harness.wait import wait_for
 
 DOCUMENT = json.loads((ROOT / "docs/api/openapi.json").read_text())
@@ -204,6 +204,11 @@ def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
     status, content = local_upgrade(kip, "/v1/procs/open/exec", {"command": ["true"], "workdir": "/"}, headers)
     assert status == 400 and "unknown field: workdir" in content, content
     assert local(kip, "POST", "/v1/procs/open/wake?name=x")[0] == 400
+    # Nothing ends by a wish to park that is not understood.
+    for query, body in (("?parked=true", None), ("?within_ms=5", None), ("", {"park": True}), ("?park=yes", None)):
+        status, _, content = local(kip, "POST", f"/v1/down{query}", body)
+        assert (status, json.loads(content)["code"]) == (400, "invalid"), content
+    assert Proc(kip, "open").state == "running"
     # What another of the same kind says of itself is taken back.
     again = json.loads(local(kip, "GET", "/v1/procs/open")[2])["spec"] | {"name": "again"}
     assert local(kip, "POST", "/v1/procs", {"spec": again})[0] == 201

@@ -48,8 +48,8 @@ def test_who_goes_is_stopped_in_order(kip: Kip, file: Path, asleep: bool, how: s
 
 
 @contextmanager
-def bound(port: int) -> Iterator[None]:
-    with socket.create_server(("127.0.0.1", port)):
+def bound(port: int, address: str = "127.0.0.1") -> Iterator[None]:
+    with socket.create_server((address, port)):
         yield
 
 
@@ -102,6 +102,32 @@ def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) 
     assert done.stderr == f"kip: {file}:4:7: web: tcp host port {foreign} is asked for by site, too: choose another one\n"
     kip.remove_all()
     kip.cli("image", "gc", "--all")
+
+
+@pytest.mark.parametrize("stays", ["proc", "service"])
+def test_who_stays_keeps_its_port_at_another_address(kip: Kip, file: Path, stays: str) -> None:
+    """The old one has the port at one address and goes; the new one wants it at all, and somebody else stays at another."""
+    port = free_port()
+    base = f"[proc.web]\ncommand = ['sleep', '1000']\nport = ['127.0.0.1:{port}:80']\n"
+    file.write_text(base)
+    kip.cli("apply", "-f", file)
+    pids = Proc(kip, "web").inspect()["pids"]
+    file.write_text(base.replace("127.0.0.1:", ""))
+    if stays == "proc":
+        kip.run("other", ["sleep", "1000"], ports=[f"127.0.0.2:{port}:80"], wait_ready=False)
+        line = failed(kip, file, "--replace")
+        assert f"port {port} is taken by proc other" in line, line
+        Proc(kip, "other").remove()
+    else:
+        with bound(port, "127.0.0.2"):
+            line = failed(kip, file, "--replace")
+        assert f"port {port}/tcp is taken by" in line, line
+        file.write_text(base.replace(f"127.0.0.1:{port}", str(free_port())) + f"probe = ['{port}=tcp:80']\n")
+        with bound(port, "127.0.0.2"):
+            line = failed(kip, file, "--replace")
+        assert f"its probe's port {port}/tcp is taken by" in line, line
+    assert Proc(kip, "web").inspect()["pids"] == pids
+    assert actions(kip, "apply", "-f", file, "--replace") == {"web": "replace"}
 
 
 @pytest.mark.parametrize("step", ["start-mounts", "start-launched", "remove-files"])

@@ -233,6 +233,43 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     assert "this machine has no address 198.51.100.255" in refused
 
 
+# Says "kept" to whoever sends "keep", and "here" to that one again when somebody else sends anything else.
+ANSWERS_LATER = """
+import socket
+s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+s.bind(("::", 9000))
+kept = None
+while True:
+    data, who = s.recvfrom(100)
+    if data == b"keep":
+        kept = who
+        s.sendto(b"kept", who)
+    else:
+        s.sendto(b"here", kept)
+"""
+
+
+def test_a_flow_to_one_address_outlives_who_starts_at_another(kip: Kip) -> None:
+    """What the proc says to a client after another one got the port at another address still comes from where the client sent to."""
+    first = kip.run("first", ["/usr/bin/python3", "-c", ANSWERS_LATER], ports=["127.0.0.1::9000/udp"])
+    port = first.port(9000, "udp")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        client.connect(("127.0.0.1", port))
+        client.settimeout(10)
+
+        def keeps() -> bool:
+            client.send(b"keep")
+            try:
+                return client.recv(100) == b"kept"
+            except ConnectionRefusedError:
+                return False
+
+        wait_for("the program answers", keeps)
+        kip.run("second", ["sleep", "1000"], ports=[f"127.0.0.2:{port}:9000/udp"], wait_ready=False)
+        other.sendto(b"say it", ("127.0.0.1", port))
+        assert client.recv(100) == b"here"
+
+
 def test_asked_port(kip: Kip, tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("", 0))

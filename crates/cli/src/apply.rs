@@ -17,7 +17,7 @@ use crate::text::one_line;
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::Client;
-use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, render};
+use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, lettered, render};
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;
 use kip_types::name::ProcName;
@@ -66,7 +66,7 @@ pub struct FileArgs {
     pub file: Option<PathBuf>,
     /// Only these, and those that they depend on
     #[arg(value_name = "NAME")]
-    pub names: Vec<ProcName>,
+    pub names: Vec<String>,
     /// Compose: call the project so, in place of `name:` and COMPOSE_PROJECT_NAME; usually it is called as the file's directory
     #[arg(short, long, value_name = "NAME")]
     pub project_name: Option<String>,
@@ -237,18 +237,11 @@ fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
 }
 
 /// Leaves those that are named and what they depend on.
-fn choose(document: &mut Document, names: &[ProcName], path: &Path) -> anyhow::Result<()> {
+fn choose(document: &mut Document, names: &[String], path: &Path) -> anyhow::Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    // Services of a Compose file are known by the names that the file has for them, too.
-    let of = |name: &ProcName| {
-        let procs = || document.procs.iter().map(|p| &p.request.spec);
-        let exact = procs().find(|spec| spec.name == *name);
-        let called = |alias: &String| alias.to_ascii_lowercase().replace(['_', '.'], "-") == name.as_str();
-        exact.or_else(|| procs().find(|spec| spec.aliases.iter().any(called)))
-    };
-    let mut chosen: Vec<_> = names.iter().map(|name| of(name).map_or(name, |spec| &spec.name).clone()).collect();
+    let mut chosen: Vec<_> = names.iter().map(|name| meant(document, name, path)).collect::<anyhow::Result<_>>()?;
     let mut at = 0;
     while let Some(name) = chosen.get(at).cloned() {
         let Some(one) = document.procs.iter().find(|p| p.request.spec.name == name) else {
@@ -263,6 +256,29 @@ fn choose(document: &mut Document, names: &[ProcName], path: &Path) -> anyhow::R
     }
     document.procs.retain(|p| chosen.contains(&p.request.spec.name));
     Ok(())
+}
+
+/// Who is meant: by the file's own name for it, by the proc's, by either in other letters, or by a further name that it alone has.
+fn meant(document: &Document, name: &str, path: &Path) -> anyhow::Result<ProcName> {
+    let like = lettered(name);
+    let by = |fits: &dyn Fn(&Described) -> bool| -> Vec<&ProcName> {
+        document.procs.iter().filter(|one| fits(one)).map(|one| &one.request.spec.name).collect()
+    };
+    let ways: [&dyn Fn(&Described) -> bool; 5] = [
+        &|one| one.called == name,
+        &|one| one.request.spec.name.as_str() == name,
+        &|one| lettered(&one.called) == like,
+        &|one| one.request.spec.name.as_str() == like,
+        &|one| one.request.spec.aliases.iter().any(|alias| lettered(alias) == like),
+    ];
+    match ways.iter().map(|fits| by(*fits)).find(|found| !found.is_empty()).as_deref() {
+        Some([one]) => Ok((*one).clone()),
+        Some(several) => {
+            let several: Vec<_> = several.iter().map(|name| name.as_str()).collect();
+            bail!("{}: {name} is a name of {}: name the one that is meant", path.display(), several.join(" and of "))
+        }
+        None => bail!("{} describes no proc {name}", path.display()),
+    }
 }
 
 /// A file without a name of its own is known by its path and its machine: two clients may have the same path.
@@ -360,9 +376,40 @@ mod tests {
         let path = Path::new("/x/kip.toml");
         let reading = Reading { path, text, lookup: &|_| None, project: None, profiles: &[] };
         let mut document = kip_describe::read(&reading).unwrap();
-        assert!(choose(&mut document.clone(), &["d".parse().unwrap()], path).is_err());
-        choose(&mut document, &["a".parse().unwrap()], path).unwrap();
+        assert!(choose(&mut document.clone(), &["d".to_owned()], path).is_err());
+        choose(&mut document, &["a".to_owned()], path).unwrap();
         let names: Vec<_> = document.procs.iter().map(|p| p.request.spec.name.as_str()).collect();
         assert_eq!(names, ["b", "a"]);
+    }
+
+    #[test]
+    fn services_are_named_as_the_file_names_them() {
+        let service = |name: &str, more: &str| format!("  {name}:\n    image: x\n{more}");
+        let alias = "    networks: {default: {aliases: [store, my_db]}}\n";
+        let text = "services:\n".to_owned()
+            + &service("my_service", alias)
+            + &service("Web", "    networks: {default: {aliases: [store, db]}}\n    container_name: front\n")
+            + &service("db", "    depends_on: [Web]\n");
+        let path = Path::new("/x/compose.yaml");
+        let reading = Reading { path, text: &text, lookup: &|_| None, project: Some("p"), profiles: &[] };
+        let document = kip_describe::read(&reading).unwrap();
+        let is = |name: &str| meant(&document, name, path).map(|name| name.to_string()).map_err(|e| e.to_string());
+        for (name, proc) in [
+            ("my_service", "p-my-service"),
+            ("my-service", "p-my-service"),
+            ("p-my-service", "p-my-service"),
+            ("p-my_service", "p-my-service"),
+            ("Web", "front"),
+            ("web", "front"),
+            ("front", "front"),
+            // One that comes earlier has it as a further name.
+            ("db", "p-db"),
+            ("my_db", "p-my-service"),
+        ] {
+            assert_eq!(is(name).as_deref(), Ok(proc), "{name}");
+        }
+        let two = is("store").unwrap_err();
+        assert!(two.contains("store is a name of ") && two.contains("front") && two.contains("p-my-service"), "{two}");
+        assert_eq!(is("none").unwrap_err(), "/x/compose.yaml describes no proc none");
     }
 }

@@ -7,8 +7,8 @@ use kip_types::api::{
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details,
     DownRequest, DownView, Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
     LogStream, LogsRequest, MeterView, Moved, PARK_WITHIN_MS, ProcView, Refusal, RemoveRequest, RunRequest,
-    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified,
-    VerifyRequest, WakeRequest, WhyView,
+    SleepRequest, SnapshotDetails, SnapshotName, SnapshotsView, StartRequest, StopRequest, Verified, VerifyRequest,
+    WakeRequest, WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -158,8 +158,7 @@ impl Service for Hosted {
         self.worker.run(request.spec, request.secrets, request.wait_ready).await
     }
 
-    async fn validate(&self, request: ValidateRequest) -> Result<(), Refusal> {
-        let ValidateRequest { run, instead_of } = request;
+    async fn validate(&self, run: RunRequest, instead_of: Vec<ProcName>) -> Result<(), Refusal> {
         self.worker.validate(run.spec, run.secrets, instead_of).await
     }
 

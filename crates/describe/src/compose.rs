@@ -16,7 +16,7 @@ mod service;
 
 use crate::place::{Fault, Faults, Note, Place, Weight, meant};
 use crate::yaml::{self, Node, Value};
-use crate::{Document, Reading, environ, file};
+use crate::{Document, Reading, environ, file, lettered};
 use context::Context;
 use kip_types::name::ProcName;
 use service::Service;
@@ -138,7 +138,6 @@ fn services(context: &mut Context<'_>, root: &Node, profiles: &[String], documen
 /// The name of a service's proc: its `container_name`, or its own after that of the project.
 fn proc_name(context: &mut Context<'_>, name: &str, place: &Place, node: &Node) -> Option<ProcName> {
     let own = node.get("container_name").and_then(|own| context.text(own, &format!("services.{name}.container_name")));
-    let lettered = |text: &str| text.to_ascii_lowercase().replace(['_', '.'], "-");
     let (wanted, before) = match own {
         Some(own) => (own, String::new()),
         None => (name.to_owned(), format!("{}-", lettered(&context.project))),

@@ -118,6 +118,28 @@ fn services_are_procs() {
 }
 
 #[test]
+fn a_log_is_limited_as_near_as_kip_can() {
+    let read = |size: &str, files: &str| {
+        let options = format!("logging: {{options: {{max-size: {size}, max-file: {files}}}}}");
+        let document = parse(&format!("services:\n  web:\n    image: x\n    {options}\n")).unwrap();
+        let limits = &document.procs[0].request.spec.limits;
+        let told: Vec<_> = document.notes.iter().map(|note| (note.weight, note.message.as_str())).collect();
+        (limits.log_bytes, limits.log_files, told.len(), format!("{told:?}"))
+    };
+    assert_eq!(read("64k", "16"), (64 << 10, 16, 0, "[]".to_owned()));
+    let (bytes, files, told, lines) = read("10k", "\"50\"");
+    assert_eq!((bytes, files, told), (64 << 10, 16, 2), "{lines}");
+    assert!(
+        lines.contains("max-size is not supported: files of a log have 64 KiB") && !lines.contains("Changes"),
+        "{lines}"
+    );
+    let (bytes, files, told, lines) = read("\"-1\"", "0");
+    assert_eq!((bytes, files, told), (10 << 20, 1, 2), "{lines}");
+    assert!(lines.contains("files of 10 MiB") && lines.contains("this one 1"), "{lines}");
+    assert!(!faults("services:\n  web:\n    image: x\n    logging: {options: {max-file: many}}\n").is_empty());
+}
+
+#[test]
 fn what_kip_lacks_is_named_and_weighed() {
     let one = |line: &str| notes(&format!("services:\n  web:\n    image: x\n    {line}\n"));
     for (line, told) in [

@@ -123,6 +123,7 @@ fn proc(reading: &Reading<'_>, name: &str, at: Place, value: Spanned<DeValue<'_>
         .map_err(|(secret, e)| Fault::new(&at_key("secret"), format!("proc.{name}.secret.{secret}: {e}")))?;
     let described = Described {
         place: at.clone(),
+        called: name.to_owned(),
         external: Vec::new(),
         pull: table.pull.unwrap_or_default(),
         plain_http: table.plain_http,

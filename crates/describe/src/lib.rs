@@ -29,11 +29,18 @@ use std::path::Path;
 /// Gives the value of a variable of the caller's environment.
 pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
+/// A name of a file in the letters that names of procs have.
+pub fn lettered(text: &str) -> String {
+    text.to_ascii_lowercase().replace(['_', '.'], "-")
+}
+
 /// One proc of a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Described {
     /// Where it begins.
     pub place: Place,
+    /// What the file calls it: in a Compose file its service.
+    pub called: String,
     /// What makes it. `spec.file` is for the caller to fill in.
     pub request: RunRequest,
     /// When its image is brought.

@@ -6,8 +6,8 @@ use kip_types::api::{CheckRequest, Code, Refusal, RunRequest};
 use kip_types::lifecycle::Tier;
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Hibernate, Image, LONGEST_SECRET, MOST_LOG_FILES, MOST_SECRETS, Protocol, SECRETS, Spec, Timing, addresses_meet,
-    bad_secret, can_be_published_at, parse_signal,
+    Hibernate, Image, LEAST_LOG_BYTES, LONGEST_SECRET, MOST_LOG_FILES, MOST_SECRETS, Protocol, SECRETS, Spec, Timing,
+    addresses_meet, bad_secret, can_be_published_at, parse_signal,
 };
 use kip_types::volume::{MOST_VOLUMES, check_volumes};
 use std::collections::BTreeSet;
@@ -15,8 +15,6 @@ use std::net::IpAddr;
 
 /// Least memory limit, bytes: below it not even the smallest program can be exec'd and charged for its page tables.
 pub const MEMORY_MIN_BYTES: u64 = 1 << 20;
-/// Smallest file of a log: it holds what one read brings.
-const LOG_MIN_BYTES: u64 = 64 << 10;
 /// Smallest limit of disk space: less is mostly journal.
 pub const DISK_MIN_BYTES: u64 = 16 << 20;
 /// Most names that a proc has for others beside its own.
@@ -136,9 +134,9 @@ fn check(spec: &Spec) -> Result<(), String> {
     if let Some(bytes) = limits.disk_bytes.filter(|b| *b < DISK_MIN_BYTES) {
         return Err(format!("a limit of {bytes} bytes of disk space is too small: give at least {DISK_MIN_BYTES}"));
     }
-    if limits.log_bytes < LOG_MIN_BYTES {
+    if limits.log_bytes < LEAST_LOG_BYTES {
         let bytes = limits.log_bytes;
-        return Err(format!("log files of {bytes} bytes are too small: give at least {LOG_MIN_BYTES} by --log-size"));
+        return Err(format!("log files of {bytes} bytes are too small: give at least {LEAST_LOG_BYTES} by --log-size"));
     }
     if !(1..=MOST_LOG_FILES).contains(&limits.log_files) {
         return Err(format!("a log has 1 to {MOST_LOG_FILES} files, not {} (--log-files)", limits.log_files));

@@ -175,7 +175,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_types::api::{CheckRequest, ExecRequest, RunRequest};
+    use kip_types::api::{CheckRequest, ExecRequest, RunRequest, ValidateRequest};
 
     fn refused<T: DeserializeOwned>(json: &str) -> String {
         match read::<T>(json.as_bytes()) {
@@ -196,9 +196,13 @@ mod tests {
         ] {
             let run = format!(r#"{{"spec":{{"name":"a","command":["x"],{field}}}}}"#);
             assert_eq!(refused::<RunRequest>(&run), format!("the request's body has an unknown field: {path}"));
+            assert!(refused::<ValidateRequest>(&run).ends_with(&format!(": {path}")), "{path}");
             let check = format!(r#"{{"to":"parked","run":{run}}}"#);
             assert!(refused::<CheckRequest>(&check).ends_with(&format!(" run.{path}")), "{path}");
         }
+        assert!(
+            refused::<ValidateRequest>(r#"{"spec":{"name":"a","command":["x"]},"instead":[]}"#).ends_with(": instead")
+        );
         let two = r#"{"spec":{"name":"a","command":["x"],"c":1},"b":2}"#;
         assert_eq!(refused::<RunRequest>(two), "the request's body has unknown fields: spec.c, b");
         assert!(refused::<ExecRequest>(r#"{"command":["x"],"workdir":"/"}"#).ends_with(": workdir"));

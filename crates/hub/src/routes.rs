@@ -93,13 +93,11 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
 }
 
 /// Nothing is changed: whoever is about to remove procs for others to take their place asks first.
-async fn validate<S: Service>(
-    State(hub): State<Hub<S>>,
-    Asked(mut request): Asked<ValidateRequest>,
-) -> Answer<StatusCode> {
-    admit::complete(&mut request.run, &hub.defaults)?;
+async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
+    let (mut run, instead_of) = request.parts();
+    admit::complete(&mut run, &hub.defaults)?;
     let service = hub.service.clone();
-    hub.operate(async move { service.validate(request).await }).await?;
+    hub.operate(async move { service.validate(run, instead_of).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -258,7 +256,17 @@ async fn info<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Info>> {
 async fn down<S: Service>(
     State(hub): State<Hub<S>>,
     AskedQuery(how): AskedQuery<DownRequest>,
+    Asked(body): Asked<serde_json::Map<String, serde_json::Value>>,
 ) -> Answer<Json<DownView>> {
+    // Who believes to have said `park` must not lose every proc.
+    if !body.is_empty() {
+        return Err(Refused::invalid(
+            "how the daemon ends is said in the query, as in POST /v1/down?park=true: leave the body empty",
+        ));
+    }
+    if how.within_ms.is_some() && !how.park {
+        return Err(Refused::invalid("within_ms says how long parking may take: give it with park=true"));
+    }
     let (service, ended) = (hub.service.clone(), hub.clone());
     let view = hub.operate(async move {
         let view = service.down(how).await?;

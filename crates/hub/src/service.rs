@@ -7,8 +7,7 @@ use kip_types::api::{
     CarriedView, CheckRequest, CheckView, CollectRequest, CollectView, ContentsView, Detail, Details, DownRequest,
     DownView, Event, EventsRequest, ExecEnd, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
     LogsRequest, MeterView, Moved, ProcView, Refusal, RemoveRequest, RunRequest, SleepRequest, SnapshotDetails,
-    SnapshotName, SnapshotsView, StartRequest, StopRequest, ValidateRequest, Verified, VerifyRequest, WakeRequest,
-    WhyView,
+    SnapshotName, SnapshotsView, StartRequest, StopRequest, Verified, VerifyRequest, WakeRequest, WhyView,
 };
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -55,8 +54,9 @@ pub trait Service: Send + Sync + 'static {
     /// volumes.
     fn check(&self, request: CheckRequest) -> impl Future<Output = Result<CheckView, Refusal>> + Send;
 
-    /// Refuses what [`Service::run`] would refuse, as far as that can be known without running the program. Leaves nothing.
-    fn validate(&self, request: ValidateRequest) -> impl Future<Output = Result<(), Refusal>> + Send;
+    /// Refuses what [`Service::run`] would refuse, as far as that can be known without running the program. Leaves nothing. Those of
+    /// `instead_of` are gone by then.
+    fn validate(&self, run: RunRequest, instead_of: Vec<ProcName>) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// In what the proc of the request's name contains something else than the request would give it: its tarball, its secrets.
     fn compare(&self, request: RunRequest) -> impl Future<Output = Result<ContentsView, Refusal>> + Send;

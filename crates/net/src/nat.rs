@@ -207,11 +207,14 @@ impl Nat {
         let new = ruleset::elements(self.instance, group, &published);
         self.replace(&mut state, old, new)?;
         let ours = Addresses::of(self.instance, slot);
-        let udp = published.ports.iter().filter(|f| f.proto == Protocol::Udp).filter_map(|f| f.host_port);
-        let udp: Vec<_> = udp.collect();
+        let udp = published.ports.iter().filter(|f| f.proto == Protocol::Udp);
+        let udp: Vec<_> = udp.filter_map(|f| Some((f.host_port?, f.host_addr))).collect();
         state.published.insert(slot, published);
         if !udp.is_empty() {
-            forget(&mut state.nft, |f| udp.contains(&f.port) && f.leads_to != ours.v4 && f.leads_to != ours.v6);
+            // At another address the port may be another proc's.
+            let now_ours =
+                |f: &Flow| udp.iter().any(|(port, at)| *port == f.port && addresses_meet(*at, Some(f.sent_to)));
+            forget(&mut state.nft, |f| now_ours(f) && f.leads_to != ours.v4 && f.leads_to != ours.v6);
         }
         Ok(())
     }

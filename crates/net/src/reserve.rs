@@ -4,7 +4,7 @@
 //! from listening on the same port and never hearing of anybody. A socket that is bound (and never listens) takes the
 //! port as far as bind(2) is concerned. The reservation lasts as long as somebody holds the descriptor.
 
-use crate::diag::Diag;
+use crate::diag::{Diag, SocketInfo, TcpState};
 use kip_types::Protocol;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
@@ -107,6 +107,19 @@ pub fn reserve(proto: Protocol, at: At, port: Option<u16>) -> Result<Reservation
     Err(ReserveError::NoneLeft { proto })
 }
 
+/// Who has a port at other addresses than `these`, of those that would keep it from being reserved at all addresses.
+pub fn taken_but_at(proto: Protocol, port: u16, these: &[IpAddr]) -> Option<ReserveError> {
+    let mut others = match Diag::open().and_then(|d| d.by_port(proto, port)) {
+        Ok(sockets) => sockets,
+        Err(e) => return Some(ReserveError::Failed { port, proto, source: io::Error::other(e) }),
+    };
+    // Connections that were accepted are their listener's.
+    let binds =
+        |s: &SocketInfo| proto == Protocol::Udp || matches!(s.state, TcpState::Listen | TcpState::BoundInactive);
+    others.retain(|s| binds(s) && !these.contains(&s.local.ip().to_canonical()));
+    (!others.is_empty()).then(|| ReserveError::Taken { port, proto, by: one_of(&others) })
+}
+
 /// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. Nobody can reserve it meanwhile.
 pub fn listen(port: u16) -> Result<TcpListener, ReserveError> {
     let proto = Protocol::Tcp;
@@ -167,11 +180,14 @@ fn ephemeral_range() -> std::ops::RangeInclusive<u16> {
 
 /// Who has a port, as well as that can be told.
 fn holder(proto: Protocol, port: u16) -> String {
-    let sockets = match Diag::open().and_then(|d| d.by_port(proto, port)) {
-        Ok(sockets) => sockets,
-        Err(e) => return format!("an unknown process ({})", crate::rtnl::chain(&e)),
-    };
-    for socket in &sockets {
+    match Diag::open().and_then(|d| d.by_port(proto, port)) {
+        Ok(sockets) => one_of(&sockets),
+        Err(e) => format!("an unknown process ({})", crate::rtnl::chain(&e)),
+    }
+}
+
+fn one_of(sockets: &[SocketInfo]) -> String {
+    for socket in sockets {
         if socket.inode != 0
             && let Some((pid, name)) = process_with(socket.inode)
         {
@@ -252,6 +268,24 @@ mod tests {
             let error = reserve(Protocol::Udp, At::Only(absent), None).unwrap_err().to_string();
             assert_eq!(error, format!("this machine has no address {absent}"));
             reserve(Protocol::Udp, At::Expected(absent), None).unwrap();
+        }
+    }
+
+    #[test]
+    fn who_is_at_other_addresses_is_found() {
+        let [one, other] = [[127, 0, 0, 1], [127, 0, 0, 2]].map(IpAddr::from);
+        for proto in [Protocol::Tcp, Protocol::Udp] {
+            let first = reserve(proto, At::Only(one), None).unwrap();
+            assert!(taken_but_at(proto, first.port, &[one]).is_none());
+            let at_other = (other, first.port);
+            let service: Box<dyn std::any::Any> = match proto {
+                Protocol::Tcp => Box::new(TcpListener::bind(at_other).unwrap()),
+                Protocol::Udp => Box::new(UdpSocket::bind(at_other).unwrap()),
+            };
+            let by = taken_but_at(proto, first.port, &[one]).unwrap().to_string();
+            assert!(by.ends_with(&format!("(pid {})", std::process::id())), "{by}");
+            drop(service);
+            assert!(taken_but_at(proto, first.port, &[one]).is_none());
         }
     }
 

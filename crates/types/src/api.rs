@@ -169,14 +169,13 @@ pub struct Moved {
     pub already: bool,
 }
 
-/// What `POST /v1/down` may be asked with.
+/// `POST /v1/down`, as its query.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DownRequest {
     /// Park everyone instead of ending them. Nobody wakes until the next daemon runs, and then those that were awake do.
-    #[serde(default)]
     pub park: bool,
     /// With `park`: how long that may take, milliseconds; who is not parked by then is left as it is. Without it [`PARK_WITHIN_MS`].
-    #[serde(default)]
     pub within_ms: Option<u64>,
 }
 

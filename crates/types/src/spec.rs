@@ -174,6 +174,8 @@ pub enum Image {
 pub const LOG_BYTES: u64 = 10 << 20;
 /// Files of a log, likewise.
 pub const LOG_FILES: u32 = 3;
+/// Smallest file of a log, bytes: it holds what one read brings.
+pub const LEAST_LOG_BYTES: u64 = 64 << 10;
 /// Most files of a log.
 pub const MOST_LOG_FILES: u32 = 16;
 

@@ -444,13 +444,13 @@ impl Machine {
         self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
     }
 
-    /// Who of our procs has published a host port that is in the way of that one.
-    pub(crate) fn owner_of_port(&self, wanted: &PortSpec, port: u16, asking: &ProcName) -> Option<ProcName> {
+    /// Who of our procs has published a host port that is in the way of that one, but for those of `apart`.
+    pub(crate) fn owner_of_port(&self, wanted: &PortSpec, port: u16, apart: &[ProcName]) -> Option<ProcName> {
         let same = |v: &PortView| {
             (v.proto, v.host_port) == (wanted.proto, Some(port)) && addresses_meet(v.only_at(), wanted.host_addr)
         };
         let procs = self.live_procs();
-        let mine = procs.iter().filter(|p| p.name != *asking);
+        let mine = procs.iter().filter(|p| !apart.contains(&p.name));
         let mut found = mine.filter(|p| {
             let record = self.records.read_state::<Record>(&p.name);
             record.is_ok_and(|r| {

@@ -13,7 +13,7 @@ use crate::task::{Command, Handle, Status, chain, look_once};
 use kip_net::reserve::{self, ReserveError};
 use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
 use kip_types::life::Probe;
-use kip_types::{Spec, State};
+use kip_types::{ProcName, Spec, State};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -66,10 +66,13 @@ impl Drop for Probes {
 /// Opens the ports of a proc that is to be made.
 pub(crate) fn listen(spec: &Spec) -> Result<Listeners, Refusal> {
     let open = |probe: &Probe| Ok((probe.host_port, reserve::listen(probe.host_port)?));
-    spec.probes.iter().map(open).collect::<Result<_, _>>().map_err(|e: ReserveError| {
-        let code = if matches!(e, ReserveError::Taken { .. }) { Code::Taken } else { Code::Failed };
-        Refusal::new(code, format!("{} cannot start: its probe's {}", spec.name, chain(&e)))
-    })
+    spec.probes.iter().map(open).collect::<Result<_, _>>().map_err(|e| is_taken(&spec.name, &e))
+}
+
+/// `name` cannot have the port of one of its probes.
+pub(crate) fn is_taken(name: &ProcName, e: &ReserveError) -> Refusal {
+    let code = if matches!(e, ReserveError::Taken { .. }) { Code::Taken } else { Code::Failed };
+    Refusal::new(code, format!("{name} cannot start: its probe's {}", chain(e)))
 }
 
 /// Answers on the ports of a proc, and opens those that are not open yet.

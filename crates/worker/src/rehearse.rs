@@ -70,28 +70,52 @@ impl Worker {
     }
 
     fn ports_are_free(&self, spec: &Spec, gone: &[ProcName]) -> Result<(), Refusal> {
-        let is_theirs = |proto: Protocol, at: Option<IpAddr>, port: u16| {
-            gone.iter().filter_map(|name| self.handle(name).ok()).any(|handle| {
+        // Where those that go have such a port: at one address, or at all of them.
+        let theirs = |proto: Protocol, port: u16| -> Vec<Option<IpAddr>> {
+            let of = |name: &ProcName| {
+                let Ok(handle) = self.handle(name) else { return Vec::new() };
                 let record = handle.status.borrow().record.clone();
                 let ended = matches!(record.state, State::Stopped { .. } | State::Elsewhere { .. });
-                let same =
-                    |p: &PortView| (p.proto, p.host_port) == (proto, Some(port)) && addresses_meet(p.only_at(), at);
-                let published = record.ports.iter().any(same);
-                let probed = handle.proc.spec.probes.iter().any(|p| (Protocol::Tcp, p.host_port) == (proto, port));
-                published && !ended || probed
-            })
+                let same = |p: &&PortView| !ended && (p.proto, p.host_port) == (proto, Some(port));
+                let probes = handle.proc.spec.probes.iter().filter(|p| (Protocol::Tcp, p.host_port) == (proto, port));
+                record.ports.iter().filter(same).map(PortView::only_at).chain(probes.map(|_| None)).collect()
+            };
+            gone.iter().flat_map(of).collect()
+        };
+        // Who has all of what is wanted leaves nothing of it to others.
+        let stays = |proto: Protocol, at: Option<IpAddr>, port: u16, theirs: &[Option<IpAddr>]| {
+            let all = theirs.iter().any(|their| their.is_none() || *their == at);
+            let some: Vec<IpAddr> = theirs.iter().copied().flatten().collect();
+            if all { None } else { reserve::taken_but_at(proto, port, &some) }
         };
         for (wanted, port) in spec.ports.iter().filter_map(|wanted| Some((wanted, wanted.host_port?))) {
             let at = wanted.host_addr.map_or(At::All, At::Only);
-            match reserve::reserve(wanted.proto, at, Some(port)) {
-                Err(ReserveError::Taken { .. }) if is_theirs(wanted.proto, wanted.host_addr, port) => {}
-                Err(e) => return Err(start::port_is_taken(&self.machine, &spec.name, (wanted, port), &e)),
-                Ok(_) => {}
+            let Err(taken) = reserve::reserve(wanted.proto, at, Some(port)) else { continue };
+            let theirs = theirs(wanted.proto, port);
+            let in_the_way = matches!(taken, ReserveError::Taken { .. })
+                && theirs.iter().any(|their| addresses_meet(*their, wanted.host_addr));
+            let owner = self.machine.owner_of_port(wanted, port, gone);
+            let taken = match in_the_way && owner.is_none() {
+                true => stays(wanted.proto, wanted.host_addr, port, &theirs),
+                false => Some(taken),
+            };
+            if let Some(e) = taken {
+                return Err(start::port_is_taken(&spec.name, owner, (wanted.proto, port), &e));
             }
         }
-        let mut probes = spec.clone();
-        probes.probes.retain(|probe| !is_theirs(Protocol::Tcp, None, probe.host_port));
-        probe::listen(&probes).map(drop)
+        let mut free = spec.clone();
+        free.probes.clear();
+        for probe in &spec.probes {
+            match theirs(Protocol::Tcp, probe.host_port).as_slice() {
+                [] => free.probes.push(probe.clone()),
+                theirs => {
+                    if let Some(e) = stays(Protocol::Tcp, None, probe.host_port, theirs) {
+                        return Err(probe::is_taken(&spec.name, &e));
+                    }
+                }
+            }
+        }
+        probe::listen(&free).map(drop)
     }
 
     /// One like it, with nothing of what others would see.

@@ -3,7 +3,6 @@
 use crate::fault;
 use crate::holdings::key;
 use crate::kits::Kit;
-use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
@@ -18,7 +17,7 @@ use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::lifecycle::Input;
-use kip_types::{Image, PortSpec, ProcName, Protocol, State};
+use kip_types::{Image, ProcName, Protocol, State};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs;
@@ -183,7 +182,10 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
         if got.is_err() && wish.is_some() && spec.host_port.is_none() {
             got = reserve::reserve(spec.proto, at, None);
         }
-        let got = got.map_err(|e| port_is_taken(&proc.shared, &proc.name, (spec, wish.unwrap_or(0)), &e))?;
+        let got = got.map_err(|e| {
+            let owner = proc.shared.owner_of_port(spec, wish.unwrap_or(0), std::slice::from_ref(&proc.name));
+            port_is_taken(&proc.name, owner, (spec.proto, wish.unwrap_or(0)), &e)
+        })?;
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
     }
@@ -193,13 +195,12 @@ pub(crate) fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Res
 
 /// Who has a port that `name` asked for, and what to do.
 pub(crate) fn port_is_taken(
-    machine: &Machine,
     name: &ProcName,
-    (spec, port): (&PortSpec, u16),
+    owner: Option<ProcName>,
+    (proto, port): (Protocol, u16),
     e: &ReserveError,
 ) -> Refusal {
-    let owner = machine.owner_of_port(spec, port, name);
-    let by = owner.map_or_else(|| chain(e), |owner| format!("{} port {port} is taken by proc {owner}", spec.proto));
+    let by = owner.map_or_else(|| chain(e), |owner| format!("{proto} port {port} is taken by proc {owner}"));
     let other = if matches!(e, ReserveError::NoAddress(_)) { "address" } else { "host port" };
     Refusal::new(Code::Taken, format!("{name} cannot start: {by}; choose another {other}"))
 }

@@ -190,7 +190,7 @@ impl Plan {
         let before = self.changes.iter().take_while(|change| change.name != described.request.spec.name);
         let goes = |change: &&Change| matches!(change.action, Action::Remove | Action::Replace);
         let instead_of = before.filter(goes).map(|change| change.name.clone()).collect();
-        match client.validate(&ValidateRequest { run: described.request.clone(), instead_of }).await {
+        match client.validate(&ValidateRequest::new(described.request.clone(), instead_of)).await {
             Err(CallError::Refused(refusal)) => Ok(Some(refusal)),
             other => Ok(other.map(|()| None)?),
         }

@@ -12,7 +12,7 @@ use crate::yaml::{Node, Value};
 use crate::{Described, environ};
 use kip_types::life::Restart;
 use kip_types::name::ProcName;
-use kip_types::spec::parse_signal;
+use kip_types::spec::{LEAST_LOG_BYTES, LOG_BYTES, MOST_LOG_FILES, parse_signal};
 use serde::Deserialize;
 use std::cell::RefCell;
 
@@ -273,8 +273,8 @@ impl Service {
             for (key, place, value) in value.entries() {
                 let path = format!("{path}.{key}");
                 match key.as_str() {
-                    "max-size" => self.table.log_size = context.parsed(value, &path, size).map(Size),
-                    "max-file" => self.table.log_files = context.parsed(value, &path, str::parse),
+                    "max-size" => self.table.log_size = log_size(context, place, value, &path).map(Size),
+                    "max-file" => self.table.log_files = log_files(context, place, value, &path),
                     _ => context.lacks(place, Weight::Harmless, &path, "`kip logs` has what it writes"),
                 }
             }
@@ -463,7 +463,8 @@ impl Service {
         let external = sources.filter(|source| context.external.contains(source)).collect();
         match self.table.into_request(self.proc, context.directory, self.env, secrets) {
             Ok(request) => {
-                Some(Described { place: self.place, request, pull, plain_http: false, external, depends_on })
+                let (place, called) = (self.place, self.name);
+                Some(Described { place, called, request, pull, plain_http: false, external, depends_on })
             }
             Err(e) => {
                 context.fault(&self.place, e.to_string());
@@ -471,6 +472,33 @@ impl Service {
             }
         }
     }
+}
+
+/// The nearest that Kip has: what a log keeps is seldom what a service depends on.
+fn log_size(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) -> Option<u64> {
+    let text = context.text(node, path)?;
+    if text == "-1" {
+        let why = format!("a log is limited, to files of {} MiB if it does not say less or more", LOG_BYTES >> 20);
+        context.lacks(place, Weight::Harmless, path, &why);
+        return None;
+    }
+    let wanted = context.parsed(node, path, size)?;
+    if wanted < LEAST_LOG_BYTES {
+        let why = format!("files of a log have {} KiB at least, and so have these", LEAST_LOG_BYTES >> 10);
+        context.lacks(place, Weight::Harmless, path, &why);
+    }
+    Some(wanted.max(LEAST_LOG_BYTES))
+}
+
+/// Likewise.
+fn log_files(context: &mut Context<'_>, place: &Place, node: &Node, path: &str) -> Option<u32> {
+    let wanted = context.parsed(node, path, str::parse::<i64>)?;
+    let has = wanted.clamp(1, i64::from(MOST_LOG_FILES));
+    if has != wanted {
+        let why = format!("a log has 1 to {MOST_LOG_FILES} files, this one {has}");
+        context.lacks(place, Weight::Harmless, path, &why);
+    }
+    u32::try_from(has).ok()
 }
 
 /// A value of `x-kip`. Numbers stay text, which the keys of a `kip.toml` take as well.

@@ -288,7 +288,7 @@ impl Service for Fake {
         })
     }
 
-    async fn validate(&self, _: ValidateRequest) -> Result<(), Refusal> {
+    async fn validate(&self, _: RunRequest, _: Vec<ProcName>) -> Result<(), Refusal> {
         Ok(())
     }
 

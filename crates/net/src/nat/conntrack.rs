@@ -29,7 +29,9 @@ const CTA_FILTER_REPLY_FLAGS: u16 = 2;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
 const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
 const KIND_MASK: u16 = 0x3fff;
 const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
@@ -42,6 +44,8 @@ const UDP: u8 = 17;
 pub(super) struct Flow {
     /// The port its packets are sent to.
     pub port: u16,
+    /// And the address, before it is translated.
+    pub sent_to: IpAddr,
     /// The address that answers: where it is led.
     pub leads_to: IpAddr,
 }
@@ -90,11 +94,13 @@ impl Flow {
             return None;
         }
         let port = value(&[CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_PROTO_DST_PORT])?;
-        let leads_to = match value(&[CTA_TUPLE_REPLY, CTA_TUPLE_IP, CTA_IP_V4_SRC]) {
-            Some(v4) => IpAddr::from(<[u8; 4]>::try_from(v4).ok()?),
-            None => IpAddr::from(<[u8; 16]>::try_from(value(&[CTA_TUPLE_REPLY, CTA_TUPLE_IP, CTA_IP_V6_SRC])?).ok()?),
+        let address = |tuple: u16, v4: u16, v6: u16| match value(&[tuple, CTA_TUPLE_IP, v4]) {
+            Some(v4) => Some(IpAddr::from(<[u8; 4]>::try_from(v4).ok()?)),
+            None => Some(IpAddr::from(<[u8; 16]>::try_from(value(&[tuple, CTA_TUPLE_IP, v6])?).ok()?)),
         };
-        Some(Flow { port: u16::from_be_bytes(port.try_into().ok()?), leads_to })
+        let sent_to = address(CTA_TUPLE_ORIG, CTA_IP_V4_DST, CTA_IP_V6_DST)?;
+        let leads_to = address(CTA_TUPLE_REPLY, CTA_IP_V4_SRC, CTA_IP_V6_SRC)?;
+        Some(Flow { port: u16::from_be_bytes(port.try_into().ok()?), sent_to, leads_to })
     }
 }
 

@@ -1,10 +1,13 @@
 //! What files that describe procs need of the API: how they have procs made, and what is looked at before one goes for another.
 
-use super::RunRequest;
+use super::{LeftOpen, RunRequest};
 use crate::image::Pull;
+use crate::keys::Hex;
 use crate::name::ProcName;
+use crate::spec::Spec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// How a file that describes a proc has it made. Kept with the request for `kip export`; nothing else goes by it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
@@ -32,14 +35,40 @@ impl InFile {
 }
 
 /// `POST /v1/validate`.
+// The fields of a RunRequest, written out: what is flattened hides unknown fields from whoever refuses them.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ValidateRequest {
     /// What would be run. A proc of its name may be there: it is taken for the one that makes room.
-    #[serde(flatten)]
-    pub run: RunRequest,
+    pub spec: Spec,
+    /// As for `runProc`; nothing is waited for.
+    #[serde(default)]
+    pub wait_ready: bool,
+    /// Contents of the proc's secrets by their names. `spec.secrets` follows from them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, Hex>,
+    /// What in `spec` the caller left to the daemon.
+    #[serde(default)]
+    pub left_open: LeftOpen,
+    /// What the file that describes it says about making it.
+    #[serde(default, skip_serializing_if = "InFile::is_none")]
+    pub in_file: InFile,
     /// Others that will be gone by then: their ports are as good as free.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instead_of: Vec<ProcName>,
+}
+
+impl ValidateRequest {
+    /// Whether `run` could be run when those of `instead_of` are gone.
+    pub fn new(run: RunRequest, instead_of: Vec<ProcName>) -> ValidateRequest {
+        let RunRequest { spec, wait_ready, secrets, left_open, in_file } = run;
+        ValidateRequest { spec, wait_ready, secrets, left_open, in_file, instead_of }
+    }
+
+    /// What would be run, and who is gone by then.
+    pub fn parts(self) -> (RunRequest, Vec<ProcName>) {
+        let ValidateRequest { spec, wait_ready, secrets, left_open, in_file, instead_of } = self;
+        (RunRequest { spec, wait_ready, secrets, left_open, in_file }, instead_of)
+    }
 }
 
 /// What `POST /v1/compare` answers.
