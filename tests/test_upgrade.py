@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -410,6 +411,33 @@ def test_killed_while_residents_are_replaced(
             proc.sleep()
     for client in clients.values():
         client.close()
+
+
+def test_a_keeper_drops_what_the_pager_does_not_have(fresh_kip: Callable[..., Kip], installed: Path) -> None:
+    """A new keeper may have taken over what was dropped at the last moment: the next daemon has that dropped, and nothing else."""
+    kip = fresh_kip()
+    proc = kip.run("out", [str(installed), "7000"], ports=["7000"], flags=[*STAYS, "--hibernate", "blocked"])
+    client = Lines(proc.port())
+    client.check()
+    proc.hibernate()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeper, open("/dev/null") as null:
+        keeper.connect(str(kip.data / "run/keeper.sock"))
+
+        def held() -> list[str]:
+            keeper.send(json.dumps({"op": "list", "prefix": "@"}).encode())
+            return [name for name, _ in json.loads(keeper.recv(1 << 16))["names"]]
+
+        names = held()
+        assert names
+        left = [names[0].rsplit("/", 1)[0] + "/1ffffffff", names[0].replace("out", "gone")]
+        socket.send_fds(keeper, [json.dumps({"op": "put", "names": left}).encode()], [null.fileno()] * 2)
+        assert json.loads(keeper.recv(1 << 16))["re"] == "done"
+        assert sorted(held()) == sorted(names + left)
+        kip.kill()
+        kip.up()
+        wait_for("what is left is dropped", lambda: held() == names, 30)
+    client.check()
+    client.close()
 
 
 def test_residents_of_another_version_are_replaced(fresh_kip: Callable[..., Kip], installed: Path) -> None:
