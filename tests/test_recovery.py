@@ -35,8 +35,9 @@ def steps() -> list[str]:
     except FileNotFoundError:
         return ["no kip is built"]
     # Those of taking over from another data directory are in test_adopt.py, that of a backup is in test_backup.py, of falling back
-    # in test_fallback.py.
-    here = [step for step in done.stdout.split() if not step.startswith(("adopt-", "backup-", "older-"))]
+    # in test_fallback.py, of replacing residents in test_upgrade.py.
+    elsewhere = ("adopt-", "backup-", "older-", "supersede-")
+    here = [step for step in done.stdout.split() if not step.startswith(elsewhere)]
     return here if done.returncode == 0 else [f"--fault-at list: exit {done.returncode}"]
 
 

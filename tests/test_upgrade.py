@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -361,6 +362,82 @@ def test_who_cannot_be_parked_is_taken_up_by_the_next_pager(fresh_kip: Callable[
     assert client.ask("is it?") == "it is there"
     client.close()
     stuck.hibernate()
+
+
+KILLS = """#!/bin/sh
+[ "$2" = --in-place ] && kill -9 $PPID
+exec {real} "$@"
+"""
+
+
+@pytest.mark.parametrize("where", ["supersede-pager", "in the middle", "supersede-keeper", "renewed"])
+def test_killed_while_residents_are_replaced(
+    fresh_kip: Callable[..., Kip], installed: Path, place: Path, where: str
+) -> None:
+    """Whatever is replaced, and however far that has come: sleepers have their connections and their memory afterwards."""
+    kip = fresh_kip(program=place / "kip")
+    procs, clients = {}, {}
+    for name in ("parked", "hibernated"):
+        procs[name] = kip.run(name, [str(installed), "7000"], ports=["7000"], flags=[*STAYS, "--hibernate", "blocked"])
+        clients[name] = Lines(procs[name].port())
+        clients[name].check()
+    before = kip.info()
+    procs["parked"].sleep()
+    procs["hibernated"].hibernate()
+    kip.daemon.terminate()
+    assert kip.wait_dead() == 0
+    keeper, real = place / "kip-keeper", place / "kip-keeper.real"
+    flags = ["--supersede", "--fault-at", where]
+    if not where.startswith("supersede"):
+        flags = [] if where == "renewed" else ["--supersede"]
+        keeper.rename(real)
+        keeper.write_text(KILLS.format(real=real))
+        keeper.chmod(0o755)
+    try:
+        kip.up(*flags)
+    except (AssertionError, OSError):
+        pass  # before it was ready, or a moment after that
+    assert kip.wait_dead() == -signal.SIGKILL
+    if real.exists():
+        real.rename(keeper)
+    kip.up()
+    if where == "supersede-pager":
+        assert kip.info()["keeper_pid"] == before["keeper_pid"]
+    else:
+        assert runs(before["keeper_pid"]) == (0, 0)
+    for _ in range(2):
+        for name, proc in procs.items():
+            clients[name].check()
+            proc.sleep()
+    for client in clients.values():
+        client.close()
+
+
+def test_a_keeper_drops_what_the_pager_does_not_have(fresh_kip: Callable[..., Kip], installed: Path) -> None:
+    """A new keeper may have taken over what was dropped at the last moment: the next daemon has that dropped, and nothing else."""
+    kip = fresh_kip()
+    proc = kip.run("out", [str(installed), "7000"], ports=["7000"], flags=[*STAYS, "--hibernate", "blocked"])
+    client = Lines(proc.port())
+    client.check()
+    proc.hibernate()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as keeper, open("/dev/null") as null:
+        keeper.connect(str(kip.data / "run/keeper.sock"))
+
+        def held() -> list[str]:
+            keeper.send(json.dumps({"op": "list", "prefix": "@"}).encode())
+            return [name for name, _ in json.loads(keeper.recv(1 << 16))["names"]]
+
+        names = held()
+        assert names
+        left = [names[0].rsplit("/", 1)[0] + "/1ffffffff", names[0].replace("out", "gone")]
+        socket.send_fds(keeper, [json.dumps({"op": "put", "names": left}).encode()], [null.fileno()] * 2)
+        assert json.loads(keeper.recv(1 << 16))["re"] == "done"
+        assert sorted(held()) == sorted(names + left)
+        kip.kill()
+        kip.up()
+        wait_for("what is left is dropped", lambda: held() == names, 30)
+    client.check()
+    client.close()
 
 
 def test_residents_of_another_version_are_replaced(fresh_kip: Callable[..., Kip], installed: Path) -> None:

@@ -6,9 +6,9 @@
 
 use crate::place::{Place, PlaceError};
 use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
-use crate::resident;
+use crate::{resident, say};
 use kip_sys::fdpass;
-use kip_sys::process::{pidfd_open, wait_for_end};
+use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, wait_for_end};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a keeper may take to be there, which includes a dying predecessor's letting go of the lock.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const START_RETRY: Duration = Duration::from_millis(5);
+/// Between tries to find a keeper for what nobody else holds.
+const FILL_RETRY: Duration = Duration::from_secs(1);
 
 /// Why no keeper could be had.
 #[derive(Debug, thiserror::Error)]
@@ -159,29 +161,45 @@ impl Keeper {
         }
     }
 
-    /// Puts this program's keeper in the place of one that speaks another protocol, with all that it holds. Tells how many
-    /// descriptors that are; none if there is no such keeper. `any` of them: also one that speaks this protocol. It needs of the other
-    /// only what no protocol may change: see [`crate::protocol`]. Whoever is connected to the other has to connect anew.
+    /// Whether one runs that speaks another protocol.
     ///
     /// # Errors
-    /// [`StartError`]; the other is as it was, unless it is the new one that does not start or does not take everything.
-    pub fn supersede(binary: &Path, dir: &Path, any: bool) -> Result<Option<usize>, StartError> {
+    /// [`StartError`].
+    pub fn is_foreign(dir: &Path) -> Result<bool, StartError> {
         let place = Place::open(dir, KIND)?;
-        let path = place.socket_path();
-        let socket = match place.connect(ANSWER_TIMEOUT) {
-            Ok(socket) => socket,
-            Err(e) if nobody(&e) => return Ok(None),
-            Err(source) => return Err(StartError::Connect { path, source }),
-        };
-        let (mut old, status) = meet(&place, socket)?;
-        if status.protocol == PROTOCOL && !any {
-            return Ok(None);
+        drop(place.turn()?);
+        let found = meet_any(&place)?;
+        Ok(found.is_some_and(|(_, status)| status.protocol != PROTOCOL))
+    }
+
+    /// Puts this program's keeper in the place of the one that runs, whatever protocol that speaks, with all that it holds. Tells how many
+    /// descriptors that are; none if none runs. The new one takes them itself before the old one ends, and we hold them too until it has
+    /// them: either may die. Nobody else may change what is held meanwhile, and whoever is connected to the other has to connect anew.
+    ///
+    /// # Errors
+    /// [`StartError`]; the other is as it was.
+    pub fn supersede(binary: &Path, dir: &Path) -> Result<Option<usize>, StartError> {
+        let place = Place::open(dir, KIND)?;
+        let turn = place.turn()?;
+        let Some((mut old, _)) = meet_any(&place)? else { return Ok(None) };
+        let held = old.get(Select::Prefix(String::new())).map_err(|source| mute(&place, source))?;
+        if let Err(error) = resident::run_in_place(binary, dir, turn) {
+            // Had it been asked to end, it would not answer twice.
+            if old.ping().and_then(|_| old.ping()).is_ok() {
+                return Err(error.into());
+            }
+            old.see_out();
+            say!("the keeper of pid {} has ended, and its successor too: {error}", old.pid);
         }
-        let untaken = |source| StartError::Ping { path: path.clone(), source };
-        let held = old.get(Select::Prefix(String::new())).map_err(untaken)?;
-        old.end().map_err(untaken)?;
-        let new = Keeper::connect_or_spawn(binary, dir)?;
-        new.put_many(held.iter().map(|(name, fd)| (name, fd.as_fd()))).map_err(untaken)?;
+        // The other has ended. Whatever goes wrong now, we do not let go.
+        let fill = || -> Result<(), StartError> {
+            let new = Keeper::connect_or_spawn(binary, dir)?;
+            new.put_many(held.iter().map(|(name, fd)| (name, fd.as_fd()))).map_err(|source| mute(&place, source))
+        };
+        while let Err(error) = fill() {
+            say!("no keeper takes what the last one held; it is tried again: {error}");
+            std::thread::sleep(FILL_RETRY);
+        }
         Ok(Some(held.len()))
     }
 
@@ -352,15 +370,15 @@ impl Keeper {
         self.lock().done(&Request::Rename { from: from.to_owned(), to: to.to_owned() }, &[])
     }
 
-    /// Ends it and starts this program's in its place, as for another build of the same protocol; whoever asks something meanwhile waits.
-    /// The new one is empty, and everything has to be put again.
+    /// Puts this program's in its place, as for another build of the same protocol; whoever asks something meanwhile waits. The new one
+    /// has what the old one held; what others than we changed at the last moment has to be put again.
     ///
     /// # Errors
-    /// [`StartError`]; after one of an end that did not come it is as it was.
+    /// [`StartError`]; it is as it was, or gone.
     pub fn renew(&self) -> Result<(), StartError> {
         let mut connection = self.lock();
-        let path = || self.dir.join("run").join(format!("{KIND}.sock"));
-        connection.end().map_err(|source| StartError::Ping { path: path(), source })?;
+        let turn = Place::open(&self.dir, KIND)?.turn()?;
+        resident::run_in_place(&self.binary, &self.dir, turn)?;
         (*connection, _) = establish(&self.binary, &self.dir)?;
         Ok(())
     }
@@ -425,6 +443,17 @@ impl Connection {
         }
     }
 
+    /// Waits until it has ended, and kills it if that takes long.
+    fn see_out(&mut self) {
+        self.socket = None;
+        if !matches!(wait_for_end(self.pidfd.as_fd(), Some(ANSWER_TIMEOUT)), Ok(true)) {
+            say!("the keeper of pid {} does not end and is killed", self.pid);
+            // Fails only if it has ended meanwhile.
+            let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
+            let _ = wait_for_end(self.pidfd.as_fd(), None);
+        }
+    }
+
     fn ping(&mut self) -> Result<Status, KeeperError> {
         match self.call(&Request::Ping, &[])? {
             (Answer::Status(status), _) => Ok(status),
@@ -463,6 +492,7 @@ fn nobody(error: &io::Error) -> bool {
 
 fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartError> {
     let place = Place::open(dir, KIND)?;
+    drop(place.turn()?);
     let deadline = Instant::now() + START_TIMEOUT;
     let mut found = Found::Running;
     loop {
@@ -493,6 +523,33 @@ fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
         (connection, status) if status.protocol == PROTOCOL => Ok(connection),
         (Connection { pid, .. }, status) => Err(StartError::Protocol { pid, theirs: status.protocol }),
     }
+}
+
+/// Whoever serves there, of whatever protocol.
+fn meet_any(place: &Place) -> Result<Option<(Connection, Status)>, StartError> {
+    match place.connect(ANSWER_TIMEOUT) {
+        Ok(socket) => meet(place, socket).map(Some),
+        Err(e) if nobody(&e) => Ok(None),
+        Err(source) => Err(StartError::Connect { path: place.socket_path(), source }),
+    }
+}
+
+/// The successor's part: takes all that the keeper there holds, and ends it then. One that does not end by itself is killed: what it
+/// had is here by then. It needs of the other only what no protocol may change: see [`crate::protocol`].
+///
+/// # Errors
+/// [`StartError`]; the other is as it was.
+pub fn take_over(place: &Place) -> Result<Vec<(String, OwnedFd)>, StartError> {
+    let Some((mut old, _)) = meet_any(place)? else { return Ok(Vec::new()) };
+    let held = old.get(Select::Prefix(String::new())).map_err(|source| mute(place, source))?;
+    // Whatever it answers.
+    let _ = old.done(&Request::Quit, &[]);
+    old.see_out();
+    Ok(held)
+}
+
+fn mute(place: &Place, source: KeeperError) -> StartError {
+    StartError::Ping { path: place.socket_path(), source }
 }
 
 /// Finds out who is at the other end and that it answers.

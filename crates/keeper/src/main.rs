@@ -1,23 +1,37 @@
 //! `kip-keeper DIR` makes sure that a keeper runs for the data directory, and returns when it can be connected to.
-//! `kip-keeper DIR --serve` is that keeper; only the former starts it, so that it is nobody's child.
+//! `kip-keeper DIR --serve` is that keeper; only the former starts it, so that it is nobody's child. With `--in-place` it puts one in the
+//! place of the one that runs: the new one has everything before the old one ends.
 #![forbid(unsafe_code)]
 
 use anyhow::Context;
-use kip_keeper::client::KIND;
-use kip_keeper::resident;
+use kip_keeper::client::{KIND, take_over};
+use kip_keeper::place::Place;
+use kip_keeper::resident::{self, Seat};
 use kip_keeper::say;
 use kip_keeper::server::{Protection, Server};
 use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    resident::main(KIND, serve)
+    resident::main(KIND, serve, Some(succeed))
 }
 
 fn serve(dir: &Path) -> anyhow::Result<()> {
     let Some((seat, listener, protection)) = resident::sit(dir, KIND, || Ok(protect()))? else { return Ok(()) };
     say!("keeper {} serves, pid {}, {protection:?}", env!("CARGO_PKG_VERSION"), std::process::id());
-    Server::new(listener, protection).run().context("cannot wait for clients")?;
+    finish(seat, Server::new(listener, protection))
+}
+
+fn succeed(dir: &Path) -> anyhow::Result<()> {
+    let take = |place: &Place| Ok((protect(), take_over(place)?));
+    let (seat, listener, (protection, held)) = resident::succeed(dir, KIND, take)?;
+    let (pid, count) = (std::process::id(), held.len());
+    say!("keeper {} serves, pid {pid}, {protection:?}, with {count} of its predecessor's", env!("CARGO_PKG_VERSION"));
+    finish(seat, Server::new(listener, protection).holding(held))
+}
+
+fn finish(seat: Seat, server: Server) -> anyhow::Result<()> {
+    server.run().context("cannot wait for clients")?;
     seat.leave()?;
     say!("keeper ends as asked");
     Ok(())

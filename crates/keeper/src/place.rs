@@ -93,6 +93,21 @@ impl Place {
         Ok(socket)
     }
 
+    /// The right to connect and to try for the lock, for a moment; but who takes another's place has it all the while, so that nobody
+    /// comes in between or connects to one that is about to end. Waits. It is held until all duplicates are closed.
+    ///
+    /// # Errors
+    /// [`PlaceError`].
+    pub fn turn(&self) -> Result<OwnedFd, PlaceError> {
+        let taken = || -> io::Result<OwnedFd> {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let directory = rustix::fs::openat(&self.directory, ".", flags, Mode::empty())?;
+            rustix::io::retry_on_intr(|| rustix::fs::flock(&directory, FlockOperation::LockExclusive))?;
+            Ok(directory)
+        };
+        taken().map_err(|source| PlaceError { what: "lock", path: self.path.clone(), source })
+    }
+
     /// Takes the program's lock, or none when another has it. It is held until the file is closed.
     ///
     /// # Errors

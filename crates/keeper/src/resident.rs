@@ -1,17 +1,22 @@
 //! A program of ours that serves a data directory and is nobody's child, so that it outlives whoever needed it first.
 //!
 //! `PROGRAM DIR` makes sure that one runs and returns when it can be connected to; `PROGRAM DIR --serve` is that one, and
-//! only the former starts it. Owns this dance, and leaving the starter's session and fate; the files are [`Place`]'s.
+//! only the former starts it. With `--in-place` it takes the place of one that runs, and before that ends all that it has. Owns this
+//! dance, and leaving the starter's session and fate; the files are [`Place`]'s.
 
 use crate::place::Place;
 use anyhow::{Context, bail};
 use kip_sys::process::Signal;
+use rustix::fs::FlockOperation;
 use rustix::process::{Resource, Rlimit};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+
+/// Takes the place of one that runs.
+const IN_PLACE: &str = "--in-place";
 
 /// What the serving process says on its standard output when it can be connected to.
 const READY: &str = "ready";
@@ -49,9 +54,23 @@ pub enum RunError {
 /// # Errors
 /// See [`RunError`].
 pub fn run(binary: &Path, dir: &Path) -> Result<(), RunError> {
+    run_with(binary, dir, None, Stdio::null())
+}
+
+/// Runs `binary`, which puts one of itself in the place of the one that runs for the data directory `dir`. `turn` is [`Place::turn`]'s
+/// there. Nothing is in the caller's hands meanwhile: it may be killed.
+///
+/// # Errors
+/// See [`RunError`]; the other may have ended nevertheless.
+pub fn run_in_place(binary: &Path, dir: &Path, turn: OwnedFd) -> Result<(), RunError> {
+    run_with(binary, dir, Some(IN_PLACE), turn.into())
+}
+
+fn run_with(binary: &Path, dir: &Path, how: Option<&str>, stdin: Stdio) -> Result<(), RunError> {
     let output = Command::new(binary)
         .arg(dir)
-        .stdin(Stdio::null())
+        .args(how)
+        .stdin(stdin)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .output()
@@ -82,19 +101,25 @@ impl Seat {
     }
 }
 
-/// The `main` of a resident program: starts one, or calls `serve`.
-pub fn main(kind: &'static str, serve: impl FnOnce(&Path) -> anyhow::Result<()>) -> ExitCode {
+/// How one begins to serve a data directory.
+pub type Serve = fn(&Path) -> anyhow::Result<()>;
+
+/// The `main` of a resident program: starts one, or calls `serve`; or `succeed`, if it can take another's place.
+pub fn main(kind: &'static str, serve: Serve, succeed: Option<Serve>) -> ExitCode {
     // First of all: nothing of the daemon's may stay open in here.
     if let Err(e) = kip_sys::process::close_inherited() {
         eprintln!("kip-{kind}: cannot close inherited descriptors: {e}");
         return ExitCode::FAILURE;
     }
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    let result = match arguments.as_slice() {
-        [dir] => start(Path::new(dir), kind),
-        [dir, flag] if flag == "--serve" => serve(Path::new(dir)),
-        _ => {
-            eprintln!("usage: kip-{kind} DIR [--serve]");
+    let result = match (arguments.as_slice(), succeed) {
+        ([dir], _) => start(Path::new(dir), kind, None),
+        ([dir, how], Some(_)) if how == IN_PLACE => start(Path::new(dir), kind, Some(IN_PLACE)),
+        ([dir, flag], _) if flag == "--serve" => serve(Path::new(dir)),
+        ([dir, flag, how], Some(succeed)) if flag == "--serve" && how == IN_PLACE => succeed(Path::new(dir)),
+        (_, succeed) => {
+            let how = if succeed.is_some() { " [--in-place]" } else { "" };
+            eprintln!("usage: kip-{kind} DIR [--serve]{how}");
             return ExitCode::from(2);
         }
     };
@@ -108,7 +133,7 @@ pub fn main(kind: &'static str, serve: impl FnOnce(&Path) -> anyhow::Result<()>)
 }
 
 /// Starts the serving process and waits until it is ready.
-fn start(dir: &Path, kind: &'static str) -> anyhow::Result<()> {
+fn start(dir: &Path, kind: &'static str, how: Option<&str>) -> anyhow::Result<()> {
     let dir = std::path::absolute(dir).context("cannot tell the data directory")?;
     let place = Place::open(&dir, kind)?;
     let log = place.log()?;
@@ -116,9 +141,11 @@ fn start(dir: &Path, kind: &'static str) -> anyhow::Result<()> {
     let mut child = Command::new(&own)
         .arg(&dir)
         .arg("--serve")
+        .args(how)
         .env_clear()
         .current_dir("/")
-        .stdin(Stdio::null())
+        // The turn, of one that takes another's place.
+        .stdin(if how.is_some() { Stdio::inherit() } else { Stdio::null() })
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()
@@ -143,10 +170,12 @@ pub fn sit<T>(
     prepare: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<(Seat, OwnedFd, T)>> {
     let place = Place::open(dir, kind)?;
+    let turn = place.turn()?;
     let Some(lock) = place.lock()? else {
         announce(RUNNING)?;
         return Ok(None);
     };
+    drop(turn);
     detach()?;
     raise_nofile()?;
     let prepared = prepare()?;
@@ -154,6 +183,28 @@ pub fn sit<T>(
     // Whoever waited for this may have been killed meanwhile; that is no reason not to serve.
     let _ = announce(READY);
     Ok(Some((Seat { place, _lock: lock }, listener, prepared)))
+}
+
+/// Becomes the one that serves in the place of another. Our turn comes as the standard input. `take` is to take what the other
+/// has, and then to end it.
+///
+/// # Errors
+/// The kernel's or the file system's; those of `take`.
+pub fn succeed<T>(
+    dir: &Path,
+    kind: &'static str,
+    take: impl FnOnce(&Place) -> anyhow::Result<T>,
+) -> anyhow::Result<(Seat, OwnedFd, T)> {
+    let place = Place::open(dir, kind)?;
+    detach()?;
+    raise_nofile()?;
+    let taken = take(&place)?;
+    let lock = place.lock()?.context("another one has taken the place")?;
+    let listener = place.bind()?;
+    // Those of who started us are duplicates.
+    rustix::fs::flock(io::stdin(), FlockOperation::Unlock).context("cannot give others their turn")?;
+    let _ = announce(READY);
+    Ok((Seat { place, _lock: lock }, listener, taken))
 }
 
 fn announce(word: &str) -> anyhow::Result<()> {

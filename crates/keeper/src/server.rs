@@ -113,6 +113,13 @@ impl Server {
         }
     }
 
+    /// Has these from the beginning.
+    #[must_use]
+    pub fn holding(mut self, entries: Vec<(String, OwnedFd)>) -> Server {
+        self.store.put(None, entries.into_iter().map(|(name, fd)| (name, Held(Some(fd)))).collect());
+        self
+    }
+
     /// Serves until a client asks to quit, then returns with nothing held any more.
     ///
     /// # Errors

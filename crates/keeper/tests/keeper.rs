@@ -1,5 +1,8 @@
 //! The keeper as a process: started, filled, attacked and killed. Needs no privileges.
 
+mod home;
+
+use home::{BINARY, Home, SOON, kill};
 use kip_keeper::place::Place;
 use kip_keeper::protocol::{Answer, MAX_MESSAGE, MAX_PART, Refusal, Request, Select};
 use kip_keeper::resident::RunError;
@@ -14,56 +17,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const BINARY: &str = env!("CARGO_BIN_EXE_kip-keeper");
-const SOON: Duration = Duration::from_secs(10);
-
-/// A data directory whose keeper ends with it.
-struct Home {
-    dir: tempfile::TempDir,
-}
-
 impl Home {
-    fn new() -> Home {
-        Home { dir: tempfile::tempdir().unwrap() }
-    }
-
-    fn path(&self) -> &Path {
-        self.dir.path()
-    }
-
-    fn keeper(&self) -> Keeper {
-        Keeper::connect_or_spawn(Path::new(BINARY), self.path()).unwrap()
-    }
-
     /// A connection without the client's care.
     fn raw(&self) -> OwnedFd {
         Place::open(self.path(), "keeper").unwrap().connect(SOON).unwrap()
     }
-
-    /// A program that lowers a limit, or does something else as a shell can, and becomes the keeper.
-    fn wrapped(&self, shell: &str) -> PathBuf {
-        let path = self.path().join("wrapper");
-        std::fs::write(&path, format!("#!/bin/sh\n{shell}\nexec {BINARY} \"$@\"\n")).unwrap();
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
-        path
-    }
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        let keeper = Keeper::connect(Path::new(BINARY), self.path());
-        if let Ok(Some(keeper)) = keeper
-            && keeper.quit().is_err()
-        {
-            kill(&keeper);
-        }
-    }
-}
-
-fn kill(keeper: &Keeper) {
-    let pidfd = keeper.watch_fd().unwrap();
-    pidfd_send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
-    assert!(wait_for_end(pidfd.as_fd(), Some(SOON)).unwrap());
 }
 
 fn ask(socket: &OwnedFd, request: &Request, fds: &[BorrowedFd<'_>]) -> Answer {
@@ -507,9 +465,8 @@ fn a_keeper_of_another_protocol_is_superseded_with_all_it_holds() {
     let old = home.keeper();
     old.put_many((0..many).map(|n| (format!("web/{n:04}"), writer.as_fd()))).unwrap();
     let (binary, pid) = (Path::new(BINARY), old.pid());
-    assert!(Keeper::supersede(binary, home.path(), false).unwrap().is_none(), "it speaks this protocol");
-    assert_eq!(home.keeper().pid(), pid);
-    assert_eq!(Keeper::supersede(binary, home.path(), true).unwrap(), Some(many));
+    assert!(!Keeper::is_foreign(home.path()).unwrap(), "it speaks this protocol");
+    assert_eq!(Keeper::supersede(binary, home.path()).unwrap(), Some(many));
     let new = home.keeper();
     assert_ne!(new.pid(), pid);
     assert!(matches!(old.ping(), Err(KeeperError::Gone { .. })));
@@ -520,7 +477,7 @@ fn a_keeper_of_another_protocol_is_superseded_with_all_it_holds() {
     drop((held, writer));
     new.quit().unwrap();
     assert_all_closed(reader);
-    assert!(Keeper::supersede(binary, home.path(), true).unwrap().is_none(), "there is none");
+    assert!(Keeper::supersede(binary, home.path()).unwrap().is_none(), "there is none");
 }
 
 #[test]
@@ -544,9 +501,5 @@ fn a_renewed_keeper_is_there_for_whoever_asks_meanwhile() {
         over.store(true, std::sync::atomic::Ordering::SeqCst);
     });
     assert_ne!(keeper.pid(), pid);
-    assert_eq!(
-        keeper.list("").unwrap(),
-        [("web/new".to_owned(), 1)],
-        "what the old one held is its owners' to put again"
-    );
+    assert_eq!(keeper.list("").unwrap(), [("web/new".to_owned(), 1), ("web/old".to_owned(), 1)]);
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    resident::main(KIND, serve)
+    resident::main(KIND, serve, None)
 }
 
 fn serve(dir: &Path) -> anyhow::Result<()> {

@@ -120,9 +120,11 @@ impl Family {
     fn take_in(&self, uffd: OwnedFd, runs: Runs, pid: Option<u32>) -> io::Result<Arc<Memory>> {
         let id = self.number << 32 | self.next.fetch_add(1, Ordering::Relaxed);
         let map = SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs)?;
+        // In one step for whoever compares what is held with what is served.
+        let mut spaces = self.spaces();
         self.custodian.hold(id, uffd.as_fd())?;
         let memory = Arc::new(Memory::new(id, uffd, map, self.source()));
-        self.spaces().insert(id, Member { memory: memory.clone(), pid });
+        spaces.insert(id, Member { memory: memory.clone(), pid });
         Ok(memory)
     }
 

@@ -527,7 +527,7 @@ impl Service {
                 custodian.hold(memory.id, memory.uffd.as_fd()).map_err(|e| format!("{name} is not held twice: {e}"))?;
             }
         }
-        Ok(())
+        self.drop_ended()
     }
 
     /// Tells followers of first faults, and worse.

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 /// Every step, in the order in which a proc reaches them.
 pub const STEPS: &[&str] = &[
+    "supersede-pager",
+    "supersede-keeper",
     "start-recorded",
     "start-ports",
     "start-namespaces",

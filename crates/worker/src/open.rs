@@ -6,6 +6,7 @@ use crate::backup;
 use crate::disk;
 use crate::events::{Events, now_ms};
 use crate::exec::Ends;
+use crate::fault;
 use crate::helper_pool::HelperPool;
 use crate::holdings::key;
 use crate::kits::Kits;
@@ -29,7 +30,7 @@ use kip_keeper::Keeper;
 use kip_net::nat::{Forward, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
-use kip_pager::client::Pager;
+use kip_pager::client::{Pager, PagerError};
 use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
@@ -293,17 +294,19 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // Residents of another version, whose messages are others: what they hold passes to those of this one.
     let keeper_program = config.programs.join("kip-keeper");
     let pager = Pager::new(&config.programs.join("kip-pager"), &config.data)?;
-    if let Some(pid) = pager.supersede(config.supersede)? {
+    let replaces = config.supersede || Keeper::is_foreign(&config.data)?;
+    // A pager of ours may be connected to a keeper that is not: it could not go on with another.
+    if let Some(pid) = pager.supersede(replaces)? {
         tracing::info!(pid, "the pager is of another version and is replaced; who was held runs");
     }
-    let superseded = Keeper::supersede(&keeper_program, &config.data, config.supersede)?;
+    fault::reach("supersede-pager");
+    if replaces && let Some(held) = Keeper::supersede(&keeper_program, &config.data)? {
+        tracing::info!(held, "the keeper is of another version and is replaced");
+    }
+    fault::reach("supersede-keeper");
     let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
     let new = keeper.found() == kip_keeper::Found::Started;
     pager.ensure()?;
-    if let Some(held) = superseded {
-        tracing::info!(held, "the keeper was of another version and is replaced");
-        pager.mirror()?;
-    }
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
     let images = Arc::new(Images::open(&config.data.join("images"))?);
@@ -385,6 +388,13 @@ impl Machine {
     fn watch_keeper(self: &Arc<Machine>) {
         let machine = Arc::downgrade(self);
         let watch = move || {
+            // The last daemon may have ended before a new keeper had everything.
+            if let Some(strong) = machine.upgrade()
+                && let Err(e) = strong.pager.mirror()
+                && !matches!(e, PagerError::Gone(_))
+            {
+                tracing::warn!(error = chain(&e), "the keeper may not hold what the pager has");
+            }
             loop {
                 let Some(strong) = machine.upgrade() else { return };
                 let Ok(fd) = strong.keeper.watch_fd() else { return };

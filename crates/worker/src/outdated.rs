@@ -100,7 +100,8 @@ async fn park_all(machine: &Machine) {
     parked.buffer_unordered(at_once).for_each(|()| async {}).await;
 }
 
-/// Ends an outdated keeper and starts the next, without a moment in which there is none for whoever asks; who watches it fills it again.
+/// Puts the next in the place of an outdated keeper, with all that it holds and without a moment in which there is none for whoever asks;
+/// who watches it gives it everything once more.
 fn end_keeper(machine: &Machine) {
     let pid = machine.keeper.pid();
     if !is_other(pid, &machine.programs.join("kip-keeper")) {

@@ -47,6 +47,28 @@ impl Service {
         Ok(())
     }
 
+    /// Has the keeper drop what has ended: a new one may have taken it over from the last after we had that drop it.
+    pub(super) fn drop_ended(&self) -> Result<(), String> {
+        let held = self.keeper.list(super::custody::PREFIX).map_err(line)?;
+        let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();
+        for name in owners.into_keys() {
+            let slot = self.slot(&name);
+            let guard = lock(&slot);
+            if self.sound(&name).is_err() {
+                continue;
+            }
+            let prefix = held_prefix(&name);
+            // First this, then what is served: what is born in between is in the second alone.
+            let held = self.keeper.list(&prefix).map_err(line)?;
+            let served = guard.as_ref().map(|entry| entry.proc.memories()).unwrap_or_default();
+            let served: Vec<String> = served.iter().map(|memory| format!("{prefix}{:x}", memory.id)).collect();
+            for (key, _) in held.iter().filter(|(key, _)| !served.contains(key)) {
+                self.keeper.drop_name(key).map_err(line)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses a proc whose memory is out and could not be taken up.
     pub(super) fn sound(&self, name: &str) -> Result<(), String> {
         match lock(&self.broken).get(name) {
