@@ -399,6 +399,8 @@ def test_killed_while_residents_are_replaced(
         pass  # before it was ready, or a moment after that
     assert kip.wait_dead() == -signal.SIGKILL
     if real.exists():
+        # What the daemon had begun ends without it; the wrapper has executed it by then.
+        wait_for("the old keeper is gone", lambda: runs(before["keeper_pid"]) == (0, 0), 30)
         real.rename(keeper)
     kip.up()
     if where == "supersede-pager":
