@@ -7,7 +7,7 @@ use kip_types::image::RegistryLogin;
 use kip_types::keys::Hidden;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::io::{BufRead, Write};
+use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -140,7 +140,9 @@ fn ask(helper: &str, key: &str) -> anyhow::Result<Option<RegistryLogin>> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {program}"))?;
+    // One that answers, or fails, without reading what it is asked says so itself.
     let asked = child.stdin.take().expect("it is piped").write_all(key.as_bytes());
+    asked.or_else(|e| if e.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(e) })?;
     let done = child.wait_with_output()?;
     if !done.status.success() {
         // Its errors go to its standard output.
@@ -151,8 +153,6 @@ fn ask(helper: &str, key: &str) -> anyhow::Result<Option<RegistryLogin>> {
         let why = said.iter().find_map(|text| text.lines().next()).unwrap_or("it says nothing");
         bail!("{program} failed ({}): {why}", done.status);
     }
-    // One that has failed may not have read it.
-    asked.with_context(|| format!("asking {program}"))?;
     let helped: Helped = serde_json::from_slice(&done.stdout).with_context(|| format!("the answer of {program}"))?;
     if helped.username == "<token>" {
         bail!("{IDENTITY}");
