@@ -1,8 +1,8 @@
 //! Takes a snapshot of a process tree with a helper.
 //!
-//! The tree stands still from CRIU's freeze to the end of `settle`, the caller's step: there the images are complete
-//! and every task is in a ptrace stop. If `settle` says yes CRIU kills the tree, if no (or if anything failed) the tree
-//! runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
+//! The caller has a step just before CRIU's freeze, while the tree runs, and one at the end of it, [`Stage::Frozen`]: there the
+//! images are complete and every task is in a ptrace stop. If the latter says yes CRIU kills the tree, if no (or if anything
+//! failed) the tree runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::helper::{Helper, HelperError, Order};
 use crate::image::Image;
@@ -30,6 +30,16 @@ pub struct DumpRequest<'a> {
     pub external_mounts: &'a [(String, String)],
     /// Largest deleted file kept in the images, bytes.
     pub ghost_limit: u32,
+}
+
+/// A step of the caller's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// The tree runs, and stands still about a millisecond later. A helper that was just started takes tens of milliseconds to
+    /// come here.
+    Running,
+    /// Images are complete, and nothing runs.
+    Frozen,
 }
 
 /// A finished dump.
@@ -60,10 +70,10 @@ pub enum DumpError {
 }
 
 /// Dumps; `settle` is called once, with every task stopped and the images complete.
-pub fn dump(helper: Helper, request: &DumpRequest<'_>, settle: &mut dyn FnMut() -> bool) -> Result<Dumped, DumpError> {
+pub fn dump(helper: Helper, request: &DumpRequest<'_>, step: &mut dyn FnMut(Stage) -> bool) -> Result<Dumped, DumpError> {
     let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)).collect();
     helper.prepare(&orders)?;
-    // By descriptor: `settle` may rename it.
+    // By descriptor: the caller's step may rename it.
     let directory = File::open(request.images).map_err(DumpError::Images)?;
     let opts = Opts {
         images_dir_fd: -1,
@@ -85,10 +95,11 @@ pub fn dump(helper: Helper, request: &DumpRequest<'_>, settle: &mut dyn FnMut() 
     let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
     let mut settled = None;
     let response = helper.call(&call, &mut |stage, _| match stage {
+        "pre-dump" => step(Stage::Running),
         "post-dump" => {
             // Cgroups are left alone, but with this image in place a restore starts a process for them all the same.
             let _ = std::fs::remove_file(request.images.join("cgroup.img"));
-            *settled.insert(settle())
+            *settled.insert(step(Stage::Frozen))
         }
         _ => true,
     })?;

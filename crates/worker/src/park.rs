@@ -21,7 +21,7 @@ use crate::volumes;
 use crate::volumes::sleep::{Slept, UnfitVolume};
 use crate::wake::take;
 use kip_checkpoint::clocks::{self, Boot, ClockError, Clocks, Frozen, Now, Since};
-use kip_checkpoint::dump::{DumpError, DumpRequest, dump};
+use kip_checkpoint::dump::{DumpError, DumpRequest, Stage, dump};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::{self, PlanError};
 use kip_checkpoint::sockets;
@@ -42,10 +42,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How often a program is looked at for a moment in which all of it sleeps, before it is frozen as it is.
-const LOOKS: u32 = 10;
+/// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is. One that ticks is seldom awake, but
+/// where others want the processors its ticks wait for them, too.
+const REST_WITHIN: Duration = Duration::from_millis(200);
 /// Between two looks.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// Largest deleted file that is taken into a snapshot, bytes.
@@ -115,13 +116,22 @@ impl Body {
     }
 }
 
-/// What was looked up while the program still ran.
-struct Seen {
+/// How the program was found just before it was frozen.
+#[derive(Default)]
+struct Ran {
+    /// In which calls its threads waited.
     since: Since,
-    before: BTreeMap<u32, SavedOptions>,
+    /// Options and queues of its sockets.
+    sockets: BTreeMap<u32, SavedOptions>,
     /// All of it slept, and nothing ran.
     at_rest: bool,
+    /// Signals that waited for its threads.
     pending: BTreeMap<u32, u64>,
+}
+
+/// What was looked up while the program still ran.
+struct Seen {
+    ran: Ran,
     masks: Vec<String>,
     volumes: Vec<Slept>,
     own_ipc: bool,
@@ -236,18 +246,23 @@ pub(crate) fn park(
         ghost_limit: GHOST_LIMIT,
     };
     let helper = proc.shared.helpers.take()?;
-    let (before, since, at_rest) = look_before(&tree);
     let mounts = mounts.ok();
-    let seen = Seen { since, before, at_rest, pending: tree.pending(), masks, volumes, own_ipc, out, mounts, place };
+    let mut seen = Seen { ran: Ran::default(), masks, volumes, own_ipc, out, mounts, place };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
-    let dumped = dump(helper, &request, &mut || {
-        fault::reach("park-frozen");
-        let result = settle(proc, &images, generation, (init, &seen), record);
-        let good = result.is_ok();
-        outcome = Some(result);
-        good
+    let dumped = dump(helper, &request, &mut |stage| match stage {
+        Stage::Running => {
+            seen.ran = look_before(&tree);
+            true
+        }
+        Stage::Frozen => {
+            fault::reach("park-frozen");
+            let result = settle(proc, &images, generation, (init, &seen), record);
+            let good = result.is_ok();
+            outcome = Some(result);
+            good
+        }
     });
     match (dumped, outcome) {
         (Ok(dumped), Some(Ok(settled))) => Ok(done(settled, dumped.frozen_us)),
@@ -286,17 +301,17 @@ fn settle(
     let interrupted_ns = clocks::interrupted_at(images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     sockets::order_unix_pairs(images)?;
-    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.before)?;
+    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.ran.sockets)?;
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {
         tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
     };
     let take = |thread: u32, number: i32| {
         tree.threads.get(&thread).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|tid| take(*tid, number))
     };
-    let new = |(thread, signals): (u32, u64)| signals & !seen.pending.get(&thread).copied().unwrap_or(0);
+    let new = |(thread, signals): (u32, u64)| signals & !seen.ran.pending.get(&thread).copied().unwrap_or(0);
     let arrived = tree.pending().into_iter().map(new).fold(0, |a, b| a | b);
-    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, at_rest: seen.at_rest };
-    let clocks = clocks::settle(images, now, &seen.since, &frozen)?;
+    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, at_rest: seen.ran.at_rest };
+    let clocks = clocks::settle(images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
     volumes::sleep::note_files(&mut volumes, images, init)?;
     let mut paths = sockets::file_paths(images)?;
@@ -398,29 +413,32 @@ pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
 /// something that the program has never seen. What is there already counts as seen only if every thread slept all the
 /// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
 /// something is given a moment to come to rest.
-///
-/// With it: in which calls the threads waited, and whether all of them slept.
-fn look_before(tree: &Tree) -> (BTreeMap<u32, SavedOptions>, Since, bool) {
+fn look_before(tree: &Tree) -> Ran {
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
-    for _ in 0..LOOKS {
+    let until = Instant::now() + REST_WITHIN;
+    while Instant::now() < until {
         let asleep = tree.asleep();
         if asleep.is_some() {
-            let options = places(tree).into_iter().filter_map(look).collect();
-            let since = tree.waiting();
+            let ran = Ran {
+                sockets: places(tree).into_iter().filter_map(look).collect(),
+                since: tree.waiting(),
+                at_rest: true,
+                pending: tree.pending(),
+            };
             if asleep == tree.asleep() {
-                return (options, since, true);
+                return ran;
             }
         }
         std::thread::sleep(BETWEEN_LOOKS);
     }
-    let mut options: BTreeMap<u32, SavedOptions> = places(tree).into_iter().filter_map(look).collect();
-    for saved in options.values_mut() {
+    let mut sockets: BTreeMap<u32, SavedOptions> = places(tree).into_iter().filter_map(look).collect();
+    for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    (options, tree.waiting(), false)
+    Ran { sockets, since: tree.waiting(), at_rest: false, pending: tree.pending() }
 }
 
 /// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot

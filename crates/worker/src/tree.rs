@@ -7,7 +7,6 @@ use kip_sys::ran::CpuClocks;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::time::{Duration, Instant};
 
 /// Host ids of the proc's threads by their ids inside.
 #[derive(Debug, Clone, Default)]
@@ -66,10 +65,14 @@ impl Tree {
         self.threads.iter().filter_map(look).collect()
     }
 
-    /// How often each thread has left a CPU; none unless all of them sleep. If two looks give the same, every thread
-    /// has slept from the one to the other.
+    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs: who sleeps because a page comes
+    /// from the pager is at work. If two looks give the same, every thread has slept from the one to the other.
     pub(crate) fn asleep(&self) -> Option<Vec<u64>> {
-        self.threads.values().map(|tid| switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)).collect()
+        let look = |tid: &u32| {
+            let times = switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)?;
+            waits_in(*tid).map(|_| times)
+        };
+        self.threads.values().map(look).collect()
     }
 }
 
@@ -84,20 +87,6 @@ pub(crate) fn inside(pids: &[u32]) -> Vec<u32> {
         }
     }
     found
-}
-
-/// Waits until every thread has slept for a moment, at most so long.
-pub(crate) fn wait_at_rest(pids: &[u32], within: Duration) {
-    let until = Instant::now() + within;
-    let mut before = None;
-    while Instant::now() < until {
-        let asleep = Tree::read(pids).asleep();
-        if asleep.is_some() && asleep == before {
-            return;
-        }
-        before = asleep;
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// The call in which a thread waits: number, arguments and stack pointer of proc_pid_syscall(5); none for one that runs.
@@ -192,6 +181,7 @@ pub(crate) fn memory(pids: &[u32]) -> (u64, u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd as _;
 
     #[test]
     fn reads_calls() {
@@ -210,6 +200,46 @@ mod tests {
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let running = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, own)]) };
         assert_eq!(running.asleep(), None);
+    }
+
+    #[test]
+    fn who_waits_for_a_page_is_at_work() {
+        use kip_sys::uffd::{self, Catch, Features};
+        use std::sync::mpsc::channel;
+        use std::time::{Duration, Instant};
+
+        let device = uffd::open_device().expect("root");
+        let faults = uffd::create(device.as_fd()).unwrap();
+        uffd::api(faults.as_fd(), Features::THREAD_ID).unwrap();
+        // Memory of its own mapping that nobody has touched.
+        let memory = vec![0u8; 8 << 20];
+        let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
+        let range = begin..begin + 4096;
+        uffd::register(faults.as_fd(), range.clone(), Catch::Missing).unwrap();
+        let place = (begin - memory.as_ptr() as u64) as usize;
+        let (tell, told) = channel();
+        let (go, gone) = channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            let byte = std::hint::black_box(&memory)[place];
+            gone.recv().map(|()| byte)
+        });
+        let tid = told.recv().unwrap();
+        let tree = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, tid)]) };
+        let until = Instant::now() + Duration::from_secs(10);
+        let status = || fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+        while switches(&status()).is_none() {
+            assert!(Instant::now() < until, "it does not wait");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(switches(&status()).is_some(), "it sleeps, by its state");
+        assert_eq!(tree.asleep(), None);
+        assert_eq!(uffd::zero(faults.as_fd(), range, true).unwrap(), 4096);
+        while tree.asleep().is_none() {
+            assert!(Instant::now() < until, "it does not come to its call");
+        }
+        go.send(()).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(0));
     }
 
     #[test]

@@ -31,8 +31,6 @@ use std::time::{Duration, Instant};
 /// So much memory that can come later is not read before the program runs, bytes: reading it takes longer than the pager needs
 /// to take it up.
 const LAZY_FROM: u64 = 8 << 20;
-/// Who was held is back in its calls after this at the latest, or is at work.
-const REST_WITHIN: Duration = Duration::from_millis(100);
 /// Between the first and the second try of a wake.
 pub(super) const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -86,8 +84,7 @@ impl Task {
         self.proc.meter.engine_at_work();
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
-        let hibernating = self.leave_hibernation();
-        let was_held = hibernating.is_some() && self.record.last_sleep.as_ref().is_some_and(|sleep| sleep.held);
+        self.leave_hibernation();
         self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
         fault::reach("park-intent");
         let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
@@ -98,9 +95,6 @@ impl Task {
             // What is out stays out: it is taken over from where it lies.
             let out = proc.shared.pager.settle(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
-            if was_held {
-                tree::wait_at_rest(&pids, REST_WITHIN);
-            }
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
             let mut done = park::park(&proc, &pids, generation, out, &mut record);
