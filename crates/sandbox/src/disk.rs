@@ -1,8 +1,9 @@
 //! A file system of limited size in a file: where a proc's own files lie if it has a limit of disk space.
 //!
 //! ext4 on a loop device, for that limits whatever file system the data directory is on, needs no preparation of it, and what is over
-//! the limit gets ENOSPC at once. The file is sparse: it takes what is in it, and gives back what is deleted. The device and the kernel's
-//! part of the file system go with the last mount, so that nothing is left by who dies.
+//! the limit gets ENOSPC at once. The file is sparse: it takes what is in it, and gives back what is deleted. (Of what is deleted while it
+//! is full or just before it is unmounted ext4 gives nothing back, `ext4_discard_work`; the next mount does.) The device and the
+//! kernel's part of the file system go with the last mount, so that nothing is left by who dies.
 
 use kip_sys::loops;
 use rustix::fs::CWD;
@@ -162,6 +163,7 @@ impl MountedDisk {
             match mounted {
                 Ok(mount) => {
                     move_mount(&mount, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(refused)?;
+                    give_back(at);
                     return Ok(MountedDisk { at: at.to_owned() });
                 }
                 Err(Errno::BUSY) if Instant::now() < until => {}
@@ -170,6 +172,14 @@ impl MountedDisk {
             drop((device, one_at_a_time));
             std::thread::sleep(Duration::from_millis(2));
         }
+    }
+}
+
+/// Gives back what earlier mounts have not, beside all else: it takes up to tens of milliseconds. Where it fails the file takes more
+/// room than it must.
+fn give_back(at: &Path) {
+    if let Ok(root) = File::open(at) {
+        let _ = std::thread::Builder::new().name("trim".to_owned()).spawn(move || kip_sys::mount::trim(root.as_fd()));
     }
 }
 

@@ -1,11 +1,13 @@
-//! What rustix does not have of mounts: changing a detached one, in particular its mapping of user ids, and opening a file
-//! without a name by one.
+//! What rustix does not have of mounts: changing a detached one, in particular its mapping of user ids, opening a file
+//! without a name by one, and giving back what is free in one.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 use std::ffi::c_int;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const TRIM: libc::c_ulong = 0xc018_5879;
 
 /// Room for a handle, `MAX_HANDLE_SZ`.
 const HANDLE_BYTES: usize = 128;
@@ -104,6 +106,20 @@ pub fn open_again(file: BorrowedFd<'_>, mount: BorrowedFd<'_>, flags: OFlags) ->
     }
     // SAFETY: the kernel just made this descriptor, and nobody else knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
+}
+
+/// Tells the device of a filesystem, of which `root` is a directory, what is free in it: ioctl(2) FITRIM, as fstrim(8).
+///
+/// # Errors
+/// EOPNOTSUPP where device or filesystem have nothing of the kind, EPERM without CAP_SYS_ADMIN.
+pub fn trim(root: BorrowedFd<'_>) -> io::Result<()> {
+    // struct fstrim_range: from where, how much, at least so much in one piece.
+    let mut range = [0, u64::MAX, 0];
+    // SAFETY: `range` has the layout and size that this request reads and writes, and lives through the call.
+    match unsafe { libc::ioctl(root.as_raw_fd(), TRIM, range.as_mut_ptr()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 #[cfg(test)]
