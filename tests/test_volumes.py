@@ -412,16 +412,27 @@ exec $as /usr/lib/postgresql/15/bin/postgres -D /db \
 """
 
 
-def sql(proc: Proc, text: str) -> str:
+def psql(proc: Proc, text: str) -> subprocess.CompletedProcess[str]:
     words = ["psql", "-h", "127.0.0.1", "-p", str(proc.port()), "-U", "kip", "-d", "postgres", "-Atqc", text]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def sql(proc: Proc, text: str) -> str:
+    done = psql(proc, text)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
+def postgres(kip: Kip, name: str) -> Proc:
+    """One that listens refuses clients until it has read its journal."""
+    proc = kip.run(name, ["/bin/sh", "-c", POSTGRES], ports=["5432"], flags=volumes("pg:/db"))
+    wait_for("it answers", lambda: psql(proc, "select 1").stdout == "1\n", 30)
+    return proc
+
+
 def test_postgres_in_a_volume(kip: Kip) -> None:
     """A database that runs as another user, with its socket in the volume; then a copy of it in another proc."""
-    proc = kip.run("postgres", ["/bin/sh", "-c", POSTGRES], ports=["5432"], flags=volumes("pg:/db"))
+    proc = postgres(kip, "postgres")
     sql(proc, "create table t as select n, md5(n::text) m from generate_series(1, 20000) n")
     want = sql(proc, "select count(*), sum(n), md5(string_agg(m, '' order by n)) from t")
     for turn in range(3):
@@ -433,7 +444,7 @@ def test_postgres_in_a_volume(kip: Kip) -> None:
     assert owner == pwd.getpwnam("postgres").pw_uid, "the disk has ids as they are inside"
     proc.stop()
     proc.remove()
-    other = kip.run("other", ["/bin/sh", "-c", POSTGRES], ports=["5432"], flags=volumes("pg:/db"))
+    other = postgres(kip, "other")
     assert sql(other, "select count(*), sum(n), md5(string_agg(m, '' order by n)) from t") == want
 
 

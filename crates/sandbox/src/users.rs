@@ -5,7 +5,7 @@
 
 use crate::init::MOST_GROUPS;
 use crate::protocol::Ids;
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read};
@@ -104,7 +104,7 @@ fn read(root: BorrowedFd<'_>, path: &str, file: &'static str) -> Result<String, 
     let failed = |source: io::Error| UserError::Io { file, source };
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let opened = match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+    let opened = match kip_sys::within::open(root, path, flags, resolve) {
         Err(Errno::NOENT) => return Ok(String::new()),
         other => other.map_err(|e| failed(e.into()))?,
     };

@@ -19,3 +19,4 @@ pub mod timed;
 pub mod timer;
 pub mod trace;
 pub mod uffd;
+pub mod within;

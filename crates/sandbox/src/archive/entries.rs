@@ -181,12 +181,7 @@ impl<'a> Unpacking<'a> {
     fn open_dir(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let resolve = self.within();
-        rustix::io::retry_on_intr(|| match rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve) {
-            // Somebody renamed something on this machine just now.
-            Err(Errno::AGAIN) => Err(Errno::INTR),
-            other => other,
-        })
+        kip_sys::within::open(&self.root, path, flags, self.within())
     }
 
     fn directory(
@@ -339,7 +334,7 @@ impl<'a> Unpacking<'a> {
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found =
-            rustix::fs::openat2(&self.root, &target, flags, Mode::empty(), self.within()).map_err(|e| match e {
+            kip_sys::within::open(&self.root, &target, flags, self.within()).map_err(|e| match e {
                 Errno::NOENT => Trouble::Refused(format!("is a hard link to {target:?}, which is not there")),
                 other => other.into(),
             })?;

@@ -65,7 +65,7 @@ fn find(root: BorrowedFd<'_>, path: &str, is_dir: bool) -> rustix::io::Result<Ow
     let mut flags = OFlags::PATH | OFlags::CLOEXEC;
     flags.set(OFlags::DIRECTORY, is_dir);
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)?;
+    let found = kip_sys::within::open(root, path, flags, resolve)?;
     if !is_dir && FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Directory {
         return Err(Errno::ISDIR);
     }

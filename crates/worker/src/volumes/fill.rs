@@ -10,7 +10,7 @@ use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_sandbox::rootfs::Mounts;
 use kip_types::{Image, VolumeName, VolumeSource, VolumeSpec};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs;
 use std::io;
@@ -38,7 +38,7 @@ fn covered(mounts: &Mounts, target: &str) -> io::Result<Option<OwnedFd>> {
         Some(below) => (mounts.usr.as_fd(), below),
         None => (mounts.root.as_fd(), target),
     };
-    match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+    match kip_sys::within::open(root, path, flags, resolve) {
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         opened => Ok(Some(opened?)),
     }

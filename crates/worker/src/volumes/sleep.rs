@@ -16,7 +16,7 @@ use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::volumes::{is_below, release};
 use kip_sandbox::volume::{self, Volume, VolumeError};
 use kip_types::{Generation, VolumeSource};
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, StatxTimestamp};
+use rustix::fs::{AtFlags, OFlags, ResolveFlags, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -109,7 +109,7 @@ impl SleptFile {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let stat = match path {
             "" => rustix::fs::statx(root, "", AtFlags::EMPTY_PATH, mask),
-            path => rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
+            path => kip_sys::within::open(root, path, flags, resolve)
                 .and_then(|file| rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mask)),
         }?;
         let ns = |at: StatxTimestamp| at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec.into());
@@ -138,7 +138,7 @@ pub(crate) fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, ParkError> {
         // Also where its last part is a link.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let there = match rustix::fs::openat2(&root, target.as_str(), flags, Mode::empty(), resolve) {
+        let there = match kip_sys::within::open(&root, &target, flags, resolve) {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Err(UnfitVolume::Moved { target: target.clone() }),
             there => there.map_err(unread),
         }?;
