@@ -167,6 +167,26 @@ def test_what_is_archived_in_the_own_store_is_in_it(fresh_kip: Callable[..., Kip
     new.remove_all()
 
 
+def test_its_store_is_of_the_moment_of_its_records(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
+    """Who is to be archived while a backup is made waits for its end; else it was asleep by its record, and its pages were not there."""
+    kip = fresh_kip()
+    big = kip.run("big", ["sh", "-c", "head -c 400000000 /dev/urandom > /var/tmp/big; exec sleep 1000"])
+    other = kip.run("other", ["sleep", "1000"])
+    other.archive()  # The store is there.
+    other.wake()
+    wait_for("its file is there", lambda: "400000000" in big.exec("ls", "-l", "/var/tmp").stdout, 60)
+    big.sleep()
+    other.sleep()
+    file = tmp_path / "all.kip"
+    making = subprocess.Popen([kip.program, "--data", kip.data, "backup", file, "--key-file", key], stdout=subprocess.DEVNULL)
+    wait_for("it is being made", lambda: (growing := tmp_path / ".all.kip.kip-backup").exists() and growing.stat().st_size > 1 << 20, 30, every=0.005)
+    archived = kip.cli("sleep", "other", "--to", "archived", check=False)
+    assert making.wait(60) == 0
+    event = next((e for e in reversed(kip.events()) if e["kind"] == "archived"), None)
+    assert archived.returncode == 0 and other.state == "archived", archived.stderr
+    assert event and event["at_ms"] / 1e3 >= file.stat().st_mtime - 0.1, "it was archived while its store was copied"
+
+
 WRITER = """
 import os, socket, sys
 listener = socket.create_server(("0.0.0.0", 8080))

@@ -120,7 +120,8 @@ def test_a_volume_that_somebody_has_is_left_alone(kip: Kip, tmp_path: Path) -> N
     """Two databases on one directory: the trial would be the second, be the first awake or asleep."""
     (tmp_path / "below").mkdir()
     db = kip.run("db", ["sleep", "1000"], flags=["-v", f"{tmp_path}:/data", "-v", "kept:/kept"])
-    for volume in (f"{tmp_path}:/data", f"{tmp_path}/below:/data", "kept:/other"):
+    (link := tmp_path.parent / f"{tmp_path.name}-link").symlink_to(tmp_path)
+    for volume in (f"{tmp_path}:/data", f"{tmp_path}/below:/data", f"{link}:/data", f"{link}/below:/data", "kept:/other"):
         line = kip.refused("check", "--use-volumes", "-v", volume, "--", "sleep", "1000")
         assert "which db has" in line and "kip stop db" in line, line
     db.sleep()

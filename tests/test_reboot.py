@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,6 +96,26 @@ def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
     awake.sleep()
     kip.reboot()
     assert awake.state == "parked"
+
+
+def test_nothing_is_begun_while_all_are_parked(kip: Kip) -> None:
+    """Who is started or woken after its turn would be lost with the machine."""
+    command, flags = ["sleep", "1000"], ["--idle", "1h", "--park-after", "1h"]
+    early = kip.run("early", command, flags=flags)
+    kip.run("late", command, flags=[*flags, "--before-sleep", "sleep 3"])
+    down = subprocess.Popen([kip.program, "--data", kip.data, "down", "--park", "--json"], stdout=subprocess.PIPE, text=True)
+    try:
+        early.wait_state("parked")
+        for words in (["run", "--name", "new", "--", *command], ["wake", "early"]):
+            line = kip.refused(*words)
+            assert "all procs are being parked" in line and "the next `kip up` has them" in line, line
+        assert down.poll() is None, "too late to tell"
+    finally:
+        said, _ = down.communicate(timeout=60)
+    assert json.loads(said)["asleep"] == ["early", "late"] and down.returncode == 0
+    assert kip.wait_dead() == 0
+    kip.up()
+    assert kip.names() == ["early", "late"]
 
 
 def test_without_a_reboot_connections_are_there_too(kip: Kip, tmp_path: Path) -> None:

@@ -70,7 +70,11 @@ pub enum DumpError {
 }
 
 /// Dumps; `settle` is called once, with every task stopped and the images complete.
-pub fn dump(helper: Helper, request: &DumpRequest<'_>, step: &mut dyn FnMut(Stage) -> bool) -> Result<Dumped, DumpError> {
+pub fn dump(
+    helper: Helper,
+    request: &DumpRequest<'_>,
+    step: &mut dyn FnMut(Stage) -> bool,
+) -> Result<Dumped, DumpError> {
     let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)).collect();
     helper.prepare(&orders)?;
     // By descriptor: the caller's step may rename it.

@@ -2,11 +2,11 @@
 //!
 //! ext4 on a loop device, for that limits whatever file system the data directory is on, needs no preparation of it, and what is over
 //! the limit gets ENOSPC at once. The file is sparse: it takes what is in it, and gives back what is deleted. (Of what is deleted while it
-//! is full or just before it is unmounted ext4 gives nothing back, `ext4_discard_work`; the next mount does.) The device and the
+//! is full or just before it is unmounted ext4 gives nothing back, `ext4_discard_work`; the next first mount does.) The device and the
 //! kernel's part of the file system go with the last mount, so that nothing is left by who dies.
 
 use kip_sys::loops;
-use rustix::fs::CWD;
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_flag,
@@ -14,8 +14,8 @@ use rustix::mount::{
 };
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -30,6 +30,8 @@ const BYTES_PER_INODE: u64 = 16384;
 const JOURNAL_MIB: u64 = 4;
 /// What ext4 keeps back to be able to delete: two percent, at most so much.
 const KEPT_BACK: u64 = 16 << 20;
+/// More than what is in it and what is ext4's own.
+const GIVEN_BACK_FROM: u64 = 1 << 20;
 /// An earlier mount may take so long to be gone.
 const OLD_MOUNT_GOES: Duration = Duration::from_secs(5);
 
@@ -147,8 +149,9 @@ impl MountedDisk {
         let until = Instant::now() + OLD_MOUNT_GOES;
         loop {
             let one_at_a_time = ATTACHING.lock().expect("nobody panics while attaching");
-            let device =
-                loops::attached(file.as_fd()).transpose().unwrap_or_else(|| loops::attach(file.as_fd(), BLOCK));
+            let attached = loops::attached(file.as_fd()).transpose();
+            let is_first = attached.is_none();
+            let device = attached.unwrap_or_else(|| loops::attach(file.as_fd(), BLOCK));
             let device = device.map_err(|source| DiskError::Loop { path: image.to_owned(), source })?;
             let mounted = (|| {
                 let context = fsopen("ext4", FsOpenFlags::FSOPEN_CLOEXEC)?;
@@ -162,8 +165,10 @@ impl MountedDisk {
             })();
             match mounted {
                 Ok(mount) => {
+                    if is_first {
+                        give_back(&file, &mount);
+                    }
                     move_mount(&mount, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(refused)?;
-                    give_back(at);
                     return Ok(MountedDisk { at: at.to_owned() });
                 }
                 Err(Errno::BUSY) if Instant::now() < until => {}
@@ -175,11 +180,15 @@ impl MountedDisk {
     }
 }
 
-/// Gives back what earlier mounts have not, beside all else: it takes up to tens of milliseconds. Where it fails the file takes more
-/// room than it must.
-fn give_back(at: &Path) {
-    if let Ok(root) = File::open(at) {
-        let _ = std::thread::Builder::new().name("trim".to_owned()).spawn(move || kip_sys::mount::trim(root.as_fd()));
+/// Gives back what earlier mounts have not, if that is much. Nobody may write meanwhile: what is free is not to be had then. Takes some
+/// ten milliseconds; where it fails the file takes more room than it must.
+fn give_back(image: &File, root: &OwnedFd) {
+    let (Ok(file), Ok(inside)) = (image.metadata(), rustix::fs::fstatvfs(root)) else { return };
+    let own = file.len().saturating_sub(inside.f_blocks * inside.f_frsize);
+    let used = (inside.f_blocks - inside.f_bfree) * inside.f_frsize;
+    if file.blocks() * 512 > used + own + GIVEN_BACK_FROM {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let _ = rustix::fs::openat(root, ".", flags, Mode::empty()).map(|root| kip_sys::mount::trim(root.as_fd()));
     }
 }
 

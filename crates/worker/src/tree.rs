@@ -211,8 +211,8 @@ mod tests {
         let device = uffd::open_device().expect("root");
         let faults = uffd::create(device.as_fd()).unwrap();
         uffd::api(faults.as_fd(), Features::THREAD_ID).unwrap();
-        // Memory of its own mapping that nobody has touched.
-        let memory = vec![0u8; 8 << 20];
+        // Nobody has touched it: so much is always a mapping of its own, mallopt(3).
+        let memory = vec![0u8; 64 << 20];
         let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
         let range = begin..begin + 4096;
         uffd::register(faults.as_fd(), range.clone(), Catch::Missing).unwrap();

@@ -333,11 +333,10 @@ impl<'a> Unpacking<'a> {
             target = Path::new("usr").join(target);
         }
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let found =
-            kip_sys::within::open(&self.root, &target, flags, self.within()).map_err(|e| match e {
-                Errno::NOENT => Trouble::Refused(format!("is a hard link to {target:?}, which is not there")),
-                other => other.into(),
-            })?;
+        let found = kip_sys::within::open(&self.root, &target, flags, self.within()).map_err(|e| match e {
+            Errno::NOENT => Trouble::Refused(format!("is a hard link to {target:?}, which is not there")),
+            other => other.into(),
+        })?;
         let kind = FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode);
         if !matches!(kind, FileType::RegularFile | FileType::Symlink) {
             return Err(Trouble::Refused("is a hard link to a directory".into()));

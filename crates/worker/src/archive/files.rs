@@ -71,6 +71,12 @@ pub(crate) enum FilesError {
         #[source]
         source: Box<WalkError>,
     },
+    #[error("{} of its own files cannot be written to the disk", path.display())]
+    Sync {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("its own files are {found} {what}, {most} are the most that are archived")]
     TooMuch { what: &'static str, found: u64, most: u64 },
     #[error("it woke meanwhile")]
@@ -117,6 +123,10 @@ impl Own {
             known.0.push((cache, done.seen));
             files.roots.insert(name.to_owned(), done.tree);
         }
+        // A wake here takes them as they are on the disk, after a power cut too, with a memory that knows what it has written.
+        let place = self.place.path();
+        let synced = fs::File::open(place).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+        synced.map_err(|source| FilesError::Sync { path: place.to_owned(), source })?;
         self.unless_woke(Ok(()))?;
         let entries = files.roots.values().map(|tree| tree.entries.len() as u64).sum();
         for (what, found, most) in

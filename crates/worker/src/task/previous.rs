@@ -112,16 +112,17 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let brought = blocking(move || {
             // All of it could be read just now: a store that does not answer for a moment is not to cost it.
-            let mut brought = bring(&proc, &older, &ports);
-            for pause in &BRING_AGAIN {
-                if brought.is_ok() {
-                    break;
+            let mut pauses = BRING_AGAIN.iter();
+            loop {
+                match (bring(&proc, &older, &ports), pauses.next()) {
+                    (Ok(brought), _) => return Ok(brought),
+                    (Err(NotBrought::Failed(_)), Some(pause)) => {
+                        let _ = kip_snapshot::sweep(&proc.dir, None);
+                        std::thread::sleep(*pause);
+                    }
+                    (Err(NotBrought::Failed(message) | NotBrought::Refused(message)), _) => return Err(message),
                 }
-                let _ = kip_snapshot::sweep(&proc.dir, None);
-                std::thread::sleep(*pause);
-                brought = bring(&proc, &older, &ports);
             }
-            brought
         })
         .await;
         let woken = match brought {
@@ -217,9 +218,23 @@ impl Task {
     }
 }
 
+/// Why an older generation did not come.
+enum NotBrought {
+    /// It may, a moment later.
+    Failed(String),
+    /// It never will: it asks for more than its proc may have.
+    Refused(String),
+}
+
+impl From<String> for NotBrought {
+    fn from(message: String) -> Self {
+        NotBrought::Failed(message)
+    }
+}
+
 /// Brings an older generation, all of it, and its files; makes what it holds.
-fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archived, Vec<PortView>), String> {
-    let archive = proc.shared.archive.clone().ok_or("there is no store")?;
+fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archived, Vec<PortView>), NotBrought> {
+    let archive = proc.shared.archive.clone().ok_or_else(|| "there is no store".to_owned())?;
     let Older { id, front, number } = *older;
     let manifest = archive.manifest_of(id, front).map_err(|e| chain(&e))?;
     let body = serde_json::from_value(manifest.body).map_err(|e| format!("its manifest: {e}"))?;
@@ -229,7 +244,7 @@ fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archive
     record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))?;
     let check = |images: &Path| policy::check(proc, images, &archived.body).map_err(|e| chain(&e));
     let (images, checked) = archive.fetch_as(id, front, number, &proc.dir, check).map_err(|e| chain(&e))?;
-    checked?;
+    checked.map_err(NotBrought::Refused)?;
     archive.bring(&images, None).map_err(|e| chain(&e))?;
     let first_id = archived.body.home.as_ref().map_or(0, |home| home.first_id);
     each_place(proc, Order::Aside, set_aside)?;
