@@ -523,28 +523,3 @@ impl Id for ProcId {
         Self::random()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_proc_was_in_the_store_is_forgotten_whole() {
-        for (parted, word) in [(Archive::forget as fn(&Path) -> io::Result<()>, ENDED), (Archive::set_aside, ASIDE)] {
-            let dir = tempfile::tempdir().unwrap();
-            parted(dir.path()).expect("it never was there");
-            fs::write(dir.path().join(ID), "its id").unwrap();
-            fs::write(dir.path().join(crate::task::ARCHIVED), "of which its generations are numbered").unwrap();
-            parted(dir.path()).unwrap();
-            let [left] = &fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>()[..] else {
-                panic!("more than the note is left");
-            };
-            assert!(
-                left.file_name().is_some_and(|name| name.to_string_lossy().starts_with(word)),
-                "{}",
-                left.display()
-            );
-            assert_eq!(fs::read_to_string(left).unwrap(), "its id");
-        }
-    }
-}
