@@ -79,6 +79,19 @@ def fresh_kip() -> Iterator[Callable[..., Kip]]:
         yield start
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """An object store that is a directory."""
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def archiving(fresh_kip: Callable[..., Kip], store: Path) -> Kip:
+    """A daemon of the test's own that archives there."""
+    return fresh_kip("--store", str(store))
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     outcome = yield

@@ -23,12 +23,6 @@ RECOVERING = [r"WARN.*(adopt|recover|undo|undone|finish|left|half|gone|died|faul
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
 def where(request: pytest.FixtureRequest, tmp_path: Path, store: Path) -> Iterator[str]:
     """The store's URL: the directory, or a bucket of a real S3 server."""
     if getattr(request, "param", "directory") == "directory":

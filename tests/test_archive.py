@@ -21,17 +21,6 @@ from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def archiving(fresh_kip: Callable[..., Kip], store: Path) -> Kip:
-    return fresh_kip("--store", str(store))
-
-
 def archive(proc: Proc) -> None:
     proc.archive()
     left = list((proc.kip.data / "procs" / proc.name).glob("gen-*"))

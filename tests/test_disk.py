@@ -5,20 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from harness import servers
 from harness.clients import Redis
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
 LIMIT_MIB = 40
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
 
 
 def redis(kip: Kip, name: str, *flags: str) -> tuple[Proc, Redis]:
@@ -69,3 +61,15 @@ def test_a_store_that_is_gone(fresh_kip: Callable[..., Kip], store: Path) -> Non
     assert len(told) == 1 and proc.state == "parked", told
     assert client.ask("GET", "key:1") == b"web 000001 " * 300
     store.with_name("gone").rename(store)
+
+
+def test_a_limit_needs_a_store_elsewhere(fresh_kip: Callable[..., Kip], store: Path) -> None:
+    """One that was given the last time will do; the data directory's own is on the same disk."""
+    kip = fresh_kip(start=False)
+    for flags in ([], ["--store", "none"]):
+        assert "give one with --store" in kip.refused("up", "--disk", "1M", *flags)
+    assert "leave one of the two out" in kip.refused("up", "--cache", "1M", "--store", "none")
+    kip.up("--store", str(store))
+    kip.cli("down")
+    assert kip.wait_dead() == 0
+    kip.up("--disk", "1M", "--cache", "1M")

@@ -17,16 +17,9 @@ from harness.wait import wait_for
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def archiving(fresh_kip: Callable[..., Kip], store: Path) -> Kip:
-    kip = fresh_kip("--store", str(store))
-    kip.expected += [r"WARN.*its snapshot cannot be used"]
-    return kip
+def archiving(archiving: Kip) -> Kip:
+    archiving.expected += [r"WARN.*its snapshot cannot be used"]
+    return archiving
 
 
 def objects(store: Path) -> dict[Path, bytes]:

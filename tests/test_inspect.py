@@ -23,17 +23,6 @@ SECRET = "kip-inspect=a secret with spaces"
 FLAGS = ["--never-sleep", "--env", f"SECRET={SECRET}"]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def archiving(fresh_kip: Callable[..., Kip], store: Path) -> Kip:
-    return fresh_kip("--store", str(store))
-
-
 @contextmanager
 def undisturbed(proc: Proc) -> Iterator[None]:
     """Nobody wakes, no process runs, no page comes back, no generation is made."""

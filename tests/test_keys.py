@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from harness import servers
 from harness.clients import Redis
 from harness.kip import Kip, Proc
@@ -19,12 +17,6 @@ from harness.wait import wait_for
 from test_archive import archive
 
 PASSPHRASE = "correct horse battery staple"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
 
 
 def sealing(kip: Kip) -> str:

@@ -26,12 +26,6 @@ ASKED = {
 }
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
 def tamper(kip: Kip, store: Path, proc: Proc, what: str) -> None:
     kip.kill()
     done = subprocess.run([programs.example("tamper"), kip.data, store, proc.name, what],

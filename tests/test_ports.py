@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from harness import servers
-from harness.clients import http_get, listens
+from harness.clients import http_get
 from harness.kip import Kip, Proc
 from harness.wait import wait_for
 

@@ -14,10 +14,10 @@ from harness.clients import Lines, Redis
 from harness.kip import Kip, Proc
 from harness.programs import SOURCES
 from harness.wait import wait_for
-from test_adopt import FILES, adopt, here, look, store, there, where
+from test_adopt import FILES, adopt, here, look, there, where
 from test_backup import back_up, key, lost, restore
 
-__all__ = ["here", "key", "store", "there", "where"]
+__all__ = ["here", "key", "there", "where"]
 
 MIB = 1 << 20
 LINES = ["/usr/bin/python3", "/srv/lines.py", "8080"]

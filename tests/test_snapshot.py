@@ -34,12 +34,6 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
             yield url, tmp_path / "server" / s3.BUCKET / "kip"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    (tmp_path / "store").mkdir()
-    return tmp_path / "store"
-
-
 def run_redis(kip: Kip, name: str = "redis") -> tuple[Proc, Redis]:
     server = servers.redis()
     proc = kip.run(name, server.command, ports=server.published)

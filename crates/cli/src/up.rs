@@ -48,12 +48,13 @@ pub struct UpArgs {
     /// Collect the store so often (tests); about once an hour
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, hide = true)]
     pub collect_every: Option<u64>,
-    /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
+    /// Most that parked procs may take on the local disk; beyond that those parked the longest are archived, to a store
+    /// elsewhere
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub disk: Option<u64>,
     /// Most that what was stored or fetched lately may take on the local disk, sealed, so that it need not be fetched again; 0 for
     /// none. Without it a tenth of what is free there, at most 1G; none where the store is a directory
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "store")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub cache: Option<u64>,
     /// Most memory that procs may use together; without it, the machine's less a reserve
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -103,6 +104,9 @@ pub fn prepare(data: &Path, args: &UpArgs) -> anyhow::Result<DataLock> {
             std::process::exit(0);
         }
         anyhow::ensure!(kip_worker::fault::arm(step), "--fault-at {step}: there is no such step; `list` shows them");
+    }
+    if args.cache.is_some() && args.store.as_deref() == Some("none") {
+        bail!("--cache is for what comes from a store, and `--store none` is given: leave one of the two out");
     }
     if !rustix::process::geteuid().is_root() {
         bail!("the daemon builds namespaces and cgroups, for which it must be root: use sudo kip up");

@@ -1,6 +1,7 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
 use crate::Worker;
+use crate::archive::place::OWN;
 use crate::archive::{Archive, ArchiveError, collect};
 use crate::backup;
 use crate::disk;
@@ -98,6 +99,11 @@ pub enum OpenError {
     /// The object store.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
+    /// A limit of what is parked on this disk, with nowhere else to go.
+    #[error(
+        "with --disk parked procs go to a store when they take more, and there is none but the data directory's own: give one with --store"
+    )]
+    NowhereElse,
     /// The instance number.
     #[error("no instance number")]
     Instance(#[from] InstanceError),
@@ -268,6 +274,9 @@ fn restorer() -> io::Result<OwnedFd> {
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // First: what is started below outlives a daemon that does not come up.
     let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
+    if config.disk.is_some() && archive.as_ref().is_none_or(|archive| archive.is_at(&config.data.join(OWN))) {
+        return Err(OpenError::NowhereElse);
+    }
     let archive = archive.map(|archive| archive.with_cache(&config.data, config.cache));
     let at = |path: &Path| {
         let path = path.to_owned();
