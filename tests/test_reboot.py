@@ -20,6 +20,7 @@ import pytest
 from harness import leftovers, programs, servers
 from harness.clients import Lines, Redis, http_get
 from harness.kip import Kip
+from harness.programs import SOURCES
 from harness.wait import wait_for
 
 
@@ -225,3 +226,47 @@ def test_a_base_file_was_upgraded_meanwhile(kip: Kip, installed: Path, tier: str
         client.close()
         assert int(proc.exec("stat", "-c", "%s", str(installed)).stdout) == size, "its own file has changed under it"
         proc.sleep()
+
+
+KINDS = {"parked": [], "limited": ["--disk", "64M"], "stopped": []}
+
+
+def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip, tmp_path: Path) -> None:
+    """After a restart of the machine whoever comes first may have the number by which files of its procs have their owners: they get
+    those of another number, also in what sleeps, is limited, or is stopped."""
+    flags = ["--idle", "1h", "--park-after", "1h", "-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"]
+    command = ["/usr/bin/python3", "/srv/lines.py", "8080"]
+    procs = [kip.run(name, command, ports=["8080"], flags=[*flags, *more]) for name, more in KINDS.items()]
+    make = "cd /root; echo mine > file; echo own > secret; chown 7:8 secret; chmod 4700 secret; ln secret again; ln -s file link; chown -h 9 link"
+    look = "cd /root; cat secret; stat -c '%n %u %g %a %h' file secret again link"
+    seen = {}
+    for proc in procs:
+        proc.exec("sh", "-c", make)
+        seen[proc.name] = proc.exec("sh", "-c", look).stdout
+    parked, limited, stopped = procs
+    parked.sleep()
+    limited.sleep()
+    stopped.stop()
+    before = kip.instance
+    kip.kill()
+    leftovers.end_all(kip)
+    (leftovers.RUN / f"instance-{before}").unlink()
+    kip.expected += [r"the keeper was not running"]
+    other = fresh_kip(start=False)
+    (other.data / "run").mkdir(parents=True, mode=0o700)
+    (other.data / "run/instance").write_text(str(before))
+    other.up()
+    assert other.instance == before
+    kip.up()
+    assert kip.instance not in (None, before)
+    assert f"number={before}" in kip.stderr() and not (kip.data / "run/instance-moves").exists()
+    stopped.start()
+    for proc in procs:
+        wait_for("it answers", lambda proc=proc: proc.exec("true", check=False).returncode == 0, 20)
+        assert proc.exec("sh", "-c", look).stdout == seen[proc.name], proc.name
+        assert Lines(proc.port()).ask("open('/root/secret').read()") == "'own\\n'"
+    assert [proc.inspect()["last_wake"]["from"] for proc in (parked, limited)] == ["parked", "parked"]
+    # And keeps it from then on.
+    now = kip.instance
+    kip.reboot()
+    assert kip.instance == now

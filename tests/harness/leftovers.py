@@ -79,7 +79,10 @@ def instance_of(*pids: int | None) -> int | None:
     """The instance number, from the lock that the daemon or its keeper holds on /run/kip/instance-I."""
     inodes = {}
     for path in RUN.glob("instance-*"):
-        s = path.stat()
+        try:
+            s = path.stat()
+        except FileNotFoundError:
+            continue  # another's, who is down by now
         inodes[s.st_dev, s.st_ino] = int(path.name.rsplit("-", 1)[1])
     for pid in filter(None, pids):
         for fd in Path(f"/proc/{pid}/fd").glob("*"):

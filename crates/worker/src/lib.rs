@@ -46,6 +46,7 @@ mod holdings;
 mod idle;
 mod images;
 mod inspect;
+mod instance;
 mod keys;
 mod kits;
 pub mod logs;
@@ -84,7 +85,7 @@ mod why;
 
 pub use backup::restore::{RestoreError, Restored, restore};
 pub use exec::{ExecOutput, ExecSession};
-pub use machine::InstanceError;
+pub use instance::InstanceError;
 pub use observe::WakeObserver;
 pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};

@@ -1,6 +1,6 @@
 //! What all procs of a data directory share: the machine's side of the worker.
 //!
-//! Owns the instance number, slots, pools, the wake plane's thread and the connections to keeper and launcher. Has no
+//! Owns slots, pools, the wake plane's thread and the connections to keeper and launcher. Has no
 //! state of any proc.
 
 use crate::archive::{Archive, Brought};
@@ -8,6 +8,7 @@ use crate::events::Events;
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
 use crate::holdings::key;
+use crate::instance;
 use crate::kits::Kits;
 use crate::logs::LogPump;
 use crate::metrics::Metrics;
@@ -15,7 +16,7 @@ use crate::observe::WakeObserver;
 use crate::outdated;
 use crate::park::Body;
 use crate::pressure::{Grant, Pressure};
-use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::proc::Proc;
 use crate::record::Records;
 use crate::task::{self, Command, Handle, chain};
 use crate::volumes::Claims;
@@ -32,20 +33,13 @@ use kip_sandbox::launcher::{LaunchError, Launcher};
 use kip_types::api::{Code, Refusal};
 use kip_types::{Image, PortSpec, Protocol, Spec, State, WakeOn};
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Directory of the machine's instance locks.
-const INSTANCES: &str = "/run/kip";
-/// First host id of the first instance's first block.
-const FIRST_ID: u32 = 0x2000_0000;
 
 /// Shared by all procs.
 pub(crate) struct Machine {
@@ -99,116 +93,10 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// No instance number is free, or its lock cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum InstanceError {
-    /// The directory of locks.
-    #[error("{path}")]
-    Io {
-        /// Which file.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// All are taken.
-    #[error("16 data directories already run on this machine: `kip down` one of them")]
-    Full,
-}
-
-/// Takes the instance number this data directory had before if it is free, else the lowest that no directory uses.
-pub(crate) fn take_instance(data: &Path) -> Result<(Instance, File), InstanceError> {
-    let at = |path: &Path| {
-        let path = path.to_owned();
-        move |source| InstanceError::Io { path, source }
-    };
-    let dir = Path::new(INSTANCES);
-    let remembered = fs::read_to_string(data.join("run/instance")).ok().and_then(|t| t.trim().parse::<u8>().ok());
-    let order = remembered.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != remembered));
-    for number in order {
-        let Ok(instance) = Instance::new(number) else { continue };
-        let path = dir.join(format!("instance-{number}"));
-        let Some(mut file) = lock(&path).map_err(at(&path))? else { continue };
-        if is_others(number, data) {
-            continue;
-        }
-        file.set_len(0).and_then(|()| file.write_all(data.as_os_str().as_encoded_bytes())).map_err(at(&path))?;
-        let mark = data.join("run/instance");
-        fs::write(&mark, number.to_string()).map_err(at(&mark))?;
-        return Ok((instance, file));
-    }
-    Err(InstanceError::Full)
-}
-
-/// Whether a number is another data directory's. One whose daemon died may still have procs running: it belongs to its directory
-/// while that remembers it.
-fn is_others(number: u8, data: &Path) -> bool {
-    let owner = fs::read_to_string(Path::new(INSTANCES).join(format!("instance-{number}"))).unwrap_or_default();
-    let other = Path::new(owner.trim());
-    let remembered = || fs::read_to_string(other.join("run/instance")).is_ok_and(|t| t.trim() == number.to_string());
-    !owner.trim().is_empty() && other != data && remembered()
-}
-
-/// The number that a data directory without one is to take: `wanted`, unless it is another's. None if all are.
-pub(crate) fn free_instance(wanted: u8, data: &Path) -> Option<Instance> {
-    let order = std::iter::once(wanted).chain(0..kip_net::addr::INSTANCES);
-    order.filter_map(|number| Instance::new(number).ok()).find(|instance| !is_others(instance.number(), data))
-}
-
-/// All ids of an instance: the first, and how many.
-pub(crate) fn ids_of(instance: Instance) -> (u32, u32) {
-    let count = u32::from(kip_net::addr::SLOTS) * IDS_PER_BLOCK;
-    (FIRST_ID + u32::from(instance.number()) * count, count)
-}
-
-/// Locks the file at a path, which is made if it is not there; None if somebody else has the lock. Whoever gives a number back
-/// removes its file: a lock on a file that the path does not lead to any more keeps nobody away, so another is opened then.
-fn lock(path: &Path) -> io::Result<Option<File>> {
-    const TRIES: u32 = 1000;
-    let opened = || {
-        path.parent().map(fs::create_dir_all).transpose()?;
-        File::options().read(true).write(true).create(true).truncate(false).open(path)
-    };
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let file = match opened() {
-            // The last one to give its number back removes the directory as well, maybe right now.
-            Err(e) if tries < TRIES && matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists) => {
-                continue;
-            }
-            opened => opened?,
-        };
-        if rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Ok(None);
-        }
-        let locked = file.metadata()?;
-        match fs::metadata(path) {
-            Ok(there) if (there.dev(), there.ino()) == (locked.dev(), locked.ino()) => return Ok(Some(file)),
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-    }
-}
-
-/// Gives the instance number back, for good. Its lock is held until after this.
-pub(crate) fn release_instance(data: &Path, instance: Instance) {
-    let _ = fs::remove_file(data.join("run/instance"));
-    let _ = fs::remove_file(Path::new(INSTANCES).join(format!("instance-{}", instance.number())));
-    // Only if it is empty.
-    let _ = fs::remove_dir(INSTANCES);
-}
-
-/// First host id of a slot's block.
-pub(crate) fn first_id(instance: Instance, slot: Slot) -> u32 {
-    let block = u32::from(instance.number()) * u32::from(kip_net::addr::SLOTS) + u32::from(slot.number());
-    FIRST_ID + block * IDS_PER_BLOCK
-}
-
 impl Machine {
     /// First host id of a slot's block.
     pub(crate) fn first_id(&self, slot: Slot) -> u32 {
-        first_id(self.instance, slot)
+        instance::first_id(self.instance, slot)
     }
 
     /// The skeleton of a new proc.
@@ -506,33 +394,4 @@ fn wake_on(ports: &[PortSpec], kind: &Kind) -> WakeOn {
     let Kind::Listener { local, .. } = kind else { return WakeOn::Connect };
     let declared = ports.iter().find(|p| p.proto == Protocol::Tcp && p.port == local.port());
     declared.map_or(WakeOn::Connect, |p| p.wake_on)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::AtomicU32;
-
-    #[test]
-    fn a_lock_whose_file_is_removed_by_its_holder_is_one_holders_only() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("locks/instance-0");
-        let (holders, taken) = (AtomicU32::new(0), AtomicU32::new(0));
-        std::thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..5000 {
-                        let Some(held) = lock(&path).unwrap() else { continue };
-                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two have it");
-                        taken.fetch_add(1, Ordering::SeqCst);
-                        holders.fetch_sub(1, Ordering::SeqCst);
-                        fs::remove_file(&path).unwrap();
-                        let _ = fs::remove_dir(path.parent().unwrap());
-                        drop(held);
-                    }
-                });
-            }
-        });
-        assert!(taken.into_inner() > 8);
-    }
 }

@@ -10,9 +10,10 @@ use crate::exec::Ends;
 use crate::fault;
 use crate::helper_pool::HelperPool;
 use crate::holdings::key;
+use crate::instance::{self, InstanceError};
 use crate::kits::Kits;
 use crate::logs::{LogPump, Rotation};
-use crate::machine::{self, InstanceError, Machine};
+use crate::machine::Machine;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
 use crate::pressure::{MemoryMarks, Pressure};
@@ -291,7 +292,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let shim = run.join("criu-shim.so");
     fs::write(&shim, SHIM).map_err(at(&shim))?;
     let helpers = HelperPool::start(HelperConfig { criu, shim, stage: run.join("stage") });
-    let (instance, lock) = machine::take_instance(&config.data)?;
+    let (instance, lock) = instance::take(&config.data)?;
     let (records, leftovers) = Records::open(&config.data)?;
     for e in leftovers {
         tracing::warn!(error = chain(&e), "something removed is still on disk");
@@ -518,7 +519,7 @@ impl Machine {
             .map_err(|e| failed("control groups", &e))?;
         self.pager.quit().map_err(|e| failed("the pager", &e))?;
         self.keeper.quit().map_err(|e| failed("the keeper", &e))?;
-        machine::release_instance(&self.data, self.instance);
+        instance::release(&self.data, self.instance);
         Ok(())
     }
 }

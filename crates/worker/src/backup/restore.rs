@@ -9,8 +9,8 @@
 //! removes.
 
 use super::{FORMAT, NOTE, Note, Said, TAR};
+use crate::instance::{self, InstanceError, ids_of};
 use crate::keys::{self, KeyLength};
-use crate::machine::{free_instance, ids_of};
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
@@ -95,9 +95,9 @@ pub enum RestoreError {
         /// Its first line.
         said: String,
     },
-    /// Sixteen data directories are on this machine already.
-    #[error("all numbers of data directories are taken on this machine")]
-    Full,
+    /// Its number on this machine.
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
 }
 
 impl From<KeyLength> for RestoreError {
@@ -188,12 +188,12 @@ fn fill(
     let note: Note = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
     fs::remove_file(&path).map_err(at(&path))?;
     let procs = settle(data, growing, &note)?;
-    let instance = settle_ids(data, growing, &note)?;
+    // Nobody else takes the number before it is remembered.
+    let (instance, _lock) = settle_ids(data, growing, &note)?;
     let all = File::open(growing).map_err(at(growing))?;
     rustix::fs::syncfs(&all).map_err(|e| at(growing)(e.into()))?;
     move_up(growing, data).map_err(at(data))?;
-    let number = data.join("run/instance");
-    fs::write(&number, instance.number().to_string()).map_err(at(&number))?;
+    instance::remember(data, instance)?;
     rustix::fs::syncfs(&all).map_err(|e| at(data)(e.into()))?;
     Ok(Restored { made_at_ms: note.made_at_ms, of: note.data, procs })
 }
@@ -290,15 +290,15 @@ fn settle(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, boo
 }
 
 /// Ids of this directory's number, which is that of the old one if it can be.
-fn settle_ids(data: &Path, growing: &Path, note: &Note) -> Result<Instance, RestoreError> {
-    let to = free_instance(note.instance, data).ok_or(RestoreError::Full)?;
+fn settle_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, RestoreError> {
+    let claim = instance::claim(data, Some(note.instance))?;
     if let Ok(from) = Instance::new(note.instance)
-        && from.number() != to.number()
+        && from.number() != claim.0.number()
     {
-        let ((from, count), (to, _)) = (ids_of(from), ids_of(to));
+        let ((from, count), (to, _)) = (ids_of(from), ids_of(claim.0));
         shift(growing, IdShift { from, to, count }).map_err(at(growing))?;
     }
-    Ok(to)
+    Ok(claim)
 }
 
 /// Procs last: as long as they are not there, nothing is.
