@@ -19,8 +19,7 @@ import pytest
 
 from harness import leftovers, programs, servers
 from harness.clients import Lines, Redis, http_get
-from harness.kip import Kip
-from harness.programs import SOURCES
+from harness.kip import Kip, one_line_refusal
 from harness.wait import wait_for
 
 
@@ -99,19 +98,21 @@ def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
     assert awake.state == "parked"
 
 
-def test_nothing_is_begun_while_all_are_parked(kip: Kip) -> None:
+def test_nothing_is_begun_while_all_are_parked(kip: Kip, tmp_path: Path) -> None:
     """Who is started or woken after its turn would be lost with the machine."""
-    command, flags = ["sleep", "1000"], ["--idle", "1h", "--park-after", "1h"]
+    command, flags = ["sleep", "1000"], ["--idle", "1h", "--park-after", "1h", "--hook-timeout", "60s"]
     early = kip.run("early", command, flags=flags)
-    kip.run("late", command, flags=[*flags, "--before-sleep", "sleep 3"])
+    (go := tmp_path / "go").mkdir()
+    kip.run("late", command, flags=[*flags, "-v", f"{go}:/go", "--before-sleep", "while ! test -e /go/on; do sleep 0.1; done"])
     down = subprocess.Popen([kip.program, "--data", kip.data, "down", "--park", "--json"], stdout=subprocess.PIPE, text=True)
     try:
         early.wait_state("parked")
         for words in (["run", "--name", "new", "--", *command], ["wake", "early"]):
             line = kip.refused(*words)
             assert "all procs are being parked" in line and "the next `kip up` has them" in line, line
-        assert down.poll() is None, "too late to tell"
+        assert down.poll() is None
     finally:
+        (go / "on").touch()
         said, _ = down.communicate(timeout=60)
     assert json.loads(said)["asleep"] == ["early", "late"] and down.returncode == 0
     assert kip.wait_dead() == 0
@@ -228,24 +229,17 @@ def test_a_base_file_was_upgraded_meanwhile(kip: Kip, installed: Path, tier: str
         proc.sleep()
 
 
-KINDS = {"parked": [], "limited": ["--disk", "64M"], "stopped": []}
+MAKE = "cd /root; echo mine > file; echo own > secret; chown 7:8 secret; chmod 4700 secret"
+LOOK = "cd /root; cat secret; stat -c '%n %u %g %a' file secret"
 
 
-def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip, tmp_path: Path) -> None:
-    """After a restart of the machine whoever comes first may have the number by which files of its procs have their owners: they get
-    those of another number, also in what sleeps, is limited, or is stopped."""
-    flags = ["--idle", "1h", "--park-after", "1h", "-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"]
-    command = ["/usr/bin/python3", "/srv/lines.py", "8080"]
-    procs = [kip.run(name, command, ports=["8080"], flags=[*flags, *more]) for name, more in KINDS.items()]
-    make = "cd /root; echo mine > file; echo own > secret; chown 7:8 secret; chmod 4700 secret; ln secret again; ln -s file link; chown -h 9 link"
-    look = "cd /root; cat secret; stat -c '%n %u %g %a %h' file secret again link"
-    seen = {}
-    for proc in procs:
-        proc.exec("sh", "-c", make)
-        seen[proc.name] = proc.exec("sh", "-c", look).stdout
-    parked, limited, stopped = procs
+def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip) -> None:
+    """After a restart of the machine whoever comes first may have the number by which files of its procs have their owners."""
+    parked, stopped = [kip.run(name, ["sleep", "1000"], flags=["--idle", "1h"]) for name in ("parked", "stopped")]
+    for proc in (parked, stopped):
+        proc.exec("sh", "-c", MAKE)
+    seen = stopped.exec("sh", "-c", LOOK).stdout
     parked.sleep()
-    limited.sleep()
     stopped.stop()
     before = kip.instance
     kip.kill()
@@ -257,16 +251,32 @@ def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip,
     (other.data / "run/instance").write_text(str(before))
     other.up()
     assert other.instance == before
+    line = kip.refused("up")
+    assert f"belong to the number {before}" in line and f"kip --data {other.data} down" in line, line
+    # By another path it is still the same.
+    (link := kip.data.parent / "link").symlink_to(other.data)
+    assert "already runs" in one_line_refusal(subprocess.run([kip.program, "--data", link, "up"], capture_output=True, text=True, timeout=60))
+    other.cli("down")
+    assert other.wait_dead() == 0
     kip.up()
-    assert kip.instance not in (None, before)
-    assert f"number={before}" in kip.stderr() and not (kip.data / "run/instance-moves").exists()
+    assert kip.instance == before
     stopped.start()
-    for proc in procs:
-        wait_for("it answers", lambda proc=proc: proc.exec("true", check=False).returncode == 0, 20)
-        assert proc.exec("sh", "-c", look).stdout == seen[proc.name], proc.name
-        assert Lines(proc.port()).ask("open('/root/secret').read()") == "'own\\n'"
-    assert [proc.inspect()["last_wake"]["from"] for proc in (parked, limited)] == ["parked", "parked"]
-    # And keeps it from then on.
-    now = kip.instance
-    kip.reboot()
-    assert kip.instance == now
+    for proc in (parked, stopped):
+        assert proc.exec("sh", "-c", LOOK).stdout == seen, proc.name
+
+
+def test_the_number_stays_with_stopped_procs(fresh_kip: Callable[..., Kip]) -> None:
+    """After `kip down` the next who comes does not take it, whatever the order in which they are started."""
+    kips = [fresh_kip(), fresh_kip()]
+    numbers = [kip.instance for kip in kips]
+    for kip in kips:
+        kip.run("one", ["sleep", "1000"]).exec("sh", "-c", MAKE)
+        kip.cli("down")
+        assert kip.wait_dead() == 0
+    third = fresh_kip()
+    assert third.instance not in numbers
+    for kip in reversed(kips):
+        kip.up()
+        kip.cli("start", "one")
+        assert "own" in kip.cli("exec", "one", "--", "cat", "/root/secret").stdout
+    assert [kip.instance for kip in kips] == numbers

@@ -747,8 +747,6 @@ mod tests {
             &["up", "--archive-after", "soon"],
             &["up", "--memory", "much"],
             &["up", "--disk", "much", "--store", "/s"],
-            &["up", "--disk", "1G"],
-            &["up", "--cache", "1G"],
             &["up", "--memory-high", "101"],
             &["up", "--memory-high", "0"],
             &["up", "--memory-low", "-1"],

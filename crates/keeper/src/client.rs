@@ -161,14 +161,6 @@ impl Keeper {
         }
     }
 
-    /// Whether one runs, whatever it speaks.
-    ///
-    /// # Errors
-    /// [`StartError`].
-    pub fn runs(dir: &Path) -> Result<bool, StartError> {
-        Ok(meet_any(&Place::open(dir, KIND)?)?.is_some())
-    }
-
     /// Whether one runs that speaks another protocol.
     ///
     /// # Errors

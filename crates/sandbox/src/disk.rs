@@ -165,6 +165,7 @@ impl MountedDisk {
             })();
             match mounted {
                 Ok(mount) => {
+                    drop(one_at_a_time);
                     if is_first {
                         give_back(&file, &mount);
                     }

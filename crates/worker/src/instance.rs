@@ -2,19 +2,12 @@
 //! control groups.
 //!
 //! Owns `/run/kip/instance-I`: locked by the daemon that has the number, with the path of the data directory, which keeps it as long as
-//! that remembers it (`DIR/run/instance`). After a restart of the machine nothing is there, and whoever comes first may have another's: then
-//! the files of the latter's procs are given the ids of another number, as when a backup is restored.
-//!
-//! Crash in the middle of that: `DIR/run/instance-moves` says between which numbers, and the next daemon puts them back first.
+//! that remembers it (`DIR/run/instance`). Owners of its procs' files go by the number, so a directory with procs never takes another: after a
+//! restart of the machine, when nobody is noted there, whoever comes first may have it, and then the other is refused.
 
 use crate::proc::IDS_PER_BLOCK;
-use crate::quota;
 use crate::record;
-use kip_archive::files::restore::IdShift;
-use kip_archive::files::shift::shift;
-use kip_keeper::Keeper;
 use kip_net::{Instance, Slot};
-use kip_sandbox::disk::{DiskError, MountedDisk};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt as _;
@@ -26,9 +19,6 @@ const INSTANCES: &str = "/run/kip";
 const FIRST_ID: u32 = 0x2000_0000;
 /// The number that a data directory has, or had.
 const MARK: &str = "run/instance";
-/// From which number to which its files are moved.
-const MOVES: &str = "run/instance-moves";
-
 /// No instance number is free, or its lock cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
@@ -44,22 +34,16 @@ pub enum InstanceError {
     /// All are taken.
     #[error("16 data directories already run on this machine: `kip down` one of them")]
     Full,
-    /// Procs run by the number that another directory has.
-    #[error("procs of {} may still run by the number {number}, which {owner} has taken: end that daemon first (`kip --data {owner} down`)", data.display())]
+    /// Another directory has the number by which files of its procs have their owners.
+    #[error(
+        "files of its procs belong to the number {number} of this machine, which the data directory {owner} has now: end that daemon (`kip --data {owner} down`), or move what it has by `kip backup` and `kip restore`"
+    )]
     Taken {
-        /// This data directory.
-        data: PathBuf,
         /// The number.
         number: u8,
         /// The other data directory.
         owner: String,
     },
-    /// Whether a keeper runs.
-    #[error("the keeper")]
-    Keeper(#[from] kip_keeper::StartError),
-    /// A proc's limited disk.
-    #[error("a limited disk")]
-    Disk(#[from] DiskError),
     /// A mark of the data directory.
     #[error(transparent)]
     Record(#[from] record::RecordError),
@@ -73,16 +57,16 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> InstanceError {
 /// A number that nobody else has; the lock keeps it as long as it is open, after that the data directory that remembers it.
 pub(crate) type Claim = (Instance, File);
 
-/// Takes the number this data directory had before if it is free, else the lowest that no directory uses. Then files of its procs get
-/// the ids of that.
+/// Takes the number this data directory had before if it is free, else, if it has no procs, the lowest that no directory uses.
 pub(crate) fn take(data: &Path) -> Result<Claim, InstanceError> {
-    put_back(data)?;
     let remembered = fs::read_to_string(data.join(MARK)).ok().and_then(|t| t.trim().parse::<u8>().ok());
     let claim = claim(data, remembered)?;
-    match remembered.and_then(|number| Instance::new(number).ok()) {
-        Some(before) if before.number() != claim.0.number() && has_procs(data) => move_files(data, before, claim.0)?,
-        _ => remember(data, claim.0)?,
+    if let Some(number) = remembered.filter(|number| *number != claim.0.number() && has_procs(data)) {
+        // It stays free for others.
+        let _ = fs::remove_file(file_of(claim.0.number()));
+        return Err(InstanceError::Taken { number, owner: owner_of(number) });
     }
+    remember(data, claim.0)?;
     Ok(claim)
 }
 
@@ -120,63 +104,13 @@ fn is_others(number: u8, data: &Path) -> bool {
     let owner = owner_of(number);
     let other = Path::new(&owner);
     let remembered = || fs::read_to_string(other.join(MARK)).is_ok_and(|t| t.trim() == number.to_string());
-    !owner.is_empty() && other != data && remembered()
+    // The same by another path is no other.
+    let place = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    !owner.is_empty() && place(other) != place(data) && remembered()
 }
 
 fn has_procs(data: &Path) -> bool {
     fs::read_dir(data.join("procs")).is_ok_and(|mut entries| entries.next().is_some())
-}
-
-/// Its number is another's, and its procs, none of which runs, get the ids of this one.
-fn move_files(data: &Path, from: Instance, to: Instance) -> Result<(), InstanceError> {
-    let number = from.number();
-    if Keeper::runs(data)? {
-        return Err(InstanceError::Taken { data: data.to_owned(), number, owner: owner_of(number) });
-    }
-    record::replace(&data.join(MOVES), format!("{number} {}", to.number()).as_bytes())?;
-    shift_all(data, from, to)?;
-    remember(data, to)?;
-    fs::remove_file(data.join(MOVES)).map_err(at(&data.join(MOVES)))?;
-    tracing::info!(
-        number,
-        now = to.number(),
-        "its number is another data directory's; files of its procs have other ids now"
-    );
-    Ok(())
-}
-
-/// What was interrupted, the other way round.
-fn put_back(data: &Path) -> Result<(), InstanceError> {
-    let path = data.join(MOVES);
-    let text = match fs::read_to_string(&path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-        text => text.map_err(at(&path))?,
-    };
-    let numbers = text.split_whitespace().filter_map(|word| Instance::new(word.parse().ok()?).ok()).collect::<Vec<_>>();
-    let [from, to] = numbers[..] else {
-        return Err(at(&path)(io::Error::new(io::ErrorKind::InvalidData, "it does not name two numbers")));
-    };
-    shift_all(data, to, from)?;
-    remember(data, from)?;
-    fs::remove_file(&path).map_err(at(&path))
-}
-
-/// Files of all procs, on limited disks too. May be done again where it was stopped.
-fn shift_all(data: &Path, from: Instance, to: Instance) -> Result<(), InstanceError> {
-    let ((from, count), (to, _)) = (ids_of(from), ids_of(to));
-    let ids = IdShift { from, to, count };
-    let procs = data.join("procs");
-    for entry in fs::read_dir(&procs).map_err(at(&procs))? {
-        let proc = entry.map_err(at(&procs))?.path();
-        shift(&proc, ids).map_err(at(&proc))?;
-        let image = proc.join(quota::IMAGE);
-        if image.exists() {
-            let place = proc.join(quota::PLACE);
-            let _mounted = MountedDisk::mount(&image, &place)?;
-            shift(&place, ids).map_err(at(&place))?;
-        }
-    }
-    Ok(())
 }
 
 /// All ids of an instance: the first, and how many.
@@ -215,8 +149,11 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Gives the instance number back, for good. Its lock is held until after this.
+/// Gives the instance number back, for good, if there are no procs: stopped ones have files. Its lock is held until after this.
 pub(crate) fn release(data: &Path, instance: Instance) {
+    if has_procs(data) {
+        return;
+    }
     let _ = fs::remove_file(data.join(MARK));
     let _ = fs::remove_file(file_of(instance.number()));
     // Only if it is empty.
@@ -233,30 +170,6 @@ pub(crate) fn first_id(instance: Instance, slot: Slot) -> u32 {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
-
-    #[test]
-    fn a_move_that_was_interrupted_is_put_back() {
-        let data = tempfile::tempdir().unwrap();
-        let [one, other] = [1, 2].map(|number| Instance::new(number).unwrap());
-        let upper = data.path().join("procs/web/upper");
-        fs::create_dir_all(&upper).unwrap();
-        fs::create_dir(data.path().join("run")).unwrap();
-        let owner = |name: &str| fs::metadata(upper.join(name)).unwrap().uid();
-        for (name, instance) in [("moved", other), ("not-yet", one)] {
-            fs::write(upper.join(name), "").unwrap();
-            std::os::unix::fs::chown(upper.join(name), Some(ids_of(instance).0 + 7), None).expect("root");
-        }
-        fs::write(upper.join("roots"), "").unwrap();
-        put_back(data.path()).expect("there is nothing to put back");
-        fs::write(data.path().join(MOVES), "1 2").unwrap();
-        fs::write(data.path().join(MARK), "2").unwrap();
-        put_back(data.path()).unwrap();
-        assert_eq!([owner("moved"), owner("not-yet"), owner("roots")], [ids_of(one).0 + 7, ids_of(one).0 + 7, 0]);
-        assert_eq!(fs::read_to_string(data.path().join(MARK)).unwrap(), "1");
-        assert!(!data.path().join(MOVES).exists());
-        fs::write(data.path().join(MOVES), "1").unwrap();
-        assert!(matches!(put_back(data.path()), Err(InstanceError::Io { .. })));
-    }
 
     #[test]
     fn a_lock_whose_file_is_removed_by_its_holder_is_one_holders_only() {

@@ -1,7 +1,6 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
 use crate::Worker;
-use crate::archive::place::OWN;
 use crate::archive::{Archive, ArchiveError, collect};
 use crate::backup;
 use crate::disk;
@@ -274,10 +273,10 @@ fn restorer() -> io::Result<OwnedFd> {
 
 fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     // First: what is started below outlives a daemon that does not come up.
-    let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
-    if config.disk.is_some() && archive.as_ref().is_none_or(|archive| archive.is_at(&config.data.join(OWN))) {
+    if config.disk.is_some() && !Archive::is_elsewhere(&config.data, config.store.as_deref())? {
         return Err(OpenError::NowhereElse);
     }
+    let archive = Archive::choose(&config.data, config.store.as_deref(), now_ms())?;
     let archive = archive.map(|archive| archive.with_cache(&config.data, config.cache));
     let at = |path: &Path| {
         let path = path.to_owned();

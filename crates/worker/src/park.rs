@@ -253,7 +253,7 @@ pub(crate) fn park(
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut |stage| match stage {
         Stage::Running => {
-            seen.ran = look_before(&tree);
+            seen.ran = look_before(proc, &tree);
             true
         }
         Stage::Frozen => {
@@ -413,28 +413,33 @@ pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
 /// something that the program has never seen. What is there already counts as seen only if every thread slept all the
 /// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
 /// something is given a moment to come to rest.
-fn look_before(tree: &Tree) -> Ran {
+fn look_before(proc: &Proc, then: &Tree) -> Ran {
+    // Whoever has ended or begun since then counts as it is now.
+    let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
     let until = Instant::now() + REST_WITHIN;
     while Instant::now() < until {
-        let asleep = tree.asleep();
+        let now = tree();
+        let asleep = now.asleep();
         if asleep.is_some() {
             let ran = Ran {
-                sockets: places(tree).into_iter().filter_map(look).collect(),
-                since: tree.waiting(),
+                sockets: places(&now).into_iter().filter_map(look).collect(),
+                since: now.waiting(),
                 at_rest: true,
-                pending: tree.pending(),
+                pending: now.pending(),
             };
-            if asleep == tree.asleep() {
+            let later = tree();
+            if later.threads == now.threads && later.asleep() == asleep {
                 return ran;
             }
         }
         std::thread::sleep(BETWEEN_LOOKS);
     }
-    let mut sockets: BTreeMap<u32, SavedOptions> = places(tree).into_iter().filter_map(look).collect();
+    let tree = tree();
+    let mut sockets: BTreeMap<u32, SavedOptions> = places(&tree).into_iter().filter_map(look).collect();
     for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }

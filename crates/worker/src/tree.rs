@@ -70,7 +70,9 @@ impl Tree {
     pub(crate) fn asleep(&self) -> Option<Vec<u64>> {
         let look = |tid: &u32| {
             let times = switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)?;
-            waits_in(*tid).map(|_| times)
+            // In a call, too, whose result the kernel puts there.
+            let waits = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at != "handle_userfault");
+            waits_in(*tid).filter(|_| waits).map(|_| times)
         };
         self.threads.values().map(look).collect()
     }
@@ -205,6 +207,7 @@ mod tests {
     #[test]
     fn who_waits_for_a_page_is_at_work() {
         use kip_sys::uffd::{self, Catch, Features};
+        use std::io::Read as _;
         use std::sync::mpsc::channel;
         use std::time::{Duration, Instant};
 
@@ -214,27 +217,32 @@ mod tests {
         // Nobody has touched it: so much is always a mapping of its own, mallopt(3).
         let memory = vec![0u8; 64 << 20];
         let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
-        let range = begin..begin + 4096;
-        uffd::register(faults.as_fd(), range.clone(), Catch::Missing).unwrap();
+        uffd::register(faults.as_fd(), begin..begin + 8192, Catch::Missing).unwrap();
         let place = (begin - memory.as_ptr() as u64) as usize;
         let (tell, told) = channel();
         let (go, gone) = channel();
         let thread = std::thread::spawn(move || {
+            let mut memory = memory;
             tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
             let byte = std::hint::black_box(&memory)[place];
+            // The kernel fills the second one.
+            let mut zeros = fs::File::open("/dev/zero").unwrap();
+            zeros.read_exact(&mut memory[place + 4096..place + 4097]).unwrap();
             gone.recv().map(|()| byte)
         });
         let tid = told.recv().unwrap();
         let tree = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, tid)]) };
         let until = Instant::now() + Duration::from_secs(10);
         let status = || fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
-        while switches(&status()).is_none() {
-            assert!(Instant::now() < until, "it does not wait");
+        for (page, calls) in [(begin, false), (begin + 4096, true)] {
+            while switches(&status()).is_none() || waits_in(tid).is_some() != calls {
+                assert!(Instant::now() < until, "it does not wait");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(switches(&status()).is_some(), "it sleeps, by its state");
+            assert_eq!(tree.asleep(), None);
+            assert_eq!(uffd::zero(faults.as_fd(), page..page + 4096, true).unwrap(), 4096);
         }
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(switches(&status()).is_some(), "it sleeps, by its state");
-        assert_eq!(tree.asleep(), None);
-        assert_eq!(uffd::zero(faults.as_fd(), range, true).unwrap(), 4096);
         while tree.asleep().is_none() {
             assert!(Instant::now() < until, "it does not come to its call");
         }

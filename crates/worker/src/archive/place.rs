@@ -23,12 +23,7 @@ impl Archive {
         if asked == Some(NONE) {
             return Ok(None);
         }
-        let remembered = data.join(DIRECTORY).join(REMEMBERED);
-        let before = match fs::read_to_string(&remembered) {
-            Ok(text) => Some(text.trim().to_owned()).filter(|url| !url.is_empty()),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            Err(e) => return Err(io_at(&remembered)(e)),
-        };
+        let (remembered, before) = (data.join(DIRECTORY).join(REMEMBERED), remembered(data)?);
         let own = data.join(OWN);
         if asked.is_some_and(|asked| Path::new(asked) == own) {
             match fs::remove_file(&remembered) {
@@ -52,10 +47,28 @@ impl Archive {
         Ok(Some(archive))
     }
 
+    /// Whether the choice is a store that is not the data directory's own. Nothing is opened or remembered.
+    pub(crate) fn is_elsewhere(data: &Path, asked: Option<&str>) -> Result<bool, ArchiveError> {
+        Ok(match asked {
+            Some(asked) => asked != NONE && Path::new(asked) != data.join(OWN),
+            None => remembered(data)?.is_some(),
+        })
+    }
+
     /// Whether the store is that directory.
     pub(crate) fn is_at(&self, path: &Path) -> bool {
         let real = |path: &Path| fs::canonicalize(path).ok();
         self.store.is_directory() && real(Path::new(self.store.name())).is_some_and(|own| real(path) == Some(own))
+    }
+}
+
+/// What was asked for the last time.
+fn remembered(data: &Path) -> Result<Option<String>, ArchiveError> {
+    let path = data.join(DIRECTORY).join(REMEMBERED);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim().to_owned()).filter(|url| !url.is_empty())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(io_at(&path)(e)),
     }
 }
 

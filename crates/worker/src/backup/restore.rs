@@ -192,8 +192,9 @@ fn fill(
     let (instance, _lock) = settle_ids(data, growing, &note)?;
     let all = File::open(growing).map_err(at(growing))?;
     rustix::fs::syncfs(&all).map_err(|e| at(growing)(e.into()))?;
-    move_up(growing, data).map_err(at(data))?;
+    // Before anything is there: what is there has its files by that number.
     instance::remember(data, instance)?;
+    move_up(growing, data).map_err(at(data))?;
     rustix::fs::syncfs(&all).map_err(|e| at(data)(e.into()))?;
     Ok(Restored { made_at_ms: note.made_at_ms, of: note.data, procs })
 }

@@ -12,7 +12,7 @@ use super::sleep::SECOND_TRY_AFTER;
 use super::{Task, blocking, chain, take_custody};
 use crate::archive::Archive;
 use crate::fault;
-use crate::policy;
+use crate::policy::{self, NotAllowed};
 use crate::proc::Proc;
 use crate::record;
 use crate::renew;
@@ -226,6 +226,15 @@ enum NotBrought {
     Refused(String),
 }
 
+impl NotBrought {
+    fn of(e: NotAllowed) -> Self {
+        match &e {
+            NotAllowed::Refused(_) | NotAllowed::Body => NotBrought::Refused(chain(&e)),
+            NotAllowed::Facts(_) | NotAllowed::Snapshot(_) => NotBrought::Failed(chain(&e)),
+        }
+    }
+}
+
 impl From<String> for NotBrought {
     fn from(message: String) -> Self {
         NotBrought::Failed(message)
@@ -242,9 +251,9 @@ fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archive
     // By this it is known where pages are that come with its front.
     let text = serde_json::to_vec(&archived).expect("it is plain data");
     record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))?;
-    let check = |images: &Path| policy::check(proc, images, &archived.body).map_err(|e| chain(&e));
+    let check = |images: &Path| policy::check(proc, images, &archived.body).map_err(NotBrought::of);
     let (images, checked) = archive.fetch_as(id, front, number, &proc.dir, check).map_err(|e| chain(&e))?;
-    checked.map_err(NotBrought::Refused)?;
+    checked?;
     archive.bring(&images, None).map_err(|e| chain(&e))?;
     let first_id = archived.body.home.as_ref().map_or(0, |home| home.first_id);
     each_place(proc, Order::Aside, set_aside)?;
