@@ -175,6 +175,17 @@ def assert_none(before: Machine, data: Path, instance: int | None, within: float
         time.sleep(0.05)
     if data.exists():
         shutil.rmtree(data)  # fails if something in it is a mount or immutable
+    forget_number(data, instance)
+
+
+def forget_number(data: Path, instance: int | None) -> None:
+    """It stays with a data directory that has procs, stopped ones too; that is gone."""
+    path = RUN / f"instance-{instance}"
+    try:
+        if path.read_text() == str(data):
+            path.unlink()
+    except FileNotFoundError:
+        pass
 
 
 def force_down(kip: Kip) -> None:
