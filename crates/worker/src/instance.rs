@@ -32,7 +32,9 @@ pub enum InstanceError {
         source: io::Error,
     },
     /// All are taken.
-    #[error("16 data directories already run on this machine: `kip down` one of them")]
+    #[error(
+        "16 data directories have numbers on this machine already, which they keep as long as they have procs: remove those of one (`kip rm`), then `kip down` it"
+    )]
     Full,
     /// Another directory has the number by which files of its procs have their owners.
     #[error(
