@@ -24,9 +24,8 @@ from harness.wait import wait_for
 
 
 @pytest.fixture
-def kip(fresh_kip: Callable[..., Kip], tmp_path: Path) -> Kip:
-    (tmp_path / "store").mkdir()
-    return fresh_kip("--store", str(tmp_path / "store"))
+def kip(archiving: Kip) -> Kip:
+    return archiving
 
 
 def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ pub enum DumpError {
     Images(#[source] io::Error),
 }
 
-/// Dumps; `settle` is called once, with every task stopped and the images complete.
+/// Dumps; `step` is called once at each [`Stage`], and calls the dump off by saying no.
 pub fn dump(
     helper: Helper,
     request: &DumpRequest<'_>,

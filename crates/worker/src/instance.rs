@@ -19,6 +19,7 @@ const INSTANCES: &str = "/run/kip";
 const FIRST_ID: u32 = 0x2000_0000;
 /// The number that a data directory has, or had.
 const MARK: &str = "run/instance";
+
 /// No instance number is free, or its lock cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
@@ -68,7 +69,9 @@ pub(crate) fn take(data: &Path) -> Result<Claim, InstanceError> {
         let _ = fs::remove_file(file_of(claim.0.number()));
         return Err(InstanceError::Taken { number, owner: owner_of(number) });
     }
-    remember(data, claim.0)?;
+    if remembered != Some(claim.0.number()) {
+        remember(data, claim.0)?;
+    }
     Ok(claim)
 }
 

@@ -71,8 +71,8 @@ impl Tree {
         let look = |tid: &u32| {
             let times = switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)?;
             // In a call, too, whose result the kernel puts there.
-            let waits = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at != "handle_userfault");
-            waits_in(*tid).filter(|_| waits).map(|_| times)
+            let faults = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at == "handle_userfault");
+            waits_in(*tid).filter(|_| !faults).map(|_| times)
         };
         self.threads.values().map(look).collect()
     }
