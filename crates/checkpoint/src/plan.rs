@@ -46,7 +46,7 @@ pub enum Received {
     Pages(String),
     /// The held object with this file id of the images.
     Object(u64),
-    /// The held file with this file id, which has no name any more, opened once more.
+    /// The held file or FIFO with this file id, which has no name any more, opened once more.
     Deleted(u64),
     /// The held INET socket with this inode.
     Socket(u32),

@@ -100,7 +100,8 @@ struct lock {
     word kind, type, number, start, length; /* kind 1 POSIX, 2 flock, 4 OFD */
 };
 
-/* A signalfd in an epoll set: the kernel drops it there when the process that added it goes. */
+/* What is put into an epoll set once more: a signalfd, which the kernel drops there when the process that added it goes, and a
+ * FIFO without a name, of which the set knows the open file that was held. */
 struct watch {
     word set, number, events, data;
 };

@@ -6,6 +6,7 @@
 //! of them are let go, so that the program's close is a close.
 
 mod rebuild;
+mod reopen;
 mod timers;
 
 pub(crate) use timers::{forget, resumed_due, take};

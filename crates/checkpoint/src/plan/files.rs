@@ -171,10 +171,7 @@ impl Files {
                     Some(_) => unsupported("a unix socket bound to a relative path that is not in /"),
                 }
             }
-            kind::FIFO => {
-                let reg = file.message(17)?.unwrap_or_default().number(3);
-                self.check_overlay(&self.file(reg)?.message(3)?.unwrap_or_default())
-            }
+            kind::FIFO => self.check_overlay(&self.file(fifo_file(file)?)?.message(3)?.unwrap_or_default()),
             kind::PIPE | kind::EVENTFD | kind::EVENTPOLL | kind::SIGNALFD | kind::NETLINKSK | kind::TIMERFD => Ok(()),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
@@ -193,6 +190,13 @@ impl Files {
     fn is_deleted(&self, id: u64) -> bool {
         const GHOST: u64 = 1;
         self.remapped.get(&id) == Some(&GHOST)
+    }
+
+    /// Whether it is handed over as another open file than the one that was held: a deleted FIFO, see [`Received::Deleted`].
+    /// An epoll set that was held knows the one that was.
+    pub(super) fn is_reopened(&self, id: u64) -> Result<bool, PlanError> {
+        let file = self.file(id)?;
+        Ok(file.number(1) == kind::FIFO && self.is_deleted(fifo_file(file)?))
     }
 
     /// The path of a regular file, if it can be opened by it.
@@ -215,6 +219,10 @@ impl Files {
         let file = self.file(id)?.clone();
         self.check(&file)?;
         let key = Key::File(id);
+        if self.is_reopened(id)? {
+            self.same_files = true;
+            return Ok(self.receive(key, Received::Deleted(id)));
+        }
         if file.number(1) != kind::REG {
             self.same_files |= has_path(&file)?;
             return Ok(self.receive(key, Received::Object(id)));
@@ -315,6 +323,11 @@ fn check_owner(reg: &Message) -> Result<(), PlanError> {
         0 => Ok(()),
         _ => unsupported(format!("how {} is open", reg.string(6).unwrap_or_default())),
     }
+}
+
+/// The id under which the images have a FIFO's path and flags.
+fn fifo_file(fifo: &Message) -> Result<u64, PlanError> {
+    Ok(fifo.message(17)?.unwrap_or_default().number(3))
 }
 
 /// Whether an object is one by its place in the file system.

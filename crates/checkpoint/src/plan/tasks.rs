@@ -200,6 +200,7 @@ pub(super) fn write(
     let mut shared = SharedMemory::default();
     let mut found = Vec::new();
     let mut highest = 0;
+    let mut watched = BTreeSet::new();
     let mut shape: Option<VdsoShape> = None;
     for task in tree {
         if task.life != Life::Alive {
@@ -207,7 +208,7 @@ pub(super) fn write(
             continue;
         }
         let is_init = task.maker.is_none();
-        let references = References::gather(task, files)?;
+        let references = References::gather(task, files, &mut watched)?;
         highest = references.descriptors.iter().map(|d| d.0).max().unwrap_or(0).max(highest);
         let memory = match is_init {
             true => None,
@@ -271,27 +272,38 @@ struct References {
     descriptors: Vec<(u64, Ref, u64)>,
     directory: Ref,
     executable: Option<Ref>,
-    /// (set, number, events, data) of signalfds in epoll sets.
+    /// (set, number, events, data) of what has to be put into epoll sets once more.
     watches: Vec<Vec<u64>>,
 }
 
 impl References {
-    fn gather(task: &Task, files: &mut Files) -> Result<References, PlanError> {
+    /// `watched`: the files that a process before this one puts into a set, as (set, file). Processes share sets, and two of them
+    /// cannot both add a file.
+    fn gather(
+        task: &Task,
+        files: &mut Files,
+        watched: &mut BTreeSet<(u64, u64)>,
+    ) -> Result<References, PlanError> {
         if files.path_of(task.fs.number(2))? != "/" {
             return unsupported("a process with another root directory, chroot(2)");
         }
         let mut descriptors = Vec::new();
         let mut signalfds = BTreeSet::new();
+        let mut reopened = BTreeMap::new();
         for d in &task.descriptors {
             if files.kind(d.number(1)) == kind::SIGNALFD {
                 signalfds.insert(d.number(4));
+            }
+            if files.is_reopened(d.number(1))? {
+                reopened.insert(d.number(4), d.number(1));
             }
             descriptors.push((d.number(4), files.open_file(d.number(1))?, d.number(2)));
         }
         let mut watches = Vec::new();
         for d in task.descriptors.iter().filter(|d| files.kind(d.number(1)) == kind::EVENTPOLL) {
             for watch in files.watches(d.number(1))? {
-                if signalfds.contains(&watch.number(2)) {
+                let is_first = |file: &u64| watched.insert((d.number(1), *file));
+                if signalfds.contains(&watch.number(2)) || reopened.get(&watch.number(2)).is_some_and(is_first) {
                     watches.push(vec![d.number(4), watch.number(2), watch.number(3), watch.number(4)]);
                 }
             }

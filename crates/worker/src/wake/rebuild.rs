@@ -3,6 +3,7 @@
 //! Anything that is missing or goes wrong before the program runs leaves generation and held descriptors as they were,
 //! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
 
+use super::reopen::open_again;
 use super::{Steps, WakeError, release, timers};
 use crate::fault;
 use crate::hibernate;
@@ -22,11 +23,8 @@ use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
-use rustix::fs::{FlockOperation, OFlags, SeekFrom};
-use rustix::io::Errno;
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -198,30 +196,6 @@ pub(super) fn rebuild(
             Err(e)
         }
     }
-}
-
-/// Opens a deleted file as it is open, on a mount that the next snapshot knows: the one that it was opened on is gone.
-fn open_again(held: BorrowedFd<'_>, mounts: &Mounts) -> io::Result<OwnedFd> {
-    let kept = OFlags::ACCMODE
-        | OFlags::APPEND
-        | OFlags::NONBLOCK
-        | OFlags::SYNC
-        | OFlags::DSYNC
-        | OFlags::DIRECT
-        | OFlags::NOATIME;
-    let flags = rustix::fs::fcntl_getfl(held)? & kept;
-    let device = rustix::fs::fstat(held)?.st_dev;
-    for mount in [&mounts.root, &mounts.usr] {
-        if rustix::fs::fstat(mount)?.st_dev != device {
-            continue;
-        }
-        let again = kip_sys::mount::open_again(held, mount.as_fd(), flags | OFlags::CLOEXEC)?;
-        rustix::fs::seek(&again, SeekFrom::Start(rustix::fs::tell(held)?))?;
-        // The lock that it has is taken again by the restorer.
-        rustix::fs::flock(held, FlockOperation::Unlock)?;
-        return Ok(again);
-    }
-    Err(Errno::XDEV.into())
 }
 
 /// Has the disk begin with a file that is needed in a moment; there may be none.

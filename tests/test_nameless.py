@@ -1,0 +1,99 @@
+"""What has no name any more: deleted files, FIFOs, directories and sockets, opened once and several times, shared and not, over many
+sleeps and by both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.clients import Lines
+from harness.kip import Kip
+from harness.programs import SOURCES
+
+# Each: how it is made, and an expression that uses all of it, leaves something for the next time and is always `True`.
+KINDS = {
+    "fifo opened for both": (
+        "os.mkfifo('/tmp/n'); a = os.open('/tmp/n', os.O_RDWR); os.unlink('/tmp/n'); os.write(a, b'left')",
+        "(os.read(a, 9), os.write(a, b'left')) == (b'left', 4)",
+    ),
+    "fifo of two ends": (
+        "os.mkfifo('/tmp/n'); r = os.open('/tmp/n', os.O_RDONLY | os.O_NONBLOCK); w = os.open('/tmp/n', os.O_WRONLY); "
+        "os.unlink('/tmp/n'); os.write(w, b'left'); import fcntl",
+        "(os.read(r, 9), os.write(w, b'left'), fcntl.fcntl(r, 3) & os.O_NONBLOCK, fcntl.fcntl(w, 3) & os.O_NONBLOCK) "
+        "== (b'left', 4, os.O_NONBLOCK, 0)",
+    ),
+    "fifo opened twice, and copied": (
+        "os.mkfifo('/tmp/n'); a = os.open('/tmp/n', os.O_RDWR); b = os.open('/tmp/n', os.O_RDWR); c = os.dup(a); os.unlink('/tmp/n'); "
+        "import fcntl",
+        "(fcntl.fcntl(a, 4, os.O_NONBLOCK), fcntl.fcntl(c, 3) & os.O_NONBLOCK, fcntl.fcntl(b, 3) & os.O_NONBLOCK, "
+        "fcntl.fcntl(a, 4, 0), os.write(b, b'x'), os.read(c, 9)) == (0, os.O_NONBLOCK, 0, 0, 1, b'x')",
+    ),
+    "fifo whose writer has gone": (
+        "import select; os.mkfifo('/tmp/n'); r = os.open('/tmp/n', os.O_RDONLY | os.O_NONBLOCK); "
+        "w = os.open('/tmp/n', os.O_WRONLY); os.close(w); os.unlink('/tmp/n'); p = select.poll(); p.register(r, 0)",
+        "[event & select.POLLHUP for _, event in p.poll(0)] == [select.POLLHUP] and os.read(r, 9) == b''",
+    ),
+    "fifo in an epoll set": (
+        "import select; os.mkfifo('/tmp/n'); a = os.open('/tmp/n', os.O_RDWR); os.unlink('/tmp/n'); "
+        "e = select.epoll(); e.register(a, select.EPOLLIN)",
+        "(e.poll(0), os.write(a, b'x'), [fd for fd, _ in e.poll(5)], os.read(a, 9), e.poll(0)) == ([], 1, [a], b'x', [])",
+    ),
+    "file": (
+        "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); os.unlink('/tmp/n'); os.write(a, b'left')",
+        "(os.pread(a, 9, 0), os.lseek(a, 0, 1), os.fstat(a).st_nlink) == (b'left', 4, 0)",
+    ),
+    "file opened twice, and copied": (
+        "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); b = os.open('/tmp/n', os.O_RDONLY); c = os.dup(a); os.unlink('/tmp/n')",
+        "(os.ftruncate(a, 0), os.pwrite(a, b'one', 0), os.lseek(b, 0, 0), os.read(b, 9), os.lseek(a, 2, 0), os.lseek(c, 0, 1), "
+        "os.lseek(b, 0, 1)) == (None, 3, 0, b'one', 2, 2, 3)",
+    ),
+    "file of two names, one deleted": (
+        "a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); os.link('/tmp/n', '/tmp/kept'); os.unlink('/tmp/n')",
+        "(os.ftruncate(a, 0), os.pwrite(a, b'one', 0), open('/tmp/kept').read(), os.fstat(a).st_nlink) == (None, 3, 'one', 1)",
+    ),
+    "locked file": (
+        "import fcntl; a = os.open('/tmp/n', os.O_RDWR | os.O_CREAT); b = os.open('/tmp/n', os.O_RDWR); os.unlink('/tmp/n'); "
+        "fcntl.flock(a, fcntl.LOCK_EX); refused = lambda: [fcntl.flock(b, fcntl.LOCK_EX | fcntl.LOCK_NB)]",
+        "refused()",
+    ),
+    "directory": (
+        "os.mkdir('/tmp/n'); a = os.open('/tmp/n', os.O_RDONLY); os.rmdir('/tmp/n')",
+        "(os.listdir(a), os.path.exists('/tmp/n')) == ([], False)",
+    ),
+    "listening socket": (
+        "l = socket.socket(socket.AF_UNIX); l.bind('/tmp/n'); l.listen(); c = socket.socket(socket.AF_UNIX); c.connect('/tmp/n'); "
+        "s, _ = l.accept(); os.unlink('/tmp/n'); c.sendall(b'left')",
+        "(s.recv(9), c.sendall(b'left'), l.getsockname(), os.path.exists('/tmp/n')) == (b'left', None, '/tmp/n', False)",
+    ),
+}
+SLEEPS = 4
+
+
+# A directory without a name no handle leads to, and one that is only read by name is CRIU's.
+BY_CRIU = {"directory", "file of two names, one deleted"}
+
+
+@pytest.mark.parametrize("engine", ["plan", "criu", "turns"])
+def test_what_has_no_name(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    """One proc for each kind, so that a refusal of one hides no other."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "criu" else []))
+    flags = ["-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"]
+    by_plan = set()
+    for number, (kind, (make, use)) in enumerate(KINDS.items()):
+        proc = kip.run(f"n{number}", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=flags)
+        client = Lines(proc.port())
+        assert client.ask(make) == "None", kind
+        expected = client.ask(use)
+        assert expected in ("True", "BlockingIOError: [Errno 11] Resource temporarily unavailable"), (kind, expected)
+        for cycle in range(SLEEPS):
+            proc.sleep()
+            if engine == "turns" and cycle % 2:
+                generation = proc.inspect()["generation"]
+                (kip.data / "procs" / proc.name / f"gen-{generation}" / "wake.plan").unlink(missing_ok=True)
+            assert client.ask(use) == expected, (kind, cycle)
+            if proc.rebuilt():
+                by_plan.add((kind, cycle))
+        proc.remove()
+    planned = {"plan": range(SLEEPS), "criu": [], "turns": range(0, SLEEPS, 2)}[engine]
+    assert by_plan == {(kind, cycle) for kind in KINDS.keys() - BY_CRIU for cycle in planned}
