@@ -250,7 +250,7 @@ exec mariadbd --defaults-file=/etc/mysql/my.cnf
 
 
 # What torture has that only CRIU restores: with this in its environment the wakes of torture are by plan.
-ONLY_CRIU = "TORTURE_SKIP=shm,memfd,inotify,msgrcv"
+ONLY_CRIU = "TORTURE_SKIP=shm,memfd,msgrcv"
 
 
 def torture(static: bool = False) -> Server:

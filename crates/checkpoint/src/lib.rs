@@ -11,6 +11,7 @@ pub mod dump;
 pub mod helper;
 pub mod ids;
 pub mod image;
+pub mod inotify;
 pub mod locate;
 pub mod look;
 pub mod pages;

@@ -48,6 +48,8 @@ pub enum Received {
     Object(u64),
     /// The held file or FIFO with this file id, which has no name any more, opened once more.
     Deleted(u64),
+    /// The held inotify instance with this file id.
+    Inotify(u64),
     /// The held INET socket with this inode.
     Socket(u32),
     /// /dev/userfaultfd.

@@ -40,7 +40,8 @@ pub fn turn_into_files(images: &Path) -> Result<Vec<Socket>, ImageError> {
         let Some(socket) = file.message(4).map_err(damaged)? else { continue };
         let found = Socket { inode: socket.number(2) as u32 };
         ids.insert(file.number(2));
-        *file = as_file(file.number(2), &found, &socket);
+        let owner = socket.bytes(13).unwrap_or_default().to_vec();
+        *file = as_file(file.number(2), &inherit_key(found.inode), socket.number(9), owner);
         if !sockets.contains(&found) {
             sockets.push(found);
         }
@@ -49,11 +50,17 @@ pub fn turn_into_files(images: &Path) -> Result<Vec<Socket>, ImageError> {
         return Ok(sockets);
     }
     files.write()?;
+    turn_descriptors(images, INETSK, &ids)?;
+    Ok(sockets)
+}
+
+/// Says of all descriptors of these files, which are of that kind, that they are of regular files.
+pub(crate) fn turn_descriptors(images: &Path, kind: u64, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
     for (_, path) in numbered(images, "fdinfo")? {
         let mut descriptors = Image::read(&path)?;
         let mut changed = false;
         for entry in &mut descriptors.entries {
-            if entry.number(3) == INETSK && ids.contains(&entry.number(1)) {
+            if entry.number(3) == kind && ids.contains(&entry.number(1)) {
                 entry.set_varint(3, REG);
                 changed = true;
             }
@@ -62,17 +69,17 @@ pub fn turn_into_files(images: &Path) -> Result<Vec<Socket>, ImageError> {
             descriptors.write()?;
         }
     }
-    Ok(sockets)
+    Ok(())
 }
 
-fn as_file(id: u64, socket: &Socket, entry: &Message) -> Message {
-    let name = format!("/{}", inherit_key(socket.inode));
+/// A file that is inherited by that key. `owner`: the message about signals, fcntl(2) F_SETOWN.
+pub(crate) fn as_file(id: u64, key: &str, flags: u64, owner: Vec<u8>) -> Message {
     let file = Message(vec![
         (1, Value::Varint(id)),
-        (2, Value::Varint(entry.number(9))),
+        (2, Value::Varint(flags)),
         (3, Value::Varint(0)),
-        (5, Value::Bytes(entry.bytes(13).unwrap_or_default().to_vec())),
-        (6, Value::Bytes(name.into_bytes())),
+        (5, Value::Bytes(owner)),
+        (6, Value::Bytes(format!("/{key}").into_bytes())),
     ]);
     Message(vec![(1, Value::Varint(REG)), (2, Value::Varint(id)), (3, Value::Bytes(file.encode()))])
 }

@@ -61,6 +61,8 @@ pub enum Kind {
         /// Where.
         local: SocketAddr,
     },
+    /// No socket: an inotify instance, which reports what happens to files. It is held and watched, and nothing is changed.
+    Inotify,
     /// Anything else, a TCP socket that is not connected among them. It is held and watched, and nothing is changed.
     Other,
 }
@@ -69,7 +71,7 @@ pub enum Kind {
 /// the rest.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Connections to accept, bytes to read or, for UDP, bytes of memory of unread datagrams.
+    /// Connections to accept, bytes to read (of inotify, of events) or, for UDP, bytes of memory of unread datagrams.
     pub queued: u32,
     /// The peer has closed.
     pub ended: bool,
@@ -134,6 +136,27 @@ pub fn snapshot_options(fd: BorrowedFd<'_>) -> Result<SavedOptions, CustodyError
     })
 }
 
+/// An inotify instance, which has no options. `queued`: as many bytes of events does the program know of.
+pub fn inotify(queued: u32) -> SavedOptions {
+    SavedOptions {
+        kind: Kind::Inotify,
+        seen: Seen { queued, ..Seen::default() },
+        reuse_addr: 0,
+        defer_accept_s: 0,
+        receive_buffer: 0,
+        buffer_lock: 0,
+        keepalive: 0,
+        keep_idle_s: 0,
+        keep_interval_s: 0,
+        keep_count: 0,
+    }
+}
+
+/// Bytes of the events that wait in an inotify instance.
+pub fn queued_events(inotify: BorrowedFd<'_>) -> io::Result<u32> {
+    sock::unread_bytes(inotify)
+}
+
 /// Makes a socket fit for custody: out of repair without a sound, its address reusable as before, room for those who come.
 pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
     fit(fd.as_fd(), saved)?;
@@ -156,6 +179,7 @@ pub fn release(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyEr
             set.int("set the keepalive times", IntOption::KeepCount, saved.keep_count)?;
             set.int("set the keepalive", IntOption::KeepAlive, saved.keepalive)?;
         }
+        Kind::Inotify => return Ok(()),
         Kind::Other => {}
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
@@ -183,6 +207,7 @@ pub(crate) fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
             Ok(Seen { queued: sock::unread_bytes(fd)?, ended, full: !writable(fd)? })
         }
         Kind::Udp { .. } => Ok(Seen { queued: sock::receive_memory(fd)?, ..Seen::default() }),
+        Kind::Inotify => Ok(Seen { queued: queued_events(fd)?, ..Seen::default() }),
         Kind::Other => Ok(Seen::default()),
     }
 }
@@ -199,6 +224,7 @@ fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
             set.int("set the keepalive times", IntOption::KeepInterval, KEEPALIVE_S)?;
             set.int("set the keepalive", IntOption::KeepAlive, 1)?;
         }
+        Kind::Inotify => return Ok(()),
         Kind::Other => {}
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
@@ -271,6 +297,7 @@ impl fmt::Display for Kind {
             Kind::Listener { local, .. } => write!(f, "tcp {local}"),
             Kind::Stream { local, peer } => write!(f, "tcp {local} from {peer}"),
             Kind::Udp { local } => write!(f, "udp {local}"),
+            Kind::Inotify => f.write_str("watched files"),
             Kind::Other => f.write_str("of another kind"),
         }
     }

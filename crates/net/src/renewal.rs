@@ -167,7 +167,7 @@ fn one(recipe: &Recipe, saved: &SavedOptions, place: &Place<'_>) -> Result<Owned
                 let _ = rustix::net::connect(fd, &peer);
             }
         }
-        Kind::Stream { .. } | Kind::Other => {}
+        Kind::Stream { .. } | Kind::Inotify | Kind::Other => {}
     }
     let owner =
         |id: u32| id.checked_sub(place.ids.0).filter(|inside| *inside < 1 << 16).map(|inside| place.ids.1 + inside);

@@ -49,6 +49,8 @@ pub enum Trigger {
     Closed,
     /// Room to write, which there was not.
     Writable,
+    /// Something happened to files that the program watches.
+    Changed,
     /// So many connections without data that soon no others could come.
     BacklogFull,
 }
@@ -61,6 +63,7 @@ impl fmt::Display for Trigger {
             Trigger::Datagram => "datagram",
             Trigger::Closed => "closed by the peer",
             Trigger::Writable => "room to write",
+            Trigger::Changed => "changed",
             Trigger::BacklogFull => "backlog full",
         })
     }
@@ -291,6 +294,7 @@ impl<K> Watched<K> {
             Kind::Stream { .. } if more => Some(Trigger::Data),
             Kind::Stream { .. } if now.ended && !saved.seen.ended => Some(Trigger::Closed),
             Kind::Stream { .. } => (saved.seen.full && !now.full).then_some(Trigger::Writable),
+            Kind::Inotify => more.then_some(Trigger::Changed),
             Kind::Other => Some(Trigger::Data),
         }
     }

@@ -5,6 +5,7 @@
 //! duplicates of its sockets and know its timers. The duplicates are gone before the program runs again, so that its close
 //! is a close.
 
+use crate::inotify;
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, live_due};
@@ -13,7 +14,6 @@ use kip_net::wake::{Trigger, WakeEvent};
 use kip_pager::client::{MOST_WATCHED, PagerError};
 use kip_pager::protocol::{Hibernated, Look, Order, Watch};
 use kip_types::{Hibernate, WakeOn};
-use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -52,16 +52,16 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         Hibernate::Blocked | Hibernate::Off => false,
         Hibernate::Auto => ticked || has_posix_timers(&tree) || wakes_on_data(proc) || ticks(&dues, proc),
     };
-    let sockets = if hold { sockets_before(&tree) } else { BTreeMap::new() };
+    let sockets = if hold { sockets_before(&tree) } else { Vec::new() };
     // The pager itself watches those that have nothing to offer yet, which is the fastest way; we have the others.
-    let quiet = |(_, (_, saved)): &(u32, (OwnedFd, SavedOptions))| {
+    let quiet = |(_, saved): &(OwnedFd, SavedOptions)| {
         saved.seen == custody::Seen::default() && proc.shared.wakes_at_once(proc, &saved.kind)
     };
     let (mut quiet, mut sockets): (Vec<_>, Vec<_>) = sockets.into_iter().partition(quiet);
     if quiet.len() > MOST_WATCHED {
         sockets.extend(quiet.split_off(MOST_WATCHED));
     }
-    let quiet: Vec<(OwnedFd, String)> = quiet.into_iter().map(|(_, (fd, saved))| (fd, label(&saved.kind))).collect();
+    let quiet: Vec<(OwnedFd, String)> = quiet.into_iter().map(|(fd, saved)| (fd, label(&saved.kind))).collect();
     let order = Order {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
@@ -85,8 +85,11 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
             every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
         }));
         let clocks = Clocks { frozen_ns: now.monotonic_ns, dues, ..Clocks::default() };
-        let still = |(_, (fd, before)): (u32, (OwnedFd, SavedOptions))| {
-            let frozen = custody::snapshot_options(fd.as_fd()).ok()?;
+        let still = |(fd, before): (OwnedFd, SavedOptions)| {
+            let frozen = match before.kind {
+                Kind::Inotify => custody::inotify(custody::queued_events(fd.as_fd()).ok()?),
+                _ => custody::snapshot_options(fd.as_fd()).ok()?,
+            };
             let mut saved = frozen;
             saved.seen = crate::park::seen(before.seen, frozen.seen);
             Some(Held { fd: Arc::new(fd), saved })
@@ -104,6 +107,7 @@ pub(crate) fn kind_of(trigger: &str) -> String {
         (Some(protocol @ ("tcp" | "udp")), Some(port)) => format!("{protocol} {port}"),
         (Some("timer"), _) if trigger.ends_with("at work)") => "work".to_owned(),
         (Some("timer"), _) => "timer".to_owned(),
+        (Some("watched"), _) => "files".to_owned(),
         _ => "call".to_owned(),
     }
 }
@@ -113,6 +117,7 @@ fn label(kind: &Kind) -> String {
     let trigger = match kind {
         Kind::Listener { .. } => Trigger::Connection,
         Kind::Udp { .. } => Trigger::Datagram,
+        Kind::Inotify => Trigger::Changed,
         Kind::Stream { .. } | Kind::Other => Trigger::Data,
     };
     WakeEvent { key: (), socket: *kind, trigger }.to_string()
@@ -203,19 +208,24 @@ fn timerfd(text: &str, now: Now) -> Option<Due> {
     (left > 0).then_some(Due { source: Source::Timerfd, at_ns, every_ns: (every > 0).then_some(every) })
 }
 
-/// The INET sockets of a proc, with what it has been offered on each so far. That counts as seen only if every thread
+/// The INET sockets and inotify instances of a proc, with what it has been offered on each so far. That counts as seen only if every thread
 /// slept all the while: one that runs may be about to look, and will not have done so when it is stopped.
-fn sockets_before(tree: &Tree) -> BTreeMap<u32, (OwnedFd, SavedOptions)> {
+fn sockets_before(tree: &Tree) -> Vec<(OwnedFd, SavedOptions)> {
     let asleep = tree.asleep();
-    let take = |(inode, (pid, number))| {
+    let take = |(pid, number)| {
         let fd = crate::park::duplicate(pid, number).ok()?;
         let options = custody::snapshot_options(fd.as_fd()).ok()?;
-        (options.kind != Kind::Other).then_some((inode, (fd, options)))
+        (options.kind != Kind::Other).then_some((fd, options))
     };
-    let mut sockets: BTreeMap<u32, (OwnedFd, SavedOptions)> =
-        crate::park::places(tree).into_iter().filter_map(take).collect();
+    let take_inotify = |(pid, number)| {
+        let fd = crate::park::duplicate(pid, number).ok()?;
+        let queued = custody::queued_events(fd.as_fd()).ok()?;
+        Some((fd, custody::inotify(queued)))
+    };
+    let sockets = crate::park::places(tree).into_values().filter_map(take);
+    let mut sockets: Vec<_> = sockets.chain(inotify::places(tree).into_iter().filter_map(take_inotify)).collect();
     if asleep.is_none() || asleep != tree.asleep() {
-        for (_, saved) in sockets.values_mut() {
+        for (_, saved) in &mut sockets {
             saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
         }
     }
@@ -231,6 +241,7 @@ mod tests {
         assert_eq!(kind_of("tcp 0.0.0.0:6379 (connection)"), "tcp 6379");
         assert_eq!(kind_of("tcp [::ffff:10.213.0.1]:7100 from [::ffff:10.213.0.255]:59720 (data)"), "tcp 7100");
         assert_eq!(kind_of("udp 10.0.0.1:53 (datagram)"), "udp 53");
+        assert_eq!(kind_of("watched files (changed)"), "files");
         assert_eq!(kind_of("timer (timerfd)"), "timer");
         assert_eq!(kind_of(&format!("timer ({})", crate::task::sleep_word(Source::Work))), "work");
         assert_eq!(kind_of("operator"), "call");

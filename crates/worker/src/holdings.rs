@@ -43,6 +43,8 @@ pub(crate) mod key {
     pub(crate) const USR: &str = "asleep/mount/usr";
     /// Prefix of the INET sockets of a parked proc, by inode.
     pub(crate) const SOCKET: &str = "asleep/socket/";
+    /// Prefix of the inotify instances of a parked proc, by the file's id in the images.
+    pub(crate) const INOTIFY: &str = "asleep/inotify/";
     /// Prefix of what else the kernel keeps of a parked proc, by the file's id in the images.
     pub(crate) const OBJECT: &str = "asleep/object/";
 }

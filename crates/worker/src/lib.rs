@@ -45,6 +45,7 @@ mod history;
 mod holdings;
 mod idle;
 mod images;
+mod inotify;
 mod inspect;
 mod instance;
 mod keys;

@@ -22,7 +22,7 @@ use crate::task::{self, Command, Handle, chain};
 use crate::volumes::Claims;
 use kip_image::Images;
 use kip_keeper::Keeper;
-use kip_net::custody::{Held, Kind};
+use kip_net::custody::{self, Held, Kind};
 use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
 use kip_pager::client::Pager;
@@ -157,6 +157,13 @@ impl Machine {
             let held = Held { fd, saved: socket.options };
             if let Err(e) = self.wake_plane.add(proc.slot, held, wake_on) {
                 tracing::warn!(proc = %proc.name, inode = socket.inode, error = chain(&e), "a held socket cannot be watched");
+            }
+        }
+        for inotify in &body.inotify {
+            let Some(fd) = inotify.held(proc) else { continue };
+            let held = Held { fd, saved: custody::inotify(inotify.queued) };
+            if let Err(e) = self.wake_plane.add(proc.slot, held, WakeOn::Connect) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "held watches of files cannot be polled");
             }
         }
     }

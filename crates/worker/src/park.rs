@@ -13,6 +13,7 @@
 use crate::fault;
 use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
+use crate::inotify::{self, Events, SleepingInotify};
 use crate::pins::{self, Pin, PinError};
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::quota::{Place, QuotaError};
@@ -97,6 +98,9 @@ pub(crate) struct Body {
     /// Volumes, mounted in this order.
     #[serde(default)]
     pub(crate) volumes: Vec<Slept>,
+    /// inotify instances, held.
+    #[serde(default)]
+    pub(crate) inotify: Vec<SleepingInotify>,
 }
 
 impl Body {
@@ -123,6 +127,8 @@ struct Ran {
     since: Since,
     /// Options and queues of its sockets.
     sockets: BTreeMap<u32, SavedOptions>,
+    /// Bytes of events in its inotify instances, by where these are open.
+    events: Events,
     /// All of it slept, and nothing ran.
     at_rest: bool,
     /// Signals that waited for its threads.
@@ -330,8 +336,13 @@ fn settle(
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let home = Some(home_of(proc).map_err(ParkError::Tree)?);
-    let body = Body { clocks, sockets, masks: seen.masks.clone(), pins, own_ipc: seen.own_ipc, home, volumes };
+    // Without its mounts a file system ends, and the watches in it.
+    let (inotify, instances) =
+        if seen.mounts.is_some() { inotify::take(&tree, images, &seen.ran.events)? } else { Default::default() };
+    let masks = seen.masks.clone();
+    let body = Body { clocks, sockets, masks, pins, own_ipc: seen.own_ipc, home, volumes, inotify };
     fds.extend(objects);
+    fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     if let Some(Mounts { root, usr, .. }) = &seen.mounts {
         for (key, fd) in [(key::ROOT, root), (key::USR, usr)] {
@@ -427,6 +438,7 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
         if asleep.is_some() {
             let ran = Ran {
                 sockets: places(&now).into_iter().filter_map(look).collect(),
+                events: inotify::events(&now),
                 since: now.waiting(),
                 at_rest: true,
                 pending: now.pending(),
@@ -443,7 +455,7 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
     for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    Ran { sockets, since: tree.waiting(), at_rest: false, pending: tree.pending() }
+    Ran { sockets, since: tree.waiting(), at_rest: false, pending: tree.pending(), ..Ran::default() }
 }
 
 /// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot

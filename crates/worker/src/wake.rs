@@ -22,6 +22,7 @@ use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::ids;
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::inotify;
 use kip_checkpoint::pages::{is_for_criu, make_whole};
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
 use kip_checkpoint::sockets::inherit_key;
@@ -33,6 +34,7 @@ use kip_snapshot::{Manifest, SnapshotError};
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
 use rustix::fs::OFlags;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -196,6 +198,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let helper = proc.shared.helpers.take()?;
     steps.done("helper");
     fault::reach("wake-helper");
+    let inotify = held_inotify(proc, body, with_pins);
     let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
     let mounted = volumes.map_or_else(|| volumes::for_wake(proc, generation, &body.volumes), Ok)?;
     let volumes: Vec<_> = mounted.iter().enumerate().map(restored).collect();
@@ -203,8 +206,9 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let plan = timers::Plan::new(proc, &body.clocks);
-    let (used, missed) = advanced(proc, &images, body, plan.armed_at())?;
-    let inherit = inherited(proc, body)?;
+    let (used, missed) = advanced(proc, &images, body, plan.armed_at(), inotify.keys().copied().collect())?;
+    let mut inherit = inherited(proc, body)?;
+    inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
     let namespaces = proc.held_namespaces();
     let namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
@@ -292,14 +296,28 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
     Ok(list)
 }
 
-/// The images to restore from: the generation's own, or, where timers or ids have to be moved or pages lie in files that CRIU
-/// knows nothing of, links to them beside those that were changed; and what those timers missed.
-fn advanced(proc: &Proc, images: &Path, body: &Body, armed_at: Now) -> Result<(PathBuf, Vec<Missed>), WakeError> {
+/// The inotify instances that are held and see the files with which it wakes, by their ids. CRIU makes the others anew.
+fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<OwnedFd>> {
+    if proc.held_mounts(with_pins).is_none() {
+        return BTreeMap::new();
+    }
+    body.inotify.iter().filter_map(|known| Some((known.id, known.held(proc)?))).collect()
+}
+
+/// The images to restore from: the generation's own, or, where timers or ids have to be moved, inotify instances are given back or
+/// pages lie in files that CRIU knows nothing of, links to them beside those that were changed; and what those timers missed.
+fn advanced(
+    proc: &Proc,
+    images: &Path,
+    body: &Body,
+    armed_at: Now,
+    inotify: BTreeSet<u64>,
+) -> Result<(PathBuf, Vec<Missed>), WakeError> {
     let scratch = &proc.dir.join("wake");
     let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
     let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
     let whole = is_for_criu(&pages);
-    if whole && moved.is_none() && body.clocks.read_ns.is_empty() {
+    if whole && moved.is_none() && inotify.is_empty() && body.clocks.read_ns.is_empty() {
         return Ok((images.to_owned(), Vec::new()));
     }
     let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
@@ -317,6 +335,9 @@ fn advanced(proc: &Proc, images: &Path, body: &Body, armed_at: Now) -> Result<(P
     }
     if let Some(then) = moved {
         ids::move_block(scratch, then, proc.first_id())?;
+    }
+    if !inotify.is_empty() {
+        inotify::turn_into_files(scratch, &inotify)?;
     }
     let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
     Ok((scratch.to_owned(), missed))

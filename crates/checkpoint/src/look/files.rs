@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet};
 /// `fd_types` that no plan has.
 const FIFO: u64 = 3;
 const INETSK: u64 = 4;
-const INOTIFY: u64 = 8;
 const PACKETSK: u64 = 10;
 const TTY: u64 = 11;
 /// `remap_type` of a file that has no name.
@@ -201,7 +200,7 @@ impl Files {
             kind::EVENTFD => (anonymous("eventfd"), part(8).number(2)),
             kind::SIGNALFD => (anonymous("signalfd"), part(10).number(2)),
             kind::TIMERFD => (anonymous("timerfd"), part(12).number(2)),
-            INOTIFY => (anonymous("inotify"), part(13).number(2)),
+            kind::INOTIFY => (anonymous("inotify"), part(13).number(2)),
             TTY => (anonymous("terminal"), part(19).number(3)),
             other => (anonymous(&format!("kind {other}")), 0),
         };

@@ -3,6 +3,7 @@
 use super::layout::{Span, Writer};
 use super::{PlanError, Received, unsupported};
 use crate::image::Image;
+use crate::inotify;
 use crate::sockets;
 use crate::wire::Message;
 use std::collections::BTreeMap;
@@ -16,6 +17,7 @@ pub(crate) mod kind {
     pub(crate) const UNIXSK: u64 = 5;
     pub(crate) const EVENTFD: u64 = 6;
     pub(crate) const EVENTPOLL: u64 = 7;
+    pub(crate) const INOTIFY: u64 = 8;
     pub(crate) const SIGNALFD: u64 = 9;
     pub(crate) const NETLINKSK: u64 = 13;
     pub(crate) const TIMERFD: u64 = 17;
@@ -57,6 +59,10 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
             Err(PlanError::Unsupported { .. }) => return Ok(Vec::new()),
             other => other?,
         }
+        // Held for CRIU as well: [`crate::inotify`].
+        if file.number(1) == kind::INOTIFY {
+            continue;
+        }
         if (file.number(1) != kind::REG || files.is_deleted(*id))
             && let Some(&(pid, fd)) = places.get(id)
         {
@@ -75,6 +81,8 @@ pub(super) struct Files {
     /// CRIU's numbers of the mounts of `/` and `/usr`.
     root: Option<u64>,
     usr: Option<u64>,
+    /// The device of /proc.
+    proc: Option<u64>,
     /// Memory files by the number of their inode.
     memory: BTreeMap<u64, Message>,
     /// Something that is handed over is bound to a place in the file system.
@@ -124,6 +132,7 @@ impl Files {
             remapped,
             root: of("/"),
             usr: of("/usr"),
+            proc: inotify::proc_device(images)?,
             memory,
             same_files: false,
             received,
@@ -172,9 +181,21 @@ impl Files {
                 }
             }
             kind::FIFO => self.check_overlay(&self.file(fifo_file(file)?)?.message(3)?.unwrap_or_default()),
-            kind::PIPE | kind::EVENTFD | kind::EVENTPOLL | kind::SIGNALFD | kind::NETLINKSK | kind::TIMERFD => Ok(()),
+            kind::INOTIFY if self.watches_proc(file)? => unsupported("an inotify watch in /proc"),
+            kind::PIPE
+            | kind::INOTIFY
+            | kind::EVENTFD
+            | kind::EVENTPOLL
+            | kind::SIGNALFD
+            | kind::NETLINKSK
+            | kind::TIMERFD => Ok(()),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
+    }
+
+    /// Whether what is watched goes with the tree's /proc.
+    fn watches_proc(&self, file: &Message) -> Result<bool, PlanError> {
+        Ok(inotify::watches_device(file, self.proc)?)
     }
 
     /// Held, it is on a mount that is not the tree's any more, and CRIU has to find it on one that is.
@@ -222,6 +243,10 @@ impl Files {
         if self.is_reopened(id)? {
             self.same_files = true;
             return Ok(self.receive(key, Received::Deleted(id)));
+        }
+        if file.number(1) == kind::INOTIFY {
+            self.same_files = true;
+            return Ok(self.receive(key, Received::Inotify(id)));
         }
         if file.number(1) != kind::REG {
             self.same_files |= has_path(&file)?;

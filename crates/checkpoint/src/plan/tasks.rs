@@ -279,11 +279,7 @@ struct References {
 impl References {
     /// `watched`: the files that a process before this one puts into a set, as (set, file). Processes share sets, and two of them
     /// cannot both add a file.
-    fn gather(
-        task: &Task,
-        files: &mut Files,
-        watched: &mut BTreeSet<(u64, u64)>,
-    ) -> Result<References, PlanError> {
+    fn gather(task: &Task, files: &mut Files, watched: &mut BTreeSet<(u64, u64)>) -> Result<References, PlanError> {
         if files.path_of(task.fs.number(2))? != "/" {
             return unsupported("a process with another root directory, chroot(2)");
         }

@@ -254,7 +254,7 @@ fn of_note(kind: &Kind) -> OpenSocketView {
         Kind::Listener { local, .. } => ("tcp", "listen", Some(local), None),
         Kind::Stream { local, peer } => ("tcp", "established", Some(local), Some(peer)),
         Kind::Udp { local } => ("udp", "open", Some(local), None),
-        Kind::Other => ("socket", "open", None, None),
+        Kind::Inotify | Kind::Other => ("socket", "open", None, None),
     };
     OpenSocketView {
         state: state.to_owned(),

@@ -132,7 +132,7 @@ impl Task {
         }
     }
 
-    async fn finish_park(&mut self, done: park::ParkDone, memory_bytes: u64, begin: Instant) {
+    async fn finish_park(&mut self, mut done: park::ParkDone, memory_bytes: u64, begin: Instant) {
         let proc = Arc::clone(&self.proc);
         let body = done.body.clone();
         let generation = self.record.generation();
@@ -155,6 +155,7 @@ impl Task {
             proc.meter.level(disk::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
         })
         .await;
+        done.body.inotify.iter_mut().for_each(|instance| instance.overlook_the_end(&self.proc));
         let view = SleepView {
             to: Tier::Parked,
             frozen_us: done.frozen_us,

@@ -8,6 +8,7 @@ use super::{Steps, WakeError, release, timers};
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
+use crate::inotify::key_of;
 use crate::park::Body;
 use crate::proc::Proc;
 use crate::task::{chain, plan_wake};
@@ -96,6 +97,7 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
                 .map(Arc::new)
         }
         Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
+        Received::Inotify(id) => proc.holdings.get(&key_of(*id)),
         Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
     };
     let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;

@@ -44,11 +44,7 @@ pub(super) fn open_again(held: BorrowedFd<'_>, mounts: &Mounts) -> io::Result<Ow
 
 /// An end of a FIFO, without waiting for the other one, fifo(7). A reader that is opened while nobody writes is not told of the end
 /// before somebody has written; one that has been told is opened while there is a writer.
-fn open_fifo(
-    held: BorrowedFd<'_>,
-    flags: OFlags,
-    open: &dyn Fn(OFlags) -> io::Result<OwnedFd>,
-) -> io::Result<OwnedFd> {
+fn open_fifo(held: BorrowedFd<'_>, flags: OFlags, open: &dyn Fn(OFlags) -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
     let needs_other = match flags & OFlags::ACCMODE {
         OFlags::RDONLY => is_hung_up(held)?,
         OFlags::WRONLY => true,

@@ -1,0 +1,86 @@
+//! inotify instances of a snapshot. Their queue is in no image, and what happens to files while nobody watches them is lost: so
+//! they are held open through the sleep, as sockets are, watches and queue with them, and either engine gives them back.
+//!
+//! A watch holds an inode, not a mount. It lives as long as the file system: that of `/` and of `/usr` by the mounts that are held,
+//! that of a volume anyway. /proc ends with the tree, so an instance that watches something there is CRIU's to make anew.
+//! For CRIU an instance that is held becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
+
+use crate::image::{Image, ImageError};
+use crate::plan::{Object, kind};
+use crate::sockets::{self, as_file};
+use crate::wire::{Malformed, Message};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN: what the end of the tree and a wake do themselves to files that the program
+/// has open.
+const BY_SLEEP: u64 = 0x1 | 0x8 | 0x10 | 0x20;
+
+/// An instance that is to be held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Instance {
+    /// Where it is.
+    pub object: Object,
+    /// The sleep itself may be an event for it.
+    pub sees_sleep: bool,
+}
+
+/// The key under which the restore inherits the instance.
+pub fn inherit_key(id: u64) -> String {
+    format!("inotify:[{id}]")
+}
+
+/// The instances that can be held.
+pub fn instances(images: &Path) -> Result<Vec<Instance>, ImageError> {
+    let path = images.join("files.img");
+    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+    let files = Image::read(&path)?.entries;
+    let mut found = Vec::new();
+    let inotify = files.iter().filter(|file| file.number(1) == kind::INOTIFY);
+    let (proc, places) = (proc_device(images)?, sockets::places(images)?);
+    for file in inotify {
+        let Some(&(pid, fd)) = places.get(&file.number(2)) else { continue };
+        if !watches_device(file, proc).map_err(damaged)? {
+            let watches = watches(file).map_err(damaged)?;
+            let sees_sleep = watches.iter().any(|watch| watch.number(3) & BY_SLEEP != 0);
+            found.push(Instance { object: Object { id: file.number(2), pid, fd }, sees_sleep });
+        }
+    }
+    Ok(found)
+}
+
+/// Makes files to inherit of these instances, which are held. `images` are copies for one wake.
+pub fn turn_into_files(images: &Path, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
+    let path = images.join("files.img");
+    let mut files = Image::read(&path)?;
+    for file in &mut files.entries {
+        if file.number(1) == kind::INOTIFY && ids.contains(&file.number(2)) {
+            let part = file.message(13).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+            let part = part.unwrap_or_default();
+            let owner = part.bytes(4).unwrap_or_default().to_vec();
+            *file = as_file(file.number(2), &inherit_key(file.number(2)), part.number(2), owner);
+        }
+    }
+    files.write()?;
+    sockets::turn_descriptors(images, kind::INOTIFY, ids)
+}
+
+/// The device of the tree's /proc.
+pub(crate) fn proc_device(images: &Path) -> Result<Option<u64>, ImageError> {
+    for (_, path) in crate::image::numbered(images, "mountpoints")? {
+        let entries = Image::read(&path)?.entries;
+        if let Some(mount) = entries.iter().find(|mount| mount.string(7).as_deref() == Some("/proc")) {
+            return Ok(Some(mount.number(3)));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether an instance watches something there.
+pub(crate) fn watches_device(file: &Message, device: Option<u64>) -> Result<bool, Malformed> {
+    Ok(device.is_some() && watches(file)?.iter().any(|watch| watch.varint(5) == device))
+}
+
+fn watches(file: &Message) -> Result<Vec<Message>, Malformed> {
+    file.message(13)?.unwrap_or_default().messages(5)
+}

@@ -1,0 +1,146 @@
+"""inotify over a sleep: what waits in the queue, a read that waits, and what changes in a volume meanwhile, by both engines and in every
+tier in which the processes or their descriptors live on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.clients import Lines
+from harness.kip import Kip, Proc
+from harness.programs import SOURCES
+from harness.wait import wait_for
+
+BEGIN = (
+    "import ctypes, struct, threading; libc = ctypes.CDLL(None, use_errno=True)",
+    "i = libc.inotify_init1(0o4000)",
+    "os.mkdir('/tmp/own')",
+    # IN_CREATE | IN_MODIFY | IN_DELETE
+    "own, shared = (libc.inotify_add_watch(i, at, 0x302) for at in (b'/tmp/own', b'/data'))",
+    """def parse(b):
+        at, found = 0, []
+        while at < len(b):
+            watch, mask, _, length = struct.unpack_from('iIII', b, at)
+            found.append(('own' if watch == own else 'shared', mask, b[at + 16 : at + 16 + length].rstrip(b'\\0').decode()))
+            at += 16 + length
+        return found""".replace("\n        ", "\\n "),
+)
+CREATE, MODIFY = 0x100, 0x2
+
+
+def begin(kip: Kip, volume: Path, *flags: str) -> tuple[Proc, Lines]:
+    volume.mkdir(mode=0o777)
+    all_flags = ["-v", f"{SOURCES / 'lines.py'}:/srv/lines.py:ro", "-v", f"{volume}:/data", *flags]
+    proc = kip.run("watcher", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=all_flags)
+    client = Lines(proc.port())
+    for line in BEGIN:
+        line = f"exec({line!r}, globals())".replace("\\\\n", "\\n") if line.startswith("def ") else line
+        do(client, line)
+    return proc, client
+
+
+def do(client: Lines, statement: str) -> None:
+    assert (answer := client.ask(statement)) == "None", (statement, answer)
+
+
+def woken_by_a_change(proc: Proc, wakes: int) -> None:
+    view = wait_for("the change wakes it", lambda: (v := proc.settled())["state"] == "running" and v["wakes"] > wakes and v, 30)
+    assert view["last_wake"]["trigger"] == "watched files (changed)", view["last_wake"]
+
+
+@pytest.mark.parametrize("engine", ["plan", "criu"])
+def test_events_over_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
+    """What waited unread, what the program did itself and what somebody did in the volume while it was parked, each once and in order."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "criu" else []))
+    proc, client = begin(kip, tmp_path / "volume")
+    for cycle in range(3):
+        do(client, f"open('/tmp/own/before{cycle}', 'w').close()")
+        wakes = proc.sleep()["wakes"]
+        (tmp_path / "volume" / f"meanwhile{cycle}").touch()
+        woken_by_a_change(proc, wakes)
+        assert proc.rebuilt() == (engine == "plan")
+        do(client, f"open('/tmp/own/after{cycle}', 'w').close()")
+        got = eval(client.ask("parse(os.read(i, 65536))"))
+        assert got == [
+            ("own", CREATE, f"before{cycle}"), ("shared", CREATE, f"meanwhile{cycle}"), ("own", CREATE, f"after{cycle}"),
+        ]  # fmt: skip
+        # It knows of this one, and sleeps on.
+        do(client, f"open('/tmp/own/unread{cycle}', 'w').close()")
+        proc.sleep()
+        assert eval(client.ask("parse(os.read(i, 65536))")) == [("own", CREATE, f"unread{cycle}")]
+
+
+@pytest.mark.parametrize("engine", ["plan", "criu"])
+def test_a_read_that_waits(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
+    """A thread in read(2) and an epoll set go on waiting over sleeps, and have what comes in one."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "criu" else []))
+    proc, client = begin(kip, tmp_path / "volume")
+    do(client, "import select, fcntl; e = select.epoll(); e.register(i, select.EPOLLIN)")
+    do(client, "b = libc.inotify_init1(0); got = []; shared_b = libc.inotify_add_watch(b, b'/data', 0x102)")
+    do(client, "t = threading.Thread(target=lambda: [got.append(os.read(b, 4096)) for _ in range(3)], daemon=True); t.start()")
+    for cycle in range(3):
+        proc.sleep()
+        proc.wake()
+        assert (client.ask("len(got)"), client.ask("e.poll(0)")) == (str(cycle), "[]")
+        wakes = proc.sleep()["wakes"]
+        (tmp_path / "volume" / f"file{cycle}").touch()
+        woken_by_a_change(proc, wakes)
+        wait_for("the read returns", lambda: client.ask("len(got)") == str(cycle + 1), 10)
+        assert client.ask(f"got[{cycle}][16:].rstrip(b'\\0')") == f"b'file{cycle}'"
+        assert client.ask("[fd for fd, _ in e.poll(0)] == [i]") == "True"
+        assert eval(client.ask("parse(os.read(i, 65536))")) == [("shared", CREATE, f"file{cycle}")]
+
+
+@pytest.mark.parametrize("way", ["blocked", "held"])
+def test_a_change_wakes_from_hibernation(kip: Kip, tmp_path: Path, way: str) -> None:
+    proc, client = begin(kip, tmp_path / "volume", "--hibernate", way)
+    do(client, "got = []; sys.modules['__main__'].ready.register(i, 1, (lambda fd: got.append(os.read(fd, 4096)),))")
+    for cycle in range(2):
+        proc.hibernate()
+        (tmp_path / "volume" / f"file{cycle}").touch()
+        proc.wait_state("running")
+        wait_for("it has read", lambda: client.ask("len(got)") == str(cycle + 1), 10)
+
+
+def test_what_the_sleep_itself_does_wakes_nobody(kip: Kip, tmp_path: Path) -> None:
+    """A program that watches for files being closed has one open itself, which its own end closes."""
+    proc, client = begin(kip, tmp_path / "volume")
+    do(client, "log = open('/data/log', 'w'); j = libc.inotify_init1(0o4000); watch = libc.inotify_add_watch(j, b'/data', 0xfff)")
+    for cycle in range(2):
+        proc.sleep()
+        assert proc.settled()["state"] == "parked"
+        wakes = proc.inspect()["wakes"]
+        (tmp_path / "volume" / f"file{cycle}").touch()
+        woken_by_a_change(proc, wakes)
+        assert f"file{cycle}" in client.ask("[name for _, _, name in parse(os.read(j, 65536))]")
+        client.ask("os.read(i, 65536)")
+
+
+def test_the_daemon_may_die(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    kip = fresh_kip()
+    proc, client = begin(kip, tmp_path / "volume")
+    wakes = proc.sleep()["wakes"]
+    kip.kill()
+    (tmp_path / "volume" / "without").touch()
+    kip.up()
+    woken_by_a_change(proc, wakes)
+    client = Lines(proc.port())
+    assert eval(client.ask("parse(os.read(i, 65536))")) == [("shared", CREATE, "without")]
+
+
+def test_tail(kip: Kip, tmp_path: Path) -> None:
+    """tail(1) follows a log in a volume: parked, it wakes for each line and prints it."""
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o777)
+    (log := volume / "log").write_text("old\n")
+    log.chmod(0o666)
+    tail = kip.run("tail", ["tail", "-n", "0", "-f", "/data/log"], flags=["-v", f"{volume}:/data"])
+    for number in range(3):
+        wakes = tail.sleep()["wakes"]
+        with log.open("a") as file:
+            file.write(f"line {number}\n")
+        woken_by_a_change(tail, wakes)
+        assert tail.rebuilt()
+        wait_for("the line is printed", lambda: tail.logs().split("\n")[number:][:1] == [f"line {number}"], 10)
