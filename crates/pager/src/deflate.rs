@@ -8,11 +8,13 @@
 //!    the part, and it is registered again before the thread that made the call can touch anything. What somebody else
 //!    touched between the two is put right ([`crate::mend`]).
 //!
-//! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost by a crash or an error: every page is still there. In step 5 the thread is not let go
-//! between drop and registration, and the kernel kills the process if we die there.
+//! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost
+//! by a crash or an error: every page is still there. In step 5 the thread is not let go between drop and registration, the call is
+//! waited for without a limit, and the kernel kills the process if we die there.
 
 use crate::ahead::Streams;
 use crate::convert::within;
+use crate::fault;
 use crate::memory::{Memory, Since};
 use crate::mend::{mend, put_back};
 use crate::plant::{Scratch, call};
@@ -107,6 +109,7 @@ pub(crate) fn save_all(
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
     let maps = without(maps, &how.leave);
     let (segments, pages) = register(memory, &maps, &regions, &mut report)?;
+    fault::reach("watched")?;
     let stored = save(pid, memory, &pages, histories, (how.sets, how.path), &mut report)?;
     let mut parts: Vec<(Range<u64>, bool)> = segments.into_iter().map(|range| (range, true)).collect();
     if how.drop_files {
@@ -128,9 +131,15 @@ impl Saved {
         memory: &Memory,
     ) -> Result<Deflated, DropError> {
         let dropped = self.parts.chunks(RANGES).try_for_each(|part| drop_part(pid, hand, scratch, memory, part));
-        let state = memory.state();
-        mend(pid, state.map.runs(), |slot, page| state.read(slot, page)).map_err(DropError::Lost)?;
+        let mended = {
+            let state = memory.state();
+            mend(pid, state.map.runs(), |slot, page| state.read(slot, page)).map_err(DropError::Lost)
+        };
+        // Whatever became of it, it is whole, or stopped for good.
+        hand.survives(true)?;
+        mended?;
         dropped?;
+        fault::reach("mended")?;
         self.report.dropped_pages += self.pages;
         Ok(self.report)
     }
@@ -503,7 +512,8 @@ fn give_up(map: &crate::slots::SlotMap, changes: &[Change]) {
     }
 }
 
-/// Drops ranges by one call; those with `true` are watched.
+/// Drops ranges by one call; those with `true` are watched. From where the first is not watched any more the process does not
+/// survive our death.
 fn drop_part(
     pid: u32,
     hand: &Hand,
@@ -517,9 +527,16 @@ fn drop_part(
     write_memory(pid, scratch.at, &list)?;
     let watched = || part.iter().filter(|(_, watched)| *watched).map(|(range, _)| range.clone());
     let fd = memory.uffd.as_fd();
-    watched().try_for_each(|range| uffd::unregister(fd, range))?;
-    let dropped = hand.call(call::PROCESS_MADVISE, &[SELF, scratch.at, part.len() as u64, DONTNEED, 0]);
-    // Whatever was dropped must be watched again before the thread runs.
+    // It waits for a processor before anything is unwatched.
+    hand.enter(&[SELF, scratch.at, part.len() as u64, DONTNEED, 0])?;
+    fault::reach("entered")?;
+    hand.survives(false)?;
+    let dropped = watched()
+        .try_for_each(|range| uffd::unregister(fd, range))
+        .and_then(|()| fault::reach("unwatched"))
+        .and_then(|()| hand.leave(call::PROCESS_MADVISE, None));
+    let dropped = dropped.and_then(|done| fault::reach("dropped").map(|()| done));
+    // Whatever was dropped must be watched again before the thread runs, and what was out before must be too.
     for range in watched() {
         if let Err(error) = uffd::register(fd, range.clone(), Catch::Both) {
             tracing::warn!(pid, ?range, %error, "memory that cannot be watched any more is put back");
@@ -529,14 +546,11 @@ fn drop_part(
         }
     }
     let all: u64 = part.iter().map(|(range, _)| range.end - range.start).sum();
-    match dropped {
-        Ok(done) if done == all => Ok(()),
-        Ok(_) => {
-            tracing::debug!(pid, "not all memory was dropped");
-            Ok(())
-        }
-        Err(e) => Err(e.into()),
+    if dropped? != all {
+        tracing::debug!(pid, "not all memory was dropped");
     }
+    fault::reach("watched-again")?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@
 //! with [`install`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
-//! wait at missing pages until [`proc::Proc::adopt`]. The one exception is a process in which we are just making calls:
-//! the kernel kills it. What a program can notice: [`convert`] takes files' names out of its maps, and mappings that are
+//! wait at missing pages until [`proc::Proc::adopt`], and a thread that is just making calls for us goes on as if it had not
+//! ([`kip_sys::inject`]). The one exception is a process whose memory is just being dropped ([`deflate`]): the kernel kills it. What a program can notice: [`convert`] takes files' names out of its maps, and mappings that are
 //! watched do not join new ones beside them, so that mremap(2) over both fails where it would not have.
 #![forbid(unsafe_code)]
 
@@ -27,6 +27,7 @@ pub mod client;
 pub mod convert;
 mod crew;
 pub mod deflate;
+pub mod fault;
 pub mod install;
 pub mod memory;
 mod mend;

@@ -13,6 +13,7 @@ pub use parking::Unfilled;
 
 use crate::convert;
 use crate::deflate::{self, Deflated, DropError, How};
+use crate::fault;
 use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::{AskFor, Parked};
 use crate::plant::{Scratch, plant};
@@ -173,7 +174,6 @@ struct Known {
 pub struct Proc {
     family: Arc<Family>,
     server: Arc<Server>,
-    syscall_offset: u64,
     predictor: Predictor,
     known: HashMap<u32, Known>,
 }
@@ -212,8 +212,7 @@ impl Proc {
             next: AtomicU64::new(1),
             spaces: Mutex::default(),
         });
-        let syscall_offset = crate::stop::syscall_offset()?;
-        Ok(Self { family, server, syscall_offset, predictor, known: HashMap::new() })
+        Ok(Self { family, server, predictor, known: HashMap::new() })
     }
 
     /// Takes up what a dead pager served: its directory, and the userfaultfds that somebody held, each with its name. `forked` gives out the descriptor that had a number in the dead pager, of a
@@ -302,15 +301,23 @@ impl Proc {
         Ok(reports)
     }
 
-    /// Calls are made in two short spells, with the long work of saving between them: only in these would our death be the
-    /// process's too.
+    /// Calls are made in two short spells, with the long work of saving between them.
     fn deflate_one(&mut self, process: &StoppedProcess, way: Way) -> io::Result<Deflated> {
         let pid = process.pid;
-        let hand = process.hand(self.syscall_offset)?;
+        fault::reach("stopped")?;
+        let hand = process.hand()?;
+        fault::reach("in-hand")?;
         let scratch = Scratch::map(&hand, deflate::SCRATCH)?;
-        let prepared = self.space_of(pid, &hand, &scratch).and_then(|memory| Ok((memory, convert::all(pid, &hand)?)));
+        let prepared = fault::reach("scratch").and_then(|()| {
+            let memory = self.space_of(pid, &hand, &scratch)?;
+            fault::reach("planted")?;
+            let converted = convert::all(pid, &hand)?;
+            fault::reach("turned")?;
+            Ok((memory, converted))
+        });
         hand.give_back()?;
         let saved = prepared.and_then(|(memory, converted)| {
+            fault::reach("handed-back")?;
             self.server.move_to(memory.id, processor(pid))?;
             let path = self.family.path(memory.id, "set");
             let known = self.known.get_mut(&pid).expect("it has a space");
@@ -319,10 +326,12 @@ impl Proc {
             let (mut saved, set) = deflate::save_all(pid, &memory, &mut known.histories, how)?;
             known.set = set;
             saved.report.converted = converted;
+            fault::reach("saved")?;
             Ok((memory, saved))
         });
-        let hand = process.hand(self.syscall_offset)?;
+        let hand = process.hand()?;
         let done = saved.and_then(|(memory, saved)| {
+            fault::reach("in-hand-again")?;
             let dropped = saved.drop_all(pid, &hand, &scratch, &memory);
             let mut report = dropped.map_err(|e| match e {
                 DropError::Kept(e) => e,
@@ -334,7 +343,9 @@ impl Proc {
             Ok(report)
         });
         scratch.unmap(&hand)?;
+        fault::reach("unmapped")?;
         hand.give_back()?;
+        fault::reach("out")?;
         done
     }
 

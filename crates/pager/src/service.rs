@@ -206,11 +206,7 @@ impl Service {
                 Request::Hibernate(order) => {
                     // It answers by itself: this thread may have to hold the proc after that, for which it needs no connection.
                     let (name, mut socket) = (order.name.clone(), Some(socket));
-                    let answer = |done| {
-                        if let Some(socket) = socket.take() {
-                            reply(&socket, &Answer::Hibernated(done));
-                        }
-                    };
+                    let answer = |done| socket.take().is_some_and(|socket| reply(&socket, &Answer::Hibernated(done)));
                     if let Err(message) = self.hibernate(order, fds, answer) {
                         tracing::warn!(proc = name, message, "not hibernated");
                         if let Some(socket) = socket {
@@ -296,7 +292,14 @@ impl Service {
         })
     }
 
-    fn hibernate(&self, order: Order, watch: Vec<OwnedFd>, answer: impl FnOnce(Hibernated)) -> Result<(), String> {
+    /// Takes a proc's memory out. `answer` tells whether the answer was taken: a client that has given up takes the proc for
+    /// awake, and nothing would wake it.
+    fn hibernate(
+        &self,
+        order: Order,
+        watch: Vec<OwnedFd>,
+        answer: impl FnOnce(Hibernated) -> bool,
+    ) -> Result<(), String> {
         self.sound(&order.name)?;
         let slot = self.slot(&order.name);
         let mut guard = lock(&slot);
@@ -335,11 +338,13 @@ impl Service {
             let bell = Arc::new(bell);
             entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });
             drop(guard);
-            answer(done);
+            if !answer(done) {
+                self.rouse(&order.name, String::new());
+            }
             self.hold(order, &slot, stopped, watch, (&orders, &bell));
             return Ok(());
         }
-        let (name, number, turn, news) = (order.name, order.number, order.turn, self.news.clone());
+        let (name, number, turn, news) = (order.name.clone(), order.number, order.turn, self.news.clone());
         let ring = move || {
             if asleep.swap(false, Ordering::SeqCst) {
                 let name = name.clone();
@@ -351,7 +356,9 @@ impl Service {
         stopped.go();
         entry.proc.rest(&entry.pids, REST_WITHIN);
         drop(guard);
-        answer(done);
+        if !answer(done) {
+            self.wake(&order.name, "")?;
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@
 use crate::swap::PAGE;
 use crate::timeouts;
 use kip_sys::inject::{self, Hand};
+use kip_sys::stub::vdso_of;
 use kip_sys::trace::{self, Stop};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -260,6 +261,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
+        let mut until = None;
         for process in std::mem::take(&mut self.processes).into_values() {
             for tid in process.threads {
                 let polls = self.since.get(&tid).filter(|(call, _)| *call == timeouts::POLL);
@@ -277,21 +279,22 @@ impl Drop for Stopped {
                     None => drop(timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64)),
                 }
                 if trace::detach(tid).is_err() {
-                    let_go(tid);
+                    let_go(tid, *until.get_or_insert_with(|| Instant::now() + Duration::from_secs(1)));
                 }
             }
         }
     }
 }
 
-/// A thread that has not stopped yet, or has died.
-fn let_go(tid: u32) {
-    let until = Instant::now() + std::time::Duration::from_secs(1);
+/// A thread that has not stopped yet, or has died. One that gets no processor for so long is let go when our thread ends.
+fn let_go(tid: u32, until: Instant) {
     while let Ok(found) = inject::look(tid) {
         match found {
             inject::Found::Ended => return,
             inject::Found::Stopped(_) if trace::detach(tid).is_ok() => return,
-            _ if Instant::now() > until => return tracing::error!(tid, "a thread is not let go"),
+            _ if Instant::now() > until => {
+                return tracing::info!(tid, "a thread that has not stopped yet is let go later");
+            }
             _ => std::thread::yield_now(),
         }
     }
@@ -309,38 +312,23 @@ fn signal_waits(pid: u32, tid: u32) -> bool {
 
 impl StoppedProcess {
     /// A thread that makes calls for us: one that stands in a call if there is one, for it is in no critical section of
-    /// rseq(2), which the kernel would take for left once we have moved its thread.
+    /// rseq(2), which it would have to leave by its abort address.
     ///
     /// # Errors
     /// As [`Hand::take`].
-    pub fn hand(&self, syscall_offset: u64) -> io::Result<Hand> {
+    pub fn hand(&self) -> io::Result<Hand> {
+        let vdso = vdso_of(self.pid)?;
         let idle = |tid: &&u32| trace::get_general(**tid).is_ok_and(|registers| inject::in_call(&registers));
-        let tid = self.threads.iter().find(idle).or(self.threads.first());
-        let tid = *tid.ok_or_else(|| io::Error::from_raw_os_error(libc_esrch()))?;
-        Hand::take(tid, vdso(self.pid)? + syscall_offset)
+        let first = self.threads.iter().find(idle).into_iter().chain(&self.threads);
+        let mut last = io::Error::from_raw_os_error(libc_esrch());
+        for tid in first {
+            let mended = self.mended.iter().any(|(mended, _)| mended == tid);
+            match Hand::take(*tid, vdso, mended) {
+                Ok(hand) => return Ok(hand),
+                // Another may still live.
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
     }
-}
-
-fn vdso(pid: u32) -> io::Result<u64> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
-    let start = line.and_then(|line| u64::from_str_radix(line.split('-').next()?, 16).ok());
-    start.ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, format!("process {pid} has no vdso")))
-}
-
-/// Offset in bytes of a `syscall` instruction in this kernel's vdso, found in our own; the same for every 64-bit process.
-///
-/// # Errors
-/// `Unsupported` if there is none.
-pub fn syscall_offset() -> io::Result<u64> {
-    use std::os::unix::fs::FileExt as _;
-    let none = || io::Error::new(io::ErrorKind::Unsupported, "the vdso has no syscall instruction");
-    let maps = fs::read_to_string("/proc/self/maps")?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]")).ok_or_else(none)?;
-    let (start, end) = line.split(' ').next().and_then(|range| range.split_once('-')).ok_or_else(none)?;
-    let parse = |text| u64::from_str_radix(text, 16).map_err(|_| none());
-    let (start, end) = (parse(start)?, parse(end)?);
-    let mut image = vec![0u8; (end - start) as usize];
-    fs::File::open("/proc/self/mem")?.read_exact_at(&mut image, start)?;
-    image.windows(2).position(|pair| pair == [0x0f, 0x05]).map(|at| at as u64).ok_or_else(none)
 }

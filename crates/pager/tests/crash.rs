@@ -2,15 +2,19 @@
 
 mod rig;
 
+use kip_pager::fault::{self, How};
 use kip_pager::memory::SpaceId;
 use kip_pager::proc::{Custodian, Proc, Sets, Way};
 use kip_pager::serve::Server;
 use kip_pager::set::Predictor;
 use kip_sys::fdpass;
 use rig::{Holder, Torture, stopped};
+use rustix::process::{Pid, Signal, kill_process};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,9 +35,15 @@ fn pager_process() {
     let pid: u32 = pid.parse().unwrap();
     let server = Arc::new(Server::start().unwrap());
     let mut proc = Proc::create(1, dir.as_ref(), server, Arc::new(Far), Predictor::LastUse).unwrap();
+    let fault = std::env::var("KIP_TEST_FAULT").ok();
+    if let Some((step, how)) = fault.as_deref().and_then(|fault| fault.split_once(' ')) {
+        let how = [How::Kill, How::Stop, How::Fail].into_iter().find(|known| format!("{known:?}") == how).unwrap();
+        assert!(fault::arm(step, how));
+    }
     let stopped = stopped(pid);
     let pids: Vec<u32> = stopped.processes.keys().copied().collect();
-    proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false }).unwrap();
+    let deflated = proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false });
+    assert_eq!(deflated.is_err(), fault.is_some_and(|fault| fault.ends_with("Fail")), "{deflated:?}");
     proc.arm(&pids, None);
     stopped.go();
     proc.rest(&pids, Duration::from_millis(50));
@@ -43,41 +53,63 @@ fn pager_process() {
     }
 }
 
+/// A pager that takes a program's memory out, and what it gave away so far.
+struct Pager {
+    child: Child,
+    socket: OwnedFd,
+    held: Vec<(SpaceId, OwnedFd)>,
+}
+
+impl Pager {
+    fn start(pid: u32, dir: &Path, fault: &[String]) -> Pager {
+        let (socket, theirs) = fdpass::seqpacket_pair().unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "pager_process"])
+            .env("KIP_TEST_PID", pid.to_string())
+            .env("KIP_TEST_DIR", dir)
+            .envs(fault.iter().map(|fault| ("KIP_TEST_FAULT", fault)))
+            .stdin(theirs)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        Pager { child, socket, held: Vec::new() }
+    }
+
+    /// Until the program sleeps, or the pager is gone. Tells whether it sleeps.
+    fn take(&mut self, until_asleep: bool) -> bool {
+        while let Ok((bytes, mut fds)) = fdpass::recv(self.socket.as_fd(), 64) {
+            match fds.pop() {
+                Some(fd) => self.held.push((u64::from_le_bytes(bytes.try_into().unwrap()), fd)),
+                None if until_asleep => return !bytes.is_empty(),
+                None if bytes.is_empty() => return false,
+                None => {}
+            }
+        }
+        false
+    }
+
+    /// The next pager, which takes up what this one, that is dead, has left.
+    fn successor(mut self, dir: &Path) -> Proc {
+        self.child.wait().unwrap();
+        // All that it gave away is still in the socket.
+        self.take(false);
+        let server = Arc::new(Server::start().unwrap());
+        let forked = |_| Err(io::Error::other("nobody had the child's descriptor"));
+        let holder = Arc::new(Holder::default());
+        Proc::adopt(1, dir, server, holder, Predictor::LastUse, self.held, forked).unwrap()
+    }
+}
+
 fn round(number: u64, letters: &str) {
     let mut torture = Torture::start(&[]);
     let pid = torture.pid;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let (ours, theirs) = fdpass::seqpacket_pair().unwrap();
-    let mut pager = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "pager_process"])
-        .env("KIP_TEST_PID", pid.to_string())
-        .env("KIP_TEST_DIR", dir.path())
-        .stdin(theirs)
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut held: Vec<(SpaceId, OwnedFd)> = Vec::new();
-    let mut take = |until_asleep: bool| {
-        while let Ok((bytes, mut fds)) = fdpass::recv(ours.as_fd(), 64) {
-            match fds.pop() {
-                Some(fd) => held.push((u64::from_le_bytes(bytes.try_into().unwrap()), fd)),
-                None if until_asleep => break,
-                None => {}
-            }
-        }
-    };
-    take(true);
+    let mut pager = Pager::start(pid, dir.path(), &[]);
+    assert!(pager.take(true));
     letters.chars().for_each(|letter| torture.send(letter));
     std::thread::sleep(Duration::from_micros(number * 1733 % 60_000));
-    pager.kill().unwrap();
-    pager.wait().unwrap();
-    // All that it gave away is still in the socket.
-    take(false);
-    let server = Arc::new(Server::start().unwrap());
-    let held = held.into_iter().collect();
-    let forked = |_| Err(io::Error::other("nobody had the child's descriptor"));
-    let holder = Arc::new(Holder::default());
-    let mut proc = Proc::adopt(1, dir.path(), server, holder, Predictor::LastUse, held, forked).unwrap();
+    pager.child.kill().unwrap();
+    let mut proc = pager.successor(dir.path());
     for letter in letters.chars() {
         let answer = torture.receive();
         assert_eq!(answer, "ok", "round {number}, {letter}, ended: {:?}", torture.child.try_wait());
@@ -92,5 +124,51 @@ fn round(number: u64, letters: &str) {
 fn a_killed_pager_costs_no_byte() {
     for number in 0..30 {
         round(number, ["cwc", "dczcuc", "wwddzzwwuuc", "mcdmuc", "ddddddddddwwwwuuuuuuuc"][number as usize % 5]);
+    }
+}
+
+/// A hibernation that fails at any of its steps, in each way, costs the program nothing: it goes on, and sleeps the next time.
+/// Where its memory is just being dropped, and only there, the pager's death is its own.
+#[test]
+fn a_hibernation_that_fails_at_a_step_costs_nothing() {
+    for step in fault::STEPS {
+        for how in [How::Kill, How::Stop, How::Fail] {
+            let what = format!("{step} {how:?}");
+            let mut torture = Torture::start(&[]);
+            torture.good("cwd");
+            let pid = torture.pid;
+            rig::comes_to_rest(pid);
+            let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+            let mut pager = Pager::start(pid, dir.path(), std::slice::from_ref(&what));
+            if how == How::Stop {
+                let stat = format!("/proc/{}/stat", pager.child.id());
+                while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
+                    std::thread::yield_now();
+                }
+                // As long as it takes for whoever watches it: the time limits of all steps pass without a harm.
+                std::thread::sleep(Duration::from_millis(200));
+                kill_process(Pid::from_child(&pager.child), Signal::CONT).unwrap();
+            }
+            assert_eq!(pager.take(true), how != How::Kill, "{what}");
+            if how == How::Kill && fault::DEADLY.contains(step) {
+                assert_eq!(torture.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()), "{what}");
+                pager.child.wait().unwrap();
+                continue;
+            }
+            if how != How::Kill {
+                torture.good("wdc");
+                pager.child.kill().unwrap();
+            }
+            let mut proc = pager.successor(dir.path());
+            for letter in "wdcmuc".chars() {
+                assert_eq!(torture.order(letter), "ok", "{what}, {letter}: {:?}", torture.child.try_wait());
+            }
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            assert!(status.contains("SigBlk:\t0000000000000000\n"), "{what}: {status}");
+            let stopped = stopped(pid);
+            proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap();
+            stopped.go();
+            torture.good("cwdc");
+        }
     }
 }

@@ -5,11 +5,14 @@
 //! restarted by the kernel itself, because the last stop before it runs on is always one where it does so. A call that
 //! ended with a plain EINTR (epoll_wait, a receive with SO_RCVTIMEO, semop) is put back by [`mend`].
 //!
-//! Unlike [`crate::trace::seize`], [`seize`] lets the threads run on when the tracer dies: their registers are always
-//! their own. Only while a [`Hand`] holds one, whose registers are ours then, the tracer's death kills its process:
-//! better that than running on anywhere.
+//! Unlike [`crate::trace::seize`], [`seize`] lets the threads run on when the tracer dies: their registers are their own, or,
+//! while a [`Hand`] holds one, lead back to them ([`crate::stub`]). Only where its process must not run on without us
+//! ([`Hand::survives`]) does the tracer's death kill it.
 
+use crate::rseq;
+use crate::stub::{self, Stub};
 use crate::trace::{self, GENERAL, Stop};
+use std::cell::Cell;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -156,83 +159,217 @@ pub fn signal_mask(tid: u32) -> io::Result<u64> {
     }
 }
 
-/// A stopped thread that makes calls for us. Dropped without [`Hand::give_back`], it is given back all the same.
+/// How far a thread is with a call of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// With none: it stands still.
+    Still,
+    /// It runs up to the call.
+    Entering,
+    /// It stands where the call begins.
+    Entered,
+    /// It is in the call.
+    Inside,
+}
+
+/// A stopped thread that makes calls for us. Dropped without [`Hand::give_back`], it is given back all the same, however long
+/// that takes: a thread must never run on with registers of ours.
 #[derive(Debug)]
 pub struct Hand {
     tid: u32,
     saved: [u64; GENERAL],
     blocked: u64,
+    /// It was put back onto its call by [`mend`].
+    mended: bool,
     syscall_at: u64,
+    /// Where it goes on by itself if we die.
+    stub: Option<Stub>,
+    phase: Cell<Phase>,
     given_back: bool,
 }
 
 impl Hand {
-    /// Takes a thread that stands in an event stop, outside of any critical section of rseq(2) at best. `syscall_at` is
-    /// the address of a `syscall` instruction in it. Its seccomp filters are suspended.
+    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`; `mended`: by [`mend`]. Its seccomp
+    /// filters are suspended. If it stands in a critical section of rseq(2), it is taken to have been interrupted there, and
+    /// goes on where that section says.
     ///
     /// # Errors
-    /// The kernel's; `Unsupported` for a 32-bit thread; EPERM when we lack CAP_SYS_ADMIN or have a filter ourselves.
-    pub fn take(tid: u32, syscall_at: u64) -> io::Result<Self> {
-        let saved = trace::get_general(tid)?;
+    /// The kernel's; `Unsupported` for a 32-bit thread or a vdso without calls; EPERM when we lack CAP_SYS_ADMIN or have a
+    /// filter ourselves. The thread is as it was.
+    pub fn take(tid: u32, vdso: u64, mended: bool) -> io::Result<Self> {
+        let mut saved = trace::get_general(tid)?;
         if saved[CS] != 0x33 {
             return Err(io::Error::new(io::ErrorKind::Unsupported, format!("thread {tid} runs 32-bit code")));
         }
+        if let Some(abort) = rseq::abort_of(tid, saved[RIP])? {
+            saved[RIP] = abort;
+        }
         let blocked = signal_mask(tid)?;
-        let options = SYSGOOD | libc::PTRACE_O_EXITKILL | libc::PTRACE_O_SUSPEND_SECCOMP;
-        request(libc::PTRACE_SETOPTIONS, tid, options as usize)?;
-        let hand = Self { tid, saved, blocked, syscall_at, given_back: false };
+        let stub = Stub::write(tid, vdso, &going_on(&saved), blocked);
+        let no_call = || io::Error::new(io::ErrorKind::Unsupported, "the vdso has no syscall instruction");
+        let syscall_at = match stub {
+            Some(stub) => stub.call,
+            None => vdso + stub::syscall_offset().ok_or_else(no_call)?,
+        };
+        let phase = Cell::new(Phase::Still);
+        let hand = Self { tid, saved, blocked, mended, syscall_at, stub, phase, given_back: false };
+        // In this order: whenever we die the thread has its own mask, or is where it gets it back.
+        if let Some(stub) = stub {
+            trace::set_general(tid, &hand.standing_at(stub.back()))?;
+        }
+        hand.survives(true)?;
         trace::set_signal_mask(tid, u64::MAX)?;
         Ok(hand)
+    }
+
+    /// Whether its process survives our death from now on. Without a stub ([`crate::stub`]) it never does. The thread must
+    /// stand still.
+    ///
+    /// # Errors
+    /// ESRCH.
+    pub fn survives(&self, survives: bool) -> io::Result<()> {
+        let kill = if survives && self.stub.is_some() { 0 } else { libc::PTRACE_O_EXITKILL };
+        request(libc::PTRACE_SETOPTIONS, self.tid, (SYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP | kill) as usize)
+    }
+
+    /// Its own registers, but there, and in no call.
+    fn standing_at(&self, at: u64) -> [u64; GENERAL] {
+        let mut registers = self.saved;
+        registers[RIP] = at;
+        registers[ORIG_RAX] = u64::MAX;
+        registers
     }
 
     /// Makes one call.
     ///
     /// # Errors
-    /// The call's own; ESRCH when the thread was killed; `TimedOut`.
+    /// The call's own; ESRCH when the thread was killed; `TimedOut` when it did not return in time: it may still be made, until
+    /// the hand is used again or given back.
     pub fn call(&self, call: i64, arguments: &[u64]) -> io::Result<u64> {
-        let mut registers = self.saved;
-        registers[RAX] = call as u64;
-        registers[RIP] = self.syscall_at;
-        registers[ORIG_RAX] = u64::MAX;
+        self.enter(arguments)?;
+        self.leave(call, Some(LONGEST_CALL))
+    }
+
+    /// Brings the thread to the beginning of a call with these arguments, which [`Hand::leave`] makes. Unless it does, and if we
+    /// die before, the thread makes none but getpid(2).
+    ///
+    /// # Errors
+    /// ESRCH when the thread was killed; `TimedOut` when it does not come to run.
+    pub fn enter(&self, arguments: &[u64]) -> io::Result<()> {
+        self.be_still()?;
+        let mut registers = self.standing_at(self.syscall_at);
+        registers[RAX] = libc::SYS_getpid as u64;
         for (index, register) in ARGUMENTS.into_iter().enumerate() {
             registers[register] = arguments.get(index).copied().unwrap_or(0);
         }
         trace::set_general(self.tid, &registers)?;
-        self.step()?;
-        self.step()?;
-        let after = trace::get_general(self.tid)?;
-        if after[RIP] != self.syscall_at + 2 {
+        self.phase.set(Phase::Entering);
+        self.step(Some(LONGEST_CALL))?;
+        self.phase.set(Phase::Entered);
+        Ok(())
+    }
+
+    /// Makes this call where one was entered, waiting without a limit if there is none.
+    ///
+    /// # Errors
+    /// As [`Hand::call`].
+    pub fn leave(&self, call: i64, limit: Option<Duration>) -> io::Result<u64> {
+        let mut registers = trace::get_general(self.tid)?;
+        if registers[RIP] != self.syscall_at + 2 || registers[ORIG_RAX] != libc::SYS_getpid as u64 {
             return Err(io::Error::other(format!("there is no syscall instruction at {:#x}", self.syscall_at)));
         }
+        registers[ORIG_RAX] = call as u64;
+        trace::set_general(self.tid, &registers)?;
+        self.phase.set(Phase::Inside);
+        self.step(limit)?;
+        self.phase.set(Phase::Still);
+        let after = trace::get_general(self.tid)?;
         match after[RAX] as i64 {
             error @ -4095..=-1 => Err(io::Error::from_raw_os_error(-error as i32)),
             _ => Ok(after[RAX]),
         }
     }
 
-    fn step(&self) -> io::Result<()> {
-        let until = Instant::now() + LONGEST_CALL;
+    fn step(&self, limit: Option<Duration>) -> io::Result<()> {
+        let until = limit.map(|limit| Instant::now() + limit);
         loop {
             trace::to_call(self.tid, 0)?;
+            let stop = match until {
+                Some(until) => until_stopped(self.tid, until).map_err(|e| self.late(e))?,
+                None => trace::wait_stopped(self.tid)?,
+            };
             // All signals are blocked, so what else stops it is an interruption.
-            if until_stopped(self.tid, until)? == Stop::Call {
+            if stop == Stop::Call {
                 return Ok(());
             }
         }
     }
 
+    fn late(&self, error: io::Error) -> io::Error {
+        if error.kind() != io::ErrorKind::TimedOut {
+            return error;
+        }
+        let seconds = LONGEST_CALL.as_secs();
+        let what = format!(
+            "thread {} did not come through a call of ours within {seconds} s: it gets no processor time, or the kernel no memory",
+            self.tid
+        );
+        io::Error::new(error.kind(), what)
+    }
+
+    /// Waits until a thread that runs for us stands still, without a limit. A call that it has not begun is not made.
+    fn be_still(&self) -> io::Result<()> {
+        let phase = self.phase.get();
+        let mut at_the_beginning = phase == Phase::Entered;
+        if matches!(phase, Phase::Entering | Phase::Inside) {
+            trace::interrupt(self.tid)?;
+            loop {
+                match trace::wait_stopped(self.tid)? {
+                    Stop::Call => {
+                        at_the_beginning = phase == Phase::Entering;
+                        break;
+                    }
+                    Stop::Event => break,
+                    Stop::Signal(_) => run(self.tid, 0)?,
+                }
+            }
+        }
+        if at_the_beginning {
+            // With no number the kernel makes no call.
+            let nowhere = self.stub.map_or(self.syscall_at + 2, Stub::back);
+            trace::set_general(self.tid, &self.standing_at(nowhere))?;
+            self.phase.set(Phase::Inside);
+            self.step(None)?;
+        }
+        self.phase.set(Phase::Still);
+        Ok(())
+    }
+
     fn restore(&mut self) -> io::Result<()> {
         self.given_back = true;
+        self.be_still()?;
+        // The mask first, see `take`.
+        trace::set_signal_mask(self.tid, self.blocked)?;
         trace::set_general(self.tid, &self.saved)?;
+        request(libc::PTRACE_SETOPTIONS, self.tid, SYSGOOD as usize)?;
         // Behind our last call it would go on with a restart code as its call's result: it must come to a stop where the
         // kernel looks for those.
         trace::interrupt(self.tid)?;
-        run(self.tid, 0)?;
-        while until_stopped(self.tid, Instant::now() + LONGEST_CALL)? != Stop::Event {
-            run(self.tid, 0)?;
+        let mut signal = 0;
+        loop {
+            run(self.tid, signal)?;
+            signal = match trace::wait_stopped(self.tid)? {
+                Stop::Event => return Ok(()),
+                Stop::Call => 0,
+                Stop::Signal(signal) => {
+                    // It is delivered before the call would begin anew.
+                    if std::mem::take(&mut self.mended) {
+                        unmend(self.tid)?;
+                    }
+                    signal
+                }
+            };
         }
-        trace::set_signal_mask(self.tid, self.blocked)?;
-        request(libc::PTRACE_SETOPTIONS, self.tid, SYSGOOD as usize)
     }
 
     /// Gives the thread its registers and mask back; it stands in an event stop as before.
@@ -253,6 +390,24 @@ impl Drop for Hand {
     }
 }
 
+/// The registers that a thread which stands in a broken-off call goes on with where the kernel does not begin that call
+/// anew: it makes the call once more itself.
+fn going_on(registers: &[u64; GENERAL]) -> [u64; GENERAL] {
+    const RESTART_SYSCALL: u64 = 219;
+    let mut registers = *registers;
+    let call = match registers[RAX] as i64 {
+        _ if !in_call(&registers) => None,
+        -514..=-512 => Some(registers[ORIG_RAX]),
+        -516 => Some(RESTART_SYSCALL),
+        _ => None,
+    };
+    if let Some(call) = call {
+        registers[RAX] = call;
+        registers[RIP] -= 2;
+    }
+    registers
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,15 +422,19 @@ mod tests {
         child
     }
 
-    fn syscall_at(pid: u32) -> u64 {
-        use std::os::unix::fs::FileExt as _;
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-        let line = maps.lines().find(|line| line.ends_with("[vdso]")).unwrap();
-        let start = u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap();
-        let mut image = [0u8; 4096];
-        let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
-        memory.read_exact_at(&mut image, start).unwrap();
-        start + image.windows(2).position(|pair| pair == [0x0f, 0x05]).unwrap() as u64
+    fn take(tid: u32) -> Hand {
+        Hand::take(tid, stub::vdso_of(tid).unwrap(), false).unwrap()
+    }
+
+    fn stop(tid: u32) {
+        seize(tid).unwrap();
+        trace::interrupt(tid).unwrap();
+        assert_eq!(until_stopped(tid, Instant::now() + Duration::from_secs(5)).unwrap(), Stop::Event);
+    }
+
+    fn blocked(tid: u32) -> String {
+        let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+        status.lines().find(|line| line.starts_with("SigBlk:")).unwrap().to_owned()
     }
 
     #[test]
@@ -289,7 +448,7 @@ mod tests {
         assert_eq!(until_stopped(tid, until).unwrap(), Stop::Event);
         assert_eq!(mend(tid).unwrap(), None, "the kernel restarts a read by itself");
         let before = (trace::get_general(tid).unwrap(), signal_mask(tid).unwrap());
-        let hand = Hand::take(tid, syscall_at(tid)).unwrap();
+        let hand = take(tid);
         assert_eq!(hand.call(libc::SYS_getpid, &[]).unwrap(), u64::from(tid));
         let error = hand.call(libc::SYS_close, &[9999]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF));
@@ -311,6 +470,90 @@ mod tests {
         })
         .join()
         .unwrap();
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
+
+    /// The tracer's end at every moment of a call: before it, where it begins, in it (it is still to run when the tracer ends),
+    /// and after it. Each time the thread must be back in its read, with its own mask.
+    #[test]
+    fn the_end_of_the_tracer_in_a_call_gives_the_thread_back() {
+        for moment in 0..5 {
+            let mut child = cat();
+            let tid = child.id();
+            std::thread::spawn(move || {
+                stop(tid);
+                let hand = take(tid);
+                assert!(hand.stub.is_some(), "the vdso has room");
+                match moment {
+                    0 => {}
+                    1 => hand.enter(&[]).unwrap(),
+                    2 => {
+                        hand.enter(&[]).unwrap();
+                        hand.leave(libc::SYS_getppid, None).unwrap();
+                        hand.enter(&[]).unwrap();
+                        trace::to_call(tid, 0).unwrap();
+                    }
+                    3 => drop(hand.call(libc::SYS_getpid, &[]).unwrap()),
+                    _ => {
+                        hand.enter(&[]).unwrap();
+                        assert_eq!(hand.call(libc::SYS_getpid, &[]).unwrap(), u64::from(tid), "another one instead");
+                    }
+                }
+                std::mem::forget(hand);
+            })
+            .join()
+            .unwrap();
+            let reads = || std::fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap().starts_with("0 0x0 ");
+            while !reads() {
+                assert!(child.try_wait().unwrap().is_none(), "it has ended, moment {moment}");
+                std::thread::yield_now();
+            }
+            assert_eq!(blocked(tid), "SigBlk:\t0000000000000000", "moment {moment}");
+            drop(child.stdin.take());
+            assert!(child.wait().unwrap().success(), "moment {moment}");
+        }
+    }
+
+    #[test]
+    fn where_it_must_not_survive_it_does_not() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let mut child = cat();
+        let tid = child.id();
+        std::thread::spawn(move || {
+            stop(tid);
+            let hand = take(tid);
+            hand.survives(false).unwrap();
+            std::mem::forget(hand);
+        })
+        .join()
+        .unwrap();
+        assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    }
+
+    /// A thread that gets no processor is given back whole, in the end: the call that it was to make is not made.
+    #[test]
+    fn a_call_that_is_not_begun_in_time_is_not_made() {
+        let mut child = cat();
+        let tid = child.id();
+        stop(tid);
+        let before = (trace::get_general(tid).unwrap(), signal_mask(tid).unwrap());
+        for phase in [Phase::Entering, Phase::Inside] {
+            let hand = take(tid);
+            if phase == Phase::Inside {
+                hand.enter(&[]).unwrap();
+            } else {
+                let mut registers = hand.standing_at(hand.syscall_at);
+                registers[RAX] = libc::SYS_exit_group as u64;
+                trace::set_general(tid, &registers).unwrap();
+            }
+            // As after a time-out: it runs and nothing is known of it.
+            trace::to_call(tid, 0).unwrap();
+            hand.phase.set(phase);
+            drop(hand);
+            assert_eq!((trace::get_general(tid).unwrap(), signal_mask(tid).unwrap()), before, "{phase:?}");
+        }
+        trace::detach(tid).unwrap();
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());
     }

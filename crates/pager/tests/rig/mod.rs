@@ -33,15 +33,16 @@ impl Custodian for Holder {
 
 pub fn program() -> PathBuf {
     static BUILT: std::sync::OnceLock<PathBuf> = std::sync::OnceLock::new();
-    BUILT
-        .get_or_init(|| {
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torture.c");
-            let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("torture-{}", std::process::id()));
-            let gcc = Command::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&to).arg(source).status().unwrap();
-            assert!(gcc.success());
-            to
-        })
-        .clone()
+    BUILT.get_or_init(|| built("torture")).clone()
+}
+
+/// The program NAME.c of the tests, built.
+pub fn built(name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/{name}.c"));
+    let to = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let gcc = Command::new("gcc").args(["-O1", "-pthread", "-o"]).arg(&to).arg(source).status().unwrap();
+    assert!(gcc.success());
+    to
 }
 
 /// A running torture program.
