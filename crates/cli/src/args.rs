@@ -18,7 +18,7 @@ use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
 use kip_types::name::{MAX_NAME, ProcName, Realm};
 use kip_types::spec::{
-    Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
+    Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
 };
 use kip_types::volume::VolumeSpec;
 use std::path::PathBuf;
@@ -85,6 +85,8 @@ pub enum Command {
     Wake(WakeArgs),
     /// Say why a proc is awake, or what keeps it from sleeping
     Why(NameArg),
+    /// List the programs that are known to bear a sleep in which their clock stands
+    Profiles,
     /// Show what procs have used: time and memory by tier, CPU time, connections, wakes
     Meter(MeterArgs),
     /// Print the metrics that Prometheus scrapes, which are `GET /metrics` of the API; docs/metrics.md lists them
@@ -246,6 +248,9 @@ pub struct RunArgs {
     /// Timers shorter than this are no activity and do not wake on time
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub tick: Option<u64>,
+    /// Its CLOCK_MONOTONIC while it is parked: continue, suspend (it stands, and all that waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and no connection is open)
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub clock: Clock,
     /// How it hibernates: auto, blocked (any call that ends wakes it), held (sockets and timers do), off
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub hibernate: Hibernate,
@@ -513,6 +518,7 @@ impl RunArgs {
             archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
             archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.unwrap_or(usual.tick_ms),
+            clock: self.clock,
             never: self.never_sleep,
             dry_run: self.idle_dry_run,
             hibernate: self.hibernate,

@@ -23,7 +23,12 @@ const DOWN_WITHIN_S: i64 = 30;
 /// Carries out `command`.
 pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Up(_) | Command::Restore(_) | Command::Doctor(_) | Command::Completion(_) | Command::Man(_) => {
+        Command::Up(_)
+        | Command::Restore(_)
+        | Command::Doctor(_)
+        | Command::Completion(_)
+        | Command::Man(_)
+        | Command::Profiles => {
             unreachable!("these are not calls of a daemon")
         }
         Command::Down(args) => return down(client, &args, json).await,

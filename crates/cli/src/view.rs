@@ -211,6 +211,7 @@ fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
         ),
         ("falls back to", timing.fallback.to_string()),
         ("ticks below", millis(timing.tick_ms)),
+        ("clock asleep", timing.clock.to_string()),
     ]
 }
 
@@ -295,6 +296,7 @@ pub fn why(why: &WhyView) -> String {
         .filter(|_| why.activity.is_none() && why.state != "stopped")
         .and_then(|sleep| sleep.cause.as_ref());
     rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
+    rows.extend(why.clock.iter().map(|line| ("clock", line.clone())));
     rows.extend(why.next_wake.iter().map(|next| ("next wake", next_wake(next))));
     rows.extend(why.pinned_by.iter().map(|line| ("pinned by", line.clone())));
     rows.extend(why.fell_back.iter().map(|line| ("fell back", line.clone())));

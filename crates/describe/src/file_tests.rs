@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::table::{differences, render};
-use kip_types::spec::{Fallback, Image, Lazy, Protocol, WakeOn};
+use kip_types::spec::{Clock, Fallback, Image, Lazy, Protocol, WakeOn};
 
 fn parse(text: &str) -> Result<Document, Faults> {
     let lookup = |_: &str| None;
@@ -44,6 +44,7 @@ idle = "5s"
 park-after = 30
 archive-after = "1d"
 tick = "1s"
+clock = "suspend"
 hibernate = "held"
 prefetch = "off"
 lazy = "on"
@@ -85,7 +86,7 @@ fn every_key_is_read() {
     assert_eq!((spec.limits.log_bytes, spec.limits.log_files), (1 << 20, 5));
     assert_eq!((spec.timing.idle_ms, spec.timing.park_after_ms), (5000, 30_000));
     assert_eq!((spec.timing.prefetch, spec.timing.lazy, spec.timing.never), (false, Lazy::On, true));
-    assert_eq!(spec.timing.fallback, Fallback::Previous);
+    assert_eq!((spec.timing.fallback, spec.timing.clock), (Fallback::Previous, Clock::Suspend));
     assert_eq!((spec.env["N"].as_str(), spec.env["B"].as_str()), ("5", "true"));
     assert!(web.wait_ready && !web.left_open.idle);
     let Image::Oci(image) = &document.procs[0].request.spec.image else { panic!("an image") };

@@ -8,7 +8,7 @@ use kip_types::keys::Hex;
 use kip_types::life::{Check, HOOK_WITHIN_MS, Hooks, Probe, READY_WITHIN_MS, Ready, Restart};
 use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
-    Fallback, Hibernate, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret,
+    Clock, Fallback, Hibernate, Image, LOG_BYTES, LOG_FILES, LONGEST_SECRET, Lazy, Limits, Spec, Timing, bad_secret,
 };
 use kip_types::volume::{BadVolume, VolumeSpec};
 use schemars::JsonSchema;
@@ -118,6 +118,9 @@ pub struct ProcTable {
     /// Timers shorter than this are no activity and do not wake on time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tick: Option<Time>,
+    /// What its own clock, CLOCK_MONOTONIC, does while it is parked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
     /// How it hibernates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hibernate: Option<Hibernate>,
@@ -185,6 +188,7 @@ impl ProcTable {
             archive_after_ms: self.archive_after.map_or(usual.archive_after_ms, |t| t.0),
             archive_by_default: self.archive_after.is_none(),
             tick_ms: self.tick.map_or(usual.tick_ms, |t| t.0),
+            clock: self.clock.unwrap_or_default(),
             never: self.never_sleep,
             dry_run: self.idle_dry_run,
             hibernate: self.hibernate.unwrap_or_default(),
@@ -327,6 +331,7 @@ impl ProcTable {
             park_after: time(left_open.park_after, timing.park_after_ms),
             archive_after: time(left_open.archive_after, timing.archive_after_ms),
             tick: time(timing.tick_ms == usual.tick_ms, timing.tick_ms),
+            clock: (timing.clock != usual.clock).then_some(timing.clock),
             hibernate: (timing.hibernate != usual.hibernate).then_some(timing.hibernate),
             prefetch: (timing.prefetch != usual.prefetch).then_some(Switch(timing.prefetch)),
             lazy: (timing.lazy != usual.lazy).then_some(timing.lazy),

@@ -269,6 +269,9 @@ pub struct SleepView {
     /// A hibernated proc's threads are held, not waiting in their calls.
     #[serde(default)]
     pub held: bool,
+    /// By which word its clock stands in this sleep, one line; null if it goes on.
+    #[serde(default)]
+    pub suspended: Option<String>,
     /// Why it was put to sleep, one line; null if it was idle for as long as its owner allows, or was told to.
     #[serde(default)]
     pub cause: Option<String>,
@@ -398,6 +401,9 @@ pub struct WhyView {
     pub cannot_sleep_at_ms: Option<u64>,
     /// The timer that will wake a sleeper; null for the awake, and without one.
     pub next_wake: Option<NextWakeView>,
+    /// Whether its clock stands while it is parked, and by which word: its owner's, or a profile's; null if it goes on.
+    #[serde(default)]
+    pub clock: Option<String>,
     /// The last sleep, the one that a sleeper is in.
     #[serde(default)]
     pub last_sleep: Option<SleepView>,

@@ -11,6 +11,7 @@ pub mod keys;
 pub mod life;
 pub mod lifecycle;
 pub mod name;
+pub mod profile;
 pub mod spec;
 pub mod volume;
 
@@ -18,5 +19,5 @@ pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use life::Restart;
 pub use lifecycle::{Generation, State, Tier};
 pub use name::{ProcName, Realm};
-pub use spec::{Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
+pub use spec::{Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
 pub use volume::{VolumeName, VolumeSource, VolumeSpec};

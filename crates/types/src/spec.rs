@@ -263,6 +263,41 @@ impl FromStr for Lazy {
     }
 }
 
+/// What a proc's own clock, CLOCK_MONOTONIC, does while the proc is parked or archived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Clock {
+    /// It goes on, unless a profile of the program says that the program bears a suspended sleep and no connection is open.
+    #[default]
+    Auto,
+    /// It always goes on.
+    Continue,
+    /// It stands, as on a machine that is suspended.
+    Suspend,
+}
+
+impl fmt::Display for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Clock::Auto => "auto",
+            Clock::Continue => "continue",
+            Clock::Suspend => "suspend",
+        })
+    }
+}
+
+impl FromStr for Clock {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Clock::Auto),
+            "continue" => Ok(Clock::Continue),
+            "suspend" => Ok(Clock::Suspend),
+            _ => Err("write auto, continue or suspend".to_owned()),
+        }
+    }
+}
+
 /// What a proc falls back to when the newest generation that it slept with is damaged for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, JsonSchema, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -308,6 +343,8 @@ pub struct Timing {
     pub archive_by_default: bool,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
+    /// What its own clock does while it is parked or archived.
+    pub clock: Clock,
     /// Never sleep by itself; `kip sleep` still works.
     pub never: bool,
     /// Never sleep by itself, but tell when it would have.
@@ -347,6 +384,7 @@ impl Default for Timing {
             archive_after_ms: 600_000,
             archive_by_default: true,
             tick_ms: 60_000,
+            clock: Clock::Auto,
             never: false,
             dry_run: false,
             hibernate: Hibernate::Auto,

@@ -77,6 +77,7 @@ mod snapshots;
 mod start;
 mod state;
 mod stop;
+mod suspend;
 mod task;
 mod tree;
 mod view;

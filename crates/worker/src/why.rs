@@ -11,6 +11,7 @@ use crate::beside;
 use crate::holdings::key;
 use crate::idle::Activity;
 use crate::proc::Proc;
+use crate::suspend;
 use crate::task::sleep_word;
 use crate::task::{Handle, Status, chain};
 use crate::tree::Tree;
@@ -41,8 +42,10 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     let parks_after_ms = parks_after_ms(&handle.proc);
     let record = &status.record;
     let mut awake_because = Vec::new();
+    let mut clock = record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.clone()).filter(|_| is_parked(&record.state));
     let seen = match seen {
-        Some(Ok(seen)) => {
+        Some(Ok((seen, word))) => {
+            clock = word;
             awake_because = reasons(&handle.proc, &status, Some(&seen));
             Some(seen)
         }
@@ -65,6 +68,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         cannot_sleep: record.cannot_sleep.clone(),
         cannot_sleep_at_ms: if refused { refused_at(&handle.proc) } else { None },
         next_wake: next_wake(&status),
+        clock: clock.map(|word| format!("CLOCK_MONOTONIC stands while it is parked: {word}")),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone(),
         taken_over_by: record.taken_over_by.clone(),
@@ -102,9 +106,18 @@ fn next_wake(status: &Status) -> Option<NextWakeView> {
     Some(NextWakeView { kind, due_ms: ms(next.due_ns), begins_ms: ms(next.at_ns), gathered: next.tick })
 }
 
-async fn look_within(proc: &Arc<Proc>) -> Result<SeenView, String> {
+fn is_parked(state: &State) -> bool {
+    matches!(state, State::Parked { .. } | State::Archived { .. })
+}
+
+/// What it does, and by which word its clock would stand if it were parked now.
+async fn look_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<String>), String> {
     let proc = Arc::clone(proc);
-    beside::look(LOOK_WITHIN, move || subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e)))).await?
+    let look = move || {
+        let seen = subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e)))?;
+        Ok((seen, suspend::suspends(&proc, false).map(|word| word.to_string())))
+    };
+    beside::look(LOOK_WITHIN, look).await?
 }
 
 fn subject(proc: &Proc) -> Result<Subject, String> {

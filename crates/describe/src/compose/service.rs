@@ -55,7 +55,7 @@ const READ: [&str; 35] = [
     "networks",
 ];
 /// Keys of a `kip.toml` that `x-kip` may have: those for which Compose has no word.
-const KIPS_OWN: [&str; 16] = [
+const KIPS_OWN: [&str; 17] = [
     "before-sleep",
     "after-wake",
     "hook-timeout",
@@ -64,6 +64,7 @@ const KIPS_OWN: [&str; 16] = [
     "park-after",
     "archive-after",
     "tick",
+    "clock",
     "hibernate",
     "prefetch",
     "lazy",

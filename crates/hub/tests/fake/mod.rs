@@ -268,6 +268,7 @@ impl Service for Fake {
                 total_us: 21_000,
                 bytes_written: 3 << 20,
                 memory_bytes: Some(5 << 20),
+                suspended: None,
                 cause: None,
                 at_ms: 1000,
             });
@@ -357,6 +358,7 @@ impl Service for Fake {
             cannot_sleep: vec!["descriptor 7 of pid 12 is an io_uring".into()],
             cannot_sleep_at_ms: None,
             next_wake: None,
+            clock: None,
             last_sleep: view.last_sleep.clone(),
             last_wake: view.last_wake.clone(),
             taken_over_by: None,

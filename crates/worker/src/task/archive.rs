@@ -15,6 +15,7 @@ use crate::policy;
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
+use crate::suspend::is_connection;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
 use kip_checkpoint::sockets::file_paths;
@@ -24,7 +25,6 @@ use kip_types::{Generation, State, Tier, Timing};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -465,11 +465,6 @@ impl Task {
 /// Whether a parked proc is archived without being told to. Where nobody has said when, not to a directory of this machine.
 fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
     !(timing.stays_awake() || timing.archive_by_default && store_is_directory)
-}
-
-fn is_connection(fd: &OwnedFd) -> bool {
-    let is_stream = rustix::net::sockopt::socket_type(fd).is_ok_and(|kind| kind == rustix::net::SocketType::STREAM);
-    is_stream && rustix::net::getpeername(fd).is_ok()
 }
 
 /// What is known locally of an archived proc.

@@ -135,6 +135,7 @@ impl Task {
             memory_bytes: Some(memory_bytes),
             left_bytes: report.left.clone(),
             held: held.is_some(),
+            suspended: None,
             cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };

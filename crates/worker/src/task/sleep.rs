@@ -164,6 +164,7 @@ impl Task {
             memory_bytes: Some(memory_bytes),
             left_bytes: BTreeMap::new(),
             held: false,
+            suspended: None,
             cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
