@@ -5,6 +5,11 @@
 //! the time that has passed ([`advance_timers`]), and sets the rest in the restored processes just before they run:
 //! time-outs in their stacks, timerfds, socket options, and the signals of timers that expired meanwhile. CRIU's time
 //! namespace is left out, so that every clock is the machine's.
+//!
+//! In a suspended sleep ([`Clocks::stands`]) the program's CLOCK_MONOTONIC stands: [`Clocks::resumed`] moves whatever is on
+//! that clock by the length of the sleep, as if the freeze had been at the wake, and what is ahead of the machine's clock
+//! ([`Clocks::ahead_ns`]) back by as much. The processes of the wake are born in a time namespace with that offset, and keep it
+//! in all later sleeps. All times here are on the machine's clock but those that the program itself gave as absolute ones.
 
 mod calls;
 mod timers;
@@ -49,6 +54,9 @@ pub struct Due {
     /// How often it comes, as far as can be told: the interval, or a relative time-out's whole length. None for a
     /// timer that fires once.
     pub every_ns: Option<i64>,
+    /// It is on CLOCK_MONOTONIC, and waits on in a suspended sleep for as long as that lasts.
+    #[serde(default)]
+    pub monotonic: bool,
 }
 
 /// A relative time-out that the wake writes into a thread's stack.
@@ -60,6 +68,9 @@ pub struct Patch {
     pub address: u64,
     /// What was left of it at the freeze, nanoseconds.
     pub left_ns: i64,
+    /// It is on a clock that goes on in a suspended sleep.
+    #[serde(default)]
+    pub goes_on: bool,
 }
 
 /// A time-out of a socket that the wake sets to what is left, and back when the thread is in its call again.
@@ -97,6 +108,16 @@ pub struct Clocks {
     pub read_ns: BTreeMap<u32, i64>,
     /// Everything that is due some time.
     pub dues: Vec<Due>,
+    /// How far the program's CLOCK_MONOTONIC was ahead of the machine's at the freeze, nanoseconds; less than 0 after a
+    /// suspended sleep.
+    #[serde(default)]
+    pub ahead_ns: i64,
+    /// The sleep is a suspended one: that clock stands from the freeze on.
+    #[serde(default)]
+    pub stands: bool,
+    /// How long it stood, once the sleep has ended, nanoseconds.
+    #[serde(skip)]
+    pub stood_ns: i64,
 }
 
 /// Which boot of a machine clocks belong to, and where they stood in it.
@@ -131,6 +152,8 @@ impl Clocks {
             return self;
         }
         let monotonic = then.realtime_ahead_ns.saturating_sub(now.realtime_ahead_ns);
+        // The program's own clock goes on from where it was, not from the machine's start.
+        self.ahead_ns = self.ahead_ns.saturating_sub(monotonic);
         let boottime = then.realtime_ahead_of_boottime_ns.saturating_sub(now.realtime_ahead_of_boottime_ns);
         self.frozen_ns += monotonic;
         self.read_ns.values_mut().for_each(|ns| *ns += monotonic);
@@ -143,6 +166,26 @@ impl Clocks {
                 _ => monotonic,
             };
             timer.next_ns = timer.next_ns.map(|next| next.saturating_add(by));
+        }
+        self
+    }
+
+    /// What was noted, as it is for a wake at `now`. After a suspended sleep all that is on CLOCK_MONOTONIC is as far away as it
+    /// was at the freeze. However the machine's clocks were set, the program's never goes backward.
+    pub fn resumed(mut self, now: Now) -> Clocks {
+        let passed = now.monotonic_ns - self.frozen_ns;
+        if !self.stands {
+            self.ahead_ns -= passed.min(0);
+            return self;
+        }
+        self.ahead_ns -= passed;
+        self.stood_ns = passed;
+        self.frozen_ns += passed;
+        self.read_ns.values_mut().for_each(|ns| *ns += passed);
+        self.patches.iter_mut().filter(|patch| patch.goes_on).for_each(|patch| patch.left_ns -= passed);
+        self.dues.iter_mut().filter(|due| due.monotonic).for_each(|due| due.at_ns = due.at_ns.saturating_add(passed));
+        for timer in self.timerfds.iter_mut().filter(|timer| timer.is_monotonic()) {
+            timer.next_ns = timer.next_ns.map(|next| next.saturating_add(passed));
         }
         self
     }
@@ -159,6 +202,10 @@ pub struct Frozen<'a> {
     pub arrived: u64,
     /// When its threads were interrupted, or a little later, nanoseconds of CLOCK_MONOTONIC.
     pub interrupted_ns: i64,
+    /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds.
+    pub ahead_ns: i64,
+    /// The sleep is to be a suspended one.
+    pub stands: bool,
     /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
     /// interrupted, and both stand in calls now.
     pub at_rest: bool,
@@ -218,6 +265,11 @@ impl Now {
         }
     }
 
+    /// The clocks as a program sees them whose CLOCK_MONOTONIC is that far ahead.
+    pub fn inside(&self, ahead_ns: i64) -> Now {
+        Now { monotonic_ns: self.monotonic_ns + ahead_ns, ..*self }
+    }
+
     /// What of an absolute time on that clock (clock_gettime(2) numbers) is left; none for clocks of CPU time.
     fn left(&self, clock: u64, at_ns: i64) -> Option<i64> {
         matches!(clock, 0 | 1 | 4..=9 | 11).then(|| at_ns.saturating_sub(self.on(clock)))
@@ -236,7 +288,8 @@ impl Now {
 /// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once at the end of a
 /// dump, every task stopped.
 pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
-    let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
+    let (ahead_ns, stands) = (frozen.ahead_ns, frozen.stands);
+    let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ahead_ns, stands, ..Clocks::default() };
     let stopped = stopped_threads(images)?;
     let (mut busy, mut arrived) = (false, frozen.arrived);
     for (thread, path) in numbered(images, "core")? {
@@ -266,7 +319,7 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
     timers::settle_timerfds(images, frozen, &mut clocks)?;
     if busy || arrived != 0 || !frozen.at_rest {
         // Somebody may be waiting for what it was about to do, and would wait until something else happens.
-        clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None });
+        clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None, monotonic: false });
     }
     for (_, path) in numbered(images, "timens")? {
         std::fs::remove_file(&path).map_err(|source| ImageError::Io { path, source })?;
@@ -300,10 +353,10 @@ fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
     Ok(stopped)
 }
 
-fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, left_ns: i64, every_ns: i64) {
+fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, (left_ns, every_ns): (i64, i64), monotonic: bool) {
     if left_ns > 0 {
         let at_ns = now.monotonic_ns.saturating_add(left_ns);
-        dues.push(Due { source, at_ns, every_ns: (every_ns > 0).then_some(every_ns) });
+        dues.push(Due { source, at_ns, every_ns: (every_ns > 0).then_some(every_ns), monotonic });
     }
 }
 
@@ -326,7 +379,7 @@ mod tests {
         let clocks = Clocks {
             frozen_ns: 500,
             read_ns: [(2, 400)].into(),
-            dues: vec![Due { source: Source::Call, at_ns: 900, every_ns: None }],
+            dues: vec![Due { source: Source::Call, at_ns: 900, every_ns: None, monotonic: true }],
             timerfds: vec![timer(1, false), timer(0, false), timer(7, false), timer(1, true), timer(7, true)],
             ..Clocks::default()
         };
@@ -341,6 +394,44 @@ mod tests {
         assert_eq!((moved.frozen_ns, moved.read_ns[&2], moved.dues[0].at_ns), (200, 100, 600));
         let next: Vec<_> = moved.timerfds.iter().map(|t| t.next_ns.unwrap()).collect();
         assert_eq!(next, [700, 1000, 300, 700, 700]);
+        assert_eq!(moved.ahead_ns, 300, "the program's clock goes on from 500, and the machine's is at 200");
+    }
+
+    #[test]
+    fn after_a_suspended_sleep_the_clock_and_what_is_on_it_is_where_it_was() {
+        let timer = |clock| Timerfd {
+            pid: 2,
+            fd: 3,
+            clock,
+            next_ns: Some(1000),
+            every_ns: 0,
+            unread: 1,
+            relative: false,
+            cancel_on_set: false,
+        };
+        let due = |monotonic| Due { source: Source::Call, at_ns: 900, every_ns: None, monotonic };
+        let patch = |goes_on| Patch { thread: 2, address: 0, left_ns: 400, goes_on };
+        let clocks = Clocks {
+            frozen_ns: 500,
+            read_ns: [(2, 400)].into(),
+            dues: vec![due(true), due(false)],
+            timerfds: vec![timer(1), timer(0), timer(7)],
+            patches: vec![patch(false), patch(true)],
+            ahead_ns: -40,
+            stands: true,
+            ..Clocks::default()
+        };
+        let now = Now { monotonic_ns: 800, realtime_ns: 0, boottime_ns: 0 };
+        let awake = clocks.clone().resumed(now);
+        assert_eq!((awake.frozen_ns, awake.read_ns[&2], awake.ahead_ns, awake.stood_ns), (800, 700, -340, 300));
+        assert_eq!(now.inside(awake.ahead_ns).monotonic_ns, 500 - 40, "as at the freeze");
+        assert_eq!(awake.dues.iter().map(|due| due.at_ns).collect::<Vec<_>>(), [1200, 900]);
+        assert_eq!(awake.patches.iter().map(|patch| patch.left_ns).collect::<Vec<_>>(), [400, 100]);
+        assert_eq!(awake.timerfds.iter().map(|timer| timer.next_ns.unwrap()).collect::<Vec<_>>(), [1300, 1000, 1000]);
+        let going = Clocks { stands: false, ..clocks };
+        assert_eq!(going.clone().resumed(now), going);
+        let earlier = Now { monotonic_ns: 450, ..now };
+        assert_eq!(going.resumed(earlier).ahead_ns, 10, "the machine's clock was set back over a boot");
     }
 
     #[test]

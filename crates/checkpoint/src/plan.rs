@@ -19,6 +19,7 @@ pub use files::{Object, objects};
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
 pub(crate) use memory::status;
 
+use crate::clocks::Clocks;
 use crate::image::ImageError;
 use crate::registers::Registers;
 use crate::wire::Malformed;
@@ -32,7 +33,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN3");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN4");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 
@@ -134,8 +135,8 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
 /// What a plan is made for.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
-    /// When CRIU read the timers of each process ([`crate::clocks::Clocks::read_ns`]).
-    pub read_ns: &'a BTreeMap<u32, i64>,
+    /// When CRIU read the timers of each process, and what the program's clock was then.
+    pub clocks: &'a Clocks,
     /// Where the memory lies.
     pub pages: &'a PageMap,
     /// So many bytes of memory that can come later do so.

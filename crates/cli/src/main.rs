@@ -66,7 +66,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
         Command::Completion(args) => manual::completion(&args),
         Command::Man(args) => manual::man(&args),
-        Command::Profiles => profiles::profiles(json),
+        Command::Profiles => profiles::profiles(json).map(|()| ExitCode::SUCCESS),
         Command::Restore(args) => backup::restore(&data, &args, json),
         Command::Up(args) => {
             let memory = MemoryMarks::new(args.memory, args.memory_high, args.memory_low)

@@ -95,6 +95,7 @@ impl Bench {
             net: self.net.as_fd(),
             uts: uts.as_fd(),
             ipc: ipc.as_fd(),
+            time: None,
             control: out_in.as_fd(),
             program: program.as_fd(),
             cgroup: &self.cgroup,
@@ -112,6 +113,7 @@ impl Bench {
         let began = now_ns();
         let request = ExecRequest {
             init: init.as_fd(),
+            own_time: false,
             command: &self.command,
             env: &self.env,
             workdir: None,

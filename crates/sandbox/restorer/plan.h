@@ -93,7 +93,7 @@ struct limit {
 };
 
 struct timer {
-    word id, clock, signal, notify, value, thread, absolute, due, every; /* due: ns on the clock of the plan's maker */
+    word id, clock, signal, notify, value, thread, on, due, every; /* due: ns on the clock `on`; 0: left */
 };
 
 struct lock {

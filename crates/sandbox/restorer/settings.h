@@ -88,9 +88,9 @@ static void set_timers(struct task *task)
         if (!timer->due)
             continue;
         /* Absolute: one that is over fires at once, with its overruns, and keeps its beat. */
-        word due = timer->absolute ? timer->due - now(1) + now(timer->clock) : timer->due;
+        word due = timer->on ? timer->due - now(timer->on) + now(timer->clock) : timer->due;
         word value[4] = { timer->every / 1000000000UL, timer->every % 1000000000UL, due / 1000000000UL, due % 1000000000UL };
-        must(call4(SYS_timer_settime, id, timer->absolute ? 1 : 0, value, 0), AT_TIMER, timer->id);
+        must(call4(SYS_timer_settime, id, timer->on ? 1 : 0, value, 0), AT_TIMER, timer->id);
     }
     if (task->timers.count)
         call5(SYS_prctl, PR_TIMER_CREATE_RESTORE_IDS, 0, 0, 0, 0);

@@ -112,6 +112,8 @@ pub struct RestoreRequest<'a> {
     pub uts: BorrowedFd<'a>,
     /// The ipc namespace.
     pub ipc: BorrowedFd<'a>,
+    /// The time namespace, if it is to be another than the launcher's.
+    pub time: Option<BorrowedFd<'a>>,
     /// Becomes [`crate::restorer::CONTROL_FD`].
     pub control: BorrowedFd<'a>,
     /// What to execute, e.g. a memfd with [`crate::restorer::RESTORER`]; nobody may have it open for writing.
@@ -125,6 +127,8 @@ pub struct RestoreRequest<'a> {
 pub struct ExecRequest<'a> {
     /// pidfd of the sandbox's init.
     pub init: BorrowedFd<'a>,
+    /// Whether init has another time namespace than the launcher.
+    pub own_time: bool,
     /// Program and arguments.
     pub command: &'a [String],
     /// The whole environment, see [`environment`].
@@ -262,9 +266,10 @@ impl Launcher {
             request.control,
             request.program,
         ];
+        fds.extend(request.time);
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let (init_pid, pidfd) = self.process(&Request::Restore { volumes }, &fds)?;
+        let (init_pid, pidfd) = self.process(&Request::Restore { own_time: request.time.is_some(), volumes }, &fds)?;
         Ok(Started { init_pid, pidfd })
     }
 
@@ -277,7 +282,7 @@ impl Launcher {
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
-        let (pid, pidfd) = self.process(&Request::Exec { id, program }, &fds)?;
+        let (pid, pidfd) = self.process(&Request::Exec { id, program, own_time: request.own_time }, &fds)?;
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
 

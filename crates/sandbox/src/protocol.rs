@@ -27,10 +27,16 @@ pub(crate) enum Request {
         id: u64,
         /// What to run.
         program: Program,
+        /// Whether init has a time namespace of its own.
+        #[serde(default)]
+        own_time: bool,
     },
-    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, volumes.., cgroup task files..):
-    /// [`Reply::Process`].
+    /// (root, usr, user ns, net ns, uts ns, ipc ns, control socket, restorer, the time ns if there is one, volumes..,
+    /// cgroup task files..): [`Reply::Process`].
     Restore {
+        /// Whether there is a time namespace.
+        #[serde(default)]
+        own_time: bool,
         /// Where the volumes are attached.
         volumes: Vec<String>,
     },

@@ -18,6 +18,7 @@ pub mod rseq;
 pub mod sock;
 pub mod stub;
 pub mod timed;
+pub mod timens;
 pub mod timer;
 pub mod trace;
 pub mod uffd;

@@ -42,11 +42,30 @@ const fn program(name: &'static str, programs: &'static [&'static str]) -> Profi
 
 /// The table.
 pub const PROFILES: &[Profile] = &[
+    program("apache2", &["apache2"]),
+    program("beanstalkd", &["beanstalkd"]),
+    program("dnsmasq", &["dnsmasq"]),
+    program("docker-registry", &["docker-registry"]),
+    program("haproxy", &["haproxy"]),
     program("lighttpd", &["lighttpd"]),
+    program("mariadb", &["mariadbd"]),
+    program("memcached", &["memcached"]),
+    program("mosquitto", &["mosquitto"]),
+    program("named", &["named"]),
     program("nginx", &["nginx"]),
+    program("ngircd", &["ngircd"]),
+    program("nsd", &["nsd"]),
+    program("postfix", &["postfix/sbin/*"]),
+    program("postgres", &["postgres"]),
+    program("privoxy", &["privoxy"]),
+    Profile { name: "python http.server", programs: &["python"], arguments: &["-m", "http.server"] },
     // Debian's redis-server is a link to the second.
     program("redis", &["redis-server", "redis-check-rdb"]),
-    Profile { name: "python http.server", programs: &["python"], arguments: &["-m", "http.server"] },
+    program("rsync", &["rsync"]),
+    program("sshd", &["sshd"]),
+    program("tinyproxy", &["tinyproxy"]),
+    program("unbound", &["unbound"]),
+    program("vsftpd", &["vsftpd"]),
 ];
 
 impl Profile {
@@ -71,7 +90,8 @@ fn ends_with(path: &str, names: &str) -> bool {
     let mut names = names.rsplit('/');
     let (Some(file), Some(name)) = (parts.next(), names.next()) else { return false };
     let plain = file.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.').trim_end_matches('-');
-    (name == "*" || name == file || name == plain) && names.all(|name| parts.next().is_some_and(|part| name == "*" || part == name))
+    (name == "*" || name == file || name == plain)
+        && names.all(|name| parts.next().is_some_and(|part| name == "*" || part == name))
 }
 
 /// The profile of a proc with these processes, pid 1 of the sandbox left out.
@@ -98,7 +118,13 @@ mod tests {
     fn a_program_is_known_by_its_file() {
         let redis = process("/usr/bin/redis-check-rdb", "redis-server *:6379");
         assert_eq!(named(std::slice::from_ref(&redis)), Some("redis"));
-        assert_eq!(named(&[process("/usr/sbin/nginx (deleted)", "nginx: master"), process("/usr/sbin/nginx", "nginx: worker")]), Some("nginx"));
+        assert_eq!(
+            named(&[
+                process("/usr/sbin/nginx (deleted)", "nginx: master"),
+                process("/usr/sbin/nginx", "nginx: worker")
+            ]),
+            Some("nginx")
+        );
         assert_eq!(named(&[process("/usr/bin/dash", "sh -c redis-server"), redis.clone()]), Some("redis"));
         assert_eq!(named(&[process("/usr/bin/sleep", "sleep 5"), redis.clone()]), None, "not only this program");
         assert_eq!(named(&[process("/usr/sbin/nginx", "nginx"), redis]), None, "of two profiles");
@@ -121,7 +147,10 @@ mod tests {
 
     #[test]
     fn ends_of_paths() {
-        assert!(ends_with("/usr/lib/postfix/sbin/qmgr", "postfix/sbin/*") && ends_with("/usr/lib/x/bin/postgres", "postgres"));
+        assert!(
+            ends_with("/usr/lib/postfix/sbin/qmgr", "postfix/sbin/*")
+                && ends_with("/usr/lib/x/bin/postgres", "postgres")
+        );
         assert!(!ends_with("/usr/sbin/qmgr", "postfix/sbin/*") && !ends_with("sbin/x", "postfix/sbin/*"));
     }
 

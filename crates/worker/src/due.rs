@@ -2,7 +2,8 @@
 //!
 //! A timer that fires once, or rarely, wakes the proc a little ahead of time, so that it fires on time. Ticks
 //! (anything that comes more often than `tick_ms`) are gathered: they are served at a wake of their own [`FIRST_GATHER`]
-//! times `tick_ms` after the sleep began, then twice as late each time nothing but ticks had woken it, up to an hour.
+//! times `tick_ms` after the sleep began, then twice as late each time nothing but ticks had woken it, up to an hour. In a suspended
+//! sleep whatever is on CLOCK_MONOTONIC stands, and is gathered.
 
 use kip_checkpoint::clocks::{Clocks, Due, Source};
 
@@ -26,18 +27,18 @@ pub(crate) struct NextWake {
 }
 
 /// Whether a timer is a tick.
-fn is_tick(due: &Due, tick_ns: i64) -> bool {
-    due.every_ns.is_some_and(|every| every < tick_ns)
+fn is_tick(due: &Due, clocks: &Clocks, tick_ns: i64) -> bool {
+    clocks.stands && due.monotonic || due.every_ns.is_some_and(|every| every < tick_ns)
 }
 
 /// The next wake, `lead_ns` ahead of the timer that needs it.
 pub(crate) fn next_wake(clocks: &Clocks, tick_ms: u64, tick_wakes: u32, lead_ns: i64) -> Option<NextWake> {
     let tick_ns = (tick_ms as i64).saturating_mul(1_000_000);
-    let on_time = clocks.dues.iter().filter(|d| !is_tick(d, tick_ns)).min_by_key(|d| d.at_ns);
+    let on_time = clocks.dues.iter().filter(|d| !is_tick(d, clocks, tick_ns)).min_by_key(|d| d.at_ns);
     let on_time =
         on_time.map(|d| NextWake { at_ns: d.at_ns - lead_ns, due_ns: d.at_ns, source: d.source, tick: false });
     let gather = tick_ns.saturating_mul(FIRST_GATHER << tick_wakes.min(20)).min(LONGEST_GATHER_NS.max(tick_ns));
-    let ticks = clocks.dues.iter().filter(|d| is_tick(d, tick_ns)).min_by_key(|d| d.at_ns);
+    let ticks = clocks.dues.iter().filter(|d| is_tick(d, clocks, tick_ns)).min_by_key(|d| d.at_ns);
     let ticks = ticks.map(|d| {
         let at_ns = d.at_ns.max(clocks.frozen_ns.saturating_add(gather));
         NextWake { at_ns, due_ns: at_ns, source: d.source, tick: true }
@@ -57,7 +58,12 @@ mod tests {
     fn clocks(dues: &[(i64, Option<i64>)]) -> Clocks {
         let dues = dues
             .iter()
-            .map(|(at, every)| Due { source: Source::Timerfd, at_ns: at * SECOND, every_ns: every.map(|e| e * SECOND) })
+            .map(|(at, every)| Due {
+                source: Source::Timerfd,
+                at_ns: at * SECOND,
+                every_ns: every.map(|e| e * SECOND),
+                monotonic: true,
+            })
             .collect();
         Clocks { frozen_ns: 100 * SECOND, dues, ..Clocks::default() }
     }

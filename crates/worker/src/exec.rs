@@ -121,6 +121,7 @@ fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
     let init = proc.init_pid().ok_or_else(|| refuse(Code::State, "the proc has ended".to_owned()))?;
     let root = File::open(format!("/proc/{init}/root")).map_err(io)?;
     let user = user_in(proc, root.as_fd()).map_err(|e| refuse(Code::Invalid, chain(&e)))?;
+    let own_time = kip_sys::timens::other_time_of(init).map_err(io)?.is_some();
     let init = kip_sys::process::pidfd_open(init).map_err(io)?;
     let (stdin, stdout, stderr) =
         (make_pipe(proc, true).map_err(io)?, make_pipe(proc, false).map_err(io)?, make_pipe(proc, false).map_err(io)?);
@@ -134,6 +135,7 @@ fn launch(proc: &Proc, request: &ExecRequest) -> Result<Launched, Refusal> {
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     let executing = proc.shared.launcher().exec(Launch {
         init: init.as_fd(),
+        own_time,
         command: &request.command,
         env: &env,
         workdir: workdir.as_deref(),

@@ -83,6 +83,8 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
             source: if timer.interval_timer { Source::Interval } else { Source::Posix },
             at_ns: now.monotonic_ns + timer.left_ns,
             every_ns: (timer.every_ns > 0).then_some(timer.every_ns),
+            // Nothing asks here: hibernated, no clock stands.
+            monotonic: timer.interval_timer,
         }));
         let clocks = Clocks { frozen_ns: now.monotonic_ns, dues, ..Clocks::default() };
         let still = |(fd, before): (OwnedFd, SavedOptions)| {
@@ -178,10 +180,11 @@ fn has_posix_timers(tree: &Tree) -> bool {
 /// Time-outs of calls, and timerfds.
 fn dues(tree: &Tree, now: Now) -> Vec<Due> {
     let mut found = Vec::new();
+    let ahead_ns = tree.ahead_ns();
     for (inside, waiting) in tree.waiting() {
         let Some(tid) = tree.threads.get(&inside) else { continue };
         let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(*tid, address, buffer).is_ok();
-        found.extend(live_due(&waiting, now, &read));
+        found.extend(live_due(&waiting, now, ahead_ns, &read));
     }
     for pid in &tree.pids {
         for (number, target) in tree::descriptors(*pid).unwrap_or_default() {
@@ -205,7 +208,9 @@ fn timerfd(text: &str, now: Now) -> Option<Due> {
     };
     let (left, every) = (time("it_value:")?, time("it_interval:")?);
     let at_ns = now.monotonic_ns.saturating_add(left);
-    (left > 0).then_some(Due { source: Source::Timerfd, at_ns, every_ns: (every > 0).then_some(every) })
+    let monotonic = text.lines().any(|line| line.strip_prefix("clockid:").is_some_and(|id| id.trim() == "1"));
+    let every_ns = (every > 0).then_some(every);
+    (left > 0).then_some(Due { source: Source::Timerfd, at_ns, every_ns, monotonic })
 }
 
 /// The INET sockets and inotify instances of a proc, with what it has been offered on each so far. That counts as seen only if every thread

@@ -17,6 +17,7 @@ use crate::inotify::{self, Events, SleepingInotify};
 use crate::pins::{self, Pin, PinError};
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::quota::{Place, QuotaError};
+use crate::suspend::{self, is_connection};
 use crate::tree::{self, Tree};
 use crate::volumes;
 use crate::volumes::sleep::{Slept, UnfitVolume};
@@ -35,6 +36,7 @@ use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Contents, SnapshotError};
+use kip_sys::timens;
 use kip_types::{Generation, Image};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -101,6 +103,9 @@ pub(crate) struct Body {
     /// inotify instances, held.
     #[serde(default)]
     pub(crate) inotify: Vec<SleepingInotify>,
+    /// By which word its clock stands; none if it goes on.
+    #[serde(default)]
+    pub(crate) suspended: Option<String>,
 }
 
 impl Body {
@@ -143,6 +148,8 @@ struct Seen {
     own_ipc: bool,
     /// Some of its memory may be out: the pager knows it.
     out: bool,
+    /// Its owner asks for this one sleep.
+    once: bool,
     /// Other mounts of its files.
     mounts: Option<Mounts>,
     /// Where its own files are.
@@ -218,13 +225,13 @@ impl ParkError {
     }
 }
 
-/// Parks. `out`: the pager knows it, and is ready for that. `record` is called when the generation is complete and must write
+/// Parks. `out`: the pager knows it, and is ready for that. `once`: its owner asks for this one sleep. `record` is called when the generation is complete and must write
 /// the state Parked durably.
 pub(crate) fn park(
     proc: &Proc,
     pids: &[u32],
     generation: Generation,
-    out: bool,
+    (out, once): (bool, bool),
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
@@ -240,7 +247,10 @@ pub(crate) fn park(
     if let Err(error) = &mounts {
         tracing::info!(proc = %proc.name, %error, "its mounts cannot be held, CRIU will do the next wake");
     }
-    let borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
+    // In the proc's own time namespace CRIU knows of no other, and nothing of it is in the images.
+    let time = timens::other_time_of(init).map_err(ParkError::Tree)?;
+    let mut borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
+    borrowed.extend(time.iter().map(|fd| (timens::NEWTIME, fd.as_fd())));
     let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
     external.push(("/usr".to_owned(), "usr".to_owned()));
     external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
@@ -253,7 +263,7 @@ pub(crate) fn park(
     };
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
-    let mut seen = Seen { ran: Ran::default(), masks, volumes, own_ipc, out, mounts, place };
+    let mut seen = Seen { ran: Ran::default(), masks, volumes, own_ipc, out, once, mounts, place };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
@@ -308,6 +318,8 @@ fn settle(
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     sockets::order_unix_pairs(images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.ran.sockets)?;
+    let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
+    let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {
         tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
     };
@@ -316,7 +328,9 @@ fn settle(
     };
     let new = |(thread, signals): (u32, u64)| signals & !seen.ran.pending.get(&thread).copied().unwrap_or(0);
     let arrived = tree.pending().into_iter().map(new).fold(0, |a, b| a | b);
-    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, at_rest: seen.ran.at_rest };
+    let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
+    let at_rest = seen.ran.at_rest;
+    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, ahead_ns, stands, at_rest };
     let clocks = clocks::settle(images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
     volumes::sleep::note_files(&mut volumes, images, init)?;
@@ -339,8 +353,8 @@ fn settle(
     // Without its mounts a file system ends, and the watches in it.
     let (inotify, instances) =
         if seen.mounts.is_some() { inotify::take(&tree, images, &seen.ran.events)? } else { Default::default() };
-    let masks = seen.masks.clone();
-    let body = Body { clocks, sockets, masks, pins, own_ipc: seen.own_ipc, home, volumes, inotify };
+    let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
+    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, suspended };
     fds.extend(objects);
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);

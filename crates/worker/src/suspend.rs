@@ -67,7 +67,9 @@ fn process(pid: u32) -> Option<Process> {
 
 /// Whether a TCP connection of theirs is open. What cannot be told is one.
 fn is_connected(pids: &[u32]) -> bool {
-    let Some(namespace) = pids.first().and_then(|pid| File::open(format!("/proc/{pid}/ns/net")).ok()) else { return true };
+    let Some(namespace) = pids.first().and_then(|pid| File::open(format!("/proc/{pid}/ns/net")).ok()) else {
+        return true;
+    };
     let connections = Diag::open_in(namespace.as_fd()).and_then(|diag| diag.connections());
     connections.map_or(true, |connections| !connections.is_empty())
 }

@@ -4,6 +4,7 @@
 
 use kip_checkpoint::clocks::{Since, Waiting};
 use kip_sys::ran::CpuClocks;
+use kip_sys::timens;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -36,6 +37,12 @@ impl Tree {
     /// The host pid of the sandbox's pid 1, if it is among them.
     pub(crate) fn init(&self) -> Option<u32> {
         self.pids.first().copied().filter(|pid| inner_id(&format!("/proc/{pid}/status")).is_some_and(|(i, _)| i == 1))
+    }
+
+    /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds: all processes share one.
+    pub(crate) fn ahead_ns(&self) -> i64 {
+        // One that has ended has no time that could be wrong.
+        self.pids.first().and_then(|pid| timens::monotonic_ahead_of(*pid).ok()).unwrap_or(0)
     }
 
     /// Whether any process has a System V shared memory segment mapped, shmat(2).

@@ -31,6 +31,7 @@ use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::timens;
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
 use rustix::fs::OFlags;
@@ -61,6 +62,8 @@ pub(crate) enum WakeError {
     Volumes(#[from] VolumeChanged),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
+    #[error("a clock that stood while it slept cannot be made, time_namespaces(7)")]
+    Time(#[source] io::Error),
     #[error("{what} is no longer held")]
     Lost { what: String },
     #[error("some of its memory is in the store and does not come")]
@@ -172,8 +175,10 @@ fn bring(
 pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
     let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
-    manifest.body.clocks = manifest.body.clocks_now();
+    manifest.body.clocks = manifest.body.clocks_now().resumed(Now::read());
     let body = &manifest.body;
+    let time = time_namespace(body.clocks.ahead_ns)?;
+    let time = time.as_ref().map(AsFd::as_fd);
     let with_pins = pins::base_changed(&body.pins);
     // First: what is not as it was is no fault of the plan's.
     let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
@@ -181,7 +186,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
         bring(proc, &images, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
-        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes), trigger, steps) {
+        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes, time), trigger, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {
@@ -211,7 +216,8 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
     let namespaces = proc.held_namespaces();
-    let namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
+    let mut namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
+    namespaces.extend(time.map(|fd| (timens::NEWTIME, fd)));
     let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
     let request = RestoreRequest {
         images: &used,
@@ -270,6 +276,12 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             Ok(pid)
         }
     }
+}
+
+/// The time namespace that processes are to be born in whose CLOCK_MONOTONIC is that far ahead of the machine's; none for the
+/// machine's own.
+fn time_namespace(ahead_ns: i64) -> Result<Option<OwnedFd>, WakeError> {
+    (ahead_ns != 0).then(|| timens::new_time(ahead_ns)).transpose().map_err(WakeError::Time)
 }
 
 fn restored((number, volume): (usize, &Volume)) -> RestoredVolume<'_> {

@@ -42,7 +42,8 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     let parks_after_ms = parks_after_ms(&handle.proc);
     let record = &status.record;
     let mut awake_because = Vec::new();
-    let mut clock = record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.clone()).filter(|_| is_parked(&record.state));
+    let mut clock =
+        record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.clone()).filter(|_| is_parked(&record.state));
     let seen = match seen {
         Some(Ok((seen, word))) => {
             clock = word;

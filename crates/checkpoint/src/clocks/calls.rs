@@ -51,6 +51,7 @@ const SP: u32 = 20;
 
 const EINTR: u64 = (-4i64) as u64;
 const RESTART_SYSCALL: u64 = 219;
+const CLOCK_NANOSLEEP: u64 = 230;
 
 fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
     let r = |f| regs.number(f);
@@ -117,8 +118,9 @@ impl Waiting {
     }
 }
 
-/// When the call of a thread that runs ends by its own time-out; none if it has none. `read` reads the thread's memory.
-pub fn live_due(waiting: &Waiting, now: Now, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Due> {
+/// When the call of a thread that runs ends by its own time-out; none if it has none. `read` reads the thread's memory, whose
+/// CLOCK_MONOTONIC is `ahead_ns` ahead of the machine's.
+pub fn live_due(waiting: &Waiting, now: Now, ahead_ns: i64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Due> {
     let mut regs = Message::default();
     for (field, value) in [DI, SI, DX, R10, R8, R9].into_iter().zip(&waiting.call[1..7]) {
         regs.set_varint(field, *value);
@@ -130,9 +132,11 @@ pub fn live_due(waiting: &Waiting, now: Now, read: &dyn Fn(u64, &mut [u8]) -> bo
             .then(|| half(&bytes, 0).saturating_mul(SECOND).saturating_add(half(&bytes, 8).saturating_mul(unit)))
     };
     let waited = (now.monotonic_ns - waiting.since_ns).max(0);
-    let (left, whole) = match timeout_of(waiting.call[0], &regs)? {
+    let timeout = timeout_of(waiting.call[0], &regs)?;
+    let monotonic = is_monotonic(waiting.call[0], &regs, &timeout);
+    let (left, whole) = match timeout {
         Timeout::Absolute { address, clock } => {
-            let left = now.left(clock, time(address, 1)?)?;
+            let left = now.inside(ahead_ns).left(clock, time(address, 1)?)?;
             (left, left.saturating_add(waited))
         }
         Timeout::Millis { value, .. } => (value as i64 * 1_000_000 - waited, value as i64 * 1_000_000),
@@ -147,7 +151,7 @@ pub fn live_due(waiting: &Waiting, now: Now, read: &dyn Fn(u64, &mut [u8]) -> bo
     };
     let left = waiting.due_ns.map_or(left, |due| due - now.monotonic_ns);
     let at_ns = now.monotonic_ns.saturating_add(left.max(1));
-    (whole > 0).then_some(Due { source: Source::Call, at_ns, every_ns: Some(whole) })
+    (whole > 0).then_some(Due { source: Source::Call, at_ns, every_ns: Some(whole), monotonic })
 }
 
 /// Mends one thread's registers and notes its time-out.
@@ -206,6 +210,7 @@ fn settle_call(
         return false;
     }
     let Some(timeout) = timeout_of(nr, regs) else { return false };
+    let monotonic = is_monotonic(nr, regs, &timeout);
     let seconds_and = |address: u64, unit: i64| -> Option<i64> {
         let mut bytes = [0u8; 16];
         (frozen.read)(thread, address, &mut bytes).then(|| {
@@ -215,8 +220,8 @@ fn settle_call(
     };
     let (left, whole) = match timeout {
         Timeout::Absolute { address, clock } => {
-            if let Some(left) = seconds_and(address, 1).and_then(|at| now.left(clock, at)) {
-                push_due(&mut clocks.dues, Source::Call, now, left, left.saturating_add(waited));
+            if let Some(left) = seconds_and(address, 1).and_then(|at| now.inside(clocks.ahead_ns).left(clock, at)) {
+                push_due(&mut clocks.dues, Source::Call, now, (left, left.saturating_add(waited)), monotonic);
             }
             return false;
         }
@@ -244,9 +249,24 @@ fn settle_call(
     let left = due.map_or(left - ago, |due| due - now.monotonic_ns).clamp(0, whole.max(0));
     let address = (regs.number(SP) - SCRATCH_BELOW) & !15;
     point(regs, &timeout, address);
-    clocks.patches.push(Patch { thread, address, left_ns: left });
-    push_due(&mut clocks.dues, Source::Call, now, left.max(1), whole.max(1));
+    clocks.patches.push(Patch { thread, address, left_ns: left, goes_on: !monotonic });
+    push_due(&mut clocks.dues, Source::Call, now, (left.max(1), whole.max(1)), monotonic);
     true
+}
+
+/// Whether the kernel counts a call's time-out on CLOCK_MONOTONIC: all but absolute ones of another clock, and relative ones of
+/// clock_nanosleep(2) on a clock other than CLOCK_REALTIME, which only says how an absolute one is to be understood.
+fn is_monotonic(nr: u64, regs: &Message, timeout: &Timeout) -> bool {
+    match timeout {
+        Timeout::Absolute { clock, .. } => clocks_on_monotonic(*clock),
+        _ if nr == CLOCK_NANOSLEEP => regs.number(DI) == 0 || clocks_on_monotonic(regs.number(DI)),
+        _ => true,
+    }
+}
+
+/// CLOCK_MONOTONIC, _RAW and _COARSE.
+fn clocks_on_monotonic(clock: u64) -> bool {
+    matches!(clock, 1 | 4 | 6)
 }
 
 /// Lets a call take its time-out from a struct timespec at `address`.
@@ -303,7 +323,7 @@ fn settle_socket(
     let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
     let left_ns = due.map_or(whole_ns - waited, |due| due - now.monotonic_ns).clamp(1, whole_ns);
     clocks.sockets.push(SocketPatch { thread, call: regs.number(ORIG_AX), fd, sending, whole_ns, left_ns });
-    push_due(&mut clocks.dues, Source::Call, now, left_ns, whole_ns);
+    push_due(&mut clocks.dues, Source::Call, now, (left_ns, whole_ns), true);
 }
 
 /// Whether a time-out has passed at `now`.
@@ -330,6 +350,8 @@ mod tests {
         take: &|_, _| Err(io::ErrorKind::NotFound.into()),
         arrived: 0,
         interrupted_ns: i64::MAX,
+        ahead_ns: 0,
+        stands: false,
         at_rest: true,
     };
 
@@ -374,18 +396,31 @@ mod tests {
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
         let nothing = |_: u64, _: &mut [u8]| false;
         let wait = |call: [u64; 8]| Waiting { since_ns: 9 * SECOND, call, due_ns: None };
-        let due = live_due(&wait([232, 5, 0x7000, 64, 3000, 0, 0, 0x7000]), now, &nothing).unwrap();
+        let due = live_due(&wait([232, 5, 0x7000, 64, 3000, 0, 0, 0x7000]), now, 0, &nothing).unwrap();
         assert_eq!((due.at_ns, due.every_ns), (12 * SECOND, Some(3 * SECOND)));
-        assert_eq!(live_due(&wait([232, 5, 0x7000, 64, u64::MAX, 0, 0, 0x7000]), now, &nothing), None);
-        assert_eq!(live_due(&wait([0, 5, 0, 0, 0, 0, 0, 0x7000]), now, &nothing), None, "a read has none");
+        assert_eq!(live_due(&wait([232, 5, 0x7000, 64, u64::MAX, 0, 0, 0x7000]), now, 0, &nothing), None);
+        assert_eq!(live_due(&wait([0, 5, 0, 0, 0, 0, 0, 0x7000]), now, 0, &nothing), None, "a read has none");
         let two_seconds = |address: u64, bytes: &mut [u8]| {
             bytes.fill(0);
             bytes[0] = 2;
             address == 0x8000
         };
-        let due = live_due(&wait([271, 0, 0, 0x8000, 0, 0, 8, 0x7000]), now, &two_seconds).unwrap();
+        let due = live_due(&wait([271, 0, 0, 0x8000, 0, 0, 8, 0x7000]), now, 0, &two_seconds).unwrap();
         assert_eq!(due.at_ns, 11 * SECOND, "what the kernel has not written back yet is the whole");
-        assert_eq!(live_due(&wait([271, 0, 0, 0x9000, 0, 0, 8, 0x7000]), now, &two_seconds), None, "unreadable");
+        // clock_nanosleep(2) until second 2 of a clock that stood for 9 s.
+        let until =
+            |clock: u64| live_due(&wait([230, clock, 1, 0x8000, 0, 0, 0, 0x7000]), now, -9 * SECOND, &two_seconds);
+        let due = until(1).unwrap();
+        assert_eq!((due.at_ns, due.monotonic), (11 * SECOND, true));
+        assert_eq!(
+            until(0).map(|due| (due.at_ns, due.monotonic)),
+            Some((12 * SECOND, false)),
+            "the other clock is at 0"
+        );
+        let relative = |clock: u64| live_due(&wait([230, clock, 0, 0x8000, 0, 0, 0, 0x7000]), now, 0, &two_seconds);
+        let on_monotonic = [0, 1, 7].map(|clock| relative(clock).unwrap().monotonic);
+        assert_eq!(on_monotonic, [true, true, false], "relative, CLOCK_REALTIME is counted on CLOCK_MONOTONIC");
+        assert_eq!(live_due(&wait([271, 0, 0, 0x9000, 0, 0, 8, 0x7000]), now, 0, &two_seconds), None, "unreadable");
     }
 
     #[test]
@@ -427,7 +462,10 @@ mod tests {
         let mut other = regs.clone();
         assert!(settle_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks).changed);
         assert_eq!((regs.number(AX), regs.number(IP), regs.number(DI)), (441, 0x1000, 5));
-        assert_eq!(clocks.patches, [Patch { thread: 3, address: regs.number(R10), left_ns: 500_000_000 }]);
+        assert_eq!(
+            clocks.patches,
+            [Patch { thread: 3, address: regs.number(R10), left_ns: 500_000_000, goes_on: false }]
+        );
         assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + 500_000_000);
         assert_eq!(clocks.dues[0].every_ns, Some(1_500_000_000));
         // Seen in another call just before: it has only begun to wait.

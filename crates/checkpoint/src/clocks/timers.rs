@@ -50,6 +50,13 @@ pub struct Timerfd {
     pub cancel_on_set: bool,
 }
 
+impl Timerfd {
+    /// It is on CLOCK_MONOTONIC.
+    pub fn is_monotonic(&self) -> bool {
+        self.clock == MONOTONIC
+    }
+}
+
 /// A signal for what a timer missed. Numbers of processes and threads are those inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missed {
@@ -108,24 +115,25 @@ pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mu
     let Some(timers) = core.message(3)?.map(|t| t.message(7)).transpose()?.flatten() else { return Ok(false) };
     let before = dues.len();
     let all = *arrived;
-    let mut push = |source, signal: u64, left_ns: i64, every_ns: i64| {
+    let mut push = |source, signal: u64, left_ns: i64, every_ns: i64, monotonic| {
         if left_ns <= 0 {
             return;
         }
         let every_ns = (every_ns > 0).then_some(every_ns);
-        dues.push(Due { source, at_ns: read_ns.saturating_add(left_ns), every_ns });
+        dues.push(Due { source, at_ns: read_ns.saturating_add(left_ns), every_ns, monotonic });
         let bit = 1u64.checked_shl(signal.wrapping_sub(1) as u32).unwrap_or(0);
         if every_ns.is_some() && all & bit != 0 {
             *arrived &= !bit;
-            dues.push(Due { source, at_ns: read_ns, every_ns });
+            dues.push(Due { source, at_ns: read_ns, every_ns, monotonic });
         }
     };
     if let Some(real) = timers.message(1)? {
-        push(Source::Interval, SIGALRM, time(&real, 3, 4, 1000), time(&real, 1, 2, 1000));
+        push(Source::Interval, SIGALRM, time(&real, 3, 4, 1000), time(&real, 1, 2, 1000), true);
     }
     for timer in timers.messages(4)? {
         if is_wall_clock(timer.number(2)) {
-            push(Source::Posix, timer.number(3), time(&timer, 9, 10, 1), time(&timer, 7, 8, 1));
+            let monotonic = timer.number(2) == MONOTONIC;
+            push(Source::Posix, timer.number(3), time(&timer, 9, 10, 1), time(&timer, 7, 8, 1), monotonic);
         }
     }
     Ok(dues.len() > before)
@@ -151,7 +159,13 @@ pub(super) fn settle_timerfds(images: &Path, frozen: &Frozen<'_>, clocks: &mut C
         if let Some(next) = timer.next_ns {
             let now = Now::read();
             let left = now.left(timer.clock, next).unwrap_or(0);
-            super::push_due(&mut clocks.dues, Source::Timerfd, now, left.max(1), timer.every_ns);
+            super::push_due(
+                &mut clocks.dues,
+                Source::Timerfd,
+                now,
+                (left.max(1), timer.every_ns),
+                timer.is_monotonic(),
+            );
         }
         clocks.timerfds.push(timer);
     }
@@ -230,12 +244,12 @@ pub fn advance_timers(from: &Path, to: &Path, clocks: &Clocks, now: Now) -> Resu
     let mut missed = Vec::new();
     for (pid, path) in numbered(from, "core")? {
         let Some(read_ns) = clocks.read_ns.get(&pid) else { continue };
-        let passed = (now.monotonic_ns - read_ns).max(0);
+        let passed = Passed { monotonic: (now.monotonic_ns - read_ns).max(0), stood: clocks.stood_ns };
         let mut image = Image::read(&path)?;
         let damaged = |source| ImageError::Damaged { path: path.clone(), source };
         for core in &mut image.entries {
             core.edit_messages::<Malformed>(3, |task| {
-                task.edit_messages::<Malformed>(7, |timers| advance_task_timers(timers, pid, passed, &mut missed))
+                task.edit_messages::<Malformed>(7, |timers| advance_task_timers(timers, pid, &passed, &mut missed))
             })
             .map_err(damaged)?;
         }
@@ -262,14 +276,28 @@ fn advance(left: i64, every: i64, passed: i64) -> (i64, u64) {
     (every - late % every, 1 + (late / every) as u64)
 }
 
+/// Since CRIU read the timers, nanoseconds.
+struct Passed {
+    /// On CLOCK_MONOTONIC.
+    monotonic: i64,
+    /// Besides, on all other clocks.
+    stood: i64,
+}
+
+impl Passed {
+    fn on(&self, clock: u64) -> i64 {
+        self.monotonic + if clock == MONOTONIC { 0 } else { self.stood }
+    }
+}
+
 fn advance_task_timers(
     timers: &mut Message,
     pid: u32,
-    passed: i64,
+    passed: &Passed,
     all_missed: &mut Vec<Missed>,
 ) -> Result<(), Malformed> {
     timers.edit_messages::<Malformed>(1, |real| {
-        let (left, missed) = advance(time(real, 3, 4, 1000), time(real, 1, 2, 1000), passed);
+        let (left, missed) = advance(time(real, 3, 4, 1000), time(real, 1, 2, 1000), passed.monotonic);
         let micros = left.max(0).saturating_add(999) / 1000;
         real.set_varint(3, (micros / 1_000_000) as u64);
         real.set_varint(4, (micros % 1_000_000) as u64);
@@ -282,7 +310,7 @@ fn advance_task_timers(
         if !is_wall_clock(timer.number(2)) {
             return Ok(());
         }
-        let (left, missed) = advance(time(timer, 9, 10, 1), time(timer, 7, 8, 1), passed);
+        let (left, missed) = advance(time(timer, 9, 10, 1), time(timer, 7, 8, 1), passed.on(timer.number(2)));
         timer.set_varint(9, (left.max(0) / SECOND) as u64);
         timer.set_varint(10, (left.max(0) % SECOND) as u64);
         // SIGEV_NONE is not told.
@@ -361,7 +389,7 @@ mod tests {
             timers.0.push((4, crate::wire::Value::Bytes(posix(notify))));
         }
         let mut missed = Vec::new();
-        advance_task_timers(&mut timers, 9, 2_700_000_000, &mut missed).unwrap();
+        advance_task_timers(&mut timers, 9, &Passed { monotonic: 2_700_000_000, stood: SECOND }, &mut missed).unwrap();
         let signal = TimerSignal { signal: 40, timer: 6, overrun: 2, value: 77 };
         let posix = |thread| Missed::Posix { pid: 9, thread, signal };
         assert_eq!(missed, [Missed::Interval { pid: 9 }, posix(Some(12)), posix(None)]);
@@ -387,7 +415,7 @@ mod tests {
         assert!(collect(&core, SECOND, &mut arrived, &mut dues).unwrap());
         assert_eq!(arrived, 1);
         let every_ns = Some(200_000_000);
-        let due = |at_ns| Due { source: Source::Interval, at_ns, every_ns };
+        let due = |at_ns| Due { source: Source::Interval, at_ns, every_ns, monotonic: true };
         assert_eq!(dues, [due(SECOND + 100_000_000), due(SECOND)]);
     }
 

@@ -3,6 +3,7 @@
 use super::layout::{Span, Writer};
 use super::tasks::one;
 use super::{PlanError, unsupported};
+use crate::clocks::{Clocks, Now};
 use crate::image::Image;
 use crate::wire::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,25 @@ const SECOND: u64 = 1_000_000_000;
 const MICROSECOND: u64 = 1000;
 /// Clocks that tell time, as opposed to CPU time: clock_gettime(2).
 const WALL_CLOCKS: [u64; 6] = [0, 1, 7, 8, 9, 11];
+const MONOTONIC: u64 = 1;
+const BOOTTIME: u64 = 7;
+
+/// When CRIU read the timers of a process, nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Base {
+    /// On the program's own CLOCK_MONOTONIC, which stands in a suspended sleep.
+    pub(super) monotonic: u64,
+    /// On CLOCK_BOOTTIME, which never does: all clocks but the other one go as it does.
+    boottime: u64,
+}
+
+impl Base {
+    pub(super) fn of(pid: u32, clocks: &Clocks, now: Now) -> Base {
+        let read_ns = clocks.read_ns.get(&pid).copied().unwrap_or(0);
+        let boottime = read_ns + now.boottime_ns - now.monotonic_ns;
+        Base { monotonic: (read_ns + clocks.ahead_ns).max(0) as u64, boottime: boottime.max(0) as u64 }
+    }
+}
 
 pub(super) fn signals(tc: &Message) -> Result<Vec<Vec<u64>>, PlanError> {
     let mut items = Vec::new();
@@ -52,25 +72,20 @@ pub(super) fn intervals(timers: &Message, base_ns: u64) -> Result<[u64; 6], Plan
     Ok(words)
 }
 
-pub(super) fn posix_timers(timers: &Message, base_ns: u64) -> Result<Vec<Vec<u64>>, PlanError> {
+pub(super) fn posix_timers(timers: &Message, base: Base) -> Result<Vec<Vec<u64>>, PlanError> {
     let mut items = Vec::new();
     for t in timers.messages(4)? {
-        let absolute = WALL_CLOCKS.contains(&t.number(2));
+        // The clock that the time due is given on; none for what is left of CPU time.
+        let (on, base_ns) = match t.number(2) {
+            MONOTONIC => (MONOTONIC, base.monotonic),
+            clock if WALL_CLOCKS.contains(&clock) => (BOOTTIME, base.boottime),
+            _ => (0, 0),
+        };
         let left = t.number(9) * SECOND + t.number(10);
-        let due = if left > 0 && absolute { base_ns + left } else { left };
+        let due = if left > 0 { base_ns + left } else { left };
         let every = t.number(7) * SECOND + t.number(8);
         let thread = t.varint(11).unwrap_or(0);
-        items.push(vec![
-            t.number(1),
-            t.number(2),
-            t.number(3),
-            t.number(4),
-            t.number(5),
-            thread,
-            u64::from(absolute),
-            due,
-            every,
-        ]);
+        items.push(vec![t.number(1), t.number(2), t.number(3), t.number(4), t.number(5), thread, on, due, every]);
     }
     Ok(items)
 }

@@ -3,8 +3,9 @@
 use super::files::{Files, Ref, base_above, kind};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
-use super::settings::{Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
+use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
+use crate::clocks::Now;
 use crate::image::Image;
 use crate::registers;
 use crate::wire::Message;
@@ -240,6 +241,7 @@ pub(super) fn write(
         .collect();
     let shared_list = writer.list(&shared_items);
     let locks = locks(images)?;
+    let now = Now::read();
     let mut planned = BTreeMap::new();
     let mut items = Vec::new();
     for (index, (task, found)) in tree.iter().zip(&found).enumerate() {
@@ -247,8 +249,8 @@ pub(super) fn write(
             items.push(task.write_dead(writer)?);
             continue;
         };
-        let read_ns = wish.read_ns;
-        let mut item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, read_ns)?;
+        let base = Base::of(task.pid, wish.clocks, now);
+        let mut item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, base)?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
         debug_assert_eq!(item.len(), TASK_WORDS);
@@ -351,7 +353,7 @@ impl Task {
         references: &References,
         memory: Option<&Memory>,
         locks: &BTreeMap<u32, Vec<Vec<u64>>>,
-        read_ns: &BTreeMap<u32, i64>,
+        base: Base,
     ) -> Result<Vec<u64>, PlanError> {
         let tc = self.tc()?;
         self.check(&tc)?;
@@ -361,12 +363,11 @@ impl Task {
         let (mappings, pages, vdso) = memory.map(|m| m.write(writer, files, shared)).unwrap_or_default();
         let signals = writer.list(&signals(&tc)?);
         let limits = writer.list(&limits(&tc)?);
-        let base_ns = read_ns.get(&self.pid).copied().unwrap_or(0) as u64;
         let timers = tc.message(7)?.unwrap_or_default();
         if !timers.messages(4)?.is_empty() && !kip_sys::timer::can_choose_timer_ids() {
             return unsupported("POSIX timers on a kernel that numbers them as it likes");
         }
-        let posix = writer.list(&posix_timers(&timers, base_ns)?);
+        let posix = writer.list(&posix_timers(&timers, base)?);
         let mut thread_items = Vec::new();
         for (id, core) in &self.threads {
             thread_items.push(thread(writer, *id, core, &tc)?);
@@ -391,7 +392,7 @@ impl Task {
             tc.number(3),
             tc.number(22),
         ]);
-        item.extend(intervals(&timers, base_ns)?);
+        item.extend(intervals(&timers, base.monotonic)?);
         // prctl_mm_map has brk after start_brk and start_stack behind both; the image's order is another one.
         item.extend([1, 2, 3, 4, 6, 7, 5, 8, 9, 10, 11].map(|n| self.mm.number(n)));
         item.extend([auxv.0, auxv.1]);

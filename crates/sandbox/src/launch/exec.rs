@@ -2,6 +2,7 @@
 
 use super::confine::{UserNamespace, become_user, confine, enter_user};
 use super::start::{enter_cgroups, place_stdio};
+use super::template::in_time;
 use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Program, Step};
 use kip_sys::ns::{Clone, Strings};
@@ -18,6 +19,8 @@ pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bi
 #[derive(Debug)]
 pub(super) struct Parts {
     pub init: OwnedFd,
+    /// Init has a time namespace of its own.
+    pub own_time: bool,
     pub stdin: OwnedFd,
     pub stdout: OwnedFd,
     pub stderr: OwnedFd,
@@ -26,6 +29,15 @@ pub(super) struct Parts {
 
 /// Runs the program as a child of the launcher, which therefore learns how it ends.
 pub(super) fn exec(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Spawned, Failure> {
+    if !parts.own_time {
+        return exec_here(prepared, parts, program);
+    }
+    let enter = || move_into_thread_name_spaces(parts.init.as_fd(), ThreadNameSpaceType::TIME);
+    in_time(&prepared.template, enter, || exec_here(prepared, parts, program))?
+}
+
+/// In the time namespace that the launcher is in.
+fn exec_here(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Spawned, Failure> {
     let bad = |_| Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a NUL byte".into() };
     let strings = |words: &[String]| words.iter().cloned().map(CString::new).collect::<Result<Vec<_>, _>>();
     let arguments = Strings::new(strings(&program.argv).map_err(bad)?);

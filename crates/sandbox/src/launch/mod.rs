@@ -182,19 +182,23 @@ impl Server {
                 let child = start::start(prepared, &parts, &program)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
-            Request::Exec { id, program } => {
+            Request::Exec { id, program, own_time } => {
                 let ([init, stdin, stdout, stderr], cgroups) = first(fds)?;
-                let parts = exec::Parts { init, stdin, stdout, stderr, cgroups };
+                let parts = exec::Parts { init, own_time, stdin, stdout, stderr, cgroups };
                 let child = exec::exec(prepared, &parts, &program)?;
                 self.execs.insert(child.pid, id);
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
-            Request::Restore { volumes } => {
-                let ([root, usr, user, net, uts, ipc, control, program], rest) = first(fds)?;
+            Request::Restore { own_time, volumes } => {
+                let ([root, usr, user, net, uts, ipc, control, program], mut rest) = first(fds)?;
+                if own_time && rest.is_empty() {
+                    return Err(wrong_number());
+                }
+                let time = own_time.then(|| rest.remove(0));
                 let (volumes, cgroups) = volumes::split(volumes, rest)?;
                 let mounts = start::Files { root, usr, volumes, directories: Vec::new(), may_make: false };
-                let parts = restore::Parts { mounts, user, net, uts, ipc, control, program, cgroups };
-                let child = restore::restore(&parts)?;
+                let parts = restore::Parts { mounts, user, net, uts, ipc, time, control, program, cgroups };
+                let child = restore::restore(prepared, &parts)?;
                 Ok((Reply::Process { pid: child.pid }, vec![child.pidfd]))
             }
             Request::Namespaces { uid_base, hostname } => {

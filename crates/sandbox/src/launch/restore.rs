@@ -8,10 +8,10 @@
 //!
 //! Nothing is given up here: the restorer has every capability, in its user namespace, and no filter.
 
-use super::Spawned;
 use super::confine::become_root;
 use super::start::{Files, enter_cgroups, enter_mounts, enter_namespaces, open_null, place_stdio};
-use super::template::mount_proc;
+use super::template::{in_time, mount_proc};
+use super::{Prepared, Spawned};
 use crate::protocol::{Failure, Step};
 use crate::restorer::CONTROL_FD;
 use kip_sys::ns::{Clone, Strings};
@@ -27,13 +27,21 @@ pub(super) struct Parts {
     pub net: OwnedFd,
     pub uts: OwnedFd,
     pub ipc: OwnedFd,
+    pub time: Option<OwnedFd>,
     pub control: OwnedFd,
     pub program: OwnedFd,
     pub cgroups: Vec<OwnedFd>,
 }
 
 /// Starts the restorer in a new sandbox.
-pub(super) fn restore(parts: &Parts) -> Result<Spawned, Failure> {
+pub(super) fn restore(prepared: &Prepared, parts: &Parts) -> Result<Spawned, Failure> {
+    let Some(time) = &parts.time else { return restore_here(parts) };
+    let enter = || move_into_link_name_space(time.as_fd(), Some(LinkNameSpaceType::Time));
+    in_time(&prepared.template, enter, || restore_here(parts))?
+}
+
+/// In the time namespace that the launcher is in.
+fn restore_here(parts: &Parts) -> Result<Spawned, Failure> {
     let arguments = Strings::new(vec![c"kip-restore".into()]);
     let environment = Strings::new(vec![]);
     let how = Clone { shared: true, new_mount: true, new_pid: true, sibling: true, ..Clone::default() };

@@ -12,7 +12,8 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
     fsmount, fsopen, mount_change, move_mount, unmount,
 };
-use std::os::fd::OwnedFd;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Where the sandbox's root is attached.
 pub(super) const NEW_ROOT: &str = "/new";
@@ -30,6 +31,8 @@ pub(super) struct Template {
     pub proc: OwnedFd,
     /// The launcher's own pid namespace, to come back to.
     pub pid_namespace: OwnedFd,
+    /// Its own time namespace, likewise; none where the kernel has none.
+    pub time_namespace: Option<OwnedFd>,
 }
 
 impl Template {
@@ -38,6 +41,8 @@ impl Template {
         let at = |e: rustix::io::Errno| Failure::new(Step::Template, e);
         let pid_namespace =
             rustix::fs::open("/proc/self/ns/pid", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(at)?;
+        let time_namespace =
+            rustix::fs::open("/proc/self/ns/time", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok();
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
         kip_sys::ns::unshare(mount).map_err(Failure::at(Step::Template))?;
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).map_err(at)?;
@@ -49,8 +54,23 @@ impl Template {
         enter_root().map_err(at)?;
         let proc = mount_proc().map_err(at)?;
         move_mount(&proc, "", CWD, PROC, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH).map_err(at)?;
-        Ok(Template { proc, pid_namespace })
+        Ok(Template { proc, pid_namespace, time_namespace })
     }
+}
+
+/// Makes children in another time namespace. Only a process that shares its memory with no other may enter one, so it is the
+/// launcher itself that does, and comes back.
+pub(super) fn in_time<T>(
+    template: &Template,
+    enter: impl FnOnce() -> rustix::io::Result<()>,
+    make: impl FnOnce() -> T,
+) -> Result<T, Failure> {
+    enter().map_err(Failure::at(Step::Namespaces))?;
+    let made = make();
+    let own = template.time_namespace.as_ref().expect("a kernel with another one has its own");
+    move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Time))
+        .expect("a way back to one's own time namespace");
+    Ok(made)
 }
 
 fn fill(tmpfs: &OwnedFd) -> rustix::io::Result<()> {

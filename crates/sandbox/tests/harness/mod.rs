@@ -121,6 +121,7 @@ impl Place {
             net: self.net.as_fd(),
             uts: self.namespaces.uts.as_fd(),
             ipc: self.namespaces.ipc.as_fd(),
+            time: None,
             control: control.as_fd(),
             program: program.as_fd(),
             cgroup,
@@ -138,6 +139,7 @@ impl Place {
         let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
         let executing = self.launcher.exec(ExecRequest {
             init: running.started.pidfd.as_fd(),
+            own_time: false,
             command: &strings(command),
             env: &environment("boxed", &Default::default()),
             workdir: None,

@@ -20,6 +20,7 @@ use kip_archive::pack::{BlockRef, Finished, PackReader};
 use kip_archive::packing::{PackError, Packing};
 use kip_archive::seal;
 use kip_archive::table::{Remote, Space};
+use kip_checkpoint::clocks::Clocks;
 use kip_checkpoint::plan::{self, Wish};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
@@ -363,7 +364,7 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
             process.runs.iter().for_each(|run| areas.eager.add(Space::Process(*number), run.start..run.end()));
         }
     }
-    let wish = Wish { read_ns: &BTreeMap::new(), pages: map, lazy_from: 1, init: kip_sandbox::init::PATH, program: 0 };
+    let wish = Wish { clocks: &Clocks::default(), pages: map, lazy_from: 1, init: kip_sandbox::init::PATH, program: 0 };
     let Ok(plan) = plan::compile(directory, &wish) else { return areas };
     let eager: Vec<_> = plan.eager.iter().map(|(file, first, pages)| (*file, *first..first + pages)).collect();
     for (number, process) in &map.processes {

@@ -97,13 +97,13 @@ impl Task {
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
-            let mut done = park::park(&proc, &pids, generation, out, &mut record);
+            let mut done = park::park(&proc, &pids, generation, (out, false), &mut record);
             if let Err(e) = &done
                 && e.is_about_what_is_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.name.as_str())?;
-                done = park::park(&proc, &pids, generation, false, &mut record);
+                done = park::park(&proc, &pids, generation, (false, false), &mut record);
             }
             let done = done?;
             let memory_bytes = memory_bytes.max(done.image_bytes);
@@ -164,7 +164,7 @@ impl Task {
             memory_bytes: Some(memory_bytes),
             left_bytes: BTreeMap::new(),
             held: false,
-            suspended: None,
+            suspended: done.body.suspended.clone(),
             cause: self.pressed.sleep_cause.take(),
             at_ms: now_ms(),
         };
@@ -422,8 +422,8 @@ pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> 
         Lazy::On => 1,
         Lazy::Off => u64::MAX,
     };
-    let (read_ns, init) = (&body.clocks.read_ns, kip_sandbox::init::PATH);
-    let wish = Wish { read_ns, pages: &pages, lazy_from, init, program: PROGRAM };
+    let (clocks, init) = (&body.clocks, kip_sandbox::init::PATH);
+    let wish = Wish { clocks, pages: &pages, lazy_from, init, program: PROGRAM };
     match plan::compile(&images, &wish) {
         Ok(plan) => return Some(plan),
         Err(PlanError::Unsupported { what }) => {

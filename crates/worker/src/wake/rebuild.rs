@@ -12,7 +12,6 @@ use crate::inotify::key_of;
 use crate::park::Body;
 use crate::proc::Proc;
 use crate::task::{chain, plan_wake};
-use kip_checkpoint::clocks::Clocks;
 use kip_checkpoint::plan::{Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
@@ -25,7 +24,7 @@ use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -113,7 +112,7 @@ pub(super) fn rebuild(
     images: &Path,
     manifest: &Manifest<Body>,
     ready: &Ready,
-    (with_pins, volumes): (bool, Vec<Volume>),
+    (with_pins, volumes, time): (bool, Vec<Volume>, Option<BorrowedFd<'_>>),
     trigger: &str,
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
@@ -136,6 +135,7 @@ pub(super) fn rebuild(
         net: net.as_fd(),
         uts: uts.as_fd(),
         ipc: ipc.as_fd(),
+        time,
         control: control.as_fd(),
         program: proc.shared.restorer.as_fd(),
         cgroup: &cgroup,
@@ -170,8 +170,9 @@ pub(super) fn rebuild(
         steps.done("registers");
         // What is released below is nowhere else any more: from here on the tree lives, whatever becomes of us.
         stopped.outlive().map_err(RebuildError::Trace)?;
-        // Timerfds were held: nothing was missed.
-        let clocks = Clocks { timerfds: Vec::new(), ..body.clocks.clone() };
+        // Timerfds were held: nothing was missed. They know nothing of a clock that stood.
+        let mut clocks = body.clocks.clone();
+        clocks.timerfds.retain(|timer| clocks.stood_ns != 0 && timer.is_monotonic());
         let shortened = release(proc, body, &clocks, &[], true);
         steps.done("release");
         fault::reach("wake-released");
