@@ -45,7 +45,7 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
         let began = Instant::now();
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
         let report = proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).expect("goes down");
-        proc.arm(&[pid], None);
+        proc.arm(&[pid], None, None);
         stopped.go();
         let took = began.elapsed().as_secs_f64() * 1e3;
         proc.rest(&[pid], Duration::from_millis(100));

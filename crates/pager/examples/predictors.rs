@@ -65,7 +65,7 @@ fn wakes(
     for _ in 0..WAKES {
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
         let report = proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).expect("goes down");
-        proc.arm(&[pid], None);
+        proc.arm(&[pid], None, None);
         stopped.go();
         proc.rest(&[pid], Duration::from_millis(100));
         std::thread::sleep(Duration::from_millis(5));

@@ -351,7 +351,7 @@ fn save(
     report.set_pages = stored.as_ref().map_or(0, Stored::len);
     report.set_bytes = stored.as_ref().map_or(0, Stored::memory);
     report.kept_bytes = stored.as_ref().map_or(0, Stored::kept);
-    state.armed = None;
+    (state.armed, state.ticking) = (None, None);
     state.read_ahead = false;
     state.at_hand = HashMap::new();
     state.since = Since::default();

@@ -14,7 +14,7 @@
 //!
 //! From here, top down: [`proc`] one proc and the whole way; [`stop`] its threads; [`plant`] a userfaultfd from inside a
 //! sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up,
-//! with [`install`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
+//! with [`install`] and [`ticking`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
 //! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
 //! wait at missing pages until [`proc::Proc::adopt`], and a thread that is just making calls for us goes on as if it had not
@@ -44,5 +44,6 @@ pub mod space;
 pub mod stop;
 pub mod stored;
 pub mod swap;
+pub mod ticking;
 mod timeouts;
 pub mod timers;

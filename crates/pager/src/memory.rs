@@ -3,6 +3,7 @@
 //! ```text
 //! quiet --fault--> served one by one
 //! armed --first fault, or wake()--> the set is installed ([`crate::install`]), then quiet with reading ahead
+//! ticking: armed, but what a tick touches is served one by one, for it is no wake ([`crate::ticking`])
 //! settling: armed, but what the kernel touches for calls that begin anew is served one by one, for it is no wake
 //! ```
 //!
@@ -16,6 +17,7 @@ use crate::source::{PARKED, PageSource};
 use crate::stop::is_at_work;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
+use crate::ticking::Ticking;
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -102,6 +104,8 @@ pub struct State {
     pub bell: Option<Bell>,
     /// Its process, while that goes on into its calls after a stop.
     pub settling: Option<u32>,
+    /// The program ticks while it sleeps: tells ticks from the wake.
+    pub ticking: Option<Ticking>,
     /// What happened since the last sleep.
     pub since: Since,
     /// Pages of the set that were held back, by address, with the slots that they had.
@@ -244,6 +248,7 @@ impl Memory {
             armed: None,
             bell: None,
             settling: None,
+            ticking: None,
             since: Since::default(),
             at_hand: HashMap::new(),
             read_ahead: false,
@@ -339,14 +344,15 @@ impl Memory {
     }
 
     fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
-        let wakes = state.settling.is_none_or(|pid| is_at_work(pid, address));
+        let wakes = state.settling.is_none_or(|pid| is_at_work(pid, address))
+            && !state.ticking.as_mut().is_some_and(Ticking::is_tick);
         let first = wakes && state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
             state.at_hand = HashMap::new();
         }
         let bell = if wakes { state.bell.take() } else { None };
         if wakes {
-            state.settling = None;
+            (state.settling, state.ticking) = (None, None);
         }
         if first {
             self.install(state);

@@ -25,6 +25,7 @@ use crate::space;
 use crate::stop::{Stopped, StoppedProcess};
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
+use crate::ticking::Ticking;
 use crate::timers;
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, States};
@@ -402,12 +403,19 @@ impl Proc {
 
     /// Arms the sets of processes that are still stopped: what one of them touches first when it was let go is its wake. Until
     /// [`Proc::rest`] only what it touches outside of the call that it stood in.
-    pub fn arm(&mut self, pids: &[u32], bell: Option<&Bell>) {
+    /// `ticks` is of a program that ticks: how many pages one tick may bring back, and what [`packets`] said before it was
+    /// stopped. Every touch of any other is its wake.
+    ///
+    /// [`packets`]: crate::ticking::packets
+    pub fn arm(&mut self, pids: &[u32], bell: Option<&Bell>, ticks: Option<(usize, Option<u64>)>) {
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
             if let Some(known) = self.known.get_mut(pid) {
                 let mut state = memory.state();
                 state.armed = known.set.take();
+                let out =
+                    state.map.runs().iter().map(|(range, _)| (range.end - range.start) / PAGE as u64).sum::<u64>();
+                state.ticking = ticks.map(|(patience, came)| Ticking::new(*pid, patience, out as usize, came));
                 state.since.kind = TOUCH.to_owned();
                 state.bell = bell.cloned();
                 state.settling = Some(*pid);
@@ -445,7 +453,7 @@ impl Proc {
             let Some(memory) = self.memory(*pid) else { continue };
             let set = self.known.get_mut(pid).and_then(|known| known.set.take());
             let mut state = memory.state();
-            state.bell = None;
+            (state.bell, state.ticking) = (None, None);
             state.armed = set.or(state.armed.take());
             kind.clone_into(&mut state.since.kind);
             memory.install(&mut state);
@@ -498,7 +506,7 @@ impl Proc {
             }
             {
                 let mut state = memory.state();
-                (state.armed, state.bell) = (None, None);
+                (state.armed, state.bell, state.ticking) = (None, None, None);
             }
             memory.bring_all(&pid.map(present).transpose()?.unwrap_or_default())?;
         }

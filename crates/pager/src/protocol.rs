@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most pages of a [`Peek`]: an answer has a line for each.
@@ -35,6 +35,8 @@ pub struct Order {
     pub turn: u64,
     /// Its threads stand still until [`Request::Wake`]; otherwise the first that gets what it waits for wakes it.
     pub hold: bool,
+    /// Pages that one tick of a program that ticks in place may bring back; 0 for a program that does not tick.
+    pub patience: usize,
     /// The working set is kept and installed at the wake; otherwise every page comes by a fault.
     pub prefetch: bool,
     /// Clean pages of files are dropped too.
@@ -218,6 +220,9 @@ pub struct Look {
     pub asleep: bool,
     /// Its threads are held.
     pub held: bool,
+    /// It ticks in place: what its ticks touch is no wake.
+    #[serde(default)]
+    pub ticks: bool,
     /// Bytes in the swap file.
     pub swap_bytes: u64,
     /// Pages that came back by faults since the last sleep, and pages that were installed ahead.

@@ -15,6 +15,7 @@ use crate::serve::Server;
 use crate::set::Predictor;
 use crate::stop::{Stopped, stop_at_rest};
 use crate::swap::PAGE;
+use crate::ticking::packets;
 use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
 use kip_sys::fdpass;
@@ -313,6 +314,8 @@ impl Service {
         // Before anything is out: without it nobody could be held.
         let bell =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
+        let pids = listed(&order.processes).unwrap_or_default();
+        let came = pids.first().filter(|_| order.patience > 0).and_then(|pid| packets(*pid));
         let (stopped, rest) = stop_at_rest(|| listed(&order.processes), STOP_WITHIN).map_err(line)?;
         let hold = order.hold && rest;
         // What others have, and this one's own, which is about to be given up.
@@ -352,7 +355,8 @@ impl Service {
                     news.send(News::Rung(Rung { name, number, turn, total_us: None, at: Instant::now(), by: None }));
             }
         };
-        entry.proc.arm(&entry.pids, Some(&Bell(Arc::new(ring))));
+        let ticks = (order.patience > 0).then_some((order.patience, came));
+        entry.proc.arm(&entry.pids, Some(&Bell(Arc::new(ring))), ticks);
         stopped.go();
         entry.proc.rest(&entry.pids, REST_WITHIN);
         drop(guard);
@@ -503,17 +507,19 @@ impl Service {
         let Some(slot) = self.known(name) else { return Look::default() };
         let guard = lock(&slot);
         let Some(entry) = guard.as_ref() else { return Look::default() };
-        let (mut faults, mut installed, mut set_pages) = (0, 0, 0);
+        let (mut faults, mut installed, mut set_pages, mut ticks) = (0, 0, 0, false);
         for (pid, memory) in entry.pids.iter().filter_map(|pid| Some((pid, entry.proc.memory(*pid)?))) {
             let state = memory.state();
             set_pages += entry.proc.set_pages(*pid, &state) as u64;
             faults += state.since.faults.len().saturating_sub(state.since.probed) as u64;
             installed += state.since.installed as u64;
+            ticks |= state.ticking.is_some();
         }
         Look {
             known: true,
             asleep: entry.asleep.load(Ordering::SeqCst),
             held: entry.holder.is_some(),
+            ticks,
             swap_bytes: (entry.proc.swap().used() * PAGE) as u64,
             faults,
             installed,

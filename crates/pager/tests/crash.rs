@@ -44,7 +44,7 @@ fn pager_process() {
     let pids: Vec<u32> = stopped.processes.keys().copied().collect();
     let deflated = proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false });
     assert_eq!(deflated.is_err(), fault.is_some_and(|fault| fault.ends_with("Fail")), "{deflated:?}");
-    proc.arm(&pids, None);
+    proc.arm(&pids, None, None);
     stopped.go();
     proc.rest(&pids, Duration::from_millis(50));
     fdpass::send(io::stdin().as_fd(), b"sleeps", &[]).unwrap();

@@ -90,7 +90,7 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
         if busy {
             torture.send('c');
         }
-        rig.proc.arm(&[torture.pid], Some(&bell));
+        rig.proc.arm(&[torture.pid], Some(&bell), None);
         stopped.go();
         rig.proc.rest(&[torture.pid], Duration::from_secs(5));
         assert_eq!(rings.load(Ordering::SeqCst), usize::from(busy), "round {round}");

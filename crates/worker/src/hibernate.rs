@@ -1,10 +1,11 @@
 //! Hibernates a running proc: what is looked up before its threads stand still, and the order to the pager.
 //!
 //! Two ways (`kip run --hibernate`). Blocked: the threads wait in their own system calls, and the first page that one of
-//! them touches is the wake; nothing has to be watched. Held: the threads are stopped, so that ticks do not wake it; we hold
-//! duplicates of its sockets and know its timers. The duplicates are gone before the program runs again, so that its close
-//! is a close.
+//! them touches is the wake; nothing has to be watched. A program that ticks goes on ticking: the pager tells what its
+//! ticks touch from a wake. Held: the threads are stopped; the daemon holds duplicates of its sockets and knows its
+//! timers. The duplicates are gone before the program runs again, so that its close is a close.
 
+use crate::due;
 use crate::inotify;
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
@@ -17,6 +18,7 @@ use kip_types::{Hibernate, WakeOn};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A hibernated proc, as its task needs to know it.
 #[derive(Debug)]
@@ -29,6 +31,17 @@ pub(crate) struct Done {
     pub(crate) there_bytes: u64,
     /// None: blocked.
     pub(crate) held: Option<Watched>,
+    /// It ticks in place.
+    pub(crate) ticks: bool,
+}
+
+/// What is known of a program's ticks before its hibernation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KnownTicks {
+    /// Pages that one of its ticks may touch.
+    pub(crate) patience: usize,
+    /// It ticks, although no wait of its threads shows that.
+    pub(crate) hidden: bool,
 }
 
 /// What is watched of a held proc.
@@ -40,17 +53,17 @@ pub(crate) struct Watched {
     pub(crate) sockets: Vec<Held>,
 }
 
-/// Takes the memory of a running proc out. `ticked`: the last time it was blocked it woke for nothing.
-pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, PagerError> {
+/// Takes the memory of a running proc out.
+pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, PagerError> {
     let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(crate::task::chain(&e)))?;
     let tree = Tree::read(&pids);
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
-    let now = Now::read();
-    let mut dues = dues(&tree, now);
+    let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms);
+    let ticks = ticks || known.hidden;
     let hold = match proc.spec.timing.hibernate {
         Hibernate::Held => true,
         Hibernate::Blocked | Hibernate::Off => false,
-        Hibernate::Auto => ticked || has_posix_timers(&tree) || wakes_on_data(proc) || ticks(&dues, proc),
+        Hibernate::Auto => wakes_on_data(proc) && !ticks,
     };
     let sockets = if hold { sockets_before(&tree) } else { Vec::new() };
     // The pager itself watches those that have nothing to offer yet, which is the fastest way; we have the others.
@@ -69,6 +82,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         processes: proc.cgroup.processes_file(),
         turn,
         hold,
+        patience: if ticks { known.patience } else { 0 },
         prefetch: proc.spec.timing.prefetch,
         drop_files: !proc.spec.timing.keep_files,
         watch: quiet.iter().map(|(_, label)| Watch { label: label.clone(), kind: kind_of(label) }).collect(),
@@ -98,7 +112,33 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, ticked: bool) -> Result<Done, Pa
         };
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
     });
-    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held })
+    let ticks = ticks && held.is_none();
+    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks })
+}
+
+/// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:
+/// not to be asked of one whose first touch is its wake.
+pub(crate) fn ticks(proc: &Proc) -> bool {
+    let Ok(pids) = proc.cgroup.pids() else { return true };
+    look_at_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms).0
+}
+
+/// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it is looked at until all
+/// sleep; a program whose threads never do all at once is taken to tick.
+fn look_at_ticks(tree: &Tree, tick_ms: u64) -> (bool, Vec<Due>) {
+    const LOOKS: u32 = 10;
+    const BETWEEN: Duration = Duration::from_millis(2);
+    for look in 1.. {
+        let (before, now) = (tree.asleep(), Now::read());
+        let dues = dues(tree, now);
+        let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms);
+        let at_rest = before.is_some() && before == tree.asleep();
+        if ticks || at_rest || look == LOOKS {
+            return (ticks || !at_rest, dues);
+        }
+        std::thread::sleep(BETWEEN);
+    }
+    unreachable!("the last look returns")
 }
 
 /// The kind of wake that a trigger is, which has a working set of its own: the port, a timer, a call from outside, or what it
@@ -165,16 +205,6 @@ pub(crate) fn forget(proc: &Proc) {
 
 fn wakes_on_data(proc: &Proc) -> bool {
     proc.spec.ports.iter().any(|port| port.wake_on == WakeOn::Data)
-}
-
-fn ticks(dues: &[Due], proc: &Proc) -> bool {
-    let tick_ns = (proc.spec.timing.tick_ms as i64).saturating_mul(1_000_000);
-    dues.iter().any(|due| due.every_ns.is_some_and(|every| every < tick_ns))
-}
-
-/// Those may tick, and cannot be asked from outside.
-fn has_posix_timers(tree: &Tree) -> bool {
-    tree.pids.iter().any(|pid| fs::read_to_string(format!("/proc/{pid}/timers")).is_ok_and(|t| !t.is_empty()))
 }
 
 /// Time-outs of calls, and timerfds.

@@ -42,6 +42,11 @@ impl<A> Idle<A> {
         Idle { last: None, quiet_since: now, seen: None }
     }
 
+    /// Begins at a first sample.
+    pub(crate) fn asleep(now: Instant, sample: Sample<A>) -> Self {
+        Idle { last: Some(sample), ..Idle::new(now) }
+    }
+
     /// Takes a look; `moved` compares traffic counters.
     pub(crate) fn look(&mut self, sample: Sample<A>, moved: impl Fn(&A, &A) -> bool) {
         if let Some(last) = &self.last {

@@ -98,7 +98,7 @@ use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::stop::Network;
-use crate::task::{Command, Handle, Task, blocking, chain};
+use crate::task::{By, Command, Handle, Task, blocking, chain};
 use kip_net::Slot;
 use kip_types::api::{
     CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
@@ -355,7 +355,7 @@ impl Worker {
 
     /// Sends a proc to a lower tier; tells whether it was there already.
     pub async fn sleep(&self, name: &ProcName, to: Tier) -> Result<(ProcView, bool), Refusal> {
-        let already = self.handle(name)?.ask(|reply| Command::Sleep { to, reply }).await?;
+        let already = self.handle(name)?.ask(|reply| Command::Sleep { to, by: By::Owner, reply }).await?;
         Ok((self.inspect(name).await?, already))
     }
 

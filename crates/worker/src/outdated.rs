@@ -5,7 +5,7 @@
 //! protocol is another have been replaced before that.
 
 use crate::machine::Machine;
-use crate::task::{Command, Handle, blocking, chain};
+use crate::task::{By, Command, Handle, blocking, chain};
 use futures_util::StreamExt as _;
 use kip_sys::process;
 use kip_types::{State, Tier};
@@ -92,7 +92,7 @@ async fn replace_pager(machine: &Arc<Machine>) {
 async fn park_all(machine: &Machine) {
     let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     let parked = futures_util::stream::iter(machine.hibernated()).map(|handle| async move {
-        let slept = handle.ask(|reply| Command::Sleep { to: Tier::Parked, reply }).await;
+        let slept = handle.ask(|reply| Command::Sleep { to: Tier::Parked, by: By::Kip, reply }).await;
         if let Err(refusal) = slept {
             tracing::info!(proc = %handle.proc.name, reason = refusal.message, "the pager cannot be replaced yet");
         }

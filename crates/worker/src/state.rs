@@ -1,5 +1,6 @@
 //! What is recorded of a proc (`state.json`): enough for a restarted daemon to finish or undo whatever was under way.
 
+use crate::due::Ticks;
 use kip_types::api::{PortView, SleepView, WakeView};
 use kip_types::life::{RAN_WELL_MS, Restart};
 use kip_types::lifecycle::{Exit, Input, Unfit, step};
@@ -42,6 +43,9 @@ pub(crate) struct Record {
     pub(crate) cannot_sleep: Vec<String>,
     /// Wakes in a row that served nothing but ticks: they are made rarer and rarer.
     pub(crate) tick_wakes: u32,
+    /// What becomes of its ticks while it is parked. Of a proc that is awake: what became of them last.
+    #[serde(default)]
+    pub(crate) ticks: Ticks,
     /// Wakes since it was last started.
     #[serde(default)]
     pub(crate) wakes: u64,
@@ -85,6 +89,7 @@ impl Record {
             last_wake: None,
             cannot_sleep: Vec::new(),
             tick_wakes: 0,
+            ticks: Ticks::default(),
             wakes: 0,
             restarts: 0,
             restarts_in_a_row: 0,

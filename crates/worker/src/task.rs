@@ -17,12 +17,13 @@ mod ready;
 mod rest;
 mod sleep;
 mod still;
+mod ticks;
 
 pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{ARCHIVED, Archived, archived};
 pub(crate) use checked::Asking;
-pub(crate) use command::{Command, Reply, Ticket};
+pub(crate) use command::{By, Command, Reply, Ticket};
 use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
@@ -48,7 +49,7 @@ use kip_checkpoint::clocks::Now;
 use kip_net::activity::Activity as Traffic;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
-use kip_types::{Generation, Restart, State, Tier};
+use kip_types::{Generation, Hibernate, Restart, State, Tier};
 use pressed::Pressed;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -86,6 +87,8 @@ pub(crate) struct Status {
     pub(crate) execs: usize,
     /// What it takes while it is hibernated.
     pub(crate) asleep: Asleep,
+    /// Hibernated, it ticks in place: parked, its ticks would be late.
+    pub(crate) ticks: bool,
     /// Its wake waits for leave.
     pub(crate) waits: bool,
     /// Its idle policy is only tried.
@@ -103,6 +106,7 @@ impl Status {
             starting: false,
             execs: 0,
             asleep: Asleep::default(),
+            ticks: false,
             waits: false,
             dry_run: None,
         }
@@ -150,8 +154,10 @@ pub(crate) struct Task {
     hooking: Arc<AtomicUsize>,
     /// Of its hibernation; none if that is not known any more.
     turn: Option<u64>,
-    /// Blocked in hibernation it wakes for ticks.
-    ticked: bool,
+    /// Pages that one of its ticks may touch while it is hibernated; 0 until a tick has woken it.
+    patience: usize,
+    /// Its snapshots have shown ticks that cannot be seen while it runs: POSIX and interval timers.
+    hidden_ticks: bool,
     pressed: Pressed,
     storing: Option<Storing>,
     /// Since when it has been parked, or since when another try to archive it is not worth it.
@@ -224,7 +230,8 @@ impl Task {
             tickets,
             hooking: Arc::default(),
             turn: None,
-            ticked: false,
+            patience: 0,
+            hidden_ticks: false,
             pressed: Pressed::default(),
             storing: None,
             parked_since: None,
@@ -319,6 +326,7 @@ impl Task {
             starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
+            ticks: self.hibernating.as_ref().is_some_and(|h| h.ticks.is_some()),
             waits: self.pressed.waits(),
             dry_run: self.running.as_ref().and_then(|r| r.dry_run),
         });
@@ -404,13 +412,13 @@ impl Task {
                 self.on_checked(checked);
                 let _ = reply.send(Ok(()));
             }
-            Command::Sleep { to: Tier::Hibernated, reply } => {
+            Command::Sleep { to: Tier::Hibernated, reply, .. } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
-            Command::Sleep { to: Tier::Archived, reply } => self.archive_on_request(reply).await,
+            Command::Sleep { to: Tier::Archived, reply, .. } => self.archive_on_request(reply).await,
             Command::Stored { generation, result } => self.on_stored(generation, result).await,
-            Command::Sleep { reply, .. } => {
-                let _ = reply.send(self.park_on_request().await);
+            Command::Sleep { by, reply, .. } => {
+                let _ = reply.send(self.park_on_request(by).await);
             }
             Command::Wake { trigger, reply } => {
                 let _ = reply.send(self.wake_on_request(trigger).await);
@@ -520,7 +528,8 @@ impl Task {
         let last = self.record.last_wake.as_ref().map_or(Duration::ZERO, |w| Duration::from_micros(w.total_us));
         let lead = (last.min(LONGEST_LEAD) + LEAD).as_nanos() as i64;
         let timing = &self.proc.spec.timing;
-        let next = due::next_wake(&body.clocks_now(), timing.tick_ms, self.record.tick_wakes, lead);
+        let ticks = (self.record.ticks, self.record.tick_wakes);
+        let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, lead);
         self.sleeping = Some(Sleeping { next });
         self.parked_since = Some(Instant::now());
         self.proc.shared.watch_sockets(&self.proc, body);

@@ -140,7 +140,7 @@ impl Proc {
             self.family.spaces().values().map(|member| (member.memory.clone(), member.pid.is_some())).collect();
         for (memory, is_known) in members {
             let mut state = memory.state();
-            state.bell = None;
+            (state.bell, state.ticking) = (None, None);
             if let Some(set) = state.armed.take()
                 && let Some(known) = self.known.values_mut().find(|known| known.id == memory.id)
             {

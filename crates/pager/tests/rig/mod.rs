@@ -140,7 +140,7 @@ impl Rig {
         let stopped = stopped(pid);
         let pids: Vec<u32> = stopped.processes.keys().copied().collect();
         self.proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).unwrap();
-        self.proc.arm(&pids, None);
+        self.proc.arm(&pids, None, None);
         stopped.go();
         self.proc.rest(&pids, Duration::from_millis(100));
         rss(pid)

@@ -24,6 +24,8 @@ pub(super) struct Candidate<K, S> {
     pub(super) held_awake: bool,
     /// It is on its way down or up.
     pub(super) moving: bool,
+    /// It ticks, and would be late once it has gone down: it goes last.
+    pub(super) late: bool,
     /// It refused or declined lately and is not asked for this much longer.
     pub(super) rests: Duration,
 }
@@ -57,7 +59,7 @@ pub(super) fn victims<K, S: Ord + Copy>(
         still && !c.held_awake && (goal.fresh_too || !c.fresh())
     };
     let mut order: Vec<usize> = (0..all.len()).filter(|n| may(&all[*n])).collect();
-    order.sort_by_key(|n| (all[*n].fresh(), all[*n].step, std::cmp::Reverse(all[*n].quiet)));
+    order.sort_by_key(|n| (all[*n].late, all[*n].fresh(), all[*n].step, std::cmp::Reverse(all[*n].quiet)));
     let mut chosen = Vec::new();
     let mut freed = 0u64;
     for n in order {
@@ -151,6 +153,7 @@ mod tests {
             awake: None,
             held_awake: false,
             moving: false,
+            late: false,
             rests: Duration::ZERO,
         }
     }
@@ -165,6 +168,13 @@ mod tests {
     }
 
     const ALL: u64 = u64::MAX;
+
+    #[test]
+    fn a_proc_that_ticks_goes_last() {
+        let ticks = Candidate { late: true, ..proc("ticks", 900) };
+        let all = [ticks, proc("quiet", 30), fresh("fresh", 20, 5)];
+        assert_eq!(chosen(&all, ALL, true), ["quiet", "fresh", "ticks"]);
+    }
 
     #[test]
     fn the_longest_quiet_goes_first_and_no_more_than_needed() {

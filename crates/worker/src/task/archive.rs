@@ -5,7 +5,7 @@
 //! `archived.json`.
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why, compile_plan, save_plan};
-use super::{Command, Reply, Task, blocking, chain};
+use super::{By, Command, Reply, Task, blocking, chain};
 use crate::archive::{Archive, Own, Uploaded};
 use crate::fault;
 use crate::holdings::key;
@@ -97,7 +97,7 @@ impl Task {
             let _ = reply.send(Ok(true));
             return;
         }
-        if let Err(refusal) = self.park_on_request().await {
+        if let Err(refusal) = self.park_on_request(By::Owner).await {
             let _ = reply.send(Err(refusal));
             return;
         }

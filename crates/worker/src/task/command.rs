@@ -32,7 +32,7 @@ pub(crate) enum Command {
     /// What it was told, or why not.
     Checked { checked: Checked, reply: Reply<()> },
     /// Send it to a lower tier. Answers whether it was there already.
-    Sleep { to: Tier, reply: Reply<bool> },
+    Sleep { to: Tier, by: By, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
     Wake { trigger: String, reply: Reply<bool> },
     /// A held socket has something; `at` is when. With leave a hibernated proc is being woken for it already.
@@ -58,6 +58,15 @@ pub(crate) enum Command {
     KeepAwake { trigger: String, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
     Relieve { to: Tier, cause: String, reply: Reply<Relieved> },
+}
+
+/// On whose word a proc is put to sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    /// Its owner's: for this one sleep its ticks may be gathered.
+    Owner,
+    /// Kip's own, for an upgrade, a backup or the end of the machine.
+    Kip,
 }
 
 /// While one lives the proc does not go to sleep by itself, nor by request.

@@ -1,5 +1,6 @@
 //! What a task does by itself when its time has come: looks at a running proc, puts an idle one to sleep, wakes for a timer, sinks.
 
+use super::ticks::sample;
 use super::*;
 use crate::meter::WRITE_EVERY;
 use tokio::sync::oneshot::error::TryRecvError;
@@ -68,8 +69,7 @@ impl Task {
             running.next_look = now + LOOK_EVERY;
             return;
         }
-        let (cpu_ns, traffic) = self.proc.look_for_meter(init);
-        let sample = Sample { at: now, cpu: Duration::from_nanos(cpu_ns.unwrap_or(0)), traffic };
+        let sample = sample(&self.proc, init);
         match self.checking.take() {
             Some(_) => running.idle.skip(sample),
             None => running.idle.look(sample, kip_net::activity::activity_between),
@@ -77,7 +77,7 @@ impl Task {
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
         }
-        let (_, allowed) = sleep::sinks(&self.proc, running);
+        let (_, allowed) = sleep::sinks(&self.proc, running, self.record.ticks);
         let quiet = running.idle.quiet(now);
         if let Some(dry) = running.dry_run.as_mut().filter(|_| quiet < allowed)
             && let Some(slept) = dry.wake(now - quiet)
@@ -116,7 +116,7 @@ impl Task {
             self.write_meter();
             let now = Instant::now();
             let Some(running) = &mut self.running else { return };
-            let (to, allowed) = sleep::sinks(&self.proc, running);
+            let (to, allowed) = sleep::sinks(&self.proc, running, self.record.ticks);
             let quiet = running.idle.quiet(now);
             let sleepy = quiet >= allowed && now >= running.not_before && self.checking.is_none();
             if let Some(dry) = running.dry_run.as_mut().filter(|dry| sleepy && !dry.is_asleep()) {
@@ -127,7 +127,7 @@ impl Task {
             if !sleepy || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;
             }
-            let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park().await };
+            let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park_from_hot().await };
             if let Err(refusal) = slept {
                 tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
                 if let Some(running) = &mut self.running
@@ -148,7 +148,7 @@ impl Task {
         } else if self.archives_at().is_some_and(|at| Instant::now() >= at) {
             self.archive_by_itself();
         } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
-            && let Err(refusal) = self.park().await
+            && let Err(refusal) = self.sink_from_hibernated().await
         {
             tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
             if let Some(running) = &mut self.running {

@@ -1,11 +1,12 @@
 //! Down and up between running and hibernated.
 
-use super::{Running, Task, blocking, chain, watched};
-use crate::due::{self, NextWake};
+use super::ticks::{data_moved_since, sample};
+use super::{Task, Traffic, blocking, chain, watched};
+use crate::due::{self, NextWake, Ticks};
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate::{self, Done};
-use crate::idle::Activity;
+use crate::idle::{Idle, Sample};
 use crate::metrics::Cause;
 use crate::page_out;
 use crate::pressure::{Grant, Sets};
@@ -55,6 +56,10 @@ pub(super) struct Hibernating {
     sets: Sets,
     /// Taken up by a new daemon: its threads are held.
     held: bool,
+    /// It ticks in place: what it has been doing meanwhile.
+    pub(super) ticks: Option<Idle<Traffic>>,
+    /// Its counters when it fell asleep.
+    before: Sample<Traffic>,
     /// Held, it is being woken for this, with leave.
     pub(super) roused: Option<(String, Grant)>,
 }
@@ -85,16 +90,16 @@ impl Task {
             return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
         };
         self.note_ticks();
-        self.proc.look_for_meter(init);
+        let before = sample(&self.proc, init);
         fault::reach("hibernate-begin");
         let proc = Arc::clone(&self.proc);
-        let (turn, ticked) = (now_ms(), self.ticked);
-        let done = blocking(move || hibernate::hibernate(&proc, turn, ticked)).await;
+        let (turn, known) = (now_ms(), self.known_ticks());
+        let done = blocking(move || hibernate::hibernate(&proc, turn, known)).await;
         fault::reach("hibernate-out");
         match done {
             Ok(done) => {
                 self.turn = Some(turn);
-                let finished = self.finish_hibernate(done, init, begin);
+                let finished = self.finish_hibernate(done, (init, before), begin);
                 // Whoever waits for the pager to be free looks who is hibernated.
                 self.publish();
                 finished
@@ -119,14 +124,13 @@ impl Task {
         }
     }
 
-    /// A wake by its own touch, after which nobody came, was a tick: the next time it is held.
-    fn note_ticks(&mut self) {
-        let for_nobody = |r: &Running| r.by_itself && r.idle.seen() != Some(Activity::Traffic);
-        self.ticked |= self.running.as_ref().is_some_and(for_nobody);
-    }
-
-    fn finish_hibernate(&mut self, done: Done, init: u32, begin: Instant) -> Result<(), Refusal> {
-        let Done { report, memory_bytes, there_bytes, held } = done;
+    fn finish_hibernate(
+        &mut self,
+        done: Done,
+        (init, before): (u32, Sample<Traffic>),
+        begin: Instant,
+    ) -> Result<(), Refusal> {
+        let Done { report, memory_bytes, there_bytes, held, ticks } = done;
         let view = SleepView {
             to: Tier::Hibernated,
             frozen_us: report.frozen_us,
@@ -148,11 +152,11 @@ impl Task {
         let timing = &self.proc.spec.timing;
         let mut next = None;
         if let Some(held) = &held {
-            next = due::next_wake(&held.clocks, timing.tick_ms, self.record.tick_wakes, LEAD.as_nanos() as i64);
+            next = due::next_wake(&held.clocks, timing.tick_ms, (Ticks::OnTime, 0), LEAD.as_nanos() as i64);
             self.proc.shared.watch_held(&self.proc, &held.sockets);
         }
         self.running = None;
-        self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes });
+        self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
         self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
         Ok(())
     }
@@ -160,16 +164,35 @@ impl Task {
     /// As it is found: blocked.
     fn begin_hibernated(&mut self, init: u32) {
         // What the pager keeps for it is told when it is asked.
-        self.begin_hibernating(init, None, Asleep { there_bytes: self.proc.cgroup.held_bytes(), set_bytes: 0 });
+        let asleep = Asleep { there_bytes: self.proc.cgroup.held_bytes(), set_bytes: 0 };
+        let before = sample(&self.proc, init);
+        self.begin_hibernating(init, None, asleep, (false, before));
     }
 
-    fn begin_hibernating(&mut self, init: u32, next: Option<NextWake>, asleep: Asleep) {
+    fn begin_hibernating(
+        &mut self,
+        init: u32,
+        next: Option<NextWake>,
+        asleep: Asleep,
+        (ticks, before): (bool, Sample<Traffic>),
+    ) {
         let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
         let timing = &self.proc.spec.timing;
         let parks_at = (!timing.stays_awake()).then(|| Instant::now() + Duration::from_millis(timing.park_after_ms));
         let sets = self.proc.shared.pressure.keep_sets(asleep.set_bytes);
         let there_bytes = asleep.there_bytes;
-        self.hibernating = Some(Hibernating { pidfd, next, parks_at, there_bytes, sets, held: false, roused: None });
+        let idle = ticks.then(|| Idle::asleep(Instant::now(), before.clone()));
+        self.hibernating = Some(Hibernating {
+            pidfd,
+            next,
+            parks_at,
+            there_bytes,
+            sets,
+            held: false,
+            ticks: idle,
+            before,
+            roused: None,
+        });
     }
 
     /// What it takes while it is hibernated.
@@ -258,12 +281,15 @@ impl Task {
     /// The pager says that a blocked proc has touched what was out, or that a held one runs: for one of its sockets that the
     /// pager watches (`by`), or roused by the wake plane.
     pub(super) async fn on_awake(&mut self, turn: u64, woken: Woken, by: Option<String>) {
-        if !matches!(self.record.state, State::Hibernated { .. }) || self.turn.is_some_and(|own| own != turn) {
+        let State::Hibernated { init, .. } = self.record.state else { return };
+        if self.turn.is_some_and(|own| own != turn) {
             return;
         }
         let step = |name: &str, us| StepView { name: name.to_owned(), us };
         let install = step("install", woken.install_us);
-        let (roused, _leave) = self.leave_hibernation().and_then(|h| h.roused).unzip();
+        let left = self.leave_hibernation();
+        let before = left.as_ref().map(|h| h.before.clone());
+        let (roused, _leave) = left.and_then(|h| h.roused).unzip();
         if roused.is_none() {
             self.proc.shared.pressure.count(woken.pages.saturating_mul(PAGE));
         }
@@ -275,7 +301,9 @@ impl Task {
         // It serves its client now; what others see of it and what is on disk can wait, for both ask the pager in doubt.
         tokio::time::sleep(AFTER_WAKE).await;
         let steps = if by_itself { vec![install] } else { vec![install, resume] };
-        self.awake(trigger, woken.total_us, steps, false, by_itself);
+        // What touched it may have been a packet's.
+        let by_a_packet = before.is_some_and(|before| data_moved_since(&before, &self.proc, init));
+        self.awake(trigger, woken.total_us, steps, false, by_itself && !by_a_packet);
     }
 
     /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is parked at once, which does not
@@ -299,6 +327,9 @@ impl Task {
         if look.asleep {
             hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
             hibernating.held = look.held;
+            if look.ticks && hibernating.ticks.is_none() {
+                hibernating.ticks = Some(Idle::new(Instant::now()));
+            }
             self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(label, _)| label);

@@ -264,7 +264,7 @@ impl Task {
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {
             true => Ok(()),
-            false => self.park().await,
+            false => self.park_for_room().await,
         };
         self.pressed.sleep_cause = None;
         slept.map(|()| Relieved::Asleep)

@@ -18,7 +18,7 @@ impl Task {
             }
             // Not if another that was parked before it has taken all the time there was.
             let over = tried == TRIES || Instant::now() + REST_AGAIN >= until;
-            match self.park_on_request().await {
+            match self.park_on_request(By::Kip).await {
                 Err(refusal) if over => {
                     self.record.wakes_again = false;
                     return Err(refusal);

@@ -1,8 +1,9 @@
 //! Down and up: the transitions to and from parked.
 
 use super::archive::FETCH_AGAIN;
-use super::{AFTER_TICKS, Running, Sleeping, Task, blocking, chain};
+use super::{AFTER_TICKS, By, Running, Sleeping, Task, blocking, chain};
 use crate::disk;
+use crate::due::{self, Ticks};
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
@@ -15,7 +16,7 @@ use crate::state::Record;
 use crate::tree::{self, Tree};
 use crate::volumes::sleep as volumes;
 use crate::wake::{self, Steps, WakeError};
-use kip_checkpoint::clocks::Source;
+use kip_checkpoint::clocks::{Due, Source};
 use kip_checkpoint::dump::DumpError;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
 use kip_net::custody;
@@ -65,15 +66,16 @@ impl From<Unwoken> for Refusal {
 }
 
 impl Task {
-    pub(super) async fn park_on_request(&mut self) -> Result<bool, Refusal> {
+    pub(super) async fn park_on_request(&mut self, by: By) -> Result<bool, Refusal> {
         if matches!(self.record.state, State::Parked { .. }) {
             return Ok(true);
         }
         self.refuse_if_in_use(Tier::Parked)?;
-        self.park().await.map(|()| false)
+        let (_, ticks) = self.ticks_if_parked(by).await;
+        self.park(ticks).await.map(|()| false)
     }
 
-    pub(super) async fn park(&mut self) -> Result<(), Refusal> {
+    pub(super) async fn park(&mut self, ticks: Ticks) -> Result<(), Refusal> {
         self.before_sleep(Tier::Parked).await?;
         let machine = Arc::clone(&self.proc.shared);
         let _it_stays = machine.pager_stays.read().await;
@@ -82,6 +84,7 @@ impl Task {
             self.proc.look_for_meter(init);
         }
         self.proc.meter.engine_at_work();
+        self.record.ticks = ticks;
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         self.leave_hibernation();
@@ -172,6 +175,7 @@ impl Task {
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
         let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
         self.keep(next);
+        self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec.timing.tick_ms);
         self.begin_sleeping(&done.body);
         self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
     }
@@ -363,6 +367,13 @@ impl Task {
     }
 }
 
+/// Whether it ticks by timers that cannot be seen while it runs, only in images.
+fn has_hidden_ticks(body: &Body, tick_ms: u64) -> bool {
+    let hidden = |due: &&Due| matches!(due.source, Source::Posix | Source::Interval);
+    let dues: Vec<Due> = body.clocks.dues.iter().filter(hidden).copied().collect();
+    due::ticks(&dues, body.clocks.frozen_ns, tick_ms)
+}
+
 /// Whether a volume of a parked proc is not there.
 async fn lacks_volumes(proc: Arc<Proc>, generation: Generation) -> bool {
     blocking(move || {
@@ -374,9 +385,9 @@ async fn lacks_volumes(proc: Arc<Proc>, generation: Generation) -> bool {
 }
 
 /// Where a running proc goes next, and how long it must be quiet for that.
-pub(super) fn sinks(proc: &Proc, running: &Running) -> (Tier, Duration) {
+pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Duration) {
     let timing = &proc.spec.timing;
-    let back = running.for_ticks && running.from == Tier::Parked;
+    let back = running.for_ticks && running.from == Tier::Parked && ticks == Ticks::Gathered;
     let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
     let (to, after) = if hibernates && !back {
         (Tier::Hibernated, timing.idle_ms)

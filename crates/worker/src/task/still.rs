@@ -35,7 +35,7 @@ impl Task {
             }
             State::Hot { .. } | State::Hibernated { .. } => {
                 self.pressed.sleep_cause = Some("a backup".to_owned());
-                self.park_on_request().await.err().map(|refusal| refusal.message)
+                self.park_on_request(By::Kip).await.err().map(|refusal| refusal.message)
             }
             _ => None,
         };

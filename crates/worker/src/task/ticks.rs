@@ -1,0 +1,141 @@
+//! Procs that tick: how they sleep without being late.
+//!
+//! A program that ticks, one of whose waits is shorter than `--tick`, is hibernated and ticks there, on time,
+//! from the few pages that its ticks need. It is parked only if that may suspend it (its owner's word or its
+//! profile), or late by at most ten seconds where memory is short; else it stays hibernated, and is asked
+//! again later. Where it cannot be hibernated it stays hot.
+
+use super::*;
+use crate::due::Ticks;
+use crate::hibernate::{self, KnownTicks};
+use crate::suspend;
+use kip_types::spec::Clock;
+
+/// Pages that a tick may touch while its proc is hibernated, until one has needed more.
+const PATIENCE: usize = 64;
+/// However often a tick has needed more.
+const MOST_PATIENCE: usize = 4096;
+/// Between looks at a hibernated proc that ticks.
+const LOOK_AT_TICKS: Duration = Duration::from_secs(60);
+
+/// The counters of a running proc now.
+pub(super) fn sample(proc: &Proc, init: u32) -> Sample<Traffic> {
+    let (cpu_ns, traffic) = proc.look_for_meter(init);
+    Sample { at: Instant::now(), cpu: Duration::from_nanos(cpu_ns.unwrap_or(0)), traffic }
+}
+
+/// Whether the proc has received or sent data since then.
+pub(super) fn data_moved_since(before: &Sample<Traffic>, proc: &Proc, init: u32) -> bool {
+    let now = sample(proc, init);
+    matches!((&before.traffic, &now.traffic), (Some(a), Some(b)) if kip_net::activity::activity_between(a, b))
+}
+
+impl Task {
+    /// A wake by its own touch, after which no data came, was a tick that touched more than the pager had
+    /// patience for.
+    pub(super) fn note_ticks(&mut self) {
+        // Data that came since the last look counts.
+        self.look();
+        let by_a_tick = |r: &Running| r.by_itself && r.idle.seen() != Some(Activity::Traffic);
+        if self.running.as_ref().is_some_and(by_a_tick) {
+            self.patience = (self.patience.max(PATIENCE) * 4).min(MOST_PATIENCE);
+        }
+    }
+
+    /// What is known of its ticks before it is hibernated.
+    pub(super) fn known_ticks(&self) -> KnownTicks {
+        KnownTicks { patience: self.patience.max(PATIENCE), hidden: self.hidden_ticks || self.patience > 0 }
+    }
+
+    /// What becomes of its ticks if it is parked now by that word; late ones are for want of memory only.
+    pub(super) async fn ticks_if_parked(&mut self, by: By) -> (bool, Ticks) {
+        let clock = self.proc.spec.timing.clock;
+        // The first touch of one that does not tick is its wake, so it is not looked at.
+        let asleep = self.hibernating.as_ref().is_some_and(|h| h.ticks.is_none());
+        let ticks = !asleep && self.ticks().await;
+        let suspended = match clock {
+            Clock::Suspend => true,
+            Clock::Continue => false,
+            Clock::Auto if by == By::Owner => true,
+            Clock::Auto => ticks && self.has_profile().await,
+        };
+        (ticks, if suspended { Ticks::Gathered } else { Ticks::OnTime })
+    }
+
+    /// Whether a profile lets it be suspended.
+    async fn has_profile(&mut self) -> bool {
+        let proc = Arc::clone(&self.proc);
+        blocking(move || suspend::suspends(&proc, false).is_some()).await
+    }
+
+    /// Whether it ticks; it runs.
+    async fn ticks(&mut self) -> bool {
+        let proc = Arc::clone(&self.proc);
+        self.hidden_ticks || blocking(move || hibernate::ticks(&proc)).await
+    }
+
+    /// From hot straight to parked: it is not to be hibernated, or cannot be, or was woken for gathered ticks.
+    pub(super) async fn park_from_hot(&mut self) -> Result<(), Refusal> {
+        let back = self.running.as_ref().is_some_and(|r| r.for_ticks) && self.record.ticks == Ticks::Gathered;
+        if back {
+            return self.park(Ticks::Gathered).await;
+        }
+        let (ticks, how) = self.ticks_if_parked(By::Kip).await;
+        if !ticks || how == Ticks::Gathered {
+            return self.park(how).await;
+        }
+        let never = self.running.as_ref().is_some_and(|r| r.no_hibernation);
+        if self.proc.spec.timing.hibernate != Hibernate::Off && !never {
+            return self.hibernate().await;
+        }
+        let name = &self.proc.name;
+        let tick = Duration::from_millis(self.proc.spec.timing.tick_ms).as_secs_f64();
+        let cause = format!(
+            "it waits less than --tick ({tick} s) at a time and is not hibernated, so that it would be late; \
+             `kip sleep {name}` or --clock suspend parks it all the same"
+        );
+        let message = format!("{name} stays awake: {cause}");
+        self.record.cannot_sleep = vec![cause];
+        Err(Refusal::new(Code::CannotSleep, message))
+    }
+
+    /// From hibernated to parked, if that makes nothing late.
+    pub(super) async fn sink_from_hibernated(&mut self) -> Result<(), Refusal> {
+        let State::Hibernated { init, .. } = self.record.state else { return Ok(()) };
+        let timing = self.proc.spec.timing;
+        let (now, sample) = (Instant::now(), sample(&self.proc, init));
+        let Some(hibernating) = &mut self.hibernating else { return Ok(()) };
+        let park_after = Duration::from_millis(timing.park_after_ms);
+        let Some(idle) = &mut hibernating.ticks else {
+            let (_, how) = self.ticks_if_parked(By::Kip).await;
+            return self.park(how).await;
+        };
+        idle.look(sample, kip_net::activity::activity_between);
+        let quiet = idle.quiet(now);
+        // What it did since it fell asleep, within pages that had come back, is as good as being awake.
+        hibernating.parks_at = Some(now + park_after.saturating_sub(quiet).max(LOOK_EVERY));
+        if quiet < park_after {
+            return Ok(());
+        }
+        let (ticks, how) = self.ticks_if_parked(By::Kip).await;
+        if ticks && how == Ticks::OnTime {
+            if let Some(hibernating) = &mut self.hibernating {
+                hibernating.parks_at = Some(now + park_after.clamp(LOOK_EVERY, LOOK_AT_TICKS));
+            }
+            return Ok(());
+        }
+        self.park(how).await
+    }
+
+    /// Memory is short: a proc that ticks and may not be suspended is parked too, and late, which is told.
+    pub(super) async fn park_for_room(&mut self) -> Result<(), Refusal> {
+        let (ticks, how) = self.ticks_if_parked(By::Kip).await;
+        let how = if ticks && how == Ticks::OnTime { Ticks::Late } else { how };
+        self.park(how).await?;
+        if how == Ticks::Late {
+            let line = "memory is short: its timers below --tick are up to 10 s late while it is parked";
+            self.proc.shared.events.tell(Some(&self.proc.name), "ticks-late", line.to_owned());
+        }
+        Ok(())
+    }
+}
