@@ -589,8 +589,7 @@ async fn program(request: ExecRequest, mut input: mpsc::Receiver<Vec<u8>>, sende
 
 /// A request to run `command` under `name`.
 pub fn request(name: &str, command: &[&str]) -> RunRequest {
-    let spec = serde_json::json!({ "spec": { "name": name, "command": command } });
-    serde_json::from_value(spec).unwrap()
+    serde_json::from_value(serde_json::json!({ "spec": { "name": name, "command": command } })).unwrap()
 }
 
 /// The same with one TCP port.
