@@ -105,6 +105,69 @@ def test_a_program_that_ends_is_told(kip: Kip) -> None:
     assert kip.names() == []
 
 
+LATE = """
+import ctypes, os, socket, time
+time.sleep(1.5)
+listener = socket.create_server(("", 8080), backlog=200)
+rt = ctypes.CDLL("librt.so.1", use_errno=True)
+held = []
+while True:
+    held.append(listener.accept()[0])
+    # No interface gives what is in such a queue.
+    if len(held) == FROM:
+        assert rt.mq_open(b"/kept", os.O_RDWR | os.O_CREAT, 0o600, None) >= 0
+"""
+
+
+def test_one_that_begins_late_is_tried_when_it_has_begun(kip: Kip) -> None:
+    """Nobody says when it is ready: its port does. It cannot sleep once it has served somebody."""
+    view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", LATE.replace("FROM", "1"), code=1)
+    assert "/kept" in " ".join(line for step in view["steps"] for line in step["refused"]), view
+    silent = checked(kip, "--port", "8080", "--", "sleep", "1000", code=1)
+    assert silent["steps"][0]["refused"][0] == "its program does not listen on tcp port 8080 within 20 s", silent
+
+
+def test_many_connections_are_open_when_it_sleeps(kip: Kip) -> None:
+    """With one it could sleep."""
+    view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", LATE.replace("FROM", "60"), code=1)
+    assert "/kept" in " ".join(line for step in view["steps"] for line in step["refused"]), view
+    for engine in ("", "THREADS"):
+        program = SERVES if engine else SERVES.replace("Threading", "")
+        view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", program)
+        assert view["sleeps"], (engine, view)
+
+
+SERVES = """
+import socketserver
+class Echo(socketserver.StreamRequestHandler):
+    def handle(self):
+        for line in self.rfile:
+            self.wfile.write(line)
+socketserver.ThreadingTCPServer.daemon_threads = True
+socketserver.ThreadingTCPServer(("", 8080), Echo).serve_forever()
+"""
+# One answers and closes, one greets and waits.
+SAYS = """
+import socket, threading, time
+listener = socket.create_server(("", 8080), backlog=200)
+held = []
+while True:
+    connection, _ = listener.accept()
+    connection.sendall(b"hello")
+    held.append(connection)
+    if CLOSES:
+        held.pop().close()
+"""
+
+
+def test_a_server_that_closes_is_no_no(kip: Kip) -> None:
+    """A daytime server: it answers and closes, asleep or not."""
+    view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", SAYS.replace("CLOSES", "True"))
+    assert view["sleeps"], view
+    assert any("tcp port 8080 survives a sleep: awake, too, the program closes" in line for line in view["untried"]), view
+    assert checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", SAYS.replace("CLOSES", "False"))["sleeps"]
+
+
 def test_volumes_are_not_written_to_unasked(kip: Kip, tmp_path: Path) -> None:
     volume = ["-v", f"{tmp_path}:/data"]
     line = kip.refused("check", *volume, "--", "/bin/sh", "-c", "echo x > /data/x; sleep 1000")

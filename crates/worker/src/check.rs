@@ -7,81 +7,35 @@
 //! The trial is an ordinary proc with a mark, [`Spec::trial`]. It is removed at the end, however that comes; a daemon that finds
 //! one was killed in its middle and removes it.
 
+mod connections;
+
 use crate::Worker;
 use crate::archive::processor;
 use crate::task::{blocking, chain};
 use crate::volumes::path_of;
-use kip_types::api::{
-    CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, PortView, ProcView, Refusal, RunRequest,
-};
+use connections::{Held, Known};
+use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RunRequest};
 use kip_types::life::Restart;
 use kip_types::spec::{Hibernate, Protocol};
 use kip_types::{Image, ProcName, Spec, State, Tier, VolumeSpec};
 use std::fs;
-use std::io::ErrorKind;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tokio::net::TcpStream;
 
 /// A program that nobody says is ready has to be quiet for this long before it is put to sleep, or not, as long as it is waited for.
 const QUIET_MS: u64 = 300;
+/// One that has no port by which it shows that it has begun is quiet for so long.
+const QUIET_AT_FIRST_MS: u64 = 1000;
 const QUIET_WITHIN: Duration = Duration::from_secs(5);
 /// One that wakes at once, for it was in the middle of something, is put to sleep again.
 const SLEEPS: u32 = 5;
 /// A program that does not survive its wake ends soon after it.
 const AFTER_A_WAKE: Duration = Duration::from_millis(300);
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// A program whose owner does not say when it is ready listens within this time on each TCP port that it declares.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 /// The number of the next trial.
 static NEXT: AtomicU64 = AtomicU64::new(1);
-
-/// Connections to the ports that take some.
-struct Held(Vec<(PortView, TcpStream)>);
-
-impl Held {
-    async fn open(view: &ProcView) -> Held {
-        let mut held = Vec::new();
-        for port in view.ports.iter().filter(|port| port.proto == Protocol::Tcp) {
-            if let Ok(stream) = connect(port).await {
-                held.push((port.clone(), stream));
-            }
-        }
-        Held(held)
-    }
-
-    /// What is not as it was.
-    async fn look(self) -> Vec<String> {
-        let mut lost = Vec::new();
-        for (port, stream) in self.0 {
-            if let Err(e) = connect(&port).await {
-                lost.push(format!("tcp port {} takes no connection any more: {e}", port.port));
-            }
-            if let Some(how) = ended(&stream) {
-                lost.push(format!("a connection to tcp port {}, which was open, {how}", port.port));
-            }
-        }
-        lost
-    }
-}
-
-async fn connect(port: &PortView) -> std::io::Result<TcpStream> {
-    let connecting = TcpStream::connect(SocketAddr::new(port.addr, port.port));
-    tokio::time::timeout(CONNECT_WITHIN, connecting).await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
-}
-
-/// How a connection on which nothing was said has ended, if it has. A server may have said something.
-fn ended(stream: &TcpStream) -> Option<String> {
-    let mut bytes = [0; 4096];
-    loop {
-        match stream.try_read(&mut bytes) {
-            Ok(0) => return Some("was closed".to_owned()),
-            Ok(_) => {}
-            Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
-            Err(e) => return Some(format!("was lost: {e}")),
-        }
-    }
-}
 
 /// What ties such a proc to this machine.
 fn pins(spec: &Spec) -> Vec<String> {
@@ -151,6 +105,8 @@ struct Trial {
     untried: Vec<String>,
     /// What came from the store at the wake from there.
     fetched: Option<u64>,
+    /// How the program treats connections while it is awake.
+    known: Known,
 }
 
 fn done(step: &str, tier: Option<Tier>, us: u64, bytes: Option<u64>) -> CheckStep {
@@ -193,8 +149,12 @@ impl Worker {
             Err(refusal) => Some(refusal.message),
             Ok(_) => {
                 let us = begun.elapsed().as_micros() as u64;
-                let ended = self.wait_until_quiet(&name).await.map(|exit| format!("its program ended: {exit}"));
+                let ended = self.wait_until_begun(&name).await.err();
                 if ended.is_none() {
+                    if let Ok(view) = self.inspect(&name).await {
+                        trial.known = Known::learn(&view).await;
+                        trial.untried.extend(trial.known.untried());
+                    }
                     trial.steps.push(done("start", None, us, None));
                     self.try_tiers(&name, &spec, to, &mut trial).await;
                 }
@@ -284,7 +244,9 @@ impl Worker {
                 return false;
             }
         };
-        let held = Held::open(&view).await;
+        let held = Held::open(&trial.known, &view).await;
+        self.wait_until_quiet(name, QUIET_MS).await;
+        let held = held.settled();
         match self.try_sleep(name, tier).await {
             Ok(step) => trial.steps.push(step),
             Err(why) => {
@@ -292,7 +254,7 @@ impl Worker {
                 return true;
             }
         }
-        match self.try_wake(name, tier, held).await {
+        match self.try_wake(name, tier, held, &trial.known).await {
             Ok(step) => trial.steps.push(step),
             Err(why) => {
                 trial.steps.push(refused("wake", Some(tier), why));
@@ -308,12 +270,34 @@ impl Worker {
         true
     }
 
+    /// Waits until the program has begun: it listens on the TCP ports that it declares, and is quiet.
+    async fn wait_until_begun(&self, name: &ProcName) -> Result<(), String> {
+        let until = Instant::now() + LISTENS_WITHIN;
+        let begun = |exit: Option<String>| exit.map_or(Ok(()), |exit| Err(format!("its program ended: {exit}")));
+        loop {
+            let view = self.inspect(name).await.map_err(|refusal| refusal.message)?;
+            begun(view.exit.clone())?;
+            match connections::silent_port(&view).await {
+                None => {
+                    let has_ports = view.ports.iter().any(|port| port.proto == Protocol::Tcp);
+                    let quiet_ms = if has_ports { QUIET_MS } else { QUIET_AT_FIRST_MS };
+                    return begun(self.wait_until_quiet(name, quiet_ms).await);
+                }
+                Some(port) if Instant::now() > until => {
+                    let seconds = LISTENS_WITHIN.as_secs();
+                    return Err(format!("its program does not listen on tcp port {port} within {seconds} s"));
+                }
+                Some(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
     /// How its program ended, if it does instead.
-    async fn wait_until_quiet(&self, name: &ProcName) -> Option<String> {
+    async fn wait_until_quiet(&self, name: &ProcName, quiet_ms: u64) -> Option<String> {
         let until = Instant::now() + QUIET_WITHIN;
         while Instant::now() < until {
             let view = self.inspect(name).await.ok()?;
-            if view.exit.is_some() || view.idle_ms.is_some_and(|idle| idle >= QUIET_MS) {
+            if view.exit.is_some() || view.idle_ms.is_some_and(|idle| idle >= quiet_ms) {
                 return view.exit;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -339,7 +323,7 @@ impl Worker {
         Err(vec![format!("it wakes at once, {SLEEPS} times, by {}", woken.as_deref().unwrap_or("work of its own"))])
     }
 
-    async fn try_wake(&self, name: &ProcName, from: Tier, held: Held) -> Result<CheckStep, Vec<String>> {
+    async fn try_wake(&self, name: &ProcName, from: Tier, held: Held, known: &Known) -> Result<CheckStep, Vec<String>> {
         let (view, _) = self.wake(name, None).await.map_err(|refusal| vec![refusal.message])?;
         let us = view.last_wake.map(|wake| wake.total_us).unwrap_or_default();
         tokio::time::sleep(AFTER_A_WAKE).await;
@@ -349,7 +333,7 @@ impl Worker {
             Err(refusal) => lost.push(refusal.message),
         }
         if lost.is_empty() {
-            lost = held.look().await;
+            lost = held.look(known).await;
         }
         if lost.is_empty() { Ok(done("wake", Some(from), us, None)) } else { Err(lost) }
     }
