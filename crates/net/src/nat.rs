@@ -131,6 +131,7 @@ pub enum NatError {
 pub struct Nat {
     instance: Instance,
     memory: PathBuf,
+    uplinks: Vec<String>,
     state: Mutex<State>,
 }
 
@@ -152,7 +153,7 @@ impl Nat {
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
         let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new(), over: false };
-        let nat = Nat { instance, memory: memory.to_owned(), state: Mutex::new(state) };
+        let nat = Nat { instance, memory: memory.to_owned(), uplinks: uplinks.to_vec(), state: Mutex::new(state) };
         nat.sync(desired)?;
         forwarding::enable(instance, memory, uplinks)?;
         Ok(nat)
@@ -253,6 +254,13 @@ impl Nat {
         let all: Vec<_> = state.published.keys().flat_map(|s| state.elements_of(self.instance, *s)).collect();
         self.nft(&ruleset::full(self.instance, &all))?;
         Ok(true)
+    }
+
+    /// Switches forwarding on for interfaces by which the outside has come since. Tells whether there were any. A look costs some
+    /// ten microseconds.
+    pub fn follow_uplinks(&self) -> Result<bool, NatError> {
+        let state = self.lock();
+        Ok(!state.over && forwarding::enable(self.instance, &self.memory, &self.uplinks)?)
     }
 
     /// From now on nothing puts them back: [`Nat::remove`] follows.

@@ -377,6 +377,30 @@ fn the_last_instance_puts_forwarding_back() {
 }
 
 #[test]
+fn an_interface_that_comes_later_is_forwarded_from() {
+    on_machine(|machine| {
+        let before = forwarding_settings();
+        let nat = Nat::open(instance(4), &machine.memory(), &[], &[]).unwrap();
+        assert!(!nat.follow_uplinks().unwrap(), "nothing has come");
+        ip("link add later type dummy");
+        ip("addr add 192.0.2.77/24 dev later");
+        ip("link set later up");
+        assert!(!nat.follow_uplinks().unwrap(), "the outside does not come by it");
+        ip("route add default via 192.0.2.1 dev later metric 50");
+        let read = || std::fs::read_to_string("/proc/sys/net/ipv4/conf/later/forwarding").unwrap();
+        assert_eq!(read(), "0\n");
+        assert!(nat.follow_uplinks().unwrap());
+        assert_eq!(read(), "1\n");
+        assert!(!nat.follow_uplinks().unwrap(), "once");
+        nat.close();
+        nat.remove_all().unwrap();
+        assert_eq!(read(), "0\n");
+        ip("link del later");
+        assert_eq!(before, forwarding_settings());
+    });
+}
+
+#[test]
 fn two_instances_stand_side_by_side() {
     on_machine(|machine| {
         let make = |n| {

@@ -28,7 +28,7 @@ use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
 use kip_image::Images;
 use kip_keeper::Keeper;
-use kip_net::nat::{Forward, Published};
+use kip_net::nat::{Forward, NatError, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
 use kip_pager::client::{Pager, PagerError};
@@ -419,7 +419,8 @@ impl Machine {
         std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
     }
 
-    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached.
+    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached. And forwards from
+    /// interfaces that have come since the start: until then what arrives by one reaches no proc.
     fn watch_rules(self: &Arc<Machine>) {
         let machine = Arc::downgrade(self);
         tokio::spawn(async move {
@@ -428,11 +429,17 @@ impl Machine {
                 tokio::time::sleep(RULES_EVERY).await;
                 let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
                 let looked = Arc::clone(&machine);
-                match blocking(move || looked.nat.mend()).await {
-                    Ok(false) => told = false,
-                    Ok(true) => {
-                        let detail = format!("table inet {} was gone and is put back", machine.instance.table());
-                        machine.events.tell(None, "rules", detail);
+                match blocking(move || Ok::<_, NatError>((looked.nat.mend()?, looked.nat.follow_uplinks()?))).await {
+                    Ok((mended, followed)) => {
+                        told = false;
+                        if mended {
+                            let detail = format!("table inet {} was gone and is put back", machine.instance.table());
+                            machine.events.tell(None, "rules", detail);
+                        }
+                        if followed {
+                            let detail = "forwarding is on for an interface of a new default route";
+                            machine.events.tell(None, "rules", detail);
+                        }
                     }
                     Err(e) if !std::mem::replace(&mut told, true) => {
                         tracing::error!(error = chain(&e), "the rules that lead to published ports cannot be put back");

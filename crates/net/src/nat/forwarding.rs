@@ -4,6 +4,7 @@
 //! IPv6 has that since kernel 6.17 (`force_forwarding`); before, only the global switch works, which also makes the
 //! machine ignore router advertisements unless `accept_ra` is 2.
 //!
+//! Interfaces come and go, and default routes with them: [`enable`] is called again from time to time.
 //! What the settings were is written to a file before the first of them is changed. The file is one for all instances of
 //! the machine: the first one writes it, the last one puts everything back. It is valid for one boot.
 
@@ -44,8 +45,8 @@ struct Memory {
     before: BTreeMap<String, String>,
 }
 
-/// Switches forwarding on for these interfaces and those of the default routes.
-pub(super) fn enable(instance: Instance, file: &Path, uplinks: &[String]) -> Result<(), ForwardingError> {
+/// Switches forwarding on for these interfaces and those of the default routes as they are now. Tells whether it had to.
+pub(super) fn enable(instance: Instance, file: &Path, uplinks: &[String]) -> Result<bool, ForwardingError> {
     let _lock = lock(file)?;
     let mut memory = load(file)?;
     let mut wanted = BTreeMap::new();
@@ -68,20 +69,27 @@ pub(super) fn enable(instance: Instance, file: &Path, uplinks: &[String]) -> Res
             wanted.insert("ipv6/conf/all/forwarding".to_owned(), "1");
         }
     }
-    memory.users.insert(instance);
-    for (key, value) in &wanted {
-        let now = sysctl::read(key)?;
-        if now != *value {
-            memory.before.entry(key.clone()).or_insert(now);
+    let is_new = memory.users.insert(instance);
+    let mut changes = Vec::new();
+    for (key, value) in wanted {
+        match sysctl::read(&key) {
+            Ok(now) if now == value => {}
+            Ok(now) => {
+                memory.before.entry(key.clone()).or_insert(now);
+                changes.push((key, value));
+            }
+            // The interface went meanwhile.
+            Err(e) if e.is_absent() => {}
+            Err(e) => return Err(e.into()),
         }
     }
-    store(file, &memory)?;
-    for (key, value) in &wanted {
-        if sysctl::read(key)? != *value {
-            sysctl::write(key, value)?;
-        }
+    if is_new || !changes.is_empty() {
+        store(file, &memory)?;
     }
-    Ok(())
+    for (key, value) in &changes {
+        sysctl::write_if_present(key, value)?;
+    }
+    Ok(!changes.is_empty())
 }
 
 /// Ends this instance's need of forwarding; the last one puts back what was, where the interface is still there.
