@@ -2,8 +2,9 @@
 //!
 //! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it has that name, because a
 //! sleeping proc may have it below its root. Copies only regular files, directories and links that anybody may read,
-//! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /usr is not in it
-//! but mounted from the host.
+//! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /etc/shadow is made, with
+//! the host's users and nobody's password. /usr is not in it but mounted from the host; of /var/lib there are the directories that
+//! packages bring, empty, so that a server finds a place that its own user may write to.
 //!
 //! Beside it `DIR/image-<fingerprint>/`, which lies *above* the layers of an image: only what every sandbox needs to run at all, our
 //! pid 1, the devices, places for mounts and the name servers. Nothing else of the host is in a proc that has an image.
@@ -15,7 +16,8 @@ use crate::rootfs::OPAQUE;
 use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags, chownat, mknodat, setxattr, utimensat,
 };
-use std::ffi::OsStr;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -30,6 +32,8 @@ pub const ETC: &[&str] = &[
     "bash.bashrc",
     "bindresvport.blacklist",
     "ca-certificates.conf",
+    "chromium",
+    "chromium.d",
     "debian_version",
     "environment",
     "ethertypes",
@@ -60,6 +64,8 @@ pub const ETC: &[&str] = &[
     "networks",
     "nsswitch.conf",
     "os-release",
+    "pam.conf",
+    "pam.d",
     "passwd",
     "perl",
     "profile",
@@ -71,6 +77,7 @@ pub const ETC: &[&str] = &[
     "python3.12",
     "python3.13",
     "rpc",
+    "security",
     "services",
     "shells",
     "skel",
@@ -236,6 +243,9 @@ fn fingerprint(host: &Path) -> u64 {
     for name in ETC {
         fingerprint_of(&host.join("etc").join(name), &mut hasher);
     }
+    for (name, meta) in state_directories(host) {
+        (name, meta.mode(), meta.uid(), meta.gid()).hash(&mut hasher);
+    }
     hasher.finish()
 }
 
@@ -277,10 +287,63 @@ fn build(root: &Path, host: &Path) -> Result<(), BaseError> {
     for name in ETC {
         copy(&host.join("etc").join(name), &root.join("etc").join(name))?;
     }
+    write_shadow(root)?;
+    for (name, meta) in state_directories(host) {
+        let path = root.join(STATE).join(name);
+        make_dir(&path, meta.mode() & 0o7777)?;
+        keep_owner_and_time(&path, &meta)?;
+    }
     write(&root.join("etc/hosts"), b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", 0o644)?;
     write(&root.join("etc/hostname"), b"localhost\n", 0o644)?;
     write(&root.join("etc/fstab"), b"", 0o644)?;
     write_own(root, host)
+}
+
+/// Where packages have their state.
+const STATE: &str = "var/lib";
+/// Users of packages: below the first of people, adduser.conf(5).
+const SYSTEM_USERS: std::ops::Range<u32> = 1..1000;
+
+/// The directories of packages below /var/lib: those that dpkg knows, and those that belong to a user of the system's.
+fn state_directories(host: &Path) -> Vec<(OsString, Metadata)> {
+    let of_packages = named_by_packages(host);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(host.join(STATE)).into_iter().flatten().flatten() {
+        let Ok(meta) = entry.metadata() else { continue };
+        let name = entry.file_name();
+        if meta.is_dir() && (SYSTEM_USERS.contains(&meta.uid()) || of_packages.contains(&name)) && !private(&name) {
+            found.push((name, meta));
+        }
+    }
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    found
+}
+
+/// Names directly below /var/lib in the lists of dpkg(1).
+fn named_by_packages(host: &Path) -> BTreeSet<OsString> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(host.join("var/lib/dpkg/info")).into_iter().flatten().flatten() {
+        if !entry.file_name().as_bytes().ends_with(b".list") {
+            continue;
+        }
+        let list = fs::read_to_string(entry.path()).unwrap_or_default();
+        let below = list.lines().filter_map(|line| line.strip_prefix("/var/lib/"));
+        names.extend(below.filter(|name| !name.is_empty() && !name.contains('/')).map(OsString::from));
+    }
+    names
+}
+
+/// A shadow(5) for the users of the sandbox, in which nobody has a password.
+fn write_shadow(root: &Path) -> Result<(), BaseError> {
+    let users = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+    let names = users.lines().filter_map(|line| line.split(':').next()).filter(|name| !name.is_empty());
+    let text: String = names.map(|name| format!("{name}:*:19000:0:99999:7:::\n")).collect();
+    let path = root.join("etc/shadow");
+    write(&path, text.as_bytes(), 0o640)?;
+    let groups = fs::read_to_string(root.join("etc/group")).unwrap_or_default();
+    let id = groups.lines().find_map(|line| line.strip_prefix("shadow:")?.split(':').nth(1)?.parse().ok());
+    let group = Gid::from_raw(id.unwrap_or(0));
+    chownat(CWD, &path, Some(Uid::ROOT), Some(group), AtFlags::empty()).map_err(failed("give the owner to", &path))
 }
 
 /// What lies above the layers of an image.
@@ -416,6 +479,16 @@ mod tests {
         {
             write(&etc.join(name), name.as_bytes(), mode).unwrap();
         }
+        write(&etc.join("group"), b"root:x:0:\nshadow:x:42:\n", 0o644).unwrap();
+        for (name, uid) in [("of-package", 0), ("of-user", 105), ("mine", 0), ("persons", 1000)] {
+            let path = host.path().join(STATE).join(name);
+            make_dir(&path, 0o750).unwrap();
+            chownat(CWD, &path, Some(Uid::from_raw(uid)), None, AtFlags::empty()).unwrap();
+            write(&path.join("secret"), b"x", 0o644).unwrap();
+        }
+        make_dir(&host.path().join("var/lib/dpkg/info"), 0o755).unwrap();
+        let list = b"/.\n/var\n/var/lib\n/var/lib/of-package\n/var/lib/mine/below\n";
+        write(&host.path().join("var/lib/dpkg/info/p.list"), list, 0o644).unwrap();
         write(&etc.join("skel/.secret"), b"x", 0o600).unwrap();
         write(&etc.join("ssl/certs/server.key"), b"x", 0o644).unwrap();
         write(&etc.join("ssl/private/k"), b"x", 0o644).unwrap();
@@ -430,19 +503,29 @@ mod tests {
         for there in ["etc/passwd", "etc/ssl/certs/a.pem", "dev/null", ".kip/init", "etc/hosts", "tmp"] {
             assert!(base.root.join(there).exists(), "{there}");
         }
-        for not in [
-            "etc/shadow",
-            "etc/ssh",
-            "etc/ssl/private",
-            "etc/ssl/certs/server.key",
-            "etc/skel/.secret",
-            "etc/resolv.conf",
-            "sbin",
-        ] {
+        for not in
+            ["etc/ssh", "etc/ssl/private", "etc/ssl/certs/server.key", "etc/skel/.secret", "etc/resolv.conf", "sbin"]
+        {
             assert!(fs::symlink_metadata(base.root.join(not)).is_err(), "{not}");
         }
+        assert_eq!(fs::read(base.root.join("etc/shadow")).unwrap(), b"passwd:*:19000:0:99999:7:::\n");
+        let meta = fs::metadata(base.root.join("etc/shadow")).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid(), meta.gid()), (0o640, 0, 42));
         assert_eq!(fs::read_link(base.root.join("bin")).unwrap(), Path::new("usr/bin"));
         assert_eq!(fs::metadata(base.root.join("tmp")).unwrap().mode() & 0o7777, 0o1777);
+    }
+
+    #[test]
+    fn directories_of_packages_are_there_empty_and_their_users() {
+        let (host, dir) = (fake_host(), tempfile::tempdir().unwrap());
+        let base = Base::prepare_from(dir.path(), host.path()).unwrap();
+        let state = base.root.join(STATE);
+        let mut names: Vec<_> = fs::read_dir(&state).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["of-package", "of-user"]);
+        let meta = fs::metadata(state.join("of-user")).unwrap();
+        assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o750, 105));
+        assert!(fs::read_dir(state.join("of-user")).unwrap().next().is_none());
     }
 
     #[test]
