@@ -301,7 +301,12 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
             core.edit_messages::<Malformed>(2, |info| {
                 info.edit_messages::<Malformed>(2, |regs| {
                     let since = since.get(&thread).copied();
+                    let before = clocks.dues.len();
                     let found = calls::settle_thread(thread, regs, now, since, frozen, &mut clocks);
+                    if stopped.contains(&thread) {
+                        // The time-out of its call passes, and it stands still all the same.
+                        clocks.dues.truncate(before);
+                    }
                     changed |= found.changed;
                     busy |= !found.waits && !stopped.contains(&thread);
                     Ok(())
@@ -328,13 +333,13 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
 }
 
 /// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
-fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
+pub fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
     const STOPPED: u64 = 3;
     let mut stopped = BTreeSet::new();
     for (pid, path) in numbered(images, "core")? {
         for core in Image::read(&path)?.entries {
             let task = core.message(3).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
-            if task.is_some_and(|t| t.number(2) == STOPPED) {
+            if task.is_some_and(|t| t.number(1) == STOPPED) {
                 stopped.insert(pid);
             }
         }

@@ -79,6 +79,9 @@ pub struct PlannedTask {
     /// few of them are there before, see [`Plan::eager`].
     #[serde(default)]
     pub can_come: u64,
+    /// A signal has stopped it, and it stays so.
+    #[serde(default)]
+    pub stopped: bool,
 }
 
 /// A plan and what the daemon needs to carry it out.
@@ -137,6 +140,8 @@ fn unsupported<T>(what: impl Into<String>) -> Result<T, PlanError> {
 pub struct Wish<'a> {
     /// When CRIU read the timers of each process, and what the program's clock was then.
     pub clocks: &'a Clocks,
+    /// Stopped processes of which their parents have not been told by wait(2).
+    pub untold: &'a [u32],
     /// Where the memory lies.
     pub pages: &'a PageMap,
     /// So many bytes of memory that can come later do so.
@@ -235,7 +240,13 @@ mod tests {
     fn plan() -> Plan {
         let registers =
             Registers { general: (0..27).collect(), floating: vec![0, 0, 7, 0, 0, 0, 0, 0, 0, 9], blocked: 4 };
-        let task = PlannedTask { pid: 2, vdso: 0x7000, threads: vec![PlannedThread { id: 2, registers }], can_come: 3 };
+        let task = PlannedTask {
+            pid: 2,
+            vdso: 0x7000,
+            threads: vec![PlannedThread { id: 2, registers }],
+            can_come: 3,
+            stopped: true,
+        };
         Plan {
             received: vec![
                 Received::Plan,

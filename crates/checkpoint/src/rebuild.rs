@@ -8,13 +8,13 @@ use crate::plan::{AREA, AREA_END, PLAN, Plan};
 use crate::resume::{Process, Stopped, Thread, stop, syscall_offset};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg, sockopt};
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Words of `struct said`.
 const SAID_WORDS: usize = 5;
@@ -27,6 +27,9 @@ const LAZY: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The slowest disk that is waited for, bytes per second.
 const SLOWEST: u64 = 50_000_000;
+
+/// A process that stops itself does so at once.
+const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
 const STEPS: [&str; 26] = [
@@ -230,6 +233,19 @@ impl<'a> Rebuild<'a> {
         Ok(Some(Said { words, pid, fd }))
     }
 
+    /// Waits until a process that stops itself has done so. From there a trace takes it and lets it go without starting it.
+    fn until_stopped(&self, pid: u32) -> Result<(), RebuildError> {
+        let is_stopped = |status: String| status.contains("\nState:\tT");
+        let until = Instant::now() + STOPS_WITHIN;
+        while !fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(is_stopped) {
+            if Instant::now() > until {
+                return Err(RebuildError::Trace(io::ErrorKind::TimedOut.into()));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
     /// Takes every thread by ptrace, unmaps the restorer and gives each its registers. They run at [`Stopped::go`], to
     /// be called by the same thread. `init` is the host pid of pid 1, which keeps what it has.
     pub fn stop(&self, init: u32) -> Result<Stopped, RebuildError> {
@@ -244,6 +260,9 @@ impl<'a> Rebuild<'a> {
                 let missing = RebuildError::Missing { pid: thread.id };
                 let tid = *self.found.get(&(*index, thread.id)).ok_or(missing)?;
                 threads.push(Thread { tid, registers: Some(&thread.registers) });
+            }
+            if task.stopped {
+                self.until_stopped(threads[0].tid)?;
             }
             processes.push(Process { threads, unmap: (AREA, AREA_END - AREA), syscall_at: task.vdso + offset });
         }

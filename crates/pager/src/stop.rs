@@ -9,7 +9,7 @@ use crate::timeouts;
 use kip_sys::inject::{self, Hand};
 use kip_sys::stub::vdso_of;
 use kip_sys::trace::{self, Stop};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::marker::PhantomData;
@@ -64,6 +64,8 @@ pub struct Stopped {
     since: HashMap<u32, (u64, i64)>,
     /// How often each thread that slept before had left a processor by then.
     slept: HashMap<u32, u64>,
+    /// Threads that a signal had stopped before, signal(7).
+    halted: HashSet<u32>,
     /// When all of them had stopped: what is reckoned from here is never early.
     at: Instant,
     _here: PhantomData<*const ()>,
@@ -89,9 +91,9 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
     let began = Instant::now();
     let before = list().map_err(StopError::List)?;
-    let (slept, since) = (sleepers(&before), timeouts::since(&before));
+    let ((slept, halted), since) = (sleepers(&before), timeouts::since(&before));
     let mut stopped =
-        Stopped { processes: BTreeMap::new(), began, since, slept, at: Instant::now(), _here: PhantomData };
+        Stopped { processes: BTreeMap::new(), began, since, slept, halted, at: Instant::now(), _here: PhantomData };
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
@@ -155,18 +157,32 @@ pub(crate) fn is_at_work(pid: u32, page: u64) -> bool {
         let mut words = text.split_ascii_whitespace();
         let outside = words.next() == Some("-1");
         let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
-        outside && at.is_some_and(|at| at & !(PAGE as u64 - 1) != page)
+        outside && at.is_some_and(|at| at & !(PAGE as u64 - 1) != page) && !is_halted(tid)
     })
 }
 
-/// Threads that sleep, and how often each has left a processor.
-fn sleepers(pids: &[u32]) -> HashMap<u32, u64> {
-    let all = pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default());
-    all.filter_map(|tid| {
-        let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-        status.contains("\nState:\tS").then(|| Some((tid, left_processor(&status)?)))?
-    })
-    .collect()
+/// Threads that sleep or are stopped by a signal, and how often each has left a processor; and which of them are stopped.
+fn sleepers(pids: &[u32]) -> (HashMap<u32, u64>, HashSet<u32>) {
+    let (mut slept, mut halted) = (HashMap::new(), HashSet::new());
+    for tid in pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default()) {
+        let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+        let Some(left) = left_processor(&status) else { continue };
+        if status.contains(HALTED) {
+            halted.insert(tid);
+        }
+        if status.contains(HALTED) || status.contains("\nState:\tS") {
+            slept.insert(tid, left);
+        }
+    }
+    (slept, halted)
+}
+
+/// How a thread that a signal has stopped is shown: proc_pid_status(5).
+const HALTED: &str = "\nState:\tT";
+
+/// Whether a signal has stopped a thread: it is not about to do anything, wherever it stands.
+fn is_halted(tid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| status.contains(HALTED))
 }
 
 /// How often a thread has left a processor: proc_pid_status(5).
@@ -231,12 +247,13 @@ impl Stopped {
         Ok(())
     }
 
-    /// Whether all of it slept, in calls that go on, and nothing has run but to stop. Of anything else nobody can tell what it
+    /// Whether all of it slept, in calls that go on, or was stopped by a signal, and nothing has run but to stop. Of anything else nobody can tell what it
     /// was about to do: a thread may have made what another waits for, between the stops of the two.
     pub fn was_at_rest(&self) -> bool {
         self.processes.values().flat_map(|process| &process.threads).all(|tid| {
             slept_through(&self.slept, *tid)
-                && trace::get_general(*tid).is_ok_and(|registers| inject::in_call(&registers))
+                && (self.halted.contains(tid)
+                    || trace::get_general(*tid).is_ok_and(|registers| inject::in_call(&registers)))
         })
     }
 

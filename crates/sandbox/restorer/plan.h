@@ -47,11 +47,12 @@ struct piece {
     word offset, size, target; /* offset from the start of the vdso, two's complement */
 };
 
-enum { TASK_ALIVE = 0, TASK_DEAD = 1, TASK_GHOST = 2 };
+enum { TASK_ALIVE = 0, TASK_DEAD = 1, TASK_GHOST = 2, TASK_STOPPED = 3 };
 struct task {
     word pid, maker, sibling; /* who forks it, as its child or as its own parent's; ~0 for pid 1 */
     word leads_session, group; /* group: 0 as the maker's, else its number */
-    word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: the leader of a session, gone */
+    word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: the leader of a session, gone.
+                        * STOPPED: by a signal; status 1: its parent has yet to be told */
     struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso;
     word directory, umask, executable, dumpable, thp_disabled, subreaper, personality, membarrier;
     word interval[6]; /* real (due, every: ns; due on CLOCK_MONOTONIC), virtual, prof (left, every: ns) */

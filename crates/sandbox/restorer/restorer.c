@@ -190,6 +190,14 @@ static void make_shared(void)
 
 static void run_task(word index) __attribute__((noreturn));
 
+/* The parent has long been told of these children; what waits for it otherwise is queued later. */
+static void drop_child_signals(void)
+{
+    word child = 1UL << (SIGCHLD - 1), none[2] = { 0, 0 };
+    while (call4(SYS_rt_sigtimedwait, &child, 0, none, sizeof child) > 0)
+        ;
+}
+
 static void fork_children(word index)
 {
     struct task *task = at(plan()->tasks.at);
@@ -207,10 +215,25 @@ static void fork_children(word index)
             dead = 1;
         }
     }
-    /* The parent has long been told of them. */
-    word child = 1UL << (SIGCHLD - 1), none[2] = { 0, 0 };
-    while (dead && call4(SYS_rt_sigtimedwait, &child, 0, none, sizeof child) > 0)
-        ;
+    if (dead)
+        drop_child_signals();
+}
+
+/* Children that a signal had stopped stop themselves once they are ready. That is not news for the parent, unless it had not
+ * been told before. */
+static void await_stopped(word index)
+{
+    struct task *task = at(plan()->tasks.at);
+    int stopped = 0;
+    for (word i = 0; i < plan()->tasks.count; i++, task++) {
+        if (task->maker != index || task->sibling || task->state != TASK_STOPPED)
+            continue;
+        word keep = task->status ? WNOWAIT : 0;
+        must(call5(SYS_waitid, P_PID, task->pid, 0, WSTOPPED | WEXITED | keep, 0), AT_FORK, task->pid);
+        stopped = 1;
+    }
+    if (stopped)
+        drop_child_signals();
 }
 
 /* Its leader may be on its way. */
@@ -422,6 +445,7 @@ static void run_task(word index)
     call3(SYS_close_range, plan()->base, ~0U, 0);
     set_locks(task);
     set_watches(task);
+    await_stopped(index);
     set_signals(task);
     queue(task->pending, task->pid, 0);
     if (task->personality)
@@ -442,6 +466,8 @@ static void run_task(word index)
         must(call2(SYS_prctl, PR_SET_CHILD_SUBREAPER, 1), AT_SETTING, 9);
     must(call2(SYS_prctl, PR_SET_DUMPABLE, task->dumpable), AT_SETTING, 10);
     call1(SYS_close, socket_at);
+    if (task->state == TASK_STOPPED)
+        call2(SYS_kill, task->pid, SIGSTOP);
     stand();
 }
 

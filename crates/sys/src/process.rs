@@ -44,6 +44,18 @@ pub fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> io::Result<()
     Ok(rustix::process::pidfd_send_signal(pidfd, signal)?)
 }
 
+/// Sends a signal to one thread, which must not be able to end meanwhile (its number could be another's then): tkill(2).
+///
+/// # Errors
+/// ESRCH, EPERM.
+pub fn send_thread_signal(tid: u32, signal: Signal) -> io::Result<()> {
+    // SAFETY: the call takes two numbers.
+    match unsafe { libc::syscall(libc::SYS_tkill, tid, signal.as_raw()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// The same with any signal from 1 to 64: rustix has names only for the first 31.
 ///
 /// # Errors

@@ -213,6 +213,9 @@ fn dues(tree: &Tree, now: Now) -> Vec<Due> {
     let ahead_ns = tree.ahead_ns();
     for (inside, waiting) in tree.waiting() {
         let Some(tid) = tree.threads.get(&inside) else { continue };
+        if tree::is_stopped(*tid) {
+            continue;
+        }
         let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(*tid, address, buffer).is_ok();
         found.extend(live_due(&waiting, now, ahead_ns, &read));
     }

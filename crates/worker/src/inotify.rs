@@ -44,6 +44,9 @@ impl SleepingInotify {
     }
 }
 
+/// Instances and, with their keys, their descriptors.
+pub(crate) type Taken = (Vec<SleepingInotify>, Vec<(String, OwnedFd)>);
+
 /// Its key in the holdings.
 pub(crate) fn key_of(id: u64) -> String {
     format!("{}{id}", key::INOTIFY)
@@ -67,11 +70,7 @@ pub(crate) fn events(tree: &Tree) -> Events {
 }
 
 /// The inotify instances and, with their keys, their descriptors. One that cannot be had is CRIU's to make anew.
-pub(crate) fn take(
-    tree: &Tree,
-    images: &Path,
-    before: &Events,
-) -> Result<(Vec<SleepingInotify>, Vec<(String, OwnedFd)>), ImageError> {
+pub(crate) fn take(tree: &Tree, images: &Path, before: &Events) -> Result<Taken, ImageError> {
     let mut taken = (Vec::new(), Vec::new());
     for Instance { object, sees_sleep } in kip_checkpoint::inotify::instances(images)? {
         let Some(&host) = tree.threads.get(&object.pid) else { continue };

@@ -106,6 +106,9 @@ pub(crate) struct Body {
     /// By which word its clock stands; none if it goes on.
     #[serde(default)]
     pub(crate) suspended: Option<String>,
+    /// Stopped processes (by id inside) of which their parents have not been told.
+    #[serde(default)]
+    pub(crate) untold: Vec<u32>,
 }
 
 impl Body {
@@ -134,6 +137,8 @@ struct Ran {
     sockets: BTreeMap<u32, SavedOptions>,
     /// Bytes of events in its inotify instances, by where these are open.
     events: Events,
+    /// Stopped processes of which their parents have not been told.
+    untold: Vec<u32>,
     /// All of it slept, and nothing ran.
     at_rest: bool,
     /// Signals that waited for its threads.
@@ -196,6 +201,11 @@ pub(crate) enum ParkError {
         inode: u32,
         #[source]
         source: io::Error,
+    },
+    #[error("process {pid} is stopped by a signal and has several threads, which CRIU cannot put into a snapshot")]
+    StoppedThreads {
+        /// As numbered inside.
+        pid: u32,
     },
     #[error("the state cannot be recorded")]
     Record(#[source] crate::record::RecordError),
@@ -261,6 +271,9 @@ pub(crate) fn park(
         external_mounts: &external,
         ghost_limit: GHOST_LIMIT,
     };
+    if let Some(pid) = tree.stopped_with_threads() {
+        return Err(undo(proc, generation, ParkError::StoppedThreads { pid }));
+    }
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
     let mut seen = Seen { ran: Ran::default(), masks, volumes, own_ipc, out, once, mounts, place };
@@ -354,7 +367,8 @@ fn settle(
     let (inotify, instances) =
         if seen.mounts.is_some() { inotify::take(&tree, images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
-    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, suspended };
+    let untold = seen.ran.untold.clone();
+    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, suspended };
     fds.extend(objects);
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
@@ -453,6 +467,7 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
             let ran = Ran {
                 sockets: places(&now).into_iter().filter_map(look).collect(),
                 events: inotify::events(&now),
+                untold: now.untold(),
                 since: now.waiting(),
                 at_rest: true,
                 pending: now.pending(),
@@ -469,7 +484,8 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
     for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
-    Ran { sockets, since: tree.waiting(), at_rest: false, pending: tree.pending(), ..Ran::default() }
+    let (since, untold, pending) = (tree.waiting(), tree.untold(), tree.pending());
+    Ran { sockets, events: Events::new(), untold, since, at_rest: false, pending }
 }
 
 /// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot

@@ -64,6 +64,19 @@ impl Tree {
         self.threads.iter().filter_map(look).collect()
     }
 
+    /// Stopped processes (by id inside) of which their parents have not been told.
+    pub(crate) fn untold(&self) -> Vec<u32> {
+        let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_untold(**host);
+        self.threads.iter().filter(is_it).map(|(inside, _)| *inside).collect()
+    }
+
+    /// A stopped process (by id inside) that has more than one thread.
+    pub(crate) fn stopped_with_threads(&self) -> Option<u32> {
+        let has_threads = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1);
+        let is_it = |host: u32| self.pids.contains(&host) && is_stopped(host) && has_threads(host);
+        self.threads.iter().find(|(_, host)| is_it(**host)).map(|(inside, _)| *inside)
+    }
+
     /// Signals that wait for each thread (by id inside) or its process, as bits.
     pub(crate) fn pending(&self) -> BTreeMap<u32, u64> {
         let look = |(inside, tid): (&u32, &u32)| {
@@ -72,17 +85,37 @@ impl Tree {
         self.threads.iter().filter_map(look).collect()
     }
 
-    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs: who sleeps because a page comes
-    /// from the pager is at work. If two looks give the same, every thread has slept from the one to the other.
+    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): who sleeps
+    /// because a page comes from the pager is at work. If two looks give the same, every thread has slept from the one to the other.
     pub(crate) fn asleep(&self) -> Option<Vec<u64>> {
         let look = |tid: &u32| {
-            let times = switches(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)?;
+            let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+            let times = switches(&status)?;
+            if has_stopped(&status) {
+                return Some(times);
+            }
             // In a call, too, whose result the kernel puts there.
             let faults = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at == "handle_userfault");
             waits_in(*tid).filter(|_| !faults).map(|_| times)
         };
         self.threads.values().map(look).collect()
     }
+}
+
+/// Whether a thread is stopped by a signal: proc_pid_status(5).
+fn has_stopped(status: &str) -> bool {
+    status.contains("\nState:\tT")
+}
+
+/// The same by its host id.
+pub(crate) fn is_stopped(tid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| has_stopped(&status))
+}
+
+/// Whether the parent of a stopped process has yet to be told of that by wait(2): the last field of proc_pid_stat(5).
+fn is_untold(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")
 }
 
 /// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, pid 1 first.
@@ -127,10 +160,10 @@ fn pending(status: &str) -> u64 {
     bits("SigPnd:") | bits("ShdPnd:")
 }
 
-/// Context switches of a sleeping thread, from its proc_pid_status(5); none if it does not sleep.
+/// Context switches of a sleeping or stopped thread, from its proc_pid_status(5); none of another one.
 fn switches(status: &str) -> Option<u64> {
     let taken = || field(status, "nonvoluntary_ctxt_switches:")?.parse::<u64>().ok();
-    field(status, "State:")?.starts_with('S').then(|| Some(waits(status)? + taken()?))?
+    field(status, "State:")?.starts_with(['S', 'T']).then(|| Some(waits(status)? + taken()?))?
 }
 
 /// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.

@@ -18,6 +18,7 @@ use crate::park::{Body, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
 use crate::start::reopen;
+use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::ids;
@@ -31,6 +32,7 @@ use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::process::Signal;
 use kip_sys::timens;
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
@@ -255,6 +257,9 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             Stage::Resuming => {
                 steps.done("registers");
                 shortened = release(proc, body, &body.clocks, &missed, false);
+                if let Err(e) = keep_stopped(proc, &used) {
+                    tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "stopped processes may run on");
+                }
                 steps.done("release");
                 fault::reach("wake-released");
                 true
@@ -314,6 +319,21 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
         return BTreeMap::new();
     }
     body.inotify.iter().filter_map(|known| Some((known.id, known.held(proc)?))).collect()
+}
+
+/// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one
+/// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing where nobody could end the stop.
+fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
+    let stopped = clocks::stopped_threads(images)?;
+    if stopped.is_empty() {
+        return Ok(());
+    }
+    let tree = Tree::read(&proc.cgroup.pids().map_err(WakeError::Cgroup)?);
+    for tid in stopped.iter().filter_map(|inside| tree.threads.get(inside)) {
+        let sent = kip_sys::process::send_thread_signal(*tid, Signal::STOP);
+        sent.map_err(|source| WakeError::Prepare { path: PathBuf::from(format!("/proc/{tid}")), source })?;
+    }
+    Ok(())
 }
 
 /// The images to restore from: the generation's own, or, where timers or ids have to be moved, inotify instances are given back or

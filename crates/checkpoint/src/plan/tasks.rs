@@ -13,13 +13,18 @@ use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// `task_state` of a process that is neither dead nor stopped.
+/// `task_state` of a process that is neither dead nor stopped, signal(7).
 const ALIVE: u64 = 1;
 /// Of a zombie.
 const DEAD: u64 = 2;
+/// Of a process that a signal has stopped.
+const STOPPED: u64 = 3;
 /// Words of `struct task`, and where its threads are.
 const TASK_WORDS: usize = 61;
 const TASK_THREADS: usize = 19;
+/// Where its state and status are, and `TASK_STOPPED`.
+const STATE: usize = 5;
+const TASK_STOPPED: u64 = 3;
 /// Words of `struct thread`, and where its name is.
 const THREAD_WORDS: usize = 18;
 const THREAD_COMM: usize = 11;
@@ -250,7 +255,8 @@ pub(super) fn write(
             continue;
         };
         let base = Base::of(task.pid, wish.clocks, now);
-        let mut item = task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, base)?;
+        let mut item =
+            task.write(writer, files, &filters, &shared, references, memory.as_ref(), &locks, (base, wish.untold))?;
         let lazy = device.filter(|_| memory.as_ref().is_some_and(|m| m.can_come > 0));
         item.push(lazy.map_or(u64::MAX, |device| files.number(device)));
         debug_assert_eq!(item.len(), TASK_WORDS);
@@ -339,7 +345,13 @@ impl Task {
             };
             threads.push(PlannedThread { id: *id, registers });
         }
-        Ok(PlannedTask { pid: self.pid, vdso: memory.vdso, threads, can_come: memory.can_come })
+        Ok(PlannedTask {
+            pid: self.pid,
+            vdso: memory.vdso,
+            threads,
+            can_come: memory.can_come,
+            stopped: self.tc()?.number(1) == STOPPED,
+        })
     }
 
     /// `struct task`.
@@ -353,7 +365,7 @@ impl Task {
         references: &References,
         memory: Option<&Memory>,
         locks: &BTreeMap<u32, Vec<Vec<u64>>>,
-        base: Base,
+        (base, untold): (Base, &[u32]),
     ) -> Result<Vec<u64>, PlanError> {
         let tc = self.tc()?;
         self.check(&tc)?;
@@ -379,6 +391,9 @@ impl Task {
         let auxv: Vec<u64> = self.mm.varints(13)?;
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
         let mut item = self.identity();
+        if tc.number(1) == STOPPED {
+            (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(untold.contains(&self.pid)));
+        }
         for span in [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso] {
             item.extend([span.0, span.1]);
         }
@@ -433,8 +448,8 @@ impl Task {
     }
 
     fn check(&self, tc: &Message) -> Result<(), PlanError> {
-        if tc.number(1) != ALIVE {
-            return unsupported("a process that is stopped");
+        if !matches!(tc.number(1), ALIVE | STOPPED) {
+            return unsupported("a process in an unknown state");
         }
         if !self.mm.messages(16)?.is_empty() {
             return unsupported("asynchronous I/O");

@@ -364,7 +364,8 @@ fn areas(directory: &Path, map: &PageMap) -> Areas {
             process.runs.iter().for_each(|run| areas.eager.add(Space::Process(*number), run.start..run.end()));
         }
     }
-    let wish = Wish { clocks: &Clocks::default(), pages: map, lazy_from: 1, init: kip_sandbox::init::PATH, program: 0 };
+    let (clocks, init) = (&Clocks::default(), kip_sandbox::init::PATH);
+    let wish = Wish { clocks, untold: &[], pages: map, lazy_from: 1, init, program: 0 };
     let Ok(plan) = plan::compile(directory, &wish) else { return areas };
     let eager: Vec<_> = plan.eager.iter().map(|(file, first, pages)| (*file, *first..first + pages)).collect();
     for (number, process) in &map.processes {

@@ -433,8 +433,8 @@ pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> 
         Lazy::On => 1,
         Lazy::Off => u64::MAX,
     };
-    let (clocks, init) = (&body.clocks, kip_sandbox::init::PATH);
-    let wish = Wish { clocks, pages: &pages, lazy_from, init, program: PROGRAM };
+    let (clocks, untold, init) = (&body.clocks, &body.untold, kip_sandbox::init::PATH);
+    let wish = Wish { clocks, untold, pages: &pages, lazy_from, init, program: PROGRAM };
     match plan::compile(&images, &wish) {
         Ok(plan) => return Some(plan),
         Err(PlanError::Unsupported { what }) => {
