@@ -35,7 +35,7 @@ FAULTS = [
     delayed(0.1), cut(1000), flipped(500), flipped(-10),
 ]  # fmt: skip
 # Why something may not sleep this time; anything else is a finding.
-MAY_REFUSE = re.compile(r"stays parked: |woke before it was archived|cannot (hibernate|do that now): it is (parked|archived)")
+MAY_REFUSE = re.compile(r"stays parked: |cannot (hibernate|do that now): it is (parked|archived)")
 # A wake from a store that fails at that moment is tried again after 5 s.
 PATIENCE_S = 90.0
 

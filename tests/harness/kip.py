@@ -117,7 +117,7 @@ class Proc:
             done = self.kip.cli("sleep", self.name, "--to", "archived", check=False, timeout=timeout)
             after = self.settled()
             woke_by_itself = after["wakes"] > wakes and BY_ITSELF.search(after["last_wake"]["trigger"])
-            if not woke_by_itself or after["state"] == "archived":
+            if done.returncode != 0 or not woke_by_itself or after["state"] == "archived":
                 break
         if done.returncode != 0:
             raise Failed(done)

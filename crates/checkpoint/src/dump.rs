@@ -133,6 +133,13 @@ pub(crate) fn log_level() -> i32 {
 const NOT_CAUSES: [&str; 4] =
     ["FAILED", "Can't setup RLIMIT_NOFILE", "Unable to detach from", "Killing processes because"];
 
+/// What CRIU says, and the same for people who know their program and not CRIU.
+const WORDS: [(&str, &str); 3] = [
+    ("Zombies with threads", "the first thread of a process has ended while others of it go on, pthread_exit(3)"),
+    ("PIDFD_THREAD", "an open descriptor of a thread, pidfd_open(2) with PIDFD_THREAD"),
+    ("is not a part of process tree", "an open descriptor of a process, pidfd_open(2), that is none of its own"),
+];
+
 /// The error messages of a CRIU log, without their source positions, in order.
 pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
     let text = std::fs::read(log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
@@ -141,7 +148,9 @@ pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
         .filter_map(|line| {
             let at = line.find("Error (")?;
             let rest = &line[at..];
-            Some(rest.split_once("): ")?.1.trim().to_owned())
+            let said = rest.split_once("): ")?.1.trim();
+            let known = WORDS.iter().find(|(theirs, _)| said.contains(theirs));
+            Some(known.map_or(said, |(_, ours)| ours).to_owned())
         })
         .filter(|m| !NOT_CAUSES.iter().any(|n| m.contains(n)))
         .collect();

@@ -8,10 +8,12 @@
 use crate::locate::CriuCommand;
 use crate::rpc::{Kind, Request, Response};
 use prost::Message as _;
+use rustix::net::sockopt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Largest answer of CRIU's, bytes.
 const MAX_ANSWER: usize = 64 * 1024;
@@ -66,6 +68,12 @@ pub enum HelperError {
     /// It is gone.
     #[error("the CRIU helper died")]
     Died(#[source] io::Error),
+    /// It hangs.
+    #[error("CRIU has said nothing for {patience_s} s")]
+    Silent {
+        /// That was waited for, seconds.
+        patience_s: u64,
+    },
     /// An order could not be carried out.
     #[error("the CRIU helper could not carry out {order:?}")]
     Order {
@@ -147,7 +155,7 @@ impl Helper {
         while let Some(chunk) = chunks.next() {
             self.send_orders(chunk, chunks.peek().is_some())?;
         }
-        let (answer, _) = kip_sys::fdpass::recv(self.socket.as_fd(), 64).map_err(HelperError::Died)?;
+        let (answer, _) = kip_sys::fdpass::recv(self.socket.as_fd(), 64).map_err(|e| self.silence(e))?;
         let word = |at: usize| answer.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
         match (word(0), word(4)) {
             (Some(0), _) => Ok(()),
@@ -172,6 +180,23 @@ impl Helper {
         kip_sys::fdpass::send(self.socket.as_fd(), &bytes, &fds).map_err(HelperError::Died)
     }
 
+    /// From here on it is taken for dead when it says nothing for so long.
+    ///
+    /// # Errors
+    /// The kernel's, setsockopt(2).
+    pub fn be_patient(&self, patience: Duration) -> Result<(), HelperError> {
+        let set = sockopt::set_socket_timeout(&self.socket, sockopt::Timeout::Recv, Some(patience));
+        set.map_err(|e| HelperError::Died(e.into()))
+    }
+
+    fn silence(&self, e: io::Error) -> HelperError {
+        let patience = sockopt::socket_timeout(&self.socket, sockopt::Timeout::Recv).ok().flatten();
+        match (e.kind(), patience) {
+            (io::ErrorKind::WouldBlock, Some(patience)) => HelperError::Silent { patience_s: patience.as_secs() },
+            _ => HelperError::Died(e),
+        }
+    }
+
     /// Sends the request and answers each stage that CRIU reports with what `stage` says, until the final answer.
     pub fn call(
         &self,
@@ -180,7 +205,7 @@ impl Helper {
     ) -> Result<Response, HelperError> {
         self.send(request)?;
         loop {
-            let (bytes, _) = kip_sys::fdpass::recv(self.socket.as_fd(), MAX_ANSWER).map_err(HelperError::Died)?;
+            let (bytes, _) = kip_sys::fdpass::recv(self.socket.as_fd(), MAX_ANSWER).map_err(|e| self.silence(e))?;
             let response = Response::decode(bytes.as_slice()).map_err(HelperError::Answer)?;
             if response.kind != Kind::Notify as i32 {
                 return Ok(response);

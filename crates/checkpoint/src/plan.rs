@@ -8,6 +8,7 @@
 //! A plan is a derived file: it belongs to one generation on one boot of one kernel, carries its own checksum, and can be
 //! thrown away at any time. Its layout is that of the structures in crates/sandbox/restorer/restorer.c.
 
+mod family;
 mod files;
 mod layout;
 mod memory;
@@ -33,7 +34,7 @@ use std::path::Path;
 /// Name of the file in the images' directory.
 pub const PLAN: &str = "wake.plan";
 /// First word of the file; its last byte counts what changed, the restorer's addresses too.
-const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN4");
+const MAGIC: u64 = u64::from_le_bytes(*b"KIPPLAN5");
 /// Magic, checksum, length of the description.
 const HEAD_BYTES: usize = 24;
 

@@ -161,8 +161,9 @@ const IMAGES: [&str; 22] = [
 /// Images of System V IPC.
 const IPC_IMAGES: [&str; 4] = ["ipcns-msg", "ipcns-sem", "ipcns-shm", "ipcns-var"];
 /// CRIU's kinds of files that programs of a sandbox may have open: regular and directories, pipes, FIFOs, unix sockets,
-/// eventfds, epoll sets, inotify, signalfds, netlink sockets, timerfds, memory files. INET sockets are held and stand there as regular files.
-const KINDS: [u64; 11] = [1, 2, 3, 5, 6, 7, 8, 9, 13, 17, 18];
+/// eventfds, epoll sets, inotify, signalfds, netlink sockets, timerfds, memory files, pidfds, which are opened inside and find no other
+/// processes. INET sockets are held and stand there as regular files.
+const KINDS: [u64; 12] = [1, 2, 3, 5, 6, 7, 8, 9, 13, 17, 18, 20];
 /// CRIU's number of proc(5) and of overlayfs.
 const PROC: u64 = 1;
 const OVERLAY: u64 = 17;

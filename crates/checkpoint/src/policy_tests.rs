@@ -149,7 +149,7 @@ fn what_is_not_its_sandboxs_is_refused() {
         |kind, path: Option<&str>| FileFact { kind, path: path.map(Into::into), is_device: false, is_external: true };
     assert!(matches!(refused(|f| f.files[0] = outside(5, None)), Refused::Foreign { .. }));
     assert!(matches!(refused(|f| f.files[0] = outside(1, Some("/x"))), Refused::Foreign { .. }));
-    for kind in [0, 4, 10, 11, 14, 15, 16, 19, 20, 99] {
+    for kind in [0, 4, 10, 11, 14, 15, 16, 19, 21, 99] {
         assert_eq!(refused(|f| f.files[3].kind = kind), Refused::Kind { kind });
     }
     assert!(matches!(refused(|f| f.carried[0].owner.1 = 70_000), Refused::Id { .. }));
@@ -228,9 +228,11 @@ fn images(dir: &Path) {
         fields.extend(before.map(|index| (2, number(index))));
         inner(fields)
     };
-    write(dir, "seccomp.img", &[message(vec![(1, filter(FILTER, None)), (1, filter(&[1; 16], Some(0)))])]);
+    // As CRIU 4.2 writes them: newest first, each leads to the one that is set after it.
+    let all = [filter(FILTER, None), filter(&[1; 16], None), filter(FILTER, Some(1))];
+    write(dir, "seccomp.img", &[message(all.into_iter().map(|filter| (1, filter)).collect())]);
     write(dir, "core-1.img", &[core(0, Some(0))]);
-    write(dir, "core-2.img", &[core(100, Some(1))]);
+    write(dir, "core-2.img", &[core(100, Some(2))]);
     write(dir, "core-3.img", &[core(100, None)]);
     let extent = || inner(vec![(1, number(0)), (2, number(536_000_000)), (3, number(65_536))]);
     write(dir, "userns-11.img", &[message(vec![(1, extent()), (2, extent())])]);
@@ -254,7 +256,7 @@ fn images(dir: &Path) {
 fn facts_are_read_out_of_images() {
     let dir = tempfile::tempdir().unwrap();
     images(dir.path());
-    let facts = read(dir.path()).unwrap();
+    let facts = read(dir.path(), &BTreeSet::new()).unwrap();
     assert_eq!(
         facts.threads.iter().map(|t| (t.id, t.uids[2], t.gids[0])).collect::<Vec<_>>(),
         [(1, 0, 5), (2, 100, 5), (3, 100, 5)]
@@ -278,10 +280,11 @@ fn images_that_ask_for_more_are_refused() {
         core.0.extend(extra);
         core
     };
-    let changes: [(Change, &str); 9] = [
+    let changes: [(Change, &str); 10] = [
         (|dir| write(dir, "core-3.img", &[core(70_000, None)]), "thread 3 has the user id 70000"),
         (|dir| write(dir, "core-2.img", &[core(100, None)]), "thread 2 runs without the system call filter"),
         (|dir| write(dir, "core-1.img", &[core(0, Some(7))]), "thread 1 runs without the system call filter"),
+        (|dir| write(dir, "core-1.img", &[core(0, Some(1))]), "thread 1 runs without the system call filter"),
         (|dir| write(dir, "cgroup.img", &[]), "an image \"cgroup\""),
         (|dir| fs::write(dir.join("wake.plan"), b"x").unwrap(), "an image \"wake.plan\""),
         (|dir| write(dir, "seccomp.img", &[]), "image seccomp.img has no entry"),
@@ -305,7 +308,7 @@ fn images_that_ask_for_more_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         images(dir.path());
         change(dir.path());
-        let refusal = match read(dir.path()) {
+        let refusal = match read(dir.path(), &BTreeSet::new()) {
             Err(e) => e.to_string(),
             Ok(facts) => check(&facts, &policy()).unwrap_err().to_string(),
         };
@@ -322,7 +325,7 @@ fn images_that_ask_for_more_are_refused() {
     let mut whole = core(0, Some(0));
     whole.set_bytes(5, twice.encode());
     write(dir.path(), "core-1.img", &[whole]);
-    assert!(matches!(read(dir.path()), Err(FactsError::Repeated { image }) if image == "core-1.img"));
+    assert!(matches!(read(dir.path(), &BTreeSet::new()), Err(FactsError::Repeated { image }) if image == "core-1.img"));
 }
 
 #[test]

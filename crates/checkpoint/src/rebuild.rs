@@ -32,7 +32,7 @@ const SLOWEST: u64 = 50_000_000;
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Names of the restorer's steps, `enum AT_START..` in restorer.c.
-const STEPS: [&str; 26] = [
+const STEPS: [&str; 27] = [
     "start",
     "receive",
     "read the plan",
@@ -59,6 +59,7 @@ const STEPS: [&str; 26] = [
     "watch a descriptor",
     "execute kip-init",
     "have its memory watched",
+    "open a pidfd",
 ];
 
 /// The tree could not be rebuilt.

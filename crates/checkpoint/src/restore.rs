@@ -9,6 +9,7 @@ use crate::helper::{Helper, HelperError, Order, ROOT, USR, volume_place};
 use crate::rpc::{InheritFd, Kind, Opts, Request};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// Name of CRIU's log in the images' directory.
 pub const RESTORE_LOG: &str = "restore.log";
@@ -20,6 +21,8 @@ const FIRST_INHERITED: i32 = 64;
 pub struct RestoreRequest<'a> {
     /// The images.
     pub images: &'a Path,
+    /// All that they are, bytes: so much longer CRIU may be silent.
+    pub bytes: u64,
     /// Held namespaces to stand in, with their CLONE_NEW* types.
     pub namespaces: &'a [(i32, BorrowedFd<'a>)],
     /// `tasks` or `cgroup.procs` files to join.
@@ -47,7 +50,12 @@ pub struct RestoredVolume<'a> {
     pub is_dir: bool,
 }
 
-/// The restore failed; nothing of it is left.
+/// CRIU that says nothing for so long hangs; and so much longer for every byte that it has to read.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The slowest disk that is waited for, bytes per second.
+const SLOWEST: u64 = 50_000_000;
+
+/// The restore failed; nothing of it is left, unless the helper did, whose tree is the caller's to end.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The helper.
@@ -78,6 +86,7 @@ pub fn restore(
     request: &RestoreRequest<'_>,
     stage: &mut dyn FnMut(Stage) -> bool,
 ) -> Result<u32, RestoreError> {
+    helper.be_patient(PATIENCE + Duration::from_secs(request.bytes / SLOWEST))?;
     let mut orders: Vec<(Order, BorrowedFd<'_>)> = request.cgroups.iter().map(|fd| (Order::Cgroup, *fd)).collect();
     orders.push((Order::MountRoot, request.root));
     orders.push((Order::MountUsr, request.usr));

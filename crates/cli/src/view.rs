@@ -262,13 +262,19 @@ fn indent(text: &str) -> String {
 pub fn sleep(moved: &Moved) -> String {
     let name = &moved.proc.name;
     match &moved.proc.last_sleep {
-        Some(sleep) if !moved.already => format!(
-            "{name} {} in {}, stood still {}, wrote {}\n",
-            sleep.to,
-            micros(sleep.total_us),
-            micros(sleep.frozen_us),
-            bytes(sleep.bytes_written)
-        ),
+        Some(sleep) if !moved.already => {
+            let woke = moved.proc.last_wake.as_ref().filter(|_| moved.proc.tier != Some(sleep.to));
+            let since = woke.map_or_else(String::new, |wake| {
+                format!("; it woke since, by {}, and is {}", one_line(&wake.trigger), moved.proc.state)
+            });
+            format!(
+                "{name} {} in {}, stood still {}, wrote {}{since}\n",
+                sleep.to,
+                micros(sleep.total_us),
+                micros(sleep.frozen_us),
+                bytes(sleep.bytes_written)
+            )
+        }
         _ => format!("{name} is {}\n", moved.proc.state),
     }
 }
@@ -289,7 +295,8 @@ pub fn wake(moved: &Moved) -> String {
 pub fn why(why: &WhyView) -> String {
     let mut rows = Vec::new();
     rows.extend(why.awake_because.iter().map(|line| ("awake because", line.clone())));
-    rows.extend(why.cannot_sleep.iter().map(|line| ("cannot sleep", line.clone())));
+    let stays = if why.state == "parked" { "stays parked" } else { "cannot sleep" };
+    rows.extend(why.cannot_sleep.iter().map(|line| (stays, line.clone())));
     let cause = why
         .last_sleep
         .as_ref()

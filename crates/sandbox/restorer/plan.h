@@ -50,10 +50,11 @@ struct piece {
 enum { TASK_ALIVE = 0, TASK_DEAD = 1, TASK_GHOST = 2, TASK_STOPPED = 3 };
 struct task {
     word pid, maker, sibling; /* who forks it, as its child or as its own parent's; ~0 for pid 1 */
-    word leads_session, group; /* group: 0 as the maker's, else its number */
-    word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: the leader of a session, gone.
+    word early;               /* before the maker's setsid(2) */
+    word leads_session, group, lends; /* group: 0 as it was made, else its number, when it has forked; lends: to be led until this one is in it */
+    word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: ends when it has forked all of its own.
                         * STOPPED: by a signal; status 1: its parent has yet to be told */
-    struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso;
+    struct span descriptors, mappings, pages, signals, limits, timers, threads, filters, locks, watches, vdso, pidfds;
     word directory, umask, executable, dumpable, thp_disabled, subreaper, personality, membarrier;
     word interval[6]; /* real (due, every: ns; due on CLOCK_MONOTONIC), virtual, prof (left, every: ns) */
     word mm[11];      /* start_code .. env_end as in struct prctl_mm_map */
@@ -63,7 +64,7 @@ struct task {
     word device;          /* /dev/userfaultfd, if some of its memory comes later; else ~0 */
 };
 
-_Static_assert(sizeof(struct task) == 61 * sizeof(word), "as plan/tasks.rs writes it");
+_Static_assert(sizeof(struct task) == 65 * sizeof(word), "as plan/tasks.rs writes it");
 
 struct descriptor {
     word number, ours, flags;
@@ -101,10 +102,15 @@ struct lock {
     word kind, type, number, start, length; /* kind 1 POSIX, 2 flock, 4 OFD */
 };
 
-/* What is put into an epoll set once more: a signalfd, which the kernel drops there when the process that added it goes, and a
- * FIFO without a name, of which the set knows the open file that was held. */
+/* What is put into an epoll set once more: a signalfd or pidfd, which the kernel drops there when the process that added it goes, and
+ * a FIFO without a name, of which the set knows the open file that was held. */
 struct watch {
     word set, number, events, data;
+};
+
+/* To be opened again; one whose process has ended and gone, of a process of that number that ends at once. */
+struct pidfd {
+    word number, process, flags, descriptor_flags, gone;
 };
 
 struct filter {
@@ -142,6 +148,6 @@ struct said {
 /* Steps, for messages. */
 enum { AT_START = 1, AT_RECEIVE, AT_PLAN, AT_OPEN, AT_SIZE, AT_SHARED, AT_FORK, AT_GROUP, AT_DESCRIPTOR, AT_DIRECTORY, AT_MAP,
        AT_PAGES, AT_PROTECT, AT_VDSO, AT_MM, AT_SIGNAL, AT_LIMIT, AT_TIMER, AT_THREAD, AT_SETTING, AT_CREDENTIALS, AT_FILTER,
-       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY };
+       AT_LOCK, AT_WATCH, AT_EXEC, AT_LAZY, AT_PIDFD };
 
 #endif

@@ -198,24 +198,32 @@ static void drop_child_signals(void)
         ;
 }
 
-static void fork_children(word index)
+/* Those that are made before setsid(2), or the others. */
+static void fork_children(word index, word early)
 {
-    struct task *task = at(plan()->tasks.at);
-    int dead = 0;
+    struct task *tasks = at(plan()->tasks.at), *task = tasks;
+    int ended = 0;
     for (word i = 0; i < plan()->tasks.count; i++, task++) {
-        if (task->maker != index)
+        if (task->maker != index || task->early != early)
             continue;
         int pid = (int)task->pid;
         /* The signal at its end is that of its maker, if that is not its parent. */
         struct clone how = { task->sibling ? CLONE_PARENT : 0, 0, 0, 0, task->sibling ? 0 : SIGCHLD, 0, 0, 0, (word)&pid, 1, 0 };
         if (must(call2(SYS_clone3, &how, sizeof how), AT_FORK, task->pid) == 0)
             run_task(i);
-        if (task->state == TASK_DEAD) {
-            must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED | WNOWAIT, 0), AT_FORK, task->pid);
-            dead = 1;
-        }
+        if (task->state != TASK_GHOST)
+            continue;
+        must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED, 0), AT_FORK, task->pid);
+        ended = 1;
     }
-    if (dead)
+    task = tasks;
+    for (word i = 0; !early && i < plan()->tasks.count; i++, task++) {
+        if (task->state != TASK_DEAD || (task->sibling ? tasks[task->maker].maker : task->maker) != index)
+            continue;
+        must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED | WNOWAIT, 0), AT_FORK, task->pid);
+        ended = 1;
+    }
+    if (ended)
         drop_child_signals();
 }
 
@@ -247,6 +255,22 @@ static void enter_group(word group)
         }
         call1(SYS_sched_yield, 0);
     }
+}
+
+/* Its leader has ended: a child leads it until this one is in it. */
+static void lend_group(word group)
+{
+    int pid = (int)group;
+    struct clone how = { 0, 0, 0, 0, 0, 0, 0, 0, (word)&pid, 1, 0 };
+    if (must(call2(SYS_clone3, &how, sizeof how), AT_GROUP, group) == 0) {
+        must(call2(SYS_setpgid, 0, 0), AT_GROUP, group);
+        for (;;)
+            call1(SYS_exit_group, 0);
+    }
+    /* As long as nobody has asked for it, it is in its group. */
+    must(call5(SYS_waitid, P_PID, group, 0, WEXITED | WNOWAIT | WALL, 0), AT_GROUP, group);
+    must(call2(SYS_setpgid, 0, group), AT_GROUP, group);
+    must(call5(SYS_waitid, P_PID, group, 0, WEXITED | WALL, 0), AT_GROUP, group);
 }
 
 /* A zombie, once more. */
@@ -341,6 +365,43 @@ static void map_memory(struct task *task)
 
 #include "settings.h"
 
+/* Behind all that was received and opened, where place_pidfds finds them. Before there is much memory to be copied. */
+static void open_pidfds(struct task *task)
+{
+    struct pidfd *pidfd = at(task->pidfds.at);
+    for (word i = 0; i < task->pidfds.count; i++, pidfd++) {
+        int fd = -1, process = (int)pidfd->process;
+        if (pidfd->gone) {
+            struct clone how = { CLONE_PIDFD, (word)&fd, 0, 0, 0, 0, 0, 0, (word)&process, 1, 0 };
+            if (must(call2(SYS_clone3, &how, sizeof how), AT_PIDFD, pidfd->number) == 0)
+                for (;;)
+                    call1(SYS_exit_group, 0);
+            must(call5(SYS_waitid, P_PID, pidfd->process, 0, WEXITED | WALL, 0), AT_PIDFD, pidfd->number);
+        }
+        /* It may be on its way. */
+        for (word until = now(1) + 10000000000UL; fd < 0;) {
+            fd = (int)call2(SYS_pidfd_open, pidfd->process, 0);
+            if (fd != -ESRCH || now(1) > until)
+                must(fd, AT_PIDFD, pidfd->number);
+            else
+                call1(SYS_sched_yield, 0);
+        }
+        if (pidfd->flags)
+            must(call3(SYS_fcntl, fd, F_SETFL, pidfd->flags), AT_PIDFD, pidfd->number);
+        must(call3(SYS_dup3, fd, ours(received + plan()->files.count + i), O_CLOEXEC), AT_PIDFD, pidfd->number);
+        call1(SYS_close, fd);
+    }
+}
+
+static void place_pidfds(struct task *task)
+{
+    struct pidfd *pidfd = at(task->pidfds.at);
+    for (word i = 0; i < task->pidfds.count; i++, pidfd++)
+        must(call3(SYS_dup3, ours(received + plan()->files.count + i), pidfd->number,
+                   pidfd->descriptor_flags & 1 ? O_CLOEXEC : 0),
+             AT_DESCRIPTOR, pidfd->number);
+}
+
 static void wait_until(u32 *counter, u32 value)
 {
     for (;;) {
@@ -425,22 +486,28 @@ static void run_task(word index)
     struct task *task = (struct task *)at(plan()->tasks.at) + index;
     struct thread *leader = at(task->threads.at);
     task_now = index;
-    if (task->leads_session)
+    if (task->leads_session) {
+        fork_children(index, 1);
         must(call1(SYS_setsid, 0), AT_GROUP, 0);
+    }
+    fork_children(index, 0);
+    if (task->lends)
+        lend_group(task->group);
     else if (task->group)
         enter_group(task->group);
     if (task->state == TASK_DEAD) {
         call2(SYS_prctl, PR_SET_NAME, at(leader->comm));
         die(task->status);
     }
-    fork_children(index);
     if (task->state == TASK_GHOST)
         die(0);
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
     tell(&said, task->pid);
+    open_pidfds(task);
     map_memory(task);
     set_mm(task);
     place_descriptors(task);
+    place_pidfds(task);
     /* Before record locks are set: to close any descriptor of a file gives up the process's locks on it. */
     call3(SYS_close_range, plan()->base, ~0U, 0);
     set_locks(task);
@@ -520,7 +587,7 @@ __attribute__((noreturn, used)) static void run(word vdso)
     must(call2(SYS_munmap, AREA_END, USER_END - AREA_END), AT_START, 4);
     open_files();
     make_shared();
-    fork_children(0);
+    fork_children(0, 0);
     become_init(0);
 }
 

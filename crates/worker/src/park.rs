@@ -18,14 +18,17 @@ use crate::pins::{self, Pin, PinError};
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::quota::{Place, QuotaError};
 use crate::suspend::{self, is_connection};
+use crate::task::{chain, plan_of};
 use crate::tree::{self, Tree};
 use crate::volumes;
 use crate::volumes::sleep::{Slept, UnfitVolume};
 use crate::wake::take;
 use kip_checkpoint::clocks::{self, Boot, ClockError, Clocks, Frozen, Now, Since};
+use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpError, DumpRequest, Stage, dump};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::{self, PlanError};
+use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
 use kip_checkpoint::volumes::is_below;
 use kip_keeper::KeeperError;
@@ -211,6 +214,10 @@ pub(crate) enum ParkError {
     Record(#[source] crate::record::RecordError),
     #[error(transparent)]
     Volume(#[from] UnfitVolume),
+    #[error("the first thread of process {pid} ({name}) has ended while others of it go on, pthread_exit(3)")]
+    WithoutFirstThread { pid: u32, name: String },
+    #[error("it could not be woken: {criu} ({plan})")]
+    NoWayBack { criu: String, plan: String },
     #[error("its own files cannot be looked at")]
     Place(#[from] QuotaError),
     #[error("its processes cannot be read")]
@@ -245,8 +252,11 @@ pub(crate) fn park(
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
-    let images = kip_snapshot::begin(&dir, generation)?;
     let tree = Tree::read(pids);
+    if let Some((pid, name)) = tree.without_first_thread() {
+        return Err(ParkError::WithoutFirstThread { pid, name });
+    }
+    let images = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
     let volumes = volumes::sleep::look(proc, init)?;
@@ -330,6 +340,11 @@ fn settle(
     let interrupted_ns = clocks::interrupted_at(images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
     sockets::order_unix_pairs(images)?;
+    let link = |pid: u32, at: &str| {
+        let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;
+        Some(target.to_string_lossy().into_owned())
+    };
+    procfs::mend(images, &link)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
     let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
@@ -359,7 +374,8 @@ fn settle(
     sockets::mend_mounts(images)?;
     // Without the mounts what has a path would be in the way of new ones.
     let is_for_criu = proc.shared.only_criu.load(Ordering::Relaxed) || seen.mounts.is_none();
-    let objects = if is_for_criu { Vec::new() } else { take_objects(&tree, images)? };
+    let objects = if is_for_criu { None } else { take_objects(&tree, images)? };
+    let has_all = objects.is_some();
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let home = Some(home_of(proc).map_err(ParkError::Tree)?);
@@ -369,7 +385,7 @@ fn settle(
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
     let untold = seen.ran.untold.clone();
     let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, suspended };
-    fds.extend(objects);
+    fds.extend(objects.into_iter().flatten());
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
     if let Some(Mounts { root, usr, .. }) = &seen.mounts {
@@ -379,6 +395,9 @@ fn settle(
     }
     fault::reach("park-images");
     let pages = pages(proc, images, generation, &tree, seen.out)?;
+    if let Some(criu) = comeback::bars_criu(images)? {
+        only_by_plan(proc, images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
+    }
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
     let engine = proc.shared.engine.clone();
     let contents = Contents { engine, body: body.clone(), pages };
@@ -389,6 +408,14 @@ fn settle(
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
     Ok(Settled { body, bytes, image_bytes })
+}
+
+/// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few trees come here.
+fn only_by_plan(proc: &Proc, images: &Path, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
+    if !has_all {
+        return Err("what the kernel keeps of it could not be held".to_owned());
+    }
+    plan_of(proc, images, pages, body).map(drop).map_err(|e| chain(&e))
 }
 
 /// Where it is now.
@@ -522,16 +549,16 @@ fn take_sockets(
     Ok(taken)
 }
 
-/// What can be held instead of rebuilt, with its key; nothing if the tree is for CRIU in any case.
-fn take_objects(tree: &Tree, images: &Path) -> Result<Vec<(String, OwnedFd)>, ParkError> {
+/// What can be held instead of rebuilt, with its key; none if the tree is for CRIU in any case.
+fn take_objects(tree: &Tree, images: &Path) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
     let mut taken = Vec::new();
     for object in plan::objects(images)? {
-        let Some(&host) = tree.threads.get(&object.pid) else { return Ok(Vec::new()) };
+        let Some(&host) = tree.threads.get(&object.pid) else { return Ok(None) };
         // Without it the wake takes the other way.
-        let Ok(fd) = duplicate(host, object.fd) else { return Ok(Vec::new()) };
+        let Ok(fd) = duplicate(host, object.fd) else { return Ok(None) };
         taken.push((format!("{}{}", key::OBJECT, object.id), fd));
     }
-    Ok(taken)
+    Ok(Some(taken))
 }
 
 /// What only its processes keep alive, with its keys.

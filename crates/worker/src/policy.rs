@@ -1,15 +1,20 @@
 //! What the images of a proc may ask for: its spec and the sandbox's rules as [`kip_checkpoint::policy`] wants them.
 //!
-//! Asked for every generation that came from a store, before anything of it is restored. Not for those that never left the local
-//! disk: whoever can write there is root already.
+//! Asked for every generation that came from a store, before anything of it is restored, and for every one that is to go there,
+//! before it does: what would be refused then stays parked. Not for those that never left the local disk: whoever can write there
+//! is root already.
 
 use crate::park::Body;
 use crate::proc::{IDS_PER_BLOCK, Proc};
 use crate::volumes::sleep::key;
+use kip_checkpoint::comeback;
+use kip_checkpoint::image::ImageError;
+use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
 use kip_sandbox::{base, launch, seccomp};
+use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Manifest, SnapshotError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// A generation may not be restored.
@@ -23,6 +28,27 @@ pub(crate) enum NotAllowed {
     Snapshot(#[from] SnapshotError),
     #[error("its manifest does not speak of the sockets, timers and files that it slept with")]
     Body,
+}
+
+/// A generation may not go to a store: it could not come back from there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NoReturn {
+    #[error(transparent)]
+    NotAllowed(#[from] NotAllowed),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// What its plan takes over is held by this machine, and only until that ends.
+    #[error("only what this machine holds of it wakes it: {what}")]
+    OnlyHere { what: String },
+}
+
+impl NoReturn {
+    /// It will be so as long as the generation is what it is.
+    pub(crate) fn is_final(&self) -> bool {
+        matches!(self, NoReturn::NotAllowed(NotAllowed::Refused(_)) | NoReturn::OnlyHere { .. })
+    }
 }
 
 fn allowed(proc: &Proc, body: &Body) -> Policy {
@@ -63,6 +89,22 @@ pub(crate) fn check(proc: &Proc, images: &Path, known: &Body) -> Result<(), NotA
     if plain(&manifest.body) != plain(known) {
         return Err(NotAllowed::Body);
     }
-    policy::check(&policy::read(images)?, &allowed(proc, known))?;
+    policy::check(&policy::read(images, &BTreeSet::new())?, &allowed(proc, known))?;
     Ok(())
+}
+
+/// Whether a parked generation could be woken if it came from a store, on any machine.
+///
+/// # Errors
+/// Why not; its images cannot be read.
+pub(crate) fn check_return(proc: &Proc, images: &Path) -> Result<(), NoReturn> {
+    let manifest: Manifest<Body> = kip_snapshot::open(images)?;
+    // The plan stays here, and memory goes in packs.
+    let pages = PageMap::load(images)?.files.into_iter().map(|file| file.name);
+    let facts = policy::read(images, &pages.chain([PLAN.to_owned()]).collect()).map_err(NotAllowed::from)?;
+    policy::check(&facts, &allowed(proc, &manifest.body)).map_err(NotAllowed::from)?;
+    match comeback::bars_criu(images)? {
+        Some(what) => Err(NoReturn::OnlyHere { what }),
+        None => Ok(()),
+    }
 }

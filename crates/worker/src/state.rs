@@ -41,6 +41,9 @@ pub(crate) struct Record {
     pub(crate) last_wake: Option<WakeView>,
     /// What stood in the way of the last sleep.
     pub(crate) cannot_sleep: Vec<String>,
+    /// Why its generation cannot go to the store, of one that is parked.
+    #[serde(default)]
+    pub(crate) stays_parked: Option<String>,
     /// Wakes in a row that served nothing but ticks: they are made rarer and rarer.
     pub(crate) tick_wakes: u32,
     /// What becomes of its ticks while it is parked. Of a proc that is awake: what became of them last.
@@ -88,6 +91,7 @@ impl Record {
             last_sleep: None,
             last_wake: None,
             cannot_sleep: Vec::new(),
+            stays_parked: None,
             tick_wakes: 0,
             ticks: Ticks::default(),
             wakes: 0,

@@ -29,7 +29,7 @@ pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 pub(crate) use pressed::need;
 pub(crate) use ready::once as look_once;
-pub(crate) use sleep::{plan_wake, source_word as sleep_word, take_custody};
+pub(crate) use sleep::{plan_of, plan_wake, source_word as sleep_word, take_custody};
 pub(crate) use still::{Still, Stilled};
 
 use crate::due::{self, NextWake};

@@ -51,6 +51,17 @@ impl Tree {
         self.pids.iter().any(|pid| maps(*pid).contains(" /SYSV"))
     }
 
+    /// A process whose first thread has ended while others of it go on: its number inside, and its name.
+    pub(crate) fn without_first_thread(&self) -> Option<(u32, String)> {
+        self.pids.iter().find_map(|pid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let goes_on = field(&status, "Threads:")?.parse::<u32>().ok()? > 1;
+            let inside = field(&status, "NSpid:")?.split_whitespace().last()?.parse().ok()?;
+            let name = || field(&status, "Name:").unwrap_or_default().to_owned();
+            (goes_on && field(&status, "State:")?.starts_with('Z')).then(|| (inside, name()))
+        })
+    }
+
     /// In which call, and since when, each thread (by id inside) waits. Threads that run are left out. To be read just
     /// before a freeze, which counts as running.
     pub(crate) fn waiting(&self) -> Since {

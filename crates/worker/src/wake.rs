@@ -21,6 +21,7 @@ use crate::start::reopen;
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
+use kip_checkpoint::comeback;
 use kip_checkpoint::ids;
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::inotify;
@@ -43,7 +44,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Processes of a restore that failed are gone after this.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a wake failed. Nothing is lost: generation and sockets are as before.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +60,8 @@ pub(crate) enum WakeError {
     Image(#[from] ImageError),
     #[error(transparent)]
     Rebuild(Box<rebuild::Failure>),
+    #[error("what the kernel kept of it while it slept is gone, and without that it cannot be made again: {what}")]
+    OnlyByPlan { what: String },
     #[error("the helper for the restore cannot be started")]
     Helper(#[from] kip_checkpoint::helper::HelperError),
     #[error("the file system of the proc cannot be mounted")]
@@ -115,7 +121,7 @@ impl Steps {
     /// The step that took `us` of the time since the last one ended.
     pub(crate) fn done_with(&mut self, name: &str, us: u64) {
         self.steps.push(StepView { name: name.to_owned(), us });
-        self.last += std::time::Duration::from_micros(us);
+        self.last += Duration::from_micros(us);
     }
 
     /// (total in microseconds, the steps).
@@ -185,6 +191,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     // First: what is not as it was is no fault of the plan's.
     let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
+    let mut unbuilt = None;
     if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
         bring(proc, &images, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
@@ -192,10 +199,19 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {
-                tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "not rebuilt by plan, CRIU restores it");
                 steps.done("not rebuilt");
+                unbuilt = Some(e);
             }
         }
+    }
+    match (unbuilt, comeback::bars_criu(&images)?) {
+        // What the plan takes over stays held for another try.
+        (Some(e), Some(_)) => return Err(e.into()),
+        (None, Some(what)) => return Err(WakeError::OnlyByPlan { what }),
+        (Some(e), None) => {
+            tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "not rebuilt by plan, CRIU restores it");
+        }
+        (None, None) => {}
     }
     bring(proc, &images, &manifest, None, steps)?;
     // CRIU makes them anew, some under names that are taken as long as these live.
@@ -223,6 +239,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
     let request = RestoreRequest {
         images: &used,
+        bytes: manifest.parts.iter().map(|part| part.size).sum(),
         namespaces: &namespaces,
         cgroups: &cgroups,
         root: mounts.root.as_fd(),
@@ -234,7 +251,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     steps.done("prepare");
     let mut damage = None;
     let mut root = 0;
-    let mut shortened = Vec::new();
+    let (mut shortened, mut released) = (Vec::new(), false);
     let restored = std::thread::scope(|scope| {
         let check = scope.spawn(|| kip_snapshot::verify(&images, &manifest.parts));
         let mut check = Some(check);
@@ -256,6 +273,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             }
             Stage::Resuming => {
                 steps.done("registers");
+                released = true;
                 shortened = release(proc, body, &body.clocks, &missed, false);
                 if let Err(e) = keep_stopped(proc, &used) {
                     tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "stopped processes may run on");
@@ -268,6 +286,9 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     });
     timers::give_back(shortened);
     drop(mounts);
+    if matches!(restored, Err(RestoreError::Helper(_))) && !released {
+        end_half_made(proc);
+    }
     if restored.is_err() {
         // For whoever wants to know more than the causes that are told.
         let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
@@ -287,6 +308,14 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
 /// machine's own.
 fn time_namespace(ahead_ns: i64) -> Result<Option<OwnedFd>, WakeError> {
     (ahead_ns != 0).then(|| timens::new_time(ahead_ns)).transpose().map_err(WakeError::Time)
+}
+
+/// What a CRIU that died or hung has left: it is restored once more.
+fn end_half_made(proc: &Proc) {
+    let ended = proc.cgroup.kill(GONE_WITHIN);
+    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec.limits)) {
+        tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "what CRIU had begun is not ended whole");
+    }
 }
 
 fn restored((number, volume): (usize, &Volume)) -> RestoredVolume<'_> {

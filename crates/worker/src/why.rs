@@ -57,7 +57,10 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         }
         None => None,
     };
-    let refused = !record.cannot_sleep.is_empty();
+    // Of one that is parked: what keeps it from going further.
+    let stays = record.stays_parked.clone().filter(|_| matches!(record.state, State::Parked { .. }));
+    let cannot_sleep = stays.map_or_else(|| record.cannot_sleep.clone(), |why| vec![why]);
+    let refused = !cannot_sleep.is_empty();
     WhyView {
         name: handle.proc.name.clone(),
         state: record.state.word().to_owned(),
@@ -66,7 +69,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         quiet_ms: running.then_some(quiet_ms),
         parks_after_ms: parks_after_ms.filter(|_| running),
         seen,
-        cannot_sleep: record.cannot_sleep.clone(),
+        cannot_sleep,
         cannot_sleep_at_ms: if refused { refused_at(&handle.proc) } else { None },
         next_wake: next_wake(&status),
         clock: clock.map(|word| format!("CLOCK_MONOTONIC stands while it is parked: {word}")),
@@ -79,7 +82,8 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
 }
 
 fn refused_at(proc: &Proc) -> Option<u64> {
-    proc.shared.events.last(&proc.name, "refused", "cannot sleep")
+    let last = |words| proc.shared.events.last(&proc.name, "refused", words);
+    last("cannot sleep").max(last("stays parked"))
 }
 
 fn kind_of(seen: Option<Activity>) -> ActivityKind {

@@ -22,6 +22,7 @@ pub(crate) mod kind {
     pub(crate) const NETLINKSK: u64 = 13;
     pub(crate) const TIMERFD: u64 = 17;
     pub(crate) const MEMFD: u64 = 18;
+    pub(crate) const PIDFD: u64 = 20;
 }
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
@@ -33,6 +34,8 @@ const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
 /// `__O_TMPFILE`.
 const TMPFILE: u64 = 0o20_000_000;
 const O_RDWR: u64 = 2;
+/// pidfd_open(2).
+const PIDFD_NONBLOCK: u64 = 0o4000;
 
 /// A kernel object that outlives the tree, held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +62,8 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
             Err(PlanError::Unsupported { .. }) => return Ok(Vec::new()),
             other => other?,
         }
-        // Held for CRIU as well: [`crate::inotify`].
-        if file.number(1) == kind::INOTIFY {
+        // Inotify instances are held for CRIU as well ([`crate::inotify`]); a pidfd that is held is of a process that has ended.
+        if matches!(file.number(1), kind::INOTIFY | kind::PIDFD) {
             continue;
         }
         if (file.number(1) != kind::REG || files.is_deleted(*id))
@@ -158,6 +161,16 @@ impl Files {
         Ok(set.messages(4)?)
     }
 
+    /// A pidfd: the process, by its number inside, unless that has ended and gone; and its flags.
+    pub(super) fn pidfd(&self, id: u64) -> Result<(Option<u64>, u64), PlanError> {
+        let pidfd = self.file(id)?.message(22)?.unwrap_or_default();
+        if pidfd.message(5)?.unwrap_or_default().number(5) != 0 {
+            return unsupported("how a pidfd is open");
+        }
+        let process = u64::from(pidfd.number(4) as u32);
+        Ok(((process != u64::from(u32::MAX)).then_some(process), pidfd.number(3) & PIDFD_NONBLOCK))
+    }
+
     /// Whether such a file can be in a plan.
     fn check(&self, file: &Message) -> Result<(), PlanError> {
         match file.number(1) {
@@ -189,6 +202,7 @@ impl Files {
             | kind::SIGNALFD
             | kind::NETLINKSK
             | kind::TIMERFD => Ok(()),
+            kind::PIDFD => self.pidfd(file.number(2)).map(drop),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
     }

@@ -1,5 +1,6 @@
 //! Processes and threads.
 
+use super::family::{self, Entry, Joins, Maker, Member};
 use super::files::{Files, Ref, base_above, kind};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
@@ -20,10 +21,10 @@ const DEAD: u64 = 2;
 /// Of a process that a signal has stopped.
 const STOPPED: u64 = 3;
 /// Words of `struct task`, and where its threads are.
-const TASK_WORDS: usize = 61;
-const TASK_THREADS: usize = 19;
+const TASK_WORDS: usize = 65;
+const TASK_THREADS: usize = 21;
 /// Where its state and status are, and `TASK_STOPPED`.
-const STATE: usize = 5;
+const STATE: usize = 7;
 const TASK_STOPPED: u64 = 3;
 /// Words of `struct thread`, and where its name is.
 const THREAD_WORDS: usize = 18;
@@ -36,7 +37,7 @@ enum Life {
     Alive,
     /// It has ended, with this status, and its parent has not asked yet.
     Zombie(u64),
-    /// It has ended and gone, but a session is named after it.
+    /// It has ended and gone: it makes others, which a session is named after or which lose it as their parent.
     Ghost,
 }
 
@@ -45,14 +46,7 @@ enum Life {
 pub(super) struct Task {
     pid: u32,
     life: Life,
-    /// Who forks it; none for pid 1.
-    maker: Option<usize>,
-    /// The maker's parent is its parent, too.
-    sibling: bool,
-    session: u64,
-    group: u64,
-    /// The group is the maker's.
-    inherits_group: bool,
+    member: Member,
     threads: Vec<(u32, Message)>,
     core: Message,
     mm: Message,
@@ -68,80 +62,43 @@ pub(super) fn one(images: &Path, name: &str) -> Result<Message, PlanError> {
 }
 
 /// The tree, makers before what they make; the first is pid 1.
-///
-/// A process is made by its parent if it is in its parent's session or leads its own. An orphan is in another session than
-/// pid 1, its parent: it is made by the session's leader, as a sibling of that. Where the leader has ended, another
-/// process takes its number for as long as that takes.
 pub(super) fn read(images: &Path) -> Result<Vec<Task>, PlanError> {
-    let entries = Image::read(&images.join("pstree.img"))?.entries;
-    let all: BTreeMap<u64, &Message> = entries.iter().map(|e| (e.number(1), e)).collect();
-    let mut tree: Vec<Task> = Vec::new();
-    let mut shared_ids = BTreeSet::new();
-    let Some(init) = all.get(&1) else { return unsupported("a tree without pid 1") };
-    let mut left: Vec<&Message> = entries.iter().filter(|e| e.number(1) != 1).collect();
-    tree.push(Task::read(images, init, None, &tree, &mut shared_ids)?);
-    while !left.is_empty() {
-        let at = |pid: u64| tree.iter().position(|t| u64::from(t.pid) == pid);
-        let mut made = None;
-        for (place, entry) in left.iter().enumerate() {
-            let (pid, parent_pid, session) = (entry.number(1), entry.number(2), entry.number(4));
-            let Some(parent) = at(parent_pid) else { continue };
-            if session == pid || session == tree[parent].session {
-                made = Some((place, parent, false));
-                break;
-            }
-            match (at(session), all.get(&session)) {
-                (Some(leader), _) if tree[leader].maker == Some(parent) => made = Some((place, leader, true)),
-                (None, Some(_)) => continue,
-                (None, None) if parent == 0 => {
-                    tree.push(Task::ghost(session));
-                    made = Some((place, tree.len() - 1, true));
-                }
-                _ => return unsupported("a process in a session that none of its ancestors leads"),
-            }
-            break;
-        }
-        let Some((place, maker, sibling)) = made else { return unsupported("a process without a parent") };
-        let task = Task::read(images, left.remove(place), Some((maker, sibling)), &tree, &mut shared_ids)?;
-        tree.push(task);
-    }
+    let tree = Image::read(&images.join("pstree.img"))?.entries;
+    let mut cores = Vec::new();
+    let (mut entries, mut highest) = (Vec::new(), 1);
     for task in &tree {
-        let led =
-            tree.iter().any(|t| t.group == task.group && u64::from(t.pid) == t.group && t.session == task.session);
-        if !task.inherits_group && !led {
-            return unsupported("a process in a group whose leader has ended");
-        }
+        highest = task.varints(5)?.into_iter().chain([1, 3, 4].map(|n| task.number(n))).max().unwrap_or(1).max(highest);
+        let pid = task.number(1);
+        let core = one(images, &format!("core-{pid}.img"))?;
+        let takes_orphans = core.message(3)?.unwrap_or_default().number(22) != 0;
+        let (parent, group, session) = (task.number(2), task.number(3), task.number(4));
+        entries.push(Entry { pid, parent, group, session, takes_orphans });
+        cores.push(core);
     }
-    Ok(tree)
+    let order = family::order(&entries, highest + 1).or_else(unsupported)?;
+    let mut shared_ids = BTreeSet::new();
+    let read = |member: Member| match member.entry {
+        Some(entry) => Task::read(images, &tree[entry], cores[entry].clone(), member, &mut shared_ids),
+        None => Ok(Task::ghost(member)),
+    };
+    order.into_iter().map(read).collect()
 }
 
 impl Task {
     fn read(
         images: &Path,
         entry: &Message,
-        maker: Option<(usize, bool)>,
-        tree: &[Task],
+        core: Message,
+        member: Member,
         shared_ids: &mut BTreeSet<(u32, u64)>,
     ) -> Result<Task, PlanError> {
-        let (pid, group, session) = (entry.number(1), entry.number(3), entry.number(4));
-        let core = one(images, &format!("core-{pid}.img"))?;
+        let pid = entry.number(1);
         let tc = core.message(3)?.unwrap_or_default();
-        // What a process that leads a session inherits does not count: setsid(2) makes it lead a group as well.
-        let leads = session == pid;
-        let inherits_group = leads || maker.is_some_and(|(maker, _)| tree[maker].group == group);
         let mut task = Task {
-            pid: pid as u32,
             life: if tc.number(1) == DEAD { Life::Zombie(tc.number(2)) } else { Life::Alive },
-            maker: maker.map(|m| m.0),
-            sibling: maker.is_some_and(|m| m.1),
-            session,
-            group,
-            inherits_group,
             threads: vec![(pid as u32, core.clone())],
             core,
-            mm: Message::default(),
-            fs: Message::default(),
-            descriptors: Vec::new(),
+            ..Task::ghost(member)
         };
         if task.life != Life::Alive {
             return Ok(task);
@@ -166,17 +123,14 @@ impl Task {
         Ok(task)
     }
 
-    /// A child of pid 1 that lives only to lead a session.
-    fn ghost(session: u64) -> Task {
+    /// One that ends as soon as it has made others.
+    fn ghost(member: Member) -> Task {
+        let pid = member.pid as u32;
         Task {
-            pid: session as u32,
+            pid,
             life: Life::Ghost,
-            maker: Some(0),
-            sibling: false,
-            session,
-            group: session,
-            inherits_group: true,
-            threads: vec![(session as u32, Message::default())],
+            member,
+            threads: vec![(pid, Message::default())],
             core: Message::default(),
             mm: Message::default(),
             fs: Message::default(),
@@ -207,15 +161,17 @@ pub(super) fn write(
     let mut found = Vec::new();
     let mut highest = 0;
     let mut watched = BTreeSet::new();
+    let mut spare = spare_above(tree);
     let mut shape: Option<VdsoShape> = None;
     for task in tree {
         if task.life != Life::Alive {
             found.push(None);
             continue;
         }
-        let is_init = task.maker.is_none();
-        let references = References::gather(task, files, &mut watched)?;
-        highest = references.descriptors.iter().map(|d| d.0).max().unwrap_or(0).max(highest);
+        let is_init = task.member.maker.is_none();
+        let references = References::gather(task, files, &mut spare, &mut watched)?;
+        let numbers = references.descriptors.iter().map(|d| d.0).chain(references.pidfds.iter().map(|p| p[0]));
+        highest = numbers.max().unwrap_or(0).max(highest);
         let memory = match is_init {
             true => None,
             false => Some(Memory::read(wish.pages, task.pid, &task.mm, &task.rseq()?, files, &mut shared)?),
@@ -274,29 +230,51 @@ pub(super) fn write(
     Ok(Written { planned, program, eager })
 }
 
+/// The first number above all that a tree has.
+fn spare_above(tree: &[Task]) -> u64 {
+    let threads = tree.iter().flat_map(|task| task.threads.iter().map(|(id, _)| u64::from(*id)));
+    let members = tree.iter().flat_map(|task| [task.member.group, task.member.session]);
+    threads.chain(members).max().unwrap_or(1) + 1
+}
+
 /// What of a task is a descriptor.
 struct References {
     /// (number, file, flags).
     descriptors: Vec<(u64, Ref, u64)>,
     directory: Ref,
     executable: Option<Ref>,
+    /// (number, its process, flags, descriptor flags, whether that has ended) of pidfds.
+    pidfds: Vec<Vec<u64>>,
     /// (set, number, events, data) of what has to be put into epoll sets once more.
     watches: Vec<Vec<u64>>,
 }
 
 impl References {
-    /// `watched`: the files that a process before this one puts into a set, as (set, file). Processes share sets, and two of them
-    /// cannot both add a file.
-    fn gather(task: &Task, files: &mut Files, watched: &mut BTreeSet<(u64, u64)>) -> Result<References, PlanError> {
+    /// `spare`: a number of no process, for those that have ended. `watched`: the files that a process before this one puts into a
+    /// set, as (set, file). Processes share sets, and two of them cannot both add a file.
+    fn gather(
+        task: &Task,
+        files: &mut Files,
+        spare: &mut u64,
+        watched: &mut BTreeSet<(u64, u64)>,
+    ) -> Result<References, PlanError> {
         if files.path_of(task.fs.number(2))? != "/" {
             return unsupported("a process with another root directory, chroot(2)");
         }
         let mut descriptors = Vec::new();
-        let mut signalfds = BTreeSet::new();
-        let mut reopened = BTreeMap::new();
+        let (mut pidfds, mut signalfds, mut reopened) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
         for d in &task.descriptors {
-            if files.kind(d.number(1)) == kind::SIGNALFD {
+            let kind = files.kind(d.number(1));
+            if kind == kind::SIGNALFD {
                 signalfds.insert(d.number(4));
+            }
+            if kind == kind::PIDFD {
+                reopened.insert(d.number(4), d.number(1));
+                let (process, flags) = files.pidfd(d.number(1))?;
+                let target = process.unwrap_or(*spare);
+                *spare += u64::from(process.is_none());
+                pidfds.push(vec![d.number(4), target, flags, d.number(2), u64::from(process.is_none())]);
+                continue;
             }
             if files.is_reopened(d.number(1))? {
                 reopened.insert(d.number(4), d.number(1));
@@ -312,11 +290,12 @@ impl References {
                 }
             }
         }
-        let executable = match task.maker {
+        let executable = match task.member.maker {
             Some(_) => Some(files.open_path(task.mm.number(12), false)?),
             None => None,
         };
-        Ok(References { descriptors, directory: files.open_path(task.fs.number(1), false)?, executable, watches })
+        let directory = files.open_path(task.fs.number(1), false)?;
+        Ok(References { descriptors, directory, executable, pidfds, watches })
     }
 }
 
@@ -388,13 +367,16 @@ impl Task {
         let filters = filter_of(writer, filters, &self.threads)?;
         let locks = writer.list(locks.get(&self.pid).map_or(&[], Vec::as_slice));
         let watches = writer.list(&references.watches);
+        let pidfds = writer.list(&references.pidfds);
         let auxv: Vec<u64> = self.mm.varints(13)?;
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
         let mut item = self.identity();
         if tc.number(1) == STOPPED {
             (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(untold.contains(&self.pid)));
         }
-        for span in [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso] {
+        for span in
+            [descriptors, mappings, pages, signals, limits, posix, threads, filters, locks, watches, vdso, pidfds]
+        {
             item.extend([span.0, span.1]);
         }
         item.extend([
@@ -424,12 +406,16 @@ impl Task {
             Life::Zombie(status) => (1, status),
             Life::Ghost => (2, 0),
         };
+        let Member { pid, maker, session, group, joins, .. } = self.member;
+        let is = |how: fn(&Maker) -> bool| u64::from(maker.as_ref().is_some_and(how));
         vec![
-            u64::from(self.pid),
-            self.maker.map_or(u64::MAX, |p| p as u64),
-            u64::from(self.sibling),
-            u64::from(self.maker.is_some() && self.session == u64::from(self.pid)),
-            if self.inherits_group { 0 } else { self.group },
+            pid,
+            maker.map_or(u64::MAX, |maker| maker.index as u64),
+            is(|maker| maker.sibling),
+            is(|maker| maker.early),
+            u64::from(maker.is_some() && session == pid),
+            if joins == Joins::Inherits { 0 } else { group },
+            u64::from(joins == Joins::Lends),
             state,
             status,
         ]

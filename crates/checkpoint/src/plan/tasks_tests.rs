@@ -38,11 +38,16 @@ fn tree(processes: &[(u64, u64, u64, u64, u64, u64)]) -> Result<Vec<Task>, PlanE
     read(dir.path())
 }
 
-/// (pid, pid of the maker, sibling, group if not the maker's) of each but pid 1.
+/// (pid, pid of the maker, sibling, group if it has to join it) of each but pid 1.
 fn made(tree: &[Task]) -> Vec<(u32, u32, bool, Option<u64>)> {
     let of = |t: &Task| {
-        let maker = tree[t.maker?].pid;
-        Some((t.pid, maker, t.sibling, (!t.inherits_group).then_some(t.group)))
+        let maker = t.member.maker?;
+        Some((
+            t.pid,
+            tree[maker.index].pid,
+            maker.sibling,
+            (t.member.joins != Joins::Inherits).then_some(t.member.group),
+        ))
     };
     tree.iter().filter_map(of).collect()
 }
@@ -55,7 +60,7 @@ fn refused(processes: &[(u64, u64, u64, u64, u64, u64)]) -> String {
 fn parents_make_their_children_wherever_they_stand_in_the_image() {
     let found = tree(&[(4, 2, 2, 2, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (1, 0, 1, 1, ALIVE, 0)]).unwrap();
     assert_eq!(made(&found), [(2, 1, false, None), (4, 2, false, None)]);
-    assert_eq!((found[1].identity()[3], found[2].identity()[3]), (1, 0), "only 2 leads a session");
+    assert_eq!((found[1].identity()[4], found[2].identity()[4]), (1, 0), "only 2 leads a session");
 }
 
 #[test]
@@ -65,7 +70,8 @@ fn groups_within_a_session_are_entered() {
     let found = tree(&job).unwrap();
     assert_eq!(made(&found), [(2, 1, false, None), (5, 2, false, Some(5)), (6, 2, false, Some(5))]);
     let no_leader = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (6, 2, 5, 2, ALIVE, 0)];
-    assert!(refused(&no_leader).contains("group"));
+    let found = tree(&no_leader).unwrap();
+    assert_eq!((made(&found)[1], found[2].member.joins), ((6, 2, false, Some(5)), Joins::Lends));
 }
 
 #[test]
@@ -79,16 +85,18 @@ fn a_daemon_s_session_gets_a_leader_for_a_moment() {
     let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (9, 1, 8, 8, ALIVE, 0)]).unwrap();
     assert_eq!(made(&found), [(2, 1, false, None), (8, 1, false, None), (9, 8, true, None)]);
     assert_eq!(found[2].life, Life::Ghost);
-    // Only pid 1 reaps what is not its own.
     let deep = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (9, 2, 8, 8, ALIVE, 0)];
-    assert!(refused(&deep).contains("session"));
+    assert_eq!(made(&tree(&deep).unwrap()), [(2, 1, false, None), (8, 2, false, None), (9, 8, true, None)]);
+    let twice = [(9, 4), (11, 5)].map(|(pid, parent)| (pid, parent, 8, 8, ALIVE, 0));
+    let parents = [(4, 2, 2, 2, ALIVE, 0), (5, 2, 2, 2, ALIVE, 0)];
+    assert!(refused(&[&deep[..2], &parents, &twice].concat()).contains("session"));
 }
 
 #[test]
 fn zombies_have_their_status() {
     let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (3, 2, 2, 2, DEAD, 0x700)]).unwrap();
     assert_eq!(found[2].life, Life::Zombie(0x700));
-    assert_eq!(found[2].identity(), [3, 1, 0, 0, 0, 1, 0x700]);
+    assert_eq!(found[2].identity(), [3, 1, 0, 0, 0, 0, 0, 1, 0x700]);
 }
 
 #[test]

@@ -71,12 +71,13 @@ fn one(images: &Path, name: &str) -> Result<Message, FactsError> {
     entries(images, name)?.into_iter().next().ok_or_else(missing)
 }
 
-/// Takes the facts out of a directory of images: sockets are turned into files already ([`crate::sockets`]).
+/// Takes the facts out of a directory of images: sockets are turned into files already ([`crate::sockets`]). Files of these names
+/// are no images and not looked at.
 ///
 /// # Errors
 /// An image is missing, damaged, or lacks what all have.
-pub fn read(images: &Path) -> Result<Facts, FactsError> {
-    let mut facts = Facts { images: names(images)?, ..Facts::default() };
+pub fn read(images: &Path, but: &BTreeSet<String>) -> Result<Facts, FactsError> {
+    let mut facts = Facts { images: names(images, but)?, ..Facts::default() };
     for (number, _) in numbered(images, "userns")? {
         let name = format!("userns-{number}.img");
         let map = one(images, &name)?;
@@ -127,11 +128,14 @@ pub fn read(images: &Path) -> Result<Facts, FactsError> {
 }
 
 /// Names of images without their numbers; of other files those that a wake would use.
-fn names(images: &Path) -> Result<BTreeSet<String>, FactsError> {
+fn names(images: &Path, but: &BTreeSet<String>) -> Result<BTreeSet<String>, FactsError> {
     let at = |source| ImageError::Io { path: images.to_owned(), source };
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(images).map_err(at)? {
         let name = entry.map_err(at)?.file_name().to_string_lossy().into_owned();
+        if but.contains(&name) {
+            continue;
+        }
         let Some(stem) = name.strip_suffix(".img") else {
             if name == crate::plan::PLAN {
                 names.insert(name);
@@ -159,7 +163,7 @@ fn filters(images: &Path) -> Result<Vec<Message>, FactsError> {
     one(images, name)?.messages(1).map_err(damaged(name))
 }
 
-/// A thread, without its process's score, and the flags of its newest filter.
+/// A thread, without its process's score, and the flags of its filters.
 fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(ThreadFacts, u64), FactsError> {
     let missing = |what| move || FactsError::Missing { image: name.to_owned(), what };
     let own = sole(core, 5, name)?.ok_or_else(missing("state of its thread"))?;
@@ -172,8 +176,8 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
         }
     }
     let groups = creds.varints(14).map_err(damaged(name))?;
-    let newest = own.varint(12).filter(|_| own.number(11) == FILTER).map(|index| index as usize);
-    let flags = newest.and_then(|index| filters.get(index)).map_or(0, |filter| filter.number(3));
+    let first = own.varint(12).filter(|_| own.number(11) == FILTER).map(|index| index as usize);
+    let flags = first.and_then(|index| filters.get(index)).map_or(0, |filter| filter.number(3));
     // A sint32 is stored folded: 0, -1, 1, -2 ..
     let nice = own.number(3);
     let nice = (nice >> 1) as i32 ^ -((nice & 1) as i32);
@@ -184,7 +188,7 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
         groups: groups.into_iter().map(|group| group as u32).collect(),
         capabilities,
         no_new_privileges: creds.number(18) == 1,
-        filter: newest.and_then(|index| first_of(filters, index)),
+        filter: first.and_then(|index| first_of(filters, index)),
         has_profile: [15, 16, 17].into_iter().any(|number| creds.bytes(number).is_some()),
         is_real_time: matches!(own.number(4), 1 | 2 | 6),
         nice,
@@ -193,14 +197,15 @@ fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(T
     Ok((facts, flags))
 }
 
-/// The filter that others were put above, of those that lead to it.
-fn first_of(filters: &[Message], newest: usize) -> Option<Vec<u8>> {
-    let mut filter = filters.get(newest)?;
+/// The filter that is set first, of those that a thread begins with at `first`: what CRIU calls the previous one of a filter is the one
+/// that it sets after that.
+fn first_of(filters: &[Message], first: usize) -> Option<Vec<u8>> {
+    let mut filter = filters.get(first)?;
     // More steps than there are filters lead in a circle.
     for _ in 0..filters.len() {
         match filter.varint(2) {
-            None => return filter.bytes(1).map(<[u8]>::to_vec),
-            Some(before) => filter = filters.get(before as usize)?,
+            None => return filters[first].bytes(1).map(<[u8]>::to_vec),
+            Some(next) => filter = filters.get(next as usize)?,
         }
     }
     None

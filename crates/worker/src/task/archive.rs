@@ -63,13 +63,35 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Its generation does not come.
 struct Unfetched {
     message: String,
-    /// For good: see [`crate::archive::FetchError::is_damage`].
-    is_damage: bool,
+    /// For good: see [`crate::archive::FetchError::is_damage`]. Or it came and may not be woken.
+    is_final: bool,
 }
 
 impl From<String> for Unfetched {
     fn from(message: String) -> Unfetched {
-        Unfetched { message, is_damage: false }
+        Unfetched { message, is_final: false }
+    }
+}
+
+/// Its generation does not go to the store.
+#[derive(Debug)]
+pub(crate) enum NotStored {
+    /// Not now.
+    Failed(String),
+    /// It could not be woken from there: see [`policy::check_return`].
+    Stays(String),
+}
+
+impl From<String> for NotStored {
+    fn from(message: String) -> NotStored {
+        NotStored::Failed(message)
+    }
+}
+
+impl NotStored {
+    fn of(e: &policy::NoReturn) -> NotStored {
+        let message = format!("it could not be woken from the store: {}", chain(e));
+        if e.is_final() { NotStored::Stays(message) } else { NotStored::Failed(message) }
     }
 }
 
@@ -113,6 +135,7 @@ impl Task {
         let timing = &self.proc.spec.timing;
         let archive = self.proc.shared.archive.as_ref();
         let may = matches!(self.record.state, State::Parked { .. })
+            && self.record.stays_parked.is_none()
             && archive.is_some_and(|archive| archives_by_itself(timing, archive.store.is_directory()))
             && self.storing.is_none();
         let since = self.parked_since.filter(|_| may)?;
@@ -144,7 +167,8 @@ impl Task {
 
     /// Declines if it is not parked, is on its way already, or sleeps only when told to.
     pub(super) fn archive_for_room(&mut self, cause: String, reply: Reply<bool>) {
-        let may = self.storing.is_none() && !self.proc.spec.timing.stays_awake();
+        let can = self.storing.is_none() && self.record.stays_parked.is_none();
+        let may = can && !self.proc.spec.timing.stays_awake();
         match (&self.record.state, self.proc.shared.archive.clone()) {
             (State::Parked { generation }, Some(archive)) if may => {
                 self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
@@ -167,13 +191,14 @@ impl Task {
         let woke = Arc::new(AtomicBool::new(false));
         let storing = Storing { generation, since: Instant::now(), replies, woke: Arc::clone(&woke), cause };
         for reply in self.storing.replace(storing).into_iter().flat_map(|overtaken| overtaken.replies) {
-            let _ = reply.send(Err(self.woke_before()));
+            let _ = reply.send(Ok(false));
         }
         let proc = Arc::clone(&self.proc);
         let own = proc.shared.handle(proc.slot);
         tokio::spawn(async move {
-            let result = blocking(move || {
+            let result = blocking(move || -> Result<_, NotStored> {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
+                policy::check_return(&proc, &directory).map_err(|e| NotStored::of(&e))?;
                 let place = proc.files.place().map_err(|e| chain(&e))?;
                 let first = file_paths(&directory).map_err(|e| chain(&e))?.into_iter().map(Into::into).collect();
                 let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), first, woke };
@@ -184,9 +209,9 @@ impl Task {
                     // Nothing can follow what nobody can read: it begins anew, from what is here.
                     Err(e) if e.is_of_destroyed_key() => {
                         Archive::forget(&proc.dir).map_err(|e| format!("{}: {e}", proc.dir.display()))?;
-                        store(id()?).map_err(|e| chain(&e))
+                        Ok(store(id()?).map_err(|e| chain(&e))?)
                     }
-                    stored => stored.map_err(|e| chain(&e)),
+                    stored => Ok(stored.map_err(|e| chain(&e))?),
                 }
             })
             .await;
@@ -194,10 +219,6 @@ impl Task {
                 let _ = own.inbox.send(Command::Stored { generation, result }).await;
             }
         });
-    }
-
-    fn woke_before(&self) -> Refusal {
-        Refusal::new(Code::State, format!("{} woke before it was archived", self.proc.name))
     }
 
     /// It is about to run: its files will not be those of its generation any more.
@@ -208,17 +229,21 @@ impl Task {
     }
 
     /// The upload has ended, one way or the other. If it has woken meanwhile, it is not archived and nothing is lost.
-    pub(super) async fn on_stored(&mut self, generation: Generation, result: Result<Uploaded, String>) {
+    pub(super) async fn on_stored(&mut self, generation: Generation, result: Result<Uploaded, NotStored>) {
         let Some(storing) = self.storing.take_if(|storing| storing.generation == generation) else { return };
         let answer = match result {
-            _ if self.record.state != (State::Parked { generation }) => Err(self.woke_before()),
-            Err(message) => {
+            // It was put to sleep, and has woken since: the view that is answered with says so.
+            _ if self.record.state != (State::Parked { generation }) => Ok(false),
+            Err(NotStored::Failed(message)) => {
                 let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
                 self.parked_since = Some(Instant::now() + wait);
-                let message = format!("{} stays parked: {message}", self.proc.name);
-                self.proc.shared.metrics.refused(Tier::Archived, Cause::Store);
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-                Err(Refusal::new(Code::Failed, message))
+                Err(self.stays_parked(Cause::Store, Code::Failed, &message))
+            }
+            // Nor the next time: it is the same generation.
+            Err(NotStored::Stays(message)) => {
+                let refusal = self.stays_parked(Cause::Snapshot, Code::CannotSleep, &message);
+                self.keep(Record { stays_parked: Some(message), ..self.record.clone() });
+                Err(refusal)
             }
             Ok(uploaded) => {
                 fault::reach("archive-stored");
@@ -228,6 +253,13 @@ impl Task {
         for reply in storing.replies {
             let _ = reply.send(answer.clone());
         }
+    }
+
+    fn stays_parked(&self, cause: Cause, code: Code, message: &str) -> Refusal {
+        let message = format!("{} stays parked: {message}", self.proc.name);
+        self.proc.shared.metrics.refused(Tier::Archived, cause);
+        self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+        Refusal::new(code, message)
     }
 
     async fn become_archived(
@@ -357,18 +389,18 @@ impl Task {
             let message = format!("{0} is being taken over from the store: `kip wake {0}` again", self.proc.name);
             return Err(Refusal::new(Code::State, message).into());
         }
-        if let Err(Unfetched { message, is_damage }) = self.try_fetch().await {
+        if let Err(Unfetched { message, is_final }) = self.try_fetch().await {
             self.notice_elsewhere().await?;
             self.listen_later();
             let name = &self.proc.name;
             let mut message = format!("{name} cannot be woken: {message}; it stays archived");
-            if is_damage {
+            if is_final {
                 message
                     .push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
             }
             self.count_failed_wake(Tier::Archived, &message);
             self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-            let why = if is_damage { Why::Damage } else { Why::Store };
+            let why = if is_final { Why::Damage } else { Why::Store };
             return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
         self.listens_again = None;
@@ -428,11 +460,12 @@ impl Task {
         let fetch = blocking(move || {
             let generation = known.front.generation;
             let look = |images: &Path| {
-                let checked = policy::check(&proc, images, &known.body).map_err(|e| chain(&e));
-                checked.map(|()| compile_plan(&proc, generation, &known.body))
+                let checked = policy::check(&proc, images, &known.body);
+                let refused = |e| Unfetched { message: chain(&e), is_final: true };
+                checked.map_err(refused).map(|()| compile_plan(&proc, generation, &known.body))
             };
             let fetched = archive.fetch(id, known.front, &proc.dir, look);
-            let (_, looked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_damage: e.is_damage() })?;
+            let (_, looked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_final: e.is_damage() })?;
             // Nothing of it is restored, and the plan is not there, before the check has let it through.
             let plan = looked?;
             if let Some(plan) = plan {

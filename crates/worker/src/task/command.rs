@@ -1,5 +1,6 @@
 //! What others ask of a proc's task.
 
+use super::archive::NotStored;
 use super::{Asking, Stilled};
 use crate::archive::Uploaded;
 use crate::pressure::{Grant, Relieved};
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     /// Ask the pager whether it still sleeps.
     LookAtPager,
     /// A generation is in the store, or is not.
-    Stored { generation: Generation, result: Result<Uploaded, String> },
+    Stored { generation: Generation, result: Result<Uploaded, NotStored> },
     /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is
     /// not is removed here. `only_if_ours`: do not take it, but finish what was begun.
     TakeOver { only_if_ours: bool, reply: Reply<()> },

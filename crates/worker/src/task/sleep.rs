@@ -25,6 +25,7 @@ use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, Hibernate, Lazy, State, Tier};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -173,7 +174,8 @@ impl Task {
         };
         self.proc.shared.metrics.slept(Tier::Parked, view.total_us);
         let detail = format!("frozen {} us, {} bytes", view.frozen_us, view.bytes_written);
-        let next = Record { last_sleep: Some(view), cannot_sleep: Vec::new(), ..self.record.clone() };
+        let next =
+            Record { last_sleep: Some(view), cannot_sleep: Vec::new(), stays_parked: None, ..self.record.clone() };
         self.keep(next);
         self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec.timing.tick_ms);
         self.begin_sleeping(&done.body);
@@ -292,7 +294,7 @@ impl Task {
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;
-                next.wakes_again = false;
+                (next.wakes_again, next.stays_parked) = (false, None);
                 self.listens_again = None;
                 self.keep(next);
                 fault::reach("wake-recorded");
@@ -413,8 +415,6 @@ pub(super) fn save_plan(proc: &Proc, generation: Generation, plan: &Plan) {
 
 /// The plan of the next wake, if there can be one. Only reads.
 pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> Option<Plan> {
-    /// The first process that pid 1 makes.
-    const PROGRAM: u32 = 2;
     if proc.shared.only_criu.load(Ordering::Relaxed) {
         return None;
     }
@@ -426,6 +426,23 @@ pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> 
             return None;
         }
     };
+    match plan_of(proc, &images, &pages, body) {
+        Ok(plan) => return Some(plan),
+        Err(PlanError::Unsupported { what }) => {
+            tracing::info!(proc = %proc.name, what, "CRIU will do the next wake");
+        }
+        Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
+    }
+    None
+}
+
+/// The plan by which such images are restored.
+///
+/// # Errors
+/// There can be none, or the images are damaged.
+pub(crate) fn plan_of(proc: &Proc, images: &Path, pages: &PageMap, body: &Body) -> Result<Plan, PlanError> {
+    /// The first process that pid 1 makes.
+    const PROGRAM: u32 = 2;
     let lazy_from = match proc.spec.timing.lazy {
         // What is still in a store has a long way.
         Lazy::Auto if pages.files.iter().any(|file| file.remote.is_some()) => 1,
@@ -434,15 +451,7 @@ pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> 
         Lazy::Off => u64::MAX,
     };
     let (clocks, untold, init) = (&body.clocks, &body.untold, kip_sandbox::init::PATH);
-    let wish = Wish { clocks, untold, pages: &pages, lazy_from, init, program: PROGRAM };
-    match plan::compile(&images, &wish) {
-        Ok(plan) => return Some(plan),
-        Err(PlanError::Unsupported { what }) => {
-            tracing::info!(proc = %proc.name, what, "CRIU will do the next wake");
-        }
-        Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
-    }
-    None
+    plan::compile(images, &Wish { clocks, untold, pages, lazy_from, init, program: PROGRAM })
 }
 
 /// Makes live sockets without a program comfortable: see [`kip_net::custody`].
@@ -474,6 +483,7 @@ fn cause_of(e: &ParkError) -> Cause {
     const NO_ROOM: &str = "No space left on device";
     match e {
         ParkError::Dump(DumpError::Refused { causes }) if !causes.iter().any(|c| c.contains(NO_ROOM)) => Cause::Criu,
+        ParkError::WithoutFirstThread { .. } | ParkError::NoWayBack { .. } => Cause::Criu,
         _ => Cause::Snapshot,
     }
 }

@@ -1,0 +1,69 @@
+//! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path `/proc/PID`, and what lay behind it in its
+//! memory follows. [`mend`] puts the path right, by the link that the frozen process has. Changes nothing else.
+
+use crate::image::{Image, ImageError, numbered};
+use crate::sockets;
+use crate::wire::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Puts paths right; `link` says where a link of a process (by its number inside) below its directory in proc(5) leads.
+///
+/// # Errors
+/// An image is missing or damaged, or cannot be written.
+pub fn mend(images: &Path, link: &dyn Fn(u32, &str) -> Option<String>) -> Result<(), ImageError> {
+    let path = images.join("files.img");
+    let mut files = Image::read(&path)?;
+    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+    let is_below = |name: &str| process_of(name).is_some_and(|process| name.len() > process.len());
+    let mut suspects = Vec::new();
+    for (place, file) in files.entries.iter().enumerate() {
+        let name = file.message(3).map_err(damaged)?.and_then(|reg| reg.bytes(6).map(<[u8]>::to_vec));
+        let name = name.map(|name| String::from_utf8_lossy(&name).into_owned());
+        suspects.extend(name.filter(|name| is_below(name)).map(|name| (place, file.number(2), name)));
+    }
+    if suspects.is_empty() {
+        return Ok(());
+    }
+    let mut links: BTreeMap<u64, (u32, String)> = BTreeMap::new();
+    for (pid, path) in numbered(images, "fs")? {
+        links.extend(Image::first(&path)?.map(|fs| (fs.number(1), (pid, "cwd".to_owned()))));
+    }
+    links.extend(sockets::places(images)?.into_iter().map(|(id, (pid, fd))| (id, (pid, format!("fd/{fd}")))));
+    let mut changed = false;
+    for (place, id, name) in suspects {
+        let target = links.get(&id).and_then(|(pid, at)| link(*pid, at));
+        let Some(right) = target.filter(|target| process_of(&name) == Some(target.as_str())) else { continue };
+        files.entries[place]
+            .edit_messages(3, |reg| {
+                for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == 6) {
+                    *value = Value::Bytes(right.clone().into_bytes());
+                }
+                Ok(())
+            })
+            .map_err(damaged)?;
+        changed = true;
+    }
+    if changed { files.write() } else { Ok(()) }
+}
+
+/// `/proc/PID` of a path below it, or that is it.
+fn process_of(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/proc/")?;
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    let ends = matches!(rest.as_bytes().get(digits), None | Some(b'/'));
+    (digits > 0 && ends).then(|| &path[.."/proc/".len() + digits])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_of_processes_are_known_by_their_paths() {
+        assert_eq!(process_of("/proc/17"), Some("/proc/17"));
+        assert_eq!(process_of("/proc/17/\u{10}"), Some("/proc/17"));
+        assert_eq!(process_of("/proc/17/task/17"), Some("/proc/17"));
+        assert_eq!((process_of("/proc/meminfo"), process_of("/proc/1x"), process_of("/proc/")), (None, None, None));
+    }
+}

@@ -1,0 +1,241 @@
+"""Whatever is put away comes back: programs with odd descriptors, filters, sessions and trees (programs/odd.py), each way of waking
+broken in turn. What could not come back is not put away, or not as far, and `kip why` says why; where a wake fails all the same the
+program starts anew on its newest files, and whoever connects is answered."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import programs
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+from test_rebuild import HEAD, NOT_BY_PLAN, plan_of
+
+# What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is said of it.
+EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted"]
+ONLY_HERE = ["subreaper", "before_setsid"]
+SESSION = r"process \d+ \(python3\) is in a session that was begun elsewhere"
+AWAKE = {
+    "memory_program": r"process 2 \(memfd:program\) runs a program that is a memory file, memfd_create\(2\)",
+    "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
+}
+BY_PLAN = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", *ONLY_HERE}
+
+
+def run(kip: Kip, tmp_path: Path, kind: str) -> Proc:
+    tar = programs.tarball(tmp_path / f"{kind}.tar", {"srv/odd.py": programs.SOURCES / "odd.py"})
+    name = kind.replace("_", "-")
+    proc = kip.run(name, ["/usr/bin/python3", "/srv/odd.py", kind], ports=["7000"], tar=tar)
+    assert said(proc) == "ok"
+    return proc
+
+
+def said(proc: Proc, timeout: float = 60) -> str:
+    with socket.create_connection(("127.0.0.1", proc.port()), timeout=timeout) as client:
+        return client.makefile().readline().strip()
+
+
+def answers(proc: Proc) -> None:
+    """Once it answers: what is reached is made anew meanwhile."""
+
+    def ask() -> bool:
+        try:
+            return said(proc) == "ok"
+        except OSError:
+            return False
+
+    wait_for("it answers", ask, 120)
+
+
+def cold_starts(kip: Kip, proc: Proc) -> list[str]:
+    return [e["detail"] for e in kip.events() if e["kind"] == "cold-start" and e["name"] == proc.name]
+
+
+def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
+    """It says so, is what it was before, and `kip why` goes on saying it."""
+    message = kip.refused("sleep", proc.name, "--to", tier)
+    assert re.search(words, message), message
+    view = kip.json("why", proc.name)
+    assert any(re.search(words, line) for line in view["cannot_sleep"]) and view["cannot_sleep_at_ms"], view
+    told = kip.cli("why", proc.name).stdout
+    assert re.search(("stays parked +" if view["state"] == "parked" else "cannot sleep +") + ".*" + words, told), told
+
+
+@pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["by-plan", "by-criu"])
+@pytest.mark.parametrize("kind", [*EVERYWHERE, *ONLY_HERE, *AWAKE])
+def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
+    kip = fresh_kip("--store", str(store), *flags)
+    proc = run(kip, tmp_path, kind)
+    never = AWAKE.get(kind) or (SESSION if kind in ONLY_HERE and flags else None)
+    for _ in range(2):
+        if never:
+            refused(kip, proc, "parked", never)
+        else:
+            proc.sleep()
+        assert said(proc) == "ok"
+        assert never or proc.rebuilt() == (kind in BY_PLAN and not flags)
+        if never:
+            assert proc.state == "running"
+        elif kind in ONLY_HERE:
+            proc.sleep()
+            refused(kip, proc, "archived", "it could not be woken from the store: .*" + SESSION)
+            assert proc.state == "parked"
+        else:
+            proc.archive()
+        assert said(proc) == "ok"
+    assert cold_starts(kip, proc) == []
+
+
+@pytest.mark.parametrize("kind", ["pidfds", "group", "seccomp", "proc"])
+def test_after_a_reboot(fresh_kip: Callable[..., Kip], tmp_path: Path, kind: str) -> None:
+    """Nothing is held any more: CRIU makes all of it."""
+    kip = fresh_kip()
+    kip.expected += [r"WARN.*(again|left|gone|keeper|made anew)"]
+    proc = run(kip, tmp_path, kind)
+    proc.sleep()
+    kip.reboot()
+    answers(proc)
+    assert not proc.rebuilt() and cold_starts(kip, proc) == []
+
+
+def test_what_the_machine_held_is_gone(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
+    kip = fresh_kip()
+    kip.expected += [r"WARN.*(again|left|gone|keeper|made anew|its snapshot cannot be used)"]
+    proc = run(kip, tmp_path, "subreaper")
+    proc.sleep()
+    kip.reboot()
+    answers(proc)
+    [line] = cold_starts(kip, proc)
+    assert "what the kernel kept of it while it slept is gone" in line and "begun elsewhere" in line, line
+    assert kip.json("why", proc.name)["fell_back"] == line
+
+
+# Each way of waking broken
+
+
+def break_plan(proc: Proc) -> None:
+    """It asks for a program that is not there."""
+    plan = plan_of(proc)
+    content = plan.read_bytes()
+    program = os.path.realpath("/usr/bin/python3").encode()
+    assert content.count(program + b"\0") > 0
+    rest = content[HEAD:].replace(program + b"\0", program[:-1] + b"?\0")
+    plan.write_bytes(content[:8] + struct.pack("<Q", zlib.crc32(rest)) + content[16:HEAD] + rest)
+
+
+@pytest.fixture
+def brittle(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> Kip:
+    """Its CRIU ends at once as soon as there is a file `broken`; `started` has the pids of what waits for work."""
+    tree = Path("/usr/local/lib/kip/criu")
+    lib = next(path.parent for path in tree.glob("usr/lib/*/libc.so.6"))
+    criu = tmp_path / "criu"
+    criu.write_text(
+        f'#!/bin/sh\n[ -e {tmp_path}/broken ] && [ "$1" != --version ] && exit 1\necho $$ >> {tmp_path}/started\n'
+        f"export CRIU_LIBS_DIR={tree}/usr/sbin\n"
+        '[ "$KIP_RUN" ] && export LD_PRELOAD=$KIP_RUN/../criu-shim.so\n'
+        f'exec {next(lib.glob("ld-linux*"))} --inhibit-cache --library-path {lib} {tree}/usr/sbin/criu "$@"\n'
+    )
+    criu.chmod(0o755)
+    return fresh_kip("--store", str(store), "--criu", str(criu))
+
+
+def helpers(tmp_path: Path) -> list[int]:
+    """Those that wait for work or are at it."""
+
+    def is_helper(pid: int) -> bool:
+        try:
+            return b"criu" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except FileNotFoundError:
+            return False
+
+    return [pid for pid in map(int, (tmp_path / "started").read_text().split()) if is_helper(pid)]
+
+
+def break_criu(tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    for pid in helpers(tmp_path):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["pidfds", "daemon", "subreaper", "seccomp", "plain"])
+@pytest.mark.parametrize("broken", ["plan", "criu", "both"])
+def test_a_broken_engine(brittle: Kip, tmp_path: Path, kind: str, broken: str) -> None:
+    """The other one does it, if it can; else the program starts anew. Its clients are answered."""
+    kip, by_plan, by_criu = brittle, kind in BY_PLAN | {"plain"}, kind not in ONLY_HERE
+    kip.expected += [NOT_BY_PLAN, r"WARN.*its snapshot cannot be used", r"WARN.*(helper|made anew)"]
+    proc = run(kip, tmp_path, kind)
+    proc.sleep()
+    if broken != "criu" and by_plan:
+        break_plan(proc)
+    if broken != "plan":
+        break_criu(tmp_path)
+    answers(proc)
+    comes_back = by_plan and broken == "criu" or by_criu and broken == "plan"
+    lines = cold_starts(kip, proc)
+    assert len(lines) == (0 if comes_back else 1), lines
+    assert kip.json("why", proc.name)["fell_back"] == (lines[0] if lines else None)
+    if not comes_back:
+        assert "cannot be woken: " in lines[0] and "starting it cold on its newest files" in lines[0], lines
+    assert proc.state == "running"
+    (tmp_path / "broken").unlink(missing_ok=True)
+    proc.sleep()
+    answers(proc)
+    assert proc.rebuilt() == by_plan
+
+
+def test_criu_hangs(brittle: Kip, tmp_path: Path) -> None:
+    """A restore that says nothing any more is ended, and nothing of it is left; what waits for it is answered."""
+    kip = brittle
+    kip.expected += [r"WARN.*its snapshot cannot be used", r"WARN.*(helper|made anew)"]
+    proc = run(kip, tmp_path, "seccomp")
+    proc.sleep()
+    for pid in helpers(tmp_path):
+        os.kill(pid, signal.SIGSTOP)
+    answers(proc)
+    [line] = cold_starts(kip, proc)
+    assert "CRIU has said nothing for 20 s" in line, line
+    assert [pid for pid in helpers(tmp_path) if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"] == []
+    proc.sleep()
+    assert said(proc) == "ok"
+
+
+def test_by_request_a_broken_engine_is_only_said(brittle: Kip, tmp_path: Path) -> None:
+    """So that somebody can put it right first: nothing has begun anew, and a plan that could not be carried out once is tried again."""
+    proc = run(brittle, tmp_path, "subreaper")
+    proc.sleep()
+    plan = plan_of(proc)
+    whole = plan.read_bytes()
+    break_plan(proc)
+    assert "could not open a file" in brittle.refused("wake", proc.name)
+    assert proc.state == "parked" and cold_starts(brittle, proc) == []
+    plan.write_bytes(whole)
+    assert said(proc) == "ok" and proc.rebuilt()
+
+
+def test_a_policy_that_refuses(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
+    """What came from the store asks for more than it may have: by request that is said; who connects is answered by a cold start."""
+    kip = fresh_kip("--store", str(store))
+    kip.expected += [r"WARN.*its snapshot cannot be used"]
+    proc = run(kip, tmp_path, "plain")
+    proc.archive()
+    kip.kill()
+    done = subprocess.run([programs.example("tamper"), kip.data, store, proc.name, "capabilities"],
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    kip.up()
+    message = kip.refused("wake", proc.name)
+    assert "has capabilities 0x" in message and f"`kip stop {proc.name}` and `kip start {proc.name}` start it cold" in message
+    assert proc.state == "archived" and cold_starts(kip, proc) == []
+    answers(proc)
+    [line] = cold_starts(kip, proc)
+    assert "its images are refused" in line and kip.json("why", proc.name)["fell_back"] == line
