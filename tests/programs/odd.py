@@ -469,8 +469,8 @@ KIND = sys.argv[1]
 
 
 def main() -> None:
-    server = socket.create_server(("", 7000))
     check = globals()[KIND]()
+    server = socket.create_server(("", 7000))
     print("ready", flush=True)
     while True:
         client, _ = server.accept()

@@ -26,6 +26,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/user.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_ORDERS 4096
@@ -173,6 +175,20 @@ static void prepare(int sk)
 }
 
 /*
+ * A restored process that runs already may end another one that CRIU is about to let go: that has ended, and was not restored
+ * in vain. Its parent sees that only when its tracer has.
+ */
+static long let_end(pid_t pid)
+{
+	struct timespec pause = { 0, 1000000 };
+	int tries;
+
+	for (tries = 0; tries < 1000 && !waitpid(pid, NULL, __WALL | WNOHANG); tries++)
+		nanosleep(&pause, NULL);
+	return 0;
+}
+
+/*
  * A tree that CRIU froze for a dump and lets go again, because the dump failed or was called off, must not notice: a
  * thread whose system call CRIU interrupted is set back onto the call. This is the only place from where that can be
  * done when the daemon itself has died. Relative time-outs then begin anew.
@@ -183,6 +199,7 @@ long ptrace(enum __ptrace_request request, ...)
 	va_list list;
 	pid_t pid;
 	void *address, *data;
+	long done;
 
 	va_start(list, request);
 	pid = va_arg(list, pid_t);
@@ -201,7 +218,8 @@ long ptrace(enum __ptrace_request request, ...)
 			real_ptrace(PTRACE_SETREGS, pid, NULL, &regs);
 		}
 	}
-	return real_ptrace(request, pid, address, data);
+	done = real_ptrace(request, pid, address, data);
+	return request == PTRACE_DETACH && restoring && done && errno == ESRCH ? let_end(pid) : done;
 }
 
 ssize_t recv(int sk, void *buf, size_t len, int flags)

@@ -164,12 +164,12 @@ impl Order<'_> {
     /// one. Where only its children are, a leader for them will do.
     fn was_born_in(&self, entry: &Entry) -> Option<u64> {
         let is_of = |pid: u64, session: u64| self.entries.iter().any(|e| e.pid == pid && e.session == session);
-        let strangers = self
+        let mut strangers = self
             .entries
             .iter()
             .filter(|c| c.parent == entry.pid && c.session != entry.pid && c.session != c.pid)
             .map(|c| c.session);
-        strangers.into_iter().find(|session| {
+        strangers.find(|session| {
             let elsewhere = |m: &&Entry| m.session == *session && m.parent != entry.pid && !is_of(m.parent, *session);
             self.entries.iter().any(|m| elsewhere(&m))
         })
