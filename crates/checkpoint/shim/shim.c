@@ -5,7 +5,11 @@
  * a cgroup, mounts, and descriptors for the restored processes to inherit.
  *
  * Wire format (host byte order): "KIPSHIM1", u32 count, count times { u32 order, u32 argument }.
- * One byte answers: 0, or 1 + the index of the order that failed followed by its errno (u32, u32).
+ * The answer is two words: 0, or 1 + the index of the order that failed followed by its errno (u32, u32).
+ *
+ * A message's descriptors arrive at the lowest free numbers and stay there until their orders are carried out. A number that
+ * a descriptor is to be kept under must be free then (EBUSY): nothing that is open is ever replaced. The daemon keeps to
+ * numbers above all at which one message's descriptors can arrive.
  * Crash: a helper that fails exits; the daemon sees the socket close and takes another.
  */
 #define _GNU_SOURCE
@@ -22,6 +26,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -30,8 +35,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define MAX_ORDERS 4096
 #define FDS_PER_MESSAGE 250
+/* As fs.nr_open is by default: proc_sys_fs(5). */
+#define MOST_OPEN_FILES 1048576
 
 #ifndef SYS_move_mount
 #define SYS_move_mount 429
@@ -49,6 +55,17 @@ struct one {
 static ssize_t (*real_recv)(int, void *, size_t, int);
 static long (*real_ptrace)(enum __ptrace_request, pid_t, void *, void *);
 static int prepared, restoring;
+
+/* All descriptors that the program had, and more, are open here at once. CRIU gives each process its own limit again. */
+static void allow_open_files(void)
+{
+	struct rlimit most = { MOST_OPEN_FILES, MOST_OPEN_FILES };
+
+	if (!setrlimit(RLIMIT_NOFILE, &most) || getrlimit(RLIMIT_NOFILE, &most))
+		return;
+	most.rlim_cur = most.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &most);
+}
 
 /*
  * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache there, and the
@@ -68,6 +85,7 @@ __attribute__((constructor)) static void start(void)
 		_exit(90);
 	if (mount(run, "/run", NULL, MS_BIND, NULL))
 		_exit(91);
+	allow_open_files();
 	/* Children of CRIU's must not load us. */
 	unsetenv("LD_PRELOAD");
 	prctl(PR_SET_NAME, "criu-helper", 0, 0, 0);
@@ -96,11 +114,20 @@ static int mount_volume(uint32_t number, int fd)
 	return (int)syscall(SYS_move_mount, fd, "", -1, place, MOVE_MOUNT_F_EMPTY_PATH);
 }
 
+static int keep(int fd, int number)
+{
+	if (fcntl(number, F_GETFD) >= 0) {
+		errno = EBUSY;
+		return -1;
+	}
+	return dup2(fd, number) < 0 ? -1 : 0;
+}
+
 static int apply(struct one *o, int fd)
 {
 	switch (o->order) {
 	case ORDER_DUP:
-		return dup2(fd, (int)o->argument) < 0 ? -1 : 0;
+		return keep(fd, (int)o->argument);
 	case ORDER_SETNS:
 		return setns(fd, (int)o->argument);
 	case ORDER_CGROUP:
@@ -116,7 +143,7 @@ static int apply(struct one *o, int fd)
 	return -1;
 }
 
-/* Reads one message with its descriptors; returns how many came. */
+/* Reads one message with its descriptors; returns how many came, fewer than were sent when the limit is reached. */
 static int take(int sk, void *buf, size_t size, ssize_t *len, int *fds)
 {
 	union {
@@ -131,7 +158,7 @@ static int take(int sk, void *buf, size_t size, ssize_t *len, int *fds)
 	do
 		*len = recvmsg(sk, &m, MSG_CMSG_CLOEXEC);
 	while (*len < 0 && errno == EINTR);
-	if (*len <= 0 || (m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+	if (*len <= 0 || (m.msg_flags & MSG_TRUNC))
 		return -1;
 	for (c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
 		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
@@ -159,9 +186,13 @@ static void prepare(int sk)
 			_exit(92);
 		memcpy(&count, buf + 8, 4);
 		memcpy(&more, buf + 12, 4);
-		if (count != (uint32_t)n || len != (ssize_t)(16 + count * sizeof(struct one)))
+		if (count < (uint32_t)n || len != (ssize_t)(16 + count * sizeof(struct one)))
 			_exit(93);
-		for (i = 0; i < count; i++) {
+		if (!answer[0] && (uint32_t)n < count) {
+			answer[0] = base + n + 1;
+			answer[1] = EMFILE;
+		}
+		for (i = 0; i < (uint32_t)n; i++) {
 			if (!answer[0] && apply(&orders[i], fds[i])) {
 				answer[0] = base + i + 1;
 				answer[1] = (uint32_t)errno;

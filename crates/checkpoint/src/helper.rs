@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Largest answer of CRIU's, bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 /// Orders in one message: one descriptor each.
-const ORDERS_PER_MESSAGE: usize = 250;
+pub(crate) const ORDERS_PER_MESSAGE: usize = 250;
 
 /// The shared object that is preloaded into helpers.
 pub const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
@@ -26,7 +26,7 @@ pub const SHIM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/shim.so"));
 /// What a helper does with a descriptor before it reads the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Keep it under this number.
+    /// Keep it under this number, which must be free when the order comes and above all at which it can arrive.
     Dup(i32),
     /// Enter this namespace, setns(2); the argument is its CLONE_NEW* type.
     SetNs(i32),

@@ -5,7 +5,7 @@
 //! has taken over.
 
 use crate::dump::{LOCK_SKIP, causes, log_level};
-use crate::helper::{Helper, HelperError, Order, ROOT, USR, volume_place};
+use crate::helper::{Helper, HelperError, ORDERS_PER_MESSAGE, Order, ROOT, USR, volume_place};
 use crate::rpc::{InheritFd, Kind, Opts, Request};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -13,8 +13,10 @@ use std::time::Duration;
 
 /// Name of CRIU's log in the images' directory.
 pub const RESTORE_LOG: &str = "restore.log";
-/// Inherited descriptors get numbers from here on in the helper.
-const FIRST_INHERITED: i32 = 64;
+/// Inherited descriptors get numbers from here on in the helper: above all at which one message's descriptors can arrive,
+/// which are the lowest that a helper that waits has free.
+const FIRST_INHERITED: i32 = 512;
+const _: () = assert!(FIRST_INHERITED as usize >= 2 * ORDERS_PER_MESSAGE);
 
 /// What to restore.
 #[derive(Debug)]

@@ -31,6 +31,7 @@ pub const RECEIVE_BUFFER: i32 = 4 << 20;
 pub const KEEPALIVE_S: i32 = 120;
 /// Seconds for which a listener that wakes on data keeps silent connections to itself.
 const DEFER_ACCEPT_S: i32 = 3600;
+const STATE_SYN_SENT: u8 = 2;
 const STATE_CLOSED: u8 = 7;
 const STATE_CLOSE_WAIT: u8 = 8;
 const STATE_LAST_ACK: u8 = 9;
@@ -75,7 +76,7 @@ pub struct Seen {
     pub queued: u32,
     /// The peer has closed.
     pub ended: bool,
-    /// There was no room to write.
+    /// There was no room to write, or its connection was not there yet.
     pub full: bool,
 }
 
@@ -194,7 +195,7 @@ pub(crate) fn defer_accept(held: &Held) -> io::Result<()> {
 /// frozen, and is so still. A poll would find it ready for ever.
 pub(crate) fn is_dead(held: &Held) -> bool {
     let closed = || sock::tcp_info(held.fd.as_fd()).is_ok_and(|info| info.state == STATE_CLOSED);
-    held.saved.kind == Kind::Other && closed()
+    held.saved.kind == Kind::Other && !held.saved.seen.full && closed()
 }
 
 /// What a socket has to offer now.
@@ -208,8 +209,13 @@ pub(crate) fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
         }
         Kind::Udp { .. } => Ok(Seen { queued: sock::receive_memory(fd)?, ..Seen::default() }),
         Kind::Inotify => Ok(Seen { queued: queued_events(fd)?, ..Seen::default() }),
-        Kind::Other => Ok(Seen::default()),
+        // Nothing can be written before its connection is there.
+        Kind::Other => Ok(Seen { full: is_connecting(fd)?, ..Seen::default() }),
     }
+}
+
+fn is_connecting(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(is_tcp(fd)? && sock::tcp_info(fd)?.state == STATE_SYN_SENT)
 }
 
 fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
@@ -218,21 +224,32 @@ fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
         Kind::Listener { backlog, .. } => set.listen(BACKLOG.max(backlog.min(i32::MAX as u32) as i32))?,
         Kind::Udp { .. } => set.buffer_up()?,
         Kind::Stream { .. } => {
-            sock::leave_tcp_repair(fd).map_err(|source| set.wrong("end the repair", source))?;
+            set.out_of_repair()?;
             set.buffer_up()?;
             set.int("set the keepalive times", IntOption::KeepIdle, KEEPALIVE_S)?;
             set.int("set the keepalive times", IntOption::KeepInterval, KEEPALIVE_S)?;
             set.int("set the keepalive", IntOption::KeepAlive, 1)?;
         }
         Kind::Inotify => return Ok(()),
-        Kind::Other => {}
+        // One that was connected, and has been closed by both sides or reset, may have bytes that nobody has read yet.
+        Kind::Other => set.out_of_repair()?,
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)
 }
 
+/// A stream of AF_INET or AF_INET6 with IPPROTO_TCP.
+fn is_tcp(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let get = |option| sock::get_int(fd, option);
+    Ok(is_inet(fd)? && get(IntOption::Protocol)? == 6 && get(IntOption::Type)? == 1)
+}
+
+fn is_inet(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok([2, 10].contains(&sock::get_int(fd, IntOption::Domain)?))
+}
+
 fn kind_of(fd: BorrowedFd<'_>) -> io::Result<Kind> {
     let is = |option, value| Ok::<_, io::Error>(sock::get_int(fd, option)? == value);
-    let inet = [2, 10].contains(&sock::get_int(fd, IntOption::Domain)?);
+    let inet = is_inet(fd)?;
     let local = || getsockname(fd).ok().and_then(|a| SocketAddr::try_from(a).ok());
     let peer = || getpeername(fd).ok().flatten().and_then(|a| SocketAddr::try_from(a).ok());
     if !inet {
@@ -241,7 +258,7 @@ fn kind_of(fd: BorrowedFd<'_>) -> io::Result<Kind> {
     if is(IntOption::Protocol, 17)? {
         return Ok(local().map_or(Kind::Other, |local| Kind::Udp { local }));
     }
-    if !is(IntOption::Protocol, 6)? {
+    if !is_tcp(fd)? {
         return Ok(Kind::Other);
     }
     let info = sock::tcp_info(fd)?;
@@ -272,6 +289,15 @@ impl Setter<'_> {
 
     fn int(&self, doing: &'static str, option: IntOption, value: i32) -> Result<(), CustodyError> {
         sock::set_int(self.fd, option, value).map_err(|source| self.wrong(doing, source))
+    }
+
+    /// The checkpoint puts every TCP socket that has a peer's address into repair, in whatever state it is, and only a TCP
+    /// socket knows of it. In repair reads fail with EPERM.
+    fn out_of_repair(&self) -> Result<(), CustodyError> {
+        if is_tcp(self.fd).map_err(|source| self.wrong("learn the kind", source))? {
+            sock::leave_tcp_repair(self.fd).map_err(|source| self.wrong("end the repair", source))?;
+        }
+        Ok(())
     }
 
     fn listen(&self, backlog: i32) -> Result<(), CustodyError> {

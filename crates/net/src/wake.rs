@@ -295,6 +295,7 @@ impl<K> Watched<K> {
             Kind::Stream { .. } if now.ended && !saved.seen.ended => Some(Trigger::Closed),
             Kind::Stream { .. } => (saved.seen.full && !now.full).then_some(Trigger::Writable),
             Kind::Inotify => more.then_some(Trigger::Changed),
+            Kind::Other if saved.seen.full => (!now.full).then_some(Trigger::Writable),
             Kind::Other => Some(Trigger::Data),
         }
     }

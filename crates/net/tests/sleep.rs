@@ -151,6 +151,74 @@ fn a_connection_is_held_through_a_dump() {
 }
 
 #[test]
+fn bytes_of_a_connection_that_is_over_are_read_after_a_dump() {
+    on_machine(|_| {
+        let pool = NetPool::new(instance(14)).unwrap();
+        let ns = pool.take(slot(1)).unwrap();
+        let server = listener(&ns, 80, 5);
+        // Closed by the peer first, by us first, and reset: a descriptor that is connected to nobody any more.
+        for how in ["peer first", "own first", "reset"] {
+            let mut client = TcpStream::connect((ns.v4, 80)).unwrap();
+            let (mut stream, _) = server.accept().unwrap();
+            client.write_all(b"unread").unwrap();
+            eventually("bytes arrive", || sock::unread_bytes(stream.as_fd()).unwrap() == 6);
+            match how {
+                "peer first" => {
+                    client.shutdown(std::net::Shutdown::Write).unwrap();
+                    eventually("its end arrives", || sock::tcp_info(stream.as_fd()).unwrap().state == 8);
+                    stream.shutdown(std::net::Shutdown::Write).unwrap();
+                }
+                "own first" => {
+                    stream.shutdown(std::net::Shutdown::Write).unwrap();
+                    eventually("our end arrives", || sock::tcp_info(client.as_fd()).unwrap().state == 8);
+                    client.shutdown(std::net::Shutdown::Write).unwrap();
+                }
+                _ => {
+                    sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+                    drop(client);
+                }
+            }
+            eventually("it is over", || sock::tcp_info(stream.as_fd()).unwrap().state == 7);
+            let saved = freeze(&stream);
+            assert_eq!(saved.kind, Kind::Other, "{how}");
+            sock::enter_tcp_repair(stream.as_fd()).unwrap();
+            assert_eq!(stream.read(&mut [0; 9]).unwrap_err().raw_os_error(), Some(1), "in repair");
+            let held = hold(&stream, &saved);
+            custody::release(held.fd.as_fd(), &saved).unwrap();
+            drop(held);
+            let mut all = [0; 9];
+            assert_eq!(stream.read(&mut all).unwrap(), 6, "{how}");
+            assert_eq!(&all[..6], b"unread");
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_is_being_made_wakes_when_it_is_there() {
+    on_machine(|_| {
+        let pool = NetPool::new(instance(15)).unwrap();
+        let ns = pool.take(slot(1)).unwrap();
+        // Its queue is full: the next one is not answered.
+        let server = listener(&ns, 80, 0);
+        let first = TcpStream::connect((ns.v4, 80)).unwrap();
+        let made = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::NONBLOCK, None).unwrap();
+        let begun = rustix::net::connect(&made, &SocketAddr::from((ns.v4, 80)));
+        assert_eq!(begun, Err(rustix::io::Errno::INPROGRESS));
+        let saved = freeze(&made);
+        assert!(saved.seen.full && saved.kind == Kind::Other, "{saved:?}");
+        sock::enter_tcp_repair(made.as_fd()).unwrap();
+        let watch = WakePoll::new().unwrap();
+        watch.add(3, hold(&made, &saved), WakeOn::Connect).unwrap();
+        nothing(&watch, SHORT);
+        let _accepted = server.accept().unwrap();
+        assert_eq!(event(&watch).1, Trigger::Writable);
+        watch.remove(&3);
+        custody::release(made.as_fd(), &saved).unwrap();
+        drop(first);
+    });
+}
+
+#[test]
 fn datagrams_queue_in_custody() {
     on_machine(|_| {
         let pool = NetPool::new(instance(8)).unwrap();

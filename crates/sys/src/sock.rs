@@ -114,6 +114,8 @@ pub fn set_int(fd: BorrowedFd<'_>, option: IntOption, value: i32) -> io::Result<
 /// except for `SO_REUSEADDR`, which the kernel clears. Needs `CAP_NET_ADMIN` over the socket's network namespace.
 /// Kernel 4.19.
 pub fn leave_tcp_repair(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // The queue that was looked at last stays chosen, where a program can see it (TCP_QUEUE_SEQ). Refused out of repair.
+    let _ = set_raw(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR_QUEUE, 0);
     set_raw(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)
 }
 

@@ -46,6 +46,9 @@ fn restore_here(parts: &Parts) -> Result<Spawned, Failure> {
     let environment = Strings::new(vec![]);
     let how = Clone { shared: true, new_mount: true, new_pid: true, sibling: true, ..Clone::default() };
     super::in_child(Step::Clone, || {
+        // The restorer has all descriptors of the tree open beside those of the process that it becomes. Each process gets its
+        // own limits again.
+        kip_sys::process::raise_nofile().map_err(Failure::at(Step::Restorer))?;
         enter_namespaces(parts.net.as_fd(), parts.uts.as_fd(), parts.ipc.as_fd())?;
         // Last, for what comes before takes capabilities outside.
         move_into_link_name_space(parts.user.as_fd(), Some(LinkNameSpaceType::User))

@@ -1,0 +1,62 @@
+"""As many sockets as a program may have, over a sleep, by both engines: what is handed over lies under the right numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+from conftest import ALL_KIPS
+
+from harness.clients import Lines
+from harness.kip import Kip, Proc, daemon
+from harness.programs import SOURCES
+
+# 250 descriptors go with a message, and from 64 on was where the first of them were to lie.
+COUNTS = [1, 47, 48, 250, 251]
+
+
+@pytest.fixture(scope="module", params=["plan", "criu"])
+def module_kip(request: pytest.FixtureRequest) -> Iterator[Kip]:
+    with daemon(*(["--only-criu"] if request.param == "criu" else [])) as kip:
+        ALL_KIPS.append(kip)
+        yield kip
+        ALL_KIPS.remove(kip)
+
+
+def sockets(proc: Proc) -> int:
+    """How many its processes have open."""
+    found = set()
+    for pid in proc.inspect()["pids"]:
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return len({target for target in found if target.startswith("socket:")})
+
+
+def answers(clients: list[Lines]) -> list[int]:
+    """Each is asked for its own number, all at once."""
+    for number, client in enumerate(clients):
+        client.socket.sendall(b"%d\n" % number)
+    return [int(client.reader.readline()) for client in clients]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", COUNTS)
+def test_each_is_the_one_that_it_was(kip: Kip, request: pytest.FixtureRequest, count: int) -> None:
+    """A listener and connections; each of these answers as the one that it was before."""
+    by_plan = request.node.callspec.params["module_kip"] == "plan"
+    program = f"{SOURCES / 'lines.py'}:/srv/lines.py:ro"
+    proc = kip.run(f"many-{count}", ["/usr/bin/python3", "/srv/lines.py", "8080"], ports=[8080], flags=["-v", program, "--idle", "1h"])
+    clients = [Lines(proc.port()) for _ in range(count - 1)]
+    assert answers(clients) == list(range(len(clients)))
+    for _ in range(2):
+        proc.sleep(timeout=120)
+        if not clients:
+            proc.wake()
+        assert answers(clients) == list(range(len(clients)))
+        assert proc.rebuilt() == by_plan
+        assert sockets(proc) == count
+    for client in clients:
+        client.close()
