@@ -382,8 +382,9 @@ fn an_interface_that_comes_later_is_forwarded_from() {
         let before = forwarding_settings();
         let nat = Nat::open(instance(4), &machine.memory(), &[], &[]).unwrap();
         assert!(!nat.follow_uplinks().unwrap(), "nothing has come");
-        ip("link add later type dummy");
+        ip("link add later type veth peer name later-peer");
         ip("addr add 192.0.2.77/24 dev later");
+        ip("link set later-peer up");
         ip("link set later up");
         assert!(!nat.follow_uplinks().unwrap(), "the outside does not come by it");
         ip("route add default via 192.0.2.1 dev later metric 50");

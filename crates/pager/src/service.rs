@@ -9,7 +9,7 @@ mod looking;
 mod parking;
 
 use crate::memory::Bell;
-use crate::proc::{Custodian as _, Proc, Sets, Way};
+use crate::proc::{Proc, Sets, Way};
 use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Watch, Woken};
 use crate::serve::Server;
 use crate::set::Predictor;
@@ -526,21 +526,6 @@ impl Service {
             set_pages,
             set_bytes: entry.set_bytes as u64,
         }
-    }
-
-    fn mirror(&self) -> Result<(), String> {
-        let all: Vec<(String, _)> =
-            lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
-        self.keeper.respawn().map_err(line)?;
-        for (name, slot) in all {
-            let guard = lock(&slot);
-            let Some(entry) = guard.as_ref() else { continue };
-            let custodian = self.custodian(&name, entry.number);
-            for memory in entry.proc.memories() {
-                custodian.hold(memory.id, memory.uffd.as_fd()).map_err(|e| format!("{name} is not held twice: {e}"))?;
-            }
-        }
-        self.drop_ended()
     }
 
     /// Tells followers of first faults, and worse.

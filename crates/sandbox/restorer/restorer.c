@@ -188,61 +188,7 @@ static void make_shared(void)
     }
 }
 
-static void run_task(word index) __attribute__((noreturn));
-
-/* The parent has long been told of these children; what waits for it otherwise is queued later. */
-static void drop_child_signals(void)
-{
-    word child = 1UL << (SIGCHLD - 1), none[2] = { 0, 0 };
-    while (call4(SYS_rt_sigtimedwait, &child, 0, none, sizeof child) > 0)
-        ;
-}
-
-/* Those that are made before setsid(2), or the others. */
-static void fork_children(word index, word early)
-{
-    struct task *tasks = at(plan()->tasks.at), *task = tasks;
-    int ended = 0;
-    for (word i = 0; i < plan()->tasks.count; i++, task++) {
-        if (task->maker != index || task->early != early)
-            continue;
-        int pid = (int)task->pid;
-        /* The signal at its end is that of its maker, if that is not its parent. */
-        struct clone how = { task->sibling ? CLONE_PARENT : 0, 0, 0, 0, task->sibling ? 0 : SIGCHLD, 0, 0, 0, (word)&pid, 1, 0 };
-        if (must(call2(SYS_clone3, &how, sizeof how), AT_FORK, task->pid) == 0)
-            run_task(i);
-        if (task->state != TASK_GHOST)
-            continue;
-        must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED, 0), AT_FORK, task->pid);
-        ended = 1;
-    }
-    task = tasks;
-    for (word i = 0; !early && i < plan()->tasks.count; i++, task++) {
-        if (task->state != TASK_DEAD || (task->sibling ? tasks[task->maker].maker : task->maker) != index)
-            continue;
-        must(call5(SYS_waitid, P_PID, task->pid, 0, WEXITED | WNOWAIT, 0), AT_FORK, task->pid);
-        ended = 1;
-    }
-    if (ended)
-        drop_child_signals();
-}
-
-/* Children that a signal had stopped stop themselves once they are ready. That is not news for the parent, unless it had not
- * been told before. */
-static void await_stopped(word index)
-{
-    struct task *task = at(plan()->tasks.at);
-    int stopped = 0;
-    for (word i = 0; i < plan()->tasks.count; i++, task++) {
-        if (task->maker != index || task->sibling || task->state != TASK_STOPPED)
-            continue;
-        word keep = task->status ? WNOWAIT : 0;
-        must(call5(SYS_waitid, P_PID, task->pid, 0, WSTOPPED | WEXITED | keep, 0), AT_FORK, task->pid);
-        stopped = 1;
-    }
-    if (stopped)
-        drop_child_signals();
-}
+#include "children.h"
 
 /* Its leader may be on its way. */
 static void enter_group(word group)

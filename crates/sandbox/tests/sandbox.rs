@@ -46,8 +46,8 @@ fn nothing_of_the_host_is_to_be_seen() {
     let place = Place::new();
     let data = place.dir.path().display().to_string();
     let script = format!(
-        "for f in /etc/shadow /etc/gshadow /etc/ssh /etc/sudoers /etc/ssl/private {data} {data}/base {secret} /sys/kernel /sys/fs; do \
-         test -e $f && echo SEEN $f; done; \
+        "for f in /etc/gshadow /etc/ssh /etc/sudoers /etc/ssl/private {data} {data}/base {secret} /sys/kernel /sys/fs; do \
+         test -e $f && echo SEEN $f; done; grep -q '[$]' /etc/shadow && echo SEEN hashes; \
          ls -A /root /home /tmp /opt /sys /srv /boot 2>/dev/null; echo LISTED; ls / ; echo ROOT; ls -d /proc/[0-9]* ; \
          echo MOUNTS; cat /proc/self/mountinfo",
         secret = secret.path().display()

@@ -1,13 +1,13 @@
 //! The keeper as the second holder of userfaultfds.
 
-use super::News;
+use super::{News, Service, line, lock};
 use crate::memory::SpaceId;
 use crate::proc::Custodian;
 use crate::protocol::Event;
 use kip_keeper::Keeper;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, mpsc};
 
 /// Prefix of all names in the keeper; no proc can be called so.
@@ -65,4 +65,22 @@ pub(super) fn owner(key: &str) -> Option<(String, u32)> {
     let (name, id) = key.strip_prefix(PREFIX)?.rsplit_once('/')?;
     let id = SpaceId::from_str_radix(id, 16).ok()?;
     Some((name.to_owned(), (id >> 32) as u32))
+}
+
+impl Service {
+    /// Puts all descriptors into a keeper that is new, under the names of their procs.
+    pub(super) fn mirror(&self) -> Result<(), String> {
+        let all: Vec<(String, _)> =
+            lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
+        self.keeper.respawn().map_err(line)?;
+        for (name, slot) in all {
+            let guard = lock(&slot);
+            let Some(entry) = guard.as_ref() else { continue };
+            let custodian = self.custodian(&name, entry.number);
+            for memory in entry.proc.memories() {
+                custodian.hold(memory.id, memory.uffd.as_fd()).map_err(|e| format!("{name} is not held twice: {e}"))?;
+            }
+        }
+        self.drop_ended()
+    }
 }
