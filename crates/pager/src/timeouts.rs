@@ -38,7 +38,8 @@ fn updated(call: u64) -> Option<(usize, i64)> {
     }
 }
 
-/// Takes the time that a thread stood still, in nanoseconds, off the time-out of a select or ppoll that begins anew.
+/// Takes the time that a thread stood still off the time-out of a select or ppoll that begins anew: `ns` nanoseconds, or
+/// since the thread last ran, which is when it was interrupted, if that is longer.
 ///
 /// # Errors
 /// ESRCH when it has died; EFAULT for a time-out that cannot be written.
@@ -53,6 +54,7 @@ pub(crate) fn stood_still(pid: u32, tid: u32, ns: i64) -> io::Result<()> {
     if left == 0 {
         return Ok(());
     }
+    let ns = CpuClocks::default().last_ran(tid).map_or(ns, |ran| ns.max(monotonic_ns() - ran));
     // Zero would be never to wait, which is right; but the kernel does not update it then.
     let left = left - ns;
     if left <= 0 && timed::end_wait(tid)? {

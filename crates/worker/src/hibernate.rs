@@ -58,7 +58,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(crate::task::chain(&e)))?;
     let tree = Tree::read(&pids);
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
-    let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms);
+    let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
     let hold = match proc.spec.timing.hibernate {
         Hibernate::Held => true,
@@ -117,21 +117,25 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
 }
 
 /// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:
-/// not to be asked of one whose first touch is its wake.
-pub(crate) fn ticks(proc: &Proc) -> bool {
+/// not to be asked of one whose first touch is its wake. `ticked`: see [`look_at_ticks`].
+pub(crate) fn ticks(proc: &Proc, ticked: bool) -> bool {
     let Ok(pids) = proc.cgroup.pids() else { return true };
-    look_at_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms).0
+    look_at_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms, ticked).0
 }
 
 /// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it is looked at until all
-/// sleep; a program whose threads never do all at once is taken to tick.
-fn look_at_ticks(tree: &Tree, tick_ms: u64) -> (bool, Vec<Due>) {
+/// sleep; a program whose threads never do all at once is taken to tick. `ticked`: the program is known to have ticked; a
+/// wait that goes on since then shows no time-out once a stop has interrupted it, and is taken for a tick as well.
+fn look_at_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
+    /// restart_syscall(2), on x86-64.
+    const RESTARTED: u64 = 219;
     const LOOKS: u32 = 10;
     const BETWEEN: Duration = Duration::from_millis(2);
     for look in 1.. {
         let (before, now) = (tree.asleep(), Now::read());
         let dues = dues(tree, now);
-        let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms);
+        let restarted = || tree.waiting().values().any(|waiting| waiting.call[0] == RESTARTED);
+        let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms) || ticked && tick_ms > 0 && restarted();
         let at_rest = before.is_some() && before == tree.asleep();
         if ticks || at_rest || look == LOOKS {
             return (ticks || !at_rest, dues);

@@ -71,7 +71,8 @@ impl Task {
     /// Whether it ticks; it runs.
     async fn ticks(&mut self) -> bool {
         let proc = Arc::clone(&self.proc);
-        self.hidden_ticks || blocking(move || hibernate::ticks(&proc)).await
+        let ticked = self.hibernating.is_some();
+        self.hidden_ticks || blocking(move || hibernate::ticks(&proc, ticked)).await
     }
 
     /// From hot straight to parked: it is not to be hibernated, or cannot be, or was woken for gathered ticks.
