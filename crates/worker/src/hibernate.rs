@@ -207,7 +207,8 @@ pub(crate) fn forget(proc: &Proc) {
     }
 }
 
-fn wakes_on_data(proc: &Proc) -> bool {
+/// Whether it has a port at which a connection alone is to wake nothing.
+pub(crate) fn wakes_on_data(proc: &Proc) -> bool {
     proc.spec.ports.iter().any(|port| port.wake_on == WakeOn::Data)
 }
 

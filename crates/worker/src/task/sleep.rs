@@ -391,7 +391,9 @@ pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Dura
     let timing = &proc.spec.timing;
     let back = running.for_ticks && running.from == Tier::Parked && ticks == Ticks::Gathered;
     let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
-    let (to, after) = if hibernates && !back {
+    // Its threads run while it ticks in place, and a connection that brings nothing has touched it: no more of that.
+    let touched = running.by_itself && hibernate::wakes_on_data(proc);
+    let (to, after) = if hibernates && !back && !touched {
         (Tier::Hibernated, timing.idle_ms)
     } else {
         (Tier::Parked, timing.idle_ms.saturating_add(timing.park_after_ms))
