@@ -55,8 +55,9 @@ impl Task {
         let ticks = !asleep && self.ticks().await;
         let suspended = match clock {
             Clock::Suspend => true,
+            // For this one sleep ticks may be gathered, although the clock goes on.
+            _ if by == By::Owner => true,
             Clock::Continue => false,
-            Clock::Auto if by == By::Owner => true,
             Clock::Auto => ticks && self.has_profile().await,
         };
         (ticks, if suspended { Ticks::Gathered } else { Ticks::OnTime })
