@@ -269,10 +269,13 @@ def test_writes_stay_inside(battle: Battle) -> None:
 
 
 def test_base_is_an_allowlist(battle: Battle) -> None:
-    """Nothing of the host's /root, /home, /var/lib, /etc beyond the list."""
-    listing = battle.attacker.exec("sh", "-c", "ls -A /root /home /var/lib /srv; ls /etc").stdout
-    for name in ("mysql", "postfix", "shadow", "gshadow", "ssh", "sudoers", ".ssh", ".bashrc", "redis"):
+    """Nothing of the host's /root, /home, /etc beyond the list; of /var/lib empty directories, and a shadow file of our own."""
+    listing = battle.attacker.exec("sh", "-c", "ls -A /root /home /srv; ls /etc").stdout
+    for name in ("mysql", "postfix", "gshadow", "ssh", "sudoers", ".ssh", ".bashrc", "redis"):
         assert name not in listing.split(), f"{name} of the host is visible"
+    assert battle.attacker.exec("find", "/var/lib", "!", "-type", "d").stdout == "", "a file of the host's /var/lib"
+    shadow = battle.attacker.exec("cat", "/etc/shadow").stdout
+    assert shadow and "$" not in shadow, "a password of the host"
 
 
 def test_no_setuid_without_asking(kip: Kip) -> None:
