@@ -49,14 +49,16 @@ impl Task {
 
     /// What becomes of its ticks if it is parked now by that word; late ones are for want of memory only.
     pub(super) async fn ticks_if_parked(&mut self, by: By) -> (bool, Ticks) {
+        if by == By::Owner {
+            // For this one sleep ticks may be gathered, whatever there is of them.
+            return (false, Ticks::Gathered);
+        }
         let clock = self.proc.spec.timing.clock;
         // The first touch of one that does not tick is its wake, so it is not looked at.
         let asleep = self.hibernating.as_ref().is_some_and(|h| h.ticks.is_none());
         let ticks = !asleep && self.ticks().await;
         let suspended = match clock {
             Clock::Suspend => true,
-            // For this one sleep ticks may be gathered, although the clock goes on.
-            _ if by == By::Owner => true,
             Clock::Continue => false,
             Clock::Auto => ticks && self.has_profile().await,
         };
