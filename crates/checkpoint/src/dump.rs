@@ -133,7 +133,7 @@ pub(crate) fn log_level() -> i32 {
 const NOT_CAUSES: [&str; 4] =
     ["FAILED", "Can't setup RLIMIT_NOFILE", "Unable to detach from", "Killing processes because"];
 
-/// What CRIU says, and the same for people who know their program and not CRIU.
+/// CRIU's words for a refusal, and the same refusal in words of the program's owner.
 const WORDS: [(&str, &str); 3] = [
     ("Zombies with threads", "the first thread of a process has ended while others of it go on, pthread_exit(3)"),
     ("PIDFD_THREAD", "an open descriptor of a thread, pidfd_open(2) with PIDFD_THREAD"),

@@ -1,4 +1,4 @@
-//! inotify instances of a snapshot. Their queue is in no image, and what happens to files while nobody watches them is lost: so
+//! inotify instances of a snapshot. Their queue is in no image, and changes of files that no instance watches are lost: so
 //! they are held open through the sleep, as sockets are, watches and queue with them, and either engine gives them back.
 //!
 //! A watch holds an inode, not a mount. It lives as long as the file system: that of `/` and of `/usr` by the mounts that are held,
