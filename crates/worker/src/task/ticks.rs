@@ -11,8 +11,9 @@ use crate::hibernate::{self, KnownTicks};
 use crate::suspend;
 use kip_types::spec::Clock;
 
-/// Pages that a tick may touch while its proc is hibernated, until one has needed more.
-const PATIENCE: usize = 64;
+/// Pages that a tick may touch while its proc is hibernated, until one has needed more: an interpreter of Python needs 80 for
+/// its select and the way back.
+const PATIENCE: usize = 512;
 /// However often a tick has needed more.
 const MOST_PATIENCE: usize = 4096;
 /// Between looks at a hibernated proc that ticks.
