@@ -270,6 +270,18 @@ def memory(criu: bool = False) -> Server:
     return Server("memory", command, 7200, {"srv/memory": programs.c_program("memory", "-static")}, ports=("7200",))
 
 
+def scarce(*what: str) -> Server:
+    """Has used up a limit; programs/scarce.c."""
+    program = programs.c_program("scarce", "-static")
+    return Server("scarce", ["/srv/scarce", "7400", *what], 7400, {"srv/scarce": program}, ports=("7400",))
+
+
+def churn(threads: int) -> Server:
+    """Threads that come and go; programs/churn.c."""
+    program = programs.c_program("churn", "-static")
+    return Server("churn", ["/srv/churn", "7500", str(threads)], 7500, {"srv/churn": program}, ports=("7500",))
+
+
 def reader(pages: int) -> Server:
     """Has noise in memory and reads of it what it is told to; programs/reader.c."""
     program = programs.c_program("reader", "-static", "-pthread")

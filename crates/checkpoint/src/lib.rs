@@ -14,6 +14,7 @@ pub mod helper;
 pub mod ids;
 pub mod image;
 pub mod inotify;
+pub mod limits;
 pub mod locate;
 pub mod look;
 pub mod pages;

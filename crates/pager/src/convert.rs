@@ -21,7 +21,8 @@ fn written(mappings: &[Mapping], regions: &[Region]) -> Vec<(Range<u64>, u64)> {
     let mut found: Vec<(Range<u64>, u64)> = Vec::new();
     for mapping in mappings.iter().filter(|m| m.kind == Kind::File && m.protection & 1 != 0) {
         let first = found.len();
-        for range in within(&mapping.range, regions).filter(|(_, s)| !s.has(States::FILE)).map(|(range, _)| range) {
+        let private = |states: States| !states.has(States::FILE) && !states.has(States::GUARD);
+        for range in within(&mapping.range, regions).filter(|(_, s)| private(*s)).map(|(range, _)| range) {
             match found[first..].last_mut() {
                 Some((last, _)) if range.start - last.end <= GAP => last.end = range.end,
                 _ => found.push((range, mapping.protection)),
@@ -49,7 +50,7 @@ pub fn all(pid: u32, hand: &Hand) -> io::Result<usize> {
     // Pages that are the file's have nothing to be turned, and they are most.
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
-        tell: States::PRESENT | States::SWAPPED | States::FILE,
+        tell: States::PRESENT | States::SWAPPED | States::FILE | pagemap::guards(),
         ..Filter::default()
     };
     let regions = pagemap::scan(pagemap.as_fd(), PAGE as u64..(1 << 47) - PAGE as u64, filter)?;

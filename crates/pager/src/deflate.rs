@@ -13,6 +13,7 @@
 //! waited for without a limit, and the kernel kills the process if we die there.
 
 use crate::ahead::Streams;
+use crate::arguments;
 use crate::convert::within;
 use crate::fault;
 use crate::memory::{Memory, Since};
@@ -82,8 +83,8 @@ pub struct How<'a> {
 /// All that is needed of a process is saved; what can be dropped.
 pub(crate) struct Saved {
     pub(crate) report: Deflated,
-    /// Ranges; those with `true` are watched.
-    parts: Vec<(Range<u64>, bool)>,
+    /// What is dropped together.
+    parts: Vec<Part>,
     /// Pages in the watched ones.
     pages: u64,
 }
@@ -101,21 +102,31 @@ pub(crate) fn save_all(
     let pagemap = pagemap::open(pid)?;
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
-        tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO,
+        tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO | pagemap::guards(),
         ..Filter::default()
     };
     let mut report = Deflated::default();
     let maps = mappings(pid)?;
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
     let maps = without(maps, &how.leave);
-    let (segments, pages) = register(memory, &maps, &regions, &mut report)?;
+    let kept = arguments::pages(pid)?;
+    let (segments, pages) = register(memory, &maps, &regions, &kept, &mut report)?;
     fault::reach("watched")?;
     let stored = save(pid, memory, &pages, histories, (how.sets, how.path), &mut report)?;
-    let mut parts: Vec<(Range<u64>, bool)> = segments.into_iter().map(|range| (range, true)).collect();
+    let cut = |range: Range<u64>| Part { drop: arguments::without(&range, &kept), watched: Some(range) };
+    let mut parts: Vec<_> = segments.into_iter().map(cut).filter(|part| !part.drop.is_empty()).collect();
     if how.drop_files {
-        parts.extend(clean_files(&maps, &regions, &mut report).map(|range| (range, false)));
+        let clean = clean_files(&maps, &regions, &mut report);
+        parts.extend(clean.map(|range| Part { drop: vec![range], watched: None }));
     }
     Ok((Saved { report, parts, pages: pages.len() as u64 }, stored))
+}
+
+/// A mapping of which something is dropped.
+struct Part {
+    drop: Vec<Range<u64>>,
+    /// The whole of it, for watching a part splits it.
+    watched: Option<Range<u64>>,
 }
 
 impl Saved {
@@ -130,7 +141,8 @@ impl Saved {
         scratch: &Scratch,
         memory: &Memory,
     ) -> Result<Deflated, DropError> {
-        let dropped = self.parts.chunks(RANGES).try_for_each(|part| drop_part(pid, hand, scratch, memory, part));
+        // What is kept cuts one mapping in two at most, or the ends of two.
+        let dropped = self.parts.chunks(RANGES - 2).try_for_each(|parts| drop_parts(pid, hand, scratch, memory, parts));
         let mended = {
             let state = memory.state();
             mend(pid, state.map.runs(), |slot, page| state.read(slot, page)).map_err(DropError::Lost)
@@ -178,11 +190,13 @@ struct Page {
     written: bool,
 }
 
-/// Registers all that holds or held pages, and tells those that are there. What cannot be registered is left.
+/// Registers all that holds or held pages, and tells those that are there and can be taken out: not those of `kept`, and no
+/// guards. What cannot be registered is left.
 fn register(
     memory: &Memory,
     maps: &[Mapping],
     regions: &[Region],
+    kept: &Range<u64>,
     report: &mut Deflated,
 ) -> io::Result<(Vec<Range<u64>>, Vec<Page>)> {
     let state = memory.state();
@@ -205,7 +219,10 @@ fn register(
                 }
                 segments.push(mapping.range.clone());
                 for (range, states) in there() {
-                    let addresses = range.step_by(PAGE);
+                    if states.has(States::GUARD) {
+                        continue;
+                    }
+                    let addresses = range.step_by(PAGE).filter(|address| !kept.contains(address));
                     if states.has(States::ZERO) {
                         report.zero_pages += addresses.count() as u64;
                     } else {
@@ -512,23 +529,17 @@ fn give_up(map: &crate::slots::SlotMap, changes: &[Change]) {
     }
 }
 
-/// Drops ranges by one call; those with `true` are watched. From where the first is not watched any more the process does not
-/// survive our death.
-fn drop_part(
-    pid: u32,
-    hand: &Hand,
-    scratch: &Scratch,
-    memory: &Memory,
-    part: &[(Range<u64>, bool)],
-) -> Result<(), DropError> {
+/// Drops parts by one call. From where the first is not watched any more the process does not survive our death.
+fn drop_parts(pid: u32, hand: &Hand, scratch: &Scratch, memory: &Memory, parts: &[Part]) -> Result<(), DropError> {
     const DONTNEED: u64 = 4;
     const SELF: u64 = -10000i64 as u64;
-    let list: Vec<u8> = part.iter().flat_map(|(r, _)| [r.start, r.end - r.start]).flat_map(u64::to_le_bytes).collect();
+    let ranges: Vec<&Range<u64>> = parts.iter().flat_map(|part| &part.drop).collect();
+    let list: Vec<u8> = ranges.iter().flat_map(|r| [r.start, r.end - r.start]).flat_map(u64::to_le_bytes).collect();
     write_memory(pid, scratch.at, &list)?;
-    let watched = || part.iter().filter(|(_, watched)| *watched).map(|(range, _)| range.clone());
+    let watched = || parts.iter().filter_map(|part| part.watched.clone());
     let fd = memory.uffd.as_fd();
     // It waits for a processor before anything is unwatched.
-    hand.enter(&[SELF, scratch.at, part.len() as u64, DONTNEED, 0])?;
+    hand.enter(&[SELF, scratch.at, ranges.len() as u64, DONTNEED, 0])?;
     fault::reach("entered")?;
     hand.survives(false)?;
     let dropped = watched()
@@ -545,7 +556,7 @@ fn drop_part(
             put.map_err(DropError::Lost)?;
         }
     }
-    let all: u64 = part.iter().map(|(range, _)| range.end - range.start).sum();
+    let all: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     if dropped? != all {
         tracing::debug!(pid, "not all memory was dropped");
     }

@@ -23,12 +23,14 @@
 #![forbid(unsafe_code)]
 
 mod ahead;
+mod arguments;
 pub mod client;
 pub mod convert;
 mod crew;
 pub mod deflate;
 pub mod fault;
 pub mod install;
+pub mod limits;
 pub mod memory;
 mod mend;
 pub mod parked;

@@ -11,9 +11,11 @@ mod parking;
 pub use looking::{Peeked, peek_whole};
 pub use parking::Unfilled;
 
+use crate::arguments;
 use crate::convert;
 use crate::deflate::{self, Deflated, DropError, How};
 use crate::fault;
+use crate::limits::{self, Lifted};
 use crate::memory::{Bell, Memory, SpaceId, State};
 use crate::parked::{AskFor, Parked};
 use crate::plant::{Scratch, plant};
@@ -159,6 +161,9 @@ fn asking(custodian: &Arc<dyn Custodian>) -> AskFor {
 /// Name of the directory with the pages of a generation, in that of a proc.
 pub const PARKED: &str = "parked";
 
+/// Name of the file with limits that are lifted, in the directory of a proc.
+const LIFTED: &str = "lifted";
+
 /// What a wake by a first touch is for, of which nobody knows more.
 const TOUCH: &str = "touch";
 
@@ -230,6 +235,7 @@ impl Proc {
         held: Vec<(SpaceId, OwnedFd)>,
         mut forked: impl FnMut(i32) -> io::Result<OwnedFd>,
     ) -> io::Result<Self> {
+        limits::put_back_left(&directory.join(LIFTED));
         let swap = Arc::new(Swap::open(&directory.join("swap"))?);
         let kept = Some(directory.join(PARKED)).filter(|kept| kept.exists());
         let parked = kept.map(|kept| Parked::open(&kept, asking(&custodian)));
@@ -308,7 +314,8 @@ impl Proc {
         fault::reach("stopped")?;
         let hand = process.hand()?;
         fault::reach("in-hand")?;
-        let scratch = Scratch::map(&hand, deflate::SCRATCH)?;
+        let lifted = Lifted::of(pid, Some(&self.family.directory.join(LIFTED)))?;
+        let scratch = Scratch::map(&hand, deflate::SCRATCH).map_err(|e| limits::name(pid, e))?;
         let prepared = fault::reach("scratch").and_then(|()| {
             let memory = self.space_of(pid, &hand, &scratch)?;
             fault::reach("planted")?;
@@ -316,10 +323,15 @@ impl Proc {
             fault::reach("turned")?;
             Ok((memory, converted))
         });
+        let prepared = prepared.map_err(|e| limits::name(pid, e));
+        drop(lifted);
         hand.give_back()?;
         let saved = prepared.and_then(|(memory, converted)| {
             fault::reach("handed-back")?;
             self.server.move_to(memory.id, processor(pid))?;
+            if let Err(error) = arguments::bring(pid, &memory) {
+                tracing::debug!(pid, %error, "arguments stay out");
+            }
             let path = self.family.path(memory.id, "set");
             let known = self.known.get_mut(&pid).expect("it has a space");
             let leave = scratch.at..scratch.at + scratch.length();

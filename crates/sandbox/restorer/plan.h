@@ -70,7 +70,7 @@ struct descriptor {
     word number, ours, flags;
 };
 
-enum { MAPPING_PLAIN = 0, MAPPING_SHARED = 1 };
+enum { MAPPING_PLAIN = 0, MAPPING_SHARED = 1, MAPPING_GUARD = 2 /* in mappings that come before it */ };
 struct mapping {
     word start, end, protection, flags, ours, offset, kind, advice; /* kind SHARED: ours is the index of struct shared */
     word written; /* has pages to fill in */

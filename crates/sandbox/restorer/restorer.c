@@ -274,6 +274,8 @@ static void map_memory(struct task *task)
     struct mapping *mappings = at(task->mappings.at);
     for (word i = 0; i < task->mappings.count; i++) {
         struct mapping *m = mappings + i;
+        if (m->kind == MAPPING_GUARD)
+            continue;
         word protection = m->written ? m->protection | PROT_WRITE : m->protection, length = m->end - m->start;
         if (m->kind == MAPPING_SHARED) {
             struct shared *shared = (struct shared *)at(plan()->shared.at) + m->ours;
@@ -295,6 +297,8 @@ static void map_memory(struct task *task)
     read_pages(task->pages);
     for (word i = 0; i < task->mappings.count; i++) {
         struct mapping *m = mappings + i;
+        if (m->kind == MAPPING_GUARD)
+            must(call3(SYS_madvise, m->start, m->end - m->start, MADV_GUARD_INSTALL), AT_PROTECT, m->start);
         if (m->kind == MAPPING_PLAIN && m->written && !(m->protection & PROT_WRITE))
             must(call3(SYS_mprotect, m->start, m->end - m->start, m->protection), AT_PROTECT, m->start);
         for (word advice = 0; m->advice >> advice; advice++)

@@ -3,7 +3,8 @@
 
 use std::io;
 use std::ops::{BitOr, Range};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 const SCAN: u64 = 0xc060_6610;
 const WP_MATCHING: u64 = 1;
@@ -29,6 +30,8 @@ impl States {
     pub const ZERO: Self = Self(1 << 5);
     /// Part of a huge page.
     pub const HUGE: Self = Self(1 << 6);
+    /// A guard (MADV_GUARD_INSTALL), which nobody can read. Such a page counts as [`Self::SWAPPED`] too. See [`guards`].
+    pub const GUARD: Self = Self(1 << 8);
 
     /// Whether all of `other` hold.
     pub fn has(self, other: Self) -> bool {
@@ -111,6 +114,16 @@ pub fn scan(pagemap: BorrowedFd<'_>, range: Range<u64>, filter: Filter) -> io::R
         start = if argument[4] > start { argument[4] } else { range.end };
     }
     Ok(found)
+}
+
+/// [`States::GUARD`], if the kernel tells guards: Linux 6.15. It has had them since 6.13.
+pub fn guards() -> States {
+    static TOLD: OnceLock<bool> = OnceLock::new();
+    let told = TOLD.get_or_init(|| {
+        let filter = Filter { any: States::GUARD, tell: States::GUARD, ..Filter::default() };
+        open(std::process::id()).and_then(|own| scan(own.as_fd(), 4096..8192, filter)).is_ok()
+    });
+    if *told { States::GUARD } else { States::default() }
 }
 
 /// Reads ranges one behind the other into `buffer`, as much of the list as one call takes; returns the bytes:

@@ -50,6 +50,7 @@ mod inspect;
 mod instance;
 mod keys;
 mod kits;
+mod lifted;
 pub mod logs;
 mod machine;
 mod meter;

@@ -15,7 +15,7 @@ const PAGEOUT: i32 = 21;
 pub(crate) enum PagedOut {
     /// So many bytes more are in the kernel's swap.
     Bytes(u64),
-    /// There is no swap, or it is full.
+    /// There is no swap, or it is full. That is not why the pager could not take it out, so it is not told.
     NoSwap,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for PagedOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PagedOut::Bytes(bytes) => write!(f, "{} KiB of it went to the machine's swap instead", bytes >> 10),
-            PagedOut::NoSwap => f.write_str("its memory stays, for this machine has no free swap to give it to"),
+            PagedOut::NoSwap => f.write_str("its memory stays where it is"),
         }
     }
 }
@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn it_says_what_became_of_it() {
-        assert!(PagedOut::NoSwap.to_string().contains("no free swap"));
+        let stays = PagedOut::NoSwap.to_string();
+        assert_eq!(stays, "its memory stays where it is", "the machine is not what stands in the way");
         assert!(PagedOut::Bytes(8192).to_string().starts_with("8 KiB"));
         let expected = field("/proc/meminfo", "SwapFree:") > 0;
         assert_eq!(matches!(page_out(&[]), PagedOut::Bytes(_)), expected);

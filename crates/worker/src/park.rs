@@ -10,35 +10,38 @@
 //! Until "record Parked" the tree runs on whatever happens, the daemon's death included: CRIU resumes it when its
 //! socket closes. A tree found running under a recorded Parked is newer than the snapshot and wins (recovery).
 
+mod error;
+
+pub(crate) use error::ParkError;
+
 use crate::fault;
 use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
 use crate::inotify::{self, Events, SleepingInotify};
-use crate::pins::{self, Pin, PinError};
+use crate::lifted;
+use crate::pins::{self, Pin};
 use crate::proc::{Proc, namespaces_of, user_of};
-use crate::quota::{Place, QuotaError};
+use crate::quota::Place;
 use crate::suspend::{self, is_connection};
 use crate::task::{chain, plan_of};
 use crate::tree::{self, Tree};
 use crate::volumes;
-use crate::volumes::sleep::{Slept, UnfitVolume};
+use crate::volumes::sleep::Slept;
 use crate::wake::take;
-use kip_checkpoint::clocks::{self, Boot, ClockError, Clocks, Frozen, Now, Since};
+use kip_checkpoint::clocks::{self, Boot, Clocks, Frozen, Now, Since};
 use kip_checkpoint::comeback;
-use kip_checkpoint::dump::{DumpError, DumpRequest, Stage, dump};
-use kip_checkpoint::image::ImageError;
-use kip_checkpoint::plan::{self, PlanError};
+use kip_checkpoint::dump::{DumpRequest, Stage, dump};
+use kip_checkpoint::plan;
 use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
 use kip_checkpoint::volumes::is_below;
-use kip_keeper::KeeperError;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal::{self, Recipe};
-use kip_pager::client::PagerError;
+use kip_pager::limits::Lifted;
 use kip_sandbox::rootfs::Mounts;
+use kip_snapshot::Contents;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
-use kip_snapshot::{Contents, SnapshotError};
 use kip_sys::timens;
 use kip_types::{Generation, Image};
 use serde::{Deserialize, Serialize};
@@ -162,6 +165,8 @@ struct Seen {
     mounts: Option<Mounts>,
     /// Where its own files are.
     place: Place,
+    /// Limits that are lifted until this is dropped.
+    lifted: Vec<(u32, Lifted)>,
 }
 
 /// What was made of a frozen tree.
@@ -172,58 +177,6 @@ struct Settled {
     image_bytes: u64,
 }
 
-/// Why a proc was not parked; it runs on.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ParkError {
-    #[error(transparent)]
-    Dump(#[from] DumpError),
-    #[error(transparent)]
-    Snapshot(#[from] SnapshotError),
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    #[error(transparent)]
-    Clock(#[from] ClockError),
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    #[error(transparent)]
-    Pin(#[from] PinError),
-    #[error(transparent)]
-    Keeper(#[from] KeeperError),
-    #[error("the pager, which has some of its memory, does not tell of it")]
-    Pager(#[from] PagerError),
-    #[error("what it has out cannot be told")]
-    Account(#[source] PagerError),
-    #[error("memory that it has out cannot be taken over")]
-    Carry(#[source] SnapshotError),
-    #[error("process {pid} has memory out and is not in the snapshot")]
-    Unmatched { pid: u32 },
-    #[error("the helper for the snapshot cannot be started")]
-    Helper(#[from] kip_checkpoint::helper::HelperError),
-    #[error("socket {inode} of the frozen program cannot be taken over")]
-    Socket {
-        inode: u32,
-        #[source]
-        source: io::Error,
-    },
-    #[error("process {pid} is stopped by a signal and has several threads, which CRIU cannot put into a snapshot")]
-    StoppedThreads {
-        /// As numbered inside.
-        pid: u32,
-    },
-    #[error("the state cannot be recorded")]
-    Record(#[source] crate::record::RecordError),
-    #[error(transparent)]
-    Volume(#[from] UnfitVolume),
-    #[error("the first thread of process {pid} ({name}) has ended while others of it go on, pthread_exit(3)")]
-    WithoutFirstThread { pid: u32, name: String },
-    #[error("it could not be woken: {criu} ({plan})")]
-    NoWayBack { criu: String, plan: String },
-    #[error("its own files cannot be looked at")]
-    Place(#[from] QuotaError),
-    #[error("its processes cannot be read")]
-    Tree(#[source] io::Error),
-}
-
 /// A finished parking.
 #[derive(Debug)]
 pub(crate) struct ParkDone {
@@ -232,14 +185,6 @@ pub(crate) struct ParkDone {
     pub(crate) bytes: u64,
     /// All memory in the generation, old and new.
     pub(crate) image_bytes: u64,
-}
-
-impl ParkError {
-    /// It may succeed with all memory there.
-    pub(crate) fn is_about_what_is_out(&self) -> bool {
-        let refused = matches!(self, ParkError::Account(PagerError::Refused(_)));
-        refused || matches!(self, ParkError::Carry(_) | ParkError::Unmatched { .. })
-    }
 }
 
 /// Parks. `out`: the pager knows it, and is ready for that. `once`: its owner asks for this one sleep. `record` is called when the generation is complete and must write
@@ -286,12 +231,14 @@ pub(crate) fn park(
     }
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
-    let mut seen = Seen { ran: Ran::default(), masks, volumes, own_ipc, out, once, mounts, place };
+    let (ran, lifted) = (Ran::default(), Vec::new());
+    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, lifted };
     let mut outcome = None;
     let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut |stage| match stage {
         Stage::Running => {
+            seen.lifted = lifted::lift(&tree);
             seen.ran = look_before(proc, &tree);
             true
         }
@@ -308,7 +255,13 @@ pub(crate) fn park(
         // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
         (Err(_), Some(Ok(settled))) if proc.wait_until_empty(Duration::from_secs(1)) => Ok(done(settled, 0)),
         (_, Some(Err(e))) => Err(undo(proc, generation, e)),
-        (Err(e), _) => Err(undo(proc, generation, ParkError::Dump(e))),
+        (Err(source), _) => {
+            let error = match lifted::used_up(&tree) {
+                Some(what) => ParkError::UsedUp { what, source },
+                None => ParkError::Dump(source),
+            };
+            Err(undo(proc, generation, error))
+        }
         (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
     }
 }
@@ -339,6 +292,7 @@ fn settle(
     // Before an image is rewritten, which makes it another file.
     let interrupted_ns = clocks::interrupted_at(images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
+    lifted::note(&seen.lifted, &tree, images)?;
     sockets::order_unix_pairs(images)?;
     let link = |pid: u32, at: &str| {
         let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;

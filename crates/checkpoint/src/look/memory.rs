@@ -61,6 +61,9 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
     let mut found = Vec::new();
     for vma in mm.messages(14)? {
         let (range, state) = (vma.number(1)..vma.number(2), vma.number(7));
+        if state & status::GUARD != 0 {
+            continue;
+        }
         let shared = vma.number(6) & MAP_SHARED != 0;
         let kernel = |name: &str| What::Kernel { name: name.to_owned() };
         let private = |name: &str| What::Private { name: name.to_owned() };

@@ -23,6 +23,8 @@ pub(crate) mod status {
     pub(crate) const ANON_PRIVATE: u64 = 1 << 9;
     pub(crate) const VVAR: u64 = 1 << 12;
     pub(crate) const MEMFD: u64 = 1 << 14;
+    /// Not a mapping but guards (MADV_GUARD_INSTALL) in others.
+    pub(crate) const GUARD: u64 = 1 << 16;
     pub(crate) const KNOWN: u64 = REGULAR
         | STACK
         | VSYSCALL
@@ -33,7 +35,8 @@ pub(crate) mod status {
         | ANON_SHARED
         | ANON_PRIVATE
         | VVAR
-        | MEMFD;
+        | MEMFD
+        | GUARD;
 }
 
 const PROT_READ: u64 = 1;
@@ -45,6 +48,8 @@ const MAP_HUGETLB: u64 = 0x4_0000;
 const LEAST_POPULATED: u64 = 4 * PAGE as u64;
 /// Where [`Mapping::kind`] says so, `ours` is the number of a shared memory.
 const KIND_SHARED: u64 = 1;
+/// Guards in mappings that come before it.
+const KIND_GUARD: u64 = 2;
 
 /// The vdso and what belongs to it: (offset from its start, size) of each piece, as they follow each other.
 pub(super) type VdsoShape = Vec<(u64, u64)>;
@@ -78,6 +83,8 @@ pub(super) struct Pages {
 #[derive(Debug)]
 pub(super) struct Memory {
     mappings: Vec<Mapping>,
+    /// Guards in them.
+    guards: Vec<(u64, u64)>,
     /// What is read before the program runs, by address.
     runs: Vec<(Ref, Run)>,
     /// Pages of rseq(2) areas: the kernel writes to them when it moves a thread, and kills the thread where it cannot.
@@ -133,7 +140,8 @@ impl Memory {
         let page = |address: u64| address & !(PAGE as u64 - 1);
         let rseq = rseq.iter().flat_map(|(at, length)| [page(*at), page(at + length.max(&1) - 1)]).collect();
         let (mappings, runs, vdso_shape) = (Vec::new(), Vec::new(), Vec::new());
-        let mut memory = Memory { mappings, runs, rseq, can_come: 0, vdso: 0, vdso_shape };
+        let guards = Vec::new();
+        let mut memory = Memory { mappings, guards, runs, rseq, can_come: 0, vdso: 0, vdso_shape };
         let mut special = Vec::new();
         for vma in mm.messages(14)? {
             let (start, end, status) = (vma.number(1), vma.number(2), vma.number(7));
@@ -145,6 +153,10 @@ impl Memory {
             }
             if start < AREA_END && end > AREA {
                 return unsupported("a mapping where the restorer needs room");
+            }
+            if status & status::GUARD != 0 {
+                memory.guards.push((start, end));
+                continue;
             }
             if status & (status::VDSO | status::VVAR) != 0 {
                 if status & status::VDSO != 0 {
@@ -272,6 +284,7 @@ impl Memory {
                 let (offset, written) = (m.offset, u64::from(self.is_filled(m)));
                 vec![m.start, m.end, m.protection, m.flags, ours, offset, kind, m.advice, written]
             })
+            .chain(self.guards.iter().map(|(start, end)| vec![*start, *end, 0, 0, u64::MAX, 0, KIND_GUARD, 0, 0]))
             .collect();
         let vdso: Vec<Vec<u64>> = self
             .vdso_shape

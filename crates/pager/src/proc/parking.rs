@@ -2,6 +2,7 @@
 //! its memory; [`Proc::settle`] and [`Proc::account`] make one ready for being parked with a part of its memory out.
 
 use super::{Custodian, Known, PARKED, Proc};
+use crate::arguments;
 use crate::deflate;
 use crate::mend::mend;
 use crate::parked::{self, Parked};
@@ -124,6 +125,8 @@ impl Proc {
             kind.clone_into(&mut state.since.kind);
             memory.install(&mut state);
             state.read_ahead = true;
+            drop(state);
+            arguments::bring_soon(host, &memory);
         }
         Ok(proc)
     }
