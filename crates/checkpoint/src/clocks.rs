@@ -14,7 +14,7 @@
 mod calls;
 mod timers;
 
-pub use calls::{Since, Waiting, is_over, live_due, patch_bytes};
+pub use calls::{Since, Waiting, end_of, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
 use crate::image::{Image, ImageError, numbered};
@@ -59,18 +59,37 @@ pub struct Due {
     pub monotonic: bool,
 }
 
-/// A relative time-out that the wake writes into a thread's stack.
+/// A relative time-out that the wake writes into a thread's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Patch {
     /// The thread, as numbered inside.
     pub thread: u32,
-    /// Address of a struct timespec.
+    /// Where the time-out is.
     pub address: u64,
     /// What was left of it at the freeze, nanoseconds.
     pub left_ns: i64,
     /// It is on a clock that goes on in a suspended sleep.
     #[serde(default)]
     pub goes_on: bool,
+    /// How long the program wanted to wait, nanoseconds; 0 where that is not known.
+    #[serde(default)]
+    pub whole_ns: i64,
+    /// What the call takes there.
+    #[serde(default)]
+    pub form: Form,
+}
+
+/// What a call takes as its time-out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Form {
+    /// A struct timespec of ours, with a record of when the wait ends: [`kip_sys::ends`].
+    #[default]
+    Record,
+    /// The program's own struct timespec, which the kernel updates.
+    Timespec,
+    /// The program's own struct timeval, which the kernel updates.
+    Timeval,
 }
 
 /// A time-out of a socket that the wake sets to what is left, and back when the thread is in its call again.
@@ -88,6 +107,9 @@ pub struct SocketPatch {
     pub whole_ns: i64,
     /// What was left of it at the freeze, nanoseconds.
     pub left_ns: i64,
+    /// Where a record of the wait's end goes; none in images that were made before there were any.
+    #[serde(default)]
+    pub record: Option<u64>,
 }
 
 /// What the wake needs to know about time.
@@ -100,6 +122,10 @@ pub struct Clocks {
     /// Time-outs of sockets.
     #[serde(default)]
     pub sockets: Vec<SocketPatch>,
+    /// Threads, and addresses of words that have to be in memory when they begin their calls anew: the kernel changes a word of
+    /// FUTEX_LOCK_PI in a way that cannot wait for a page.
+    #[serde(default)]
+    pub words: Vec<(u32, u64)>,
     /// Timerfds that are armed or unread.
     #[serde(default)]
     pub timerfds: Vec<Timerfd>,
@@ -313,6 +339,7 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
                 })
             })
             .map_err(damaged)?;
+            changed |= timers::arm_pending(core).map_err(damaged)?;
             if timers::collect(core, read_ns, &mut arrived, &mut clocks.dues).map_err(damaged)? {
                 clocks.read_ns.insert(thread, read_ns);
             }
@@ -415,7 +442,7 @@ mod tests {
             cancel_on_set: false,
         };
         let due = |monotonic| Due { source: Source::Call, at_ns: 900, every_ns: None, monotonic };
-        let patch = |goes_on| Patch { thread: 2, address: 0, left_ns: 400, goes_on };
+        let patch = |goes_on| Patch { thread: 2, address: 0, left_ns: 400, goes_on, whole_ns: 0, form: Form::Record };
         let clocks = Clocks {
             frozen_ns: 500,
             read_ns: [(2, 400)].into(),

@@ -6,7 +6,9 @@
 
 use crate::swap::PAGE;
 use crate::timeouts;
+use kip_sys::ends::End;
 use kip_sys::inject::{self, Hand};
+use kip_sys::shortened;
 use kip_sys::stub::vdso_of;
 use kip_sys::trace::{self, Stop};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -48,9 +50,10 @@ pub struct StoppedProcess {
     pub pid: u32,
     /// Its threads.
     pub threads: Vec<u32>,
-    /// Those that were put back onto a call that had ended with EINTR, and since when each had waited in it, nanoseconds of
-    /// CLOCK_MONOTONIC, where that is known.
-    mended: Vec<(u32, Option<i64>)>,
+    /// Those that were put back onto a call that had ended with EINTR.
+    mended: Vec<u32>,
+    /// When the calls of those end that have a relative time-out which the kernel does not update.
+    ends: HashMap<u32, End>,
 }
 
 /// Processes that stand still; dropped, they run on.
@@ -60,8 +63,8 @@ pub struct Stopped {
     pub processes: BTreeMap<u32, StoppedProcess>,
     /// When the first of them may have been stopped.
     pub began: Instant,
-    /// Threads that waited in a call with a time-out of its own: which call, and since when.
-    since: HashMap<u32, (u64, i64)>,
+    /// Threads that waited in a call with a relative time-out.
+    since: timeouts::Since,
     /// How often each thread that slept before had left a processor by then.
     slept: HashMap<u32, u64>,
     /// Threads that a signal had stopped before, signal(7).
@@ -103,6 +106,7 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
                     pid,
                     threads: Vec::new(),
                     mended: Vec::new(),
+                    ends: HashMap::new(),
                 });
                 if !process.threads.contains(&tid) && seize(pid, tid)? {
                     process.threads.push(tid);
@@ -112,8 +116,6 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
         }
         if fresh.is_empty() {
             stopped.processes.retain(|_, process| !process.threads.is_empty());
-            let Stopped { since, slept, .. } = &mut stopped;
-            since.retain(|tid, (call, _)| *call != timeouts::POLL || slept_through(slept, *tid));
             stopped.at = Instant::now();
             return Ok(stopped);
         }
@@ -197,6 +199,18 @@ fn slept_through(slept: &HashMap<u32, u64>, tid: u32) -> bool {
     slept.get(&tid).is_some_and(|before| left_processor(&status).is_some_and(|now| now <= before + 1))
 }
 
+/// How often a thread has left a processor to wait; that one was taken away from it does not count.
+pub(crate) fn waits(tid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
+}
+
+/// Whether a stopped thread that had waited so often before has waited for nothing since but in its stop. On a busy machine the
+/// processor may have been taken away from it on the way.
+fn waited_no_more(tid: u32, before: u64) -> bool {
+    waits(tid).is_some_and(|now| now <= before + 1)
+}
+
 /// Pid 1 of a pid namespace: NSpid in proc_pid_status(5).
 fn is_init(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -236,10 +250,17 @@ impl Stopped {
         };
         match result {
             Ok(mended) => {
-                if let Some(call) = mended {
-                    let since = self.since.get(&tid).filter(|(waited_in, _)| *waited_in == call);
-                    process.mended.push((tid, since.map(|(_, since)| *since)));
+                let before = self.since.get(&tid).filter(|(_, _, waits)| waited_no_more(tid, *waits));
+                let before = before.map(|(call, since, _)| (*call, *since));
+                // What fails here fails because it has died, or has no time-out that the kernel could read.
+                if let Ok(Some(end)) = timeouts::end(tid, mended.is_some(), before) {
+                    process.ends.insert(tid, end);
+                    if mended.is_some() {
+                        // At once: if we die it does not wait its whole time anew.
+                        let _ = timeouts::begin_anew(tid, end);
+                    }
                 }
+                process.mended.extend(mended.map(|_| tid));
             }
             Err(e) if ended(&e) => process.threads.retain(|t| *t != tid),
             Err(e) => return Err(e),
@@ -274,32 +295,49 @@ impl Stopped {
 
     /// Lets all run.
     pub fn go(self) {}
+
+    /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails because it has died.
+    fn make_ready(&self, process: &StoppedProcess, tid: u32) {
+        let (end, mended) = (process.ends.get(&tid), process.mended.contains(&tid));
+        let signal = (mended || end.is_some()) && signal_waits(process.pid, tid);
+        match end {
+            _ if signal && mended => drop(inject::unmend(tid)),
+            // The kernel ends the call by itself.
+            _ if signal => {}
+            Some(end) => drop(timeouts::begin_anew(tid, *end)),
+            None if mended => {}
+            None => {
+                let _ = timeouts::make_again(tid);
+                let _ = timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64);
+            }
+        }
+    }
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
         let mut until = None;
-        for process in std::mem::take(&mut self.processes).into_values() {
-            for tid in process.threads {
-                let polls = self.since.get(&tid).filter(|(call, _)| *call == timeouts::POLL);
-                // What fails here fails because it has died.
-                match process.mended.iter().find(|(mended, _)| *mended == tid) {
-                    Some(_) if signal_waits(process.pid, tid) => drop(inject::unmend(tid)),
-                    Some((_, Some(since))) => drop(timeouts::shorten(process.pid, tid, *since)),
-                    Some((_, None)) => {}
-                    None if polls.is_some() => {
-                        let since = polls.map_or(0, |(_, since)| *since);
-                        if !signal_waits(process.pid, tid) {
-                            drop(timeouts::end_poll(tid, since));
-                        }
-                    }
-                    None => drop(timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64)),
-                }
+        let processes = std::mem::take(&mut self.processes);
+        // Before any of them runs; of those that share one, the last to end is the one that it must not be too short for.
+        let mut ends: Vec<(u32, End)> = processes.values().flat_map(|process| process.ends.clone()).collect();
+        ends.sort_by_key(|(_, end)| end.at_ns);
+        let mut shortened = HashMap::new();
+        for (tid, end) in ends {
+            if let Ok(Some(one)) = timeouts::shorten_socket(tid, end) {
+                shortened.insert(one.shares(), one);
+            }
+        }
+        for process in processes.into_values() {
+            for &tid in &process.threads {
+                self.make_ready(&process, tid);
                 if trace::detach(tid).is_err() {
                     let_go(tid, *until.get_or_insert_with(|| Instant::now() + Duration::from_secs(1)));
                 }
             }
         }
+        shortened::give_back(shortened.into_values().collect(), |error| {
+            tracing::warn!(%error, "a socket keeps a time-out that was meant for one call");
+        });
     }
 }
 
@@ -339,7 +377,7 @@ impl StoppedProcess {
         let first = self.threads.iter().find(idle).into_iter().chain(&self.threads);
         let mut last = io::Error::from_raw_os_error(libc_esrch());
         for tid in first {
-            let mended = self.mended.iter().any(|(mended, _)| mended == tid);
+            let mended = self.mended.contains(tid);
             match Hand::take(*tid, vdso, mended) {
                 Ok(hand) => return Ok(hand),
                 // Another may still live.

@@ -27,15 +27,17 @@ pub(crate) fn left(pid: u32, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<T
     const REAL: u64 = 0;
     let mut found = Vec::new();
     hand.call(call::GETITIMER, &[REAL, scratch.at])?;
-    found.extend(read(pid, scratch.at, 1_000)?.map(|(left_ns, every_ns)| Timer {
-        interval_timer: true,
-        left_ns,
-        every_ns,
-    }));
+    // With nothing left and an interval its signal waits to be taken: it is due now.
+    let (left_ns, every_ns) = read(pid, scratch.at, 1_000)?;
+    if left_ns > 0 || every_ns > 0 {
+        found.push(Timer { interval_timer: true, left_ns: left_ns.max(1), every_ns });
+    }
     for id in ids(&std::fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default()) {
         if hand.call(call::TIMER_GETTIME, &[id, scratch.at]).is_ok() {
-            let timer = read(pid, scratch.at, 1)?;
-            found.extend(timer.map(|(left_ns, every_ns)| Timer { interval_timer: false, left_ns, every_ns }));
+            let (left_ns, every_ns) = read(pid, scratch.at, 1)?;
+            if left_ns > 0 {
+                found.push(Timer { interval_timer: false, left_ns, every_ns });
+            }
         }
     }
     Ok(found)
@@ -57,13 +59,13 @@ fn ids(text: &str) -> Vec<u64> {
     ids
 }
 
-/// Interval and value of struct itimerval (`unit` 1000) or itimerspec (1), as (left, every); none if it is not armed.
-fn read(pid: u32, at: u64, unit: i64) -> io::Result<Option<(i64, i64)>> {
+/// Interval and value of struct itimerval (`unit` 1000) or itimerspec (1), as (left, every).
+fn read(pid: u32, at: u64, unit: i64) -> io::Result<(i64, i64)> {
     let mut bytes = [0u8; 32];
     read_memory(pid, at, &mut bytes)?;
     let word = |index: usize| i64::from_le_bytes(bytes[index * 8..index * 8 + 8].try_into().expect("8 bytes"));
     let ns = |index: usize| word(index).saturating_mul(1_000_000_000).saturating_add(word(index + 1) * unit);
-    Ok((ns(2) > 0).then_some((ns(2), ns(0))))
+    Ok((ns(2), ns(0)))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 pub mod caps;
+pub mod ends;
 pub mod fdpass;
 pub mod inject;
 pub mod loops;
@@ -15,6 +16,7 @@ pub mod perf;
 pub mod process;
 pub mod ran;
 pub mod rseq;
+pub mod shortened;
 pub mod sock;
 pub mod stub;
 pub mod timed;

@@ -69,8 +69,7 @@ impl Tree {
         let look = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one, or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
-            let due_ns = crate::wake::resumed_due(*tid);
-            Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call, due_ns }))
+            Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
         };
         self.threads.iter().filter_map(look).collect()
     }
@@ -152,15 +151,11 @@ pub(crate) fn last_ran(tid: u32) -> Option<i64> {
     CpuClocks::default().last_ran(tid)
 }
 
-/// How often a thread has given up a CPU to wait; that one was taken away from it does not count.
-pub(crate) fn waits_of(tid: u32) -> Option<u64> {
-    waits(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)
-}
-
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim)
 }
 
+/// How often a thread has given up a CPU to wait; that one was taken away from it does not count.
 fn waits(status: &str) -> Option<u64> {
     field(status, "voluntary_ctxt_switches:")?.parse().ok()
 }

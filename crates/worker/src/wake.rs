@@ -9,7 +9,7 @@ mod rebuild;
 mod reopen;
 mod timers;
 
-pub(crate) use timers::{forget, resumed_due, take};
+pub(crate) use timers::{forget, take};
 
 use crate::archive::DemandError;
 use crate::fault;
@@ -34,6 +34,7 @@ use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::Signal;
+use kip_sys::shortened::Shortened;
 use kip_sys::timens;
 use kip_types::api::StepView;
 use kip_types::{Generation, Limits};
@@ -406,7 +407,7 @@ fn advanced(
 
 /// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run. `clocks` is what of the body's has to be
 /// set.
-fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<timers::Shortened> {
+fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
     let shortened = timers::set(proc, clocks, missed, traced);
     let held: Vec<_> = body
         .sockets

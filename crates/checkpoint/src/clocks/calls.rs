@@ -1,17 +1,17 @@
 //! Blocking calls: put back where CRIU interrupted them, and their time-outs made to go on.
 //!
-//! A time-out given to the call itself is pointed at one of ours in the thread's stack. One that is an option of a
-//! socket (SO_RCVTIMEO, SO_SNDTIMEO) is only noted; the wake sets what is left of it for as long as the thread enters
-//! its call. Sources: signal(7), the x86-64 system call convention and table, socket(7).
+//! A time-out given to the call itself is pointed at one of ours in the thread's stack, with a record of when the wait ends
+//! ([`kip_sys::ends`]); one that the kernel updates for its program (select, pselect6, ppoll) stays where it is and is set to
+//! what is left. One that is an option of a socket (SO_RCVTIMEO, SO_SNDTIMEO) is noted, and the call marked; the wake sets
+//! what is left of it for as long as the thread enters its call. Sources: signal(7), the x86-64 system call convention and table,
+//! socket(7), futex(2).
 
-use super::{Clocks, Due, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
+use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
 use crate::wire::Message;
+use kip_sys::ends::{self, End};
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-
-/// Distance of our time-out below the stack pointer, bytes: past the 128 bytes of the red zone (x86-64 psABI 3.2.2).
-const SCRATCH_BELOW: u64 = 512;
 
 /// How a system call takes its time-out.
 enum Timeout {
@@ -19,9 +19,11 @@ enum Timeout {
     Millis { value: u64, exchange: Exchange },
     /// Address of a relative timespec which the kernel leaves alone.
     Constant { address: u64, pointer: u32 },
+    /// As Constant, of a sleep that has the kernel write what is left elsewhere when it is interrupted, or to the same place.
+    Slept { address: u64, pointer: u32, remainder: u64 },
     /// Address of a relative timespec which the kernel has updated to what is left when it was interrupted.
-    Updated { address: u64, pointer: u32 },
-    /// As Updated, a struct timeval of select(2), to be exchanged for pselect6.
+    Updated { address: u64 },
+    /// As Updated, a struct timeval of select(2).
     UpdatedTimeval { address: u64 },
     /// An absolute time that needs no change.
     Absolute { address: u64, clock: u64 },
@@ -55,33 +57,40 @@ const CLOCK_NANOSLEEP: u64 = 230;
 
 fn timeout_of(nr: u64, regs: &Message) -> Option<Timeout> {
     let r = |f| regs.number(f);
-    let pointer = |field: u32, t: fn(u64, u32) -> Timeout| (r(field) != 0).then(|| t(r(field), field));
-    let constant: fn(u64, u32) -> Timeout = |address, pointer| Timeout::Constant { address, pointer };
-    let updated: fn(u64, u32) -> Timeout = |address, pointer| Timeout::Updated { address, pointer };
+    let constant = |pointer: u32| (r(pointer) != 0).then(|| Timeout::Constant { address: r(pointer), pointer });
+    let slept = |pointer: u32, remainder: u32| match r(remainder) {
+        0 => constant(pointer),
+        remainder => (r(pointer) != 0).then(|| Timeout::Slept { address: r(pointer), pointer, remainder }),
+    };
+    let updated = |pointer: u32| (r(pointer) != 0).then(|| Timeout::Updated { address: r(pointer) });
+    let absolute = |pointer: u32, clock| (r(pointer) != 0).then(|| Timeout::Absolute { address: r(pointer), clock });
     let millis = |field: u32, exchange| {
         (r(field) as i32 >= 0).then(|| Timeout::Millis { value: r(field) as i32 as u64, exchange })
     };
+    let realtime_if = |set: bool| u64::from(!set);
     match nr {
         7 => millis(DX, Exchange::Poll),
         23 => (r(R8) != 0).then(|| Timeout::UpdatedTimeval { address: r(R8) }),
-        35 => pointer(DI, constant),
-        128 => pointer(DX, constant),
+        35 => slept(DI, SI),
+        128 => constant(DX),
         202 => match r(SI) & 0x7f {
-            0 => pointer(R10, constant),
-            9 if r(R10) != 0 => {
-                Some(Timeout::Absolute { address: r(R10), clock: if r(SI) & 256 != 0 { 0 } else { 1 } })
-            }
+            0 => constant(R10),
+            // FUTEX_LOCK_PI goes by CLOCK_REALTIME only.
+            6 => absolute(R10, 0),
+            9 | 11 | 13 => absolute(R10, realtime_if(r(SI) & 256 != 0)),
             _ => None,
         },
-        208 => pointer(R8, constant),
-        220 => pointer(R10, constant),
-        230 if r(SI) & 1 != 0 => Some(Timeout::Absolute { address: r(DX), clock: r(DI) }),
-        230 => pointer(DX, constant),
+        208 | 333 => constant(R8),
+        220 => constant(R10),
+        230 if r(SI) & 1 != 0 => absolute(DX, r(DI)),
+        230 => slept(DX, R10),
         232 => millis(R10, Exchange::EpollWait),
-        270 => pointer(R8, updated),
-        271 => pointer(DX, updated),
+        242 | 243 => absolute(R8, 0),
+        270 => updated(R8),
+        271 => updated(DX),
         281 => millis(R10, Exchange::EpollPwait),
-        441 => pointer(R10, constant),
+        441 => constant(R10),
+        449 => absolute(R10, r(R8)),
         _ => None,
     }
 }
@@ -93,9 +102,6 @@ pub struct Waiting {
     pub since_ns: i64,
     /// Number, six arguments and stack pointer of the call: proc_pid_syscall(5).
     pub call: [u64; 8],
-    /// When its time-out ends, nanoseconds of CLOCK_MONOTONIC, if the last wake resumed the call and it has not been left
-    /// since.
-    pub due_ns: Option<i64>,
 }
 
 /// What a thread was doing when it was frozen.
@@ -118,12 +124,25 @@ impl Waiting {
     }
 }
 
+/// The record of when the wait ends that a thread stands in, if we began its call anew. `read` reads the thread's memory.
+fn record(nr: u64, regs: &Message, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<End> {
+    let r = |f| regs.number(f);
+    ends::of(&[nr, r(DI), r(SI), r(DX), r(R10), r(R8), r(R9), r(SP)], read)
+}
+
 /// When the call of a thread that runs ends by its own time-out; none if it has none. `read` reads the thread's memory, whose
 /// CLOCK_MONOTONIC is `ahead_ns` ahead of the machine's.
 pub fn live_due(waiting: &Waiting, now: Now, ahead_ns: i64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Due> {
     let mut regs = Message::default();
     for (field, value) in [DI, SI, DX, R10, R8, R9].into_iter().zip(&waiting.call[1..7]) {
         regs.set_varint(field, *value);
+    }
+    regs.set_varint(SP, waiting.call[7]);
+    if let Some(end) = record(waiting.call[0], &regs, read) {
+        let at_ns = end.at_ns.max(now.monotonic_ns.saturating_add(1));
+        let timeout = timeout_of(waiting.call[0], &regs);
+        let monotonic = timeout.is_none_or(|timeout| is_monotonic(waiting.call[0], &regs, &timeout));
+        return Some(Due { source: Source::Call, at_ns, every_ns: Some(end.whole_ns), monotonic });
     }
     let time = |address: u64, unit: i64| {
         let mut bytes = [0u8; 16];
@@ -140,7 +159,7 @@ pub fn live_due(waiting: &Waiting, now: Now, ahead_ns: i64, read: &dyn Fn(u64, &
             (left, left.saturating_add(waited))
         }
         Timeout::Millis { value, .. } => (value as i64 * 1_000_000 - waited, value as i64 * 1_000_000),
-        Timeout::Constant { address, .. } | Timeout::Updated { address, .. } => {
+        Timeout::Constant { address, .. } | Timeout::Slept { address, .. } | Timeout::Updated { address } => {
             let whole = time(address, 1)?;
             (whole - waited, whole)
         }
@@ -149,7 +168,6 @@ pub fn live_due(waiting: &Waiting, now: Now, ahead_ns: i64, read: &dyn Fn(u64, &
             (whole - waited, whole)
         }
     };
-    let left = waiting.due_ns.map_or(left, |due| due - now.monotonic_ns);
     let at_ns = now.monotonic_ns.saturating_add(left.max(1));
     (whole > 0).then_some(Due { source: Source::Call, at_ns, every_ns: Some(whole), monotonic })
 }
@@ -202,12 +220,14 @@ fn settle_call(
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
 ) -> bool {
+    let end = record(nr, regs, &|address, bytes| (frozen.read)(thread, address, bytes));
+    if let Some(word) = ends::lock_word(nr, &[DI, SI, DX, R10, R8, R9].map(|field| regs.number(field))) {
+        clocks.words.push((thread, word));
+    }
     let since = since.filter(|w| w.in_same(nr, regs));
-    let due = since.and_then(|w| w.due_ns);
     let waited = since.map_or(0, |w| (now.monotonic_ns - w.since_ns).max(0));
-    if let Some(sending) = socket_call(nr) {
-        settle_socket(thread, sending, regs, now, (waited, due), frozen, clocks);
-        return false;
+    if let Some(sending) = ends::socket_call(nr) {
+        return settle_socket(thread, sending, regs, now, (waited, end), frozen, clocks);
     }
     let Some(timeout) = timeout_of(nr, regs) else { return false };
     let monotonic = is_monotonic(nr, regs, &timeout);
@@ -218,40 +238,42 @@ fn settle_call(
             half(0).saturating_mul(SECOND).saturating_add(half(8).saturating_mul(unit))
         })
     };
-    let (left, whole) = match timeout {
+    // What the kernel has left in the program's memory was left when the thread was interrupted.
+    let ago = (now.monotonic_ns - frozen.interrupted_ns).max(0);
+    let from_now = |left: i64| (left - ago, left.saturating_add(waited));
+    let found = match timeout {
         Timeout::Absolute { address, clock } => {
             if let Some(left) = seconds_and(address, 1).and_then(|at| now.inside(clocks.ahead_ns).left(clock, at)) {
-                push_due(&mut clocks.dues, Source::Call, now, (left, left.saturating_add(waited)), monotonic);
+                push_due(
+                    &mut clocks.dues,
+                    Source::Call,
+                    now,
+                    (left.max(1), left.saturating_add(waited).max(1)),
+                    monotonic,
+                );
             }
             return false;
         }
-        Timeout::Millis { value: 0, .. } => return false,
-        Timeout::Millis { value, .. } => (value as i64 * 1_000_000 - waited, value as i64 * 1_000_000),
-        Timeout::Constant { address, .. } => match seconds_and(address, 1) {
-            Some(whole) if whole > 0 => (whole - waited, whole),
-            _ => return false,
-        },
-        Timeout::Updated { address, .. } => match seconds_and(address, 1) {
-            Some(left) if left > 0 => (left, left.saturating_add(waited)),
-            _ => return false,
-        },
-        Timeout::UpdatedTimeval { address } => match seconds_and(address, 1000) {
-            Some(left) => (left, left.saturating_add(waited)),
-            None => return false,
-        },
+        Timeout::Millis { value, .. } => Some((value as i64 * 1_000_000 - waited, value as i64 * 1_000_000)),
+        Timeout::Constant { address, .. } => seconds_and(address, 1).map(|whole| (whole - waited, whole)),
+        Timeout::Slept { remainder, .. } => seconds_and(remainder, 1).map(from_now),
+        Timeout::Updated { address } => seconds_and(address, 1).map(from_now),
+        Timeout::UpdatedTimeval { address } => seconds_and(address, 1000).map(from_now),
     };
-    // What the kernel has left in the program's memory was left when the thread was interrupted.
-    let ago = if matches!(timeout, Timeout::Updated { .. } | Timeout::UpdatedTimeval { .. }) {
-        (now.monotonic_ns - frozen.interrupted_ns).max(0)
-    } else {
-        0
+    let found = end.map(|end| (end.at_ns - now.monotonic_ns, end.whole_ns)).or(found);
+    let Some((left, whole)) = found.filter(|(_, whole)| *whole > 0) else { return false };
+    let left = left.clamp(0, whole);
+    let (form, address) = match timeout {
+        Timeout::Updated { address } if end.is_none() => (Form::Timespec, address),
+        Timeout::UpdatedTimeval { address } => (Form::Timeval, address),
+        _ => (Form::Record, ends::place(regs.number(SP))),
     };
-    let left = due.map_or(left - ago, |due| due - now.monotonic_ns).clamp(0, whole.max(0));
-    let address = (regs.number(SP) - SCRATCH_BELOW) & !15;
-    point(regs, &timeout, address);
-    clocks.patches.push(Patch { thread, address, left_ns: left, goes_on: !monotonic });
-    push_due(&mut clocks.dues, Source::Call, now, (left.max(1), whole.max(1)), monotonic);
-    true
+    if form == Form::Record {
+        point(regs, &timeout, address);
+    }
+    clocks.patches.push(Patch { thread, address, left_ns: left, whole_ns: whole, form, goes_on: !monotonic });
+    push_due(&mut clocks.dues, Source::Call, now, (left.max(1), whole), monotonic);
+    form == Form::Record
 }
 
 /// Whether the kernel counts a call's time-out on CLOCK_MONOTONIC: all but absolute ones of another clock, and relative ones of
@@ -272,12 +294,7 @@ fn clocks_on_monotonic(clock: u64) -> bool {
 /// Lets a call take its time-out from a struct timespec at `address`.
 fn point(regs: &mut Message, timeout: &Timeout, address: u64) {
     match timeout {
-        Timeout::Constant { pointer, .. } | Timeout::Updated { pointer, .. } => regs.set_varint(*pointer, address),
-        Timeout::UpdatedTimeval { .. } => {
-            regs.set_varint(AX, 270);
-            regs.set_varint(R8, address);
-            regs.set_varint(R9, 0);
-        }
+        Timeout::Constant { pointer, .. } | Timeout::Slept { pointer, .. } => regs.set_varint(*pointer, address),
         Timeout::Millis { exchange: Exchange::Poll, .. } => {
             regs.set_varint(AX, 271);
             regs.set_varint(DX, address);
@@ -292,38 +309,32 @@ fn point(regs: &mut Message, timeout: &Timeout, address: u64) {
                 regs.set_varint(R9, 0);
             }
         }
-        Timeout::Absolute { .. } => {}
+        // An updated one with a record is at its place already.
+        Timeout::Absolute { .. } | Timeout::Updated { .. } | Timeout::UpdatedTimeval { .. } => {}
     }
 }
 
-/// Whether a call obeys SO_RCVTIMEO (true: SO_SNDTIMEO) of the socket in its first argument. Connecting is left out: a
-/// connect that goes on is another call than one that begins.
-fn socket_call(nr: u64) -> Option<bool> {
-    match nr {
-        0 | 19 | 43 | 45 | 47 | 288 => Some(false),
-        1 | 20 | 44 | 46 => Some(true),
-        _ => None,
-    }
-}
-
-/// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one.
+/// Notes what is left of a socket's own time-out, if the descriptor is a socket and has one, and marks the call; true if it did.
 fn settle_socket(
     thread: u32,
     sending: bool,
-    regs: &Message,
+    regs: &mut Message,
     now: Now,
-    (waited, due): (i64, Option<i64>),
+    (waited, end): (i64, Option<End>),
     frozen: &Frozen<'_>,
     clocks: &mut Clocks,
-) {
-    let Ok(fd) = i32::try_from(regs.number(DI)) else { return };
-    let Ok(socket) = (frozen.take)(thread, fd) else { return };
+) -> bool {
+    let descriptor = regs.number(DI);
+    let Ok(socket) = (frozen.take)(thread, descriptor as i32) else { return false };
     let option = if sending { Which::Send } else { Which::Recv };
-    let Ok(Some(whole)) = socket_timeout(socket.as_fd(), option) else { return };
+    let Ok(Some(whole)) = socket_timeout(socket.as_fd(), option) else { return false };
     let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
-    let left_ns = due.map_or(whole_ns - waited, |due| due - now.monotonic_ns).clamp(1, whole_ns);
-    clocks.sockets.push(SocketPatch { thread, call: regs.number(ORIG_AX), fd, sending, whole_ns, left_ns });
+    let left_ns = end.map_or(whole_ns - waited, |end| end.at_ns - now.monotonic_ns).clamp(1, whole_ns);
+    let (call, fd, record) = (regs.number(ORIG_AX), descriptor as i32, Some(ends::place(regs.number(SP))));
+    clocks.sockets.push(SocketPatch { thread, call, fd, sending, whole_ns, left_ns, record });
     push_due(&mut clocks.dues, Source::Call, now, (left_ns, whole_ns), true);
+    regs.set_varint(DI, ends::marked(descriptor));
+    true
 }
 
 /// Whether a time-out has passed at `now`.
@@ -331,13 +342,24 @@ pub fn is_over(patch: &Patch, clocks: &Clocks, now: Now) -> bool {
     patch.left_ns <= now.monotonic_ns - clocks.frozen_ns
 }
 
-/// A struct timespec of what is left of a patch at `now`, never less than a nanosecond (0 would mean "do not wait").
-pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> [u8; 16] {
-    let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(1);
-    let mut bytes = [0u8; 16];
-    bytes[..8].copy_from_slice(&(left / SECOND).to_le_bytes());
-    bytes[8..].copy_from_slice(&(left % SECOND).to_le_bytes());
-    bytes
+/// When the wait of a patch ends.
+pub fn end_of(patch: &Patch, clocks: &Clocks) -> End {
+    let whole_ns = if patch.whole_ns > 0 { patch.whole_ns } else { patch.left_ns.max(1) };
+    End { at_ns: clocks.frozen_ns + patch.left_ns, whole_ns }
+}
+
+/// What the wake writes for a patch at `now`: what is left, never less than the least that is not "do not wait".
+pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
+    let left = patch.left_ns - (now.monotonic_ns - clocks.frozen_ns);
+    let unit = match patch.form {
+        Form::Record => return ends::encode(left, end_of(patch, clocks), patch.address).to_vec(),
+        Form::Timespec => 1,
+        Form::Timeval => 1000,
+    };
+    let left = left.max(unit);
+    // Rounded up: early is never allowed.
+    let left = left.saturating_add(unit - 1) / unit * unit;
+    [left / SECOND, left % SECOND / unit].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 #[cfg(test)]
@@ -373,29 +395,112 @@ mod tests {
         };
         let frozen = Frozen { take: &take, ..NOTHING };
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
-        let since = Waiting { since_ns: 9 * SECOND, call: [45, 5, 0, 0, 0, 0, 0, 0x7000], due_ns: None };
+        let since = Waiting { since_ns: 9 * SECOND, call: [45, 5, 0, 0, 0, 0, 0, 0x7000] };
         let mut clocks = Clocks::default();
         // One that has a time-out, one whose descriptor is gone, one that sends.
         for regs in [&mut waiting(45, 5), &mut waiting(45, 6), &mut waiting(44, 5)] {
             assert!(settle_thread(3, regs, now, Some(since), &frozen, &mut clocks).waits);
             assert_eq!(regs.number(IP), 0x1000);
         }
-        let (whole_ns, left_ns) = (1_500_000_000, 500_000_000);
-        assert_eq!(clocks.sockets, [SocketPatch { thread: 3, call: 45, fd: 5, sending: false, whole_ns, left_ns }]);
+        let (whole_ns, left_ns, record) = (1_500_000_000, 500_000_000, Some(ends::place(0x7000)));
+        let patch = SocketPatch { thread: 3, call: 45, fd: 5, sending: false, whole_ns, left_ns, record };
+        assert_eq!(clocks.sockets, [patch]);
         assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + left_ns);
         assert!(clocks.patches.is_empty());
-        // Resumed by a wake a second ago, and waiting since long before that.
-        let since = Waiting { due_ns: Some(10 * SECOND + 200_000_000), ..since };
+        // Begun anew a moment ago, and waiting since long before that.
+        let end = End { at_ns: 10 * SECOND + 200_000_000, whole_ns };
+        let bytes = ends::encode(1, end, ends::place(0x7000));
+        let read = |_, address, buffer: &mut [u8]| {
+            buffer.copy_from_slice(&bytes[..buffer.len()]);
+            address == ends::place(0x7000)
+        };
+        let frozen = Frozen { take: &take, read: &read, ..NOTHING };
+        let mut again = waiting(45, ends::marked(5));
         let mut clocks = Clocks::default();
-        settle_thread(3, &mut waiting(45, 5), now, Some(since), &frozen, &mut clocks);
-        assert_eq!(clocks.sockets[0].left_ns, 200_000_000);
+        settle_thread(3, &mut again, now, None, &frozen, &mut clocks);
+        assert_eq!((clocks.sockets[0].fd, clocks.sockets[0].left_ns), (5, 200_000_000));
+    }
+
+    /// The kernel has written what is left over the whole time of a sleep(3), and has put it beside that of a nanosleep(2).
+    #[test]
+    fn what_the_kernel_says_is_left_of_a_sleep_is_left() {
+        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let read = |_, address: u64, buffer: &mut [u8]| {
+            buffer.fill(0);
+            buffer[0] = if address == 0x8000 { 2 } else { 30 };
+            true
+        };
+        let frozen = Frozen { read: &read, interrupted_ns: 9 * SECOND, ..NOTHING };
+        for (remainder, left) in [(0x8000, SECOND), (0x9000, 29 * SECOND), (0, 25 * SECOND)] {
+            let mut regs = waiting(35, 0x9000);
+            regs.set_varint(SI, remainder);
+            let call = [35, 0x9000, remainder, 0, 0, 0, 0, 0x7000];
+            let since = Waiting { since_ns: 5 * SECOND, call };
+            let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
+            settle_thread(3, &mut regs, now, Some(since), &frozen, &mut clocks);
+            assert_eq!(clocks.patches[0].left_ns, left, "{remainder:#x}");
+            assert_eq!((regs.number(DI), regs.number(SI)), (ends::place(0x7000), remainder));
+        }
+    }
+
+    /// What the program goes by after a select is what the kernel has written to the program's own time-out.
+    #[test]
+    fn a_select_keeps_its_own_time_out() {
+        let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
+        let read = |_, _, buffer: &mut [u8]| {
+            buffer.fill(0);
+            buffer[0] = 2;
+            true
+        };
+        let frozen = Frozen { read: &read, interrupted_ns: 10 * SECOND - 1, ..NOTHING };
+        for (call, form, fraction) in [(23, Form::Timeval, 999_999i64), (270, Form::Timespec, 999_999_998)] {
+            let mut regs = waiting(call, 4);
+            regs.set_varint(AX, call);
+            regs.set_varint(R8, 0x8000);
+            let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
+            settle_call(3, call, &mut regs, now, None, &frozen, &mut clocks);
+            let patch = clocks.patches[0];
+            assert_eq!((patch.address, patch.left_ns, patch.form), (0x8000, 2 * SECOND - 1, form));
+            assert_eq!((regs.number(R8), regs.number(AX)), (0x8000, call));
+            let later = Now { monotonic_ns: 10 * SECOND + 1_001, ..now };
+            let bytes = patch_bytes(&patch, &clocks, later);
+            assert_eq!(bytes[..8], 1i64.to_le_bytes());
+            // Microseconds are rounded up.
+            let expected = if form == Form::Timeval { fraction } else { fraction - 1_000 };
+            assert_eq!(bytes[8..], expected.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn absolute_time_outs_are_due_on_their_clocks() {
+        let now = Now { monotonic_ns: 100 * SECOND, realtime_ns: 50 * SECOND, boottime_ns: 200 * SECOND };
+        let read = |_, _, buffer: &mut [u8]| {
+            buffer.fill(0);
+            buffer[0] = 110;
+            true
+        };
+        let frozen = Frozen { read: &read, ..NOTHING };
+        let due = |nr: u64, si: u64, r8: u64| {
+            let mut regs = waiting(nr, 4);
+            for (field, value) in [(SI, si), (R10, 0x8000), (R8, r8)] {
+                regs.set_varint(field, value);
+            }
+            let mut clocks = Clocks::default();
+            assert!(!settle_call(3, nr, &mut regs, now, None, &frozen, &mut clocks), "it stays as it is");
+            clocks.dues.first().map(|due| due.at_ns / SECOND)
+        };
+        assert_eq!((due(202, 9, 0), due(202, 9 | 256, 0)), (Some(110), Some(160)), "FUTEX_WAIT_BITSET");
+        assert_eq!((due(202, 6, 0), due(202, 13, 0)), (Some(160), Some(110)), "FUTEX_LOCK_PI, FUTEX_LOCK_PI2");
+        assert_eq!((due(202, 11, 0), due(202, 1, 0)), (Some(110), None), "FUTEX_WAIT_REQUEUE_PI, FUTEX_WAKE");
+        assert_eq!((due(449, 0, 1), due(449, 0, 0)), (Some(110), Some(160)), "futex_waitv");
+        assert_eq!((due(242, 0, 0x8000), due(243, 0, 0)), (Some(160), None), "mq_timedsend, mq_receive");
     }
 
     #[test]
     fn a_live_call_s_end_is_known() {
         let now = Now { monotonic_ns: 10 * SECOND, realtime_ns: 0, boottime_ns: 0 };
         let nothing = |_: u64, _: &mut [u8]| false;
-        let wait = |call: [u64; 8]| Waiting { since_ns: 9 * SECOND, call, due_ns: None };
+        let wait = |call: [u64; 8]| Waiting { since_ns: 9 * SECOND, call };
         let due = live_due(&wait([232, 5, 0x7000, 64, 3000, 0, 0, 0x7000]), now, 0, &nothing).unwrap();
         assert_eq!((due.at_ns, due.every_ns), (12 * SECOND, Some(3 * SECOND)));
         assert_eq!(live_due(&wait([232, 5, 0x7000, 64, u64::MAX, 0, 0, 0x7000]), now, 0, &nothing), None);
@@ -458,14 +563,13 @@ mod tests {
         let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ..Clocks::default() };
         let mut call = [0; 8];
         (call[0], call[1], call[4], call[7]) = (232, 5, 1500, 0x7000);
-        let waiting = Waiting { since_ns: 9 * SECOND, call, due_ns: None };
+        let waiting = Waiting { since_ns: 9 * SECOND, call };
         let mut other = regs.clone();
         assert!(settle_thread(3, &mut regs, now, Some(waiting), &NOTHING, &mut clocks).changed);
         assert_eq!((regs.number(AX), regs.number(IP), regs.number(DI)), (441, 0x1000, 5));
-        assert_eq!(
-            clocks.patches,
-            [Patch { thread: 3, address: regs.number(R10), left_ns: 500_000_000, goes_on: false }]
-        );
+        let address = regs.number(R10);
+        let (left_ns, whole_ns, form) = (500_000_000, 1_500_000_000, Form::Record);
+        assert_eq!(clocks.patches, [Patch { thread: 3, address, left_ns, whole_ns, form, goes_on: false }]);
         assert_eq!(clocks.dues[0].at_ns, now.monotonic_ns + 500_000_000);
         assert_eq!(clocks.dues[0].every_ns, Some(1_500_000_000));
         // Seen in another call just before: it has only begun to wait.
@@ -474,10 +578,10 @@ mod tests {
         assert!(settle_thread(3, &mut other, now, Some(earlier), &NOTHING, &mut anew).changed);
         assert_eq!(anew.patches[0].left_ns, 1_500_000_000);
         let later = Now { monotonic_ns: 10 * SECOND + 200_000_000, ..now };
-        assert_eq!(patch_bytes(&clocks.patches[0], &clocks, later)[8..], 300_000_000i64.to_le_bytes());
+        assert_eq!(patch_bytes(&clocks.patches[0], &clocks, later)[8..16], 300_000_000i64.to_le_bytes());
         // Due in the past: fires at once, never "do not wait", never for ever.
         let late = Now { monotonic_ns: 60 * SECOND, ..now };
-        assert_eq!(patch_bytes(&clocks.patches[0], &clocks, late)[8..], 1i64.to_le_bytes());
+        assert_eq!(patch_bytes(&clocks.patches[0], &clocks, late)[8..16], 1i64.to_le_bytes());
     }
 
     #[test]

@@ -109,6 +109,27 @@ fn after(file: SystemTime, now: Now) -> i64 {
     now.monotonic_ns - ago.clamp(0, 60 * SECOND)
 }
 
+/// Arms an interval timer of real time that the kernel has not armed again yet, for the signal of its last expiration waits: it says that
+/// nothing is left, and set to that it would never expire again. Its next expiration is a whole interval away, which is
+/// at most an interval late and never early. True if there is one.
+pub(super) fn arm_pending(core: &mut Message) -> Result<bool, Malformed> {
+    let mut found = false;
+    core.edit_messages::<Malformed>(3, |task| {
+        task.edit_messages::<Malformed>(7, |timers| {
+            timers.edit_messages::<Malformed>(1, |real| {
+                let (left, every) = (time(real, 3, 4, 1000), time(real, 1, 2, 1000));
+                if left <= 0 && every > 0 {
+                    real.set_varint(3, real.number(1));
+                    real.set_varint(4, real.number(2));
+                    found = true;
+                }
+                Ok(())
+            })
+        })
+    })?;
+    Ok(found)
+}
+
 /// Collects what a process's timers make due; true if it has any. From `arrived`, signals that arrived since the freeze,
 /// as bits, those of periodic timers are removed: they are due as the timer is.
 pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
@@ -397,6 +418,35 @@ mod tests {
         assert_eq!(time(&real, 3, 4, 1000), 200_000_000);
         for timer in timers.messages(4).unwrap() {
             assert_eq!(time(&timer, 9, 10, 1), 800_000_000);
+        }
+    }
+
+    /// The kernel arms an interval timer again when its signal is taken: while that waits, nothing is left and the interval is there.
+    #[test]
+    fn a_timer_whose_signal_waits_is_armed() {
+        let core = |left: u64, every: u64| {
+            let mut real = Message::default();
+            for (field, value) in [(1, every), (2, 7), (3, left), (4, 0)] {
+                real.set_varint(field, if every == 0 { left * u64::from(field == 3) } else { value });
+            }
+            let (mut core, mut task, mut timers) = (Message::default(), Message::default(), Message::default());
+            timers.set_bytes(1, real.encode());
+            task.set_bytes(7, timers.encode());
+            core.set_bytes(3, task.encode());
+            core
+        };
+        let left = |core: &Message| {
+            let timers = core.message(3).unwrap().unwrap().message(7).unwrap().unwrap();
+            time(&timers.message(1).unwrap().unwrap(), 3, 4, 1000)
+        };
+        for (mut core, armed, expected) in [
+            (core(0, 2), true, 2 * SECOND + 7_000),
+            (core(1, 2), false, SECOND),
+            (core(1, 0), false, SECOND),
+            (core(0, 0), false, 0),
+        ] {
+            assert_eq!(arm_pending(&mut core).unwrap(), armed);
+            assert_eq!(left(&core), expected);
         }
     }
 

@@ -285,10 +285,14 @@ const POINTED: [(u64, &str, usize); 8] = [
 
 /// The time-out that a thread's call has, if it waits in one that has any.
 fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
-    let [number, arguments @ ..] = tree::waits_in(tid)?;
-    let (name, all_ms) = time_out_of(number, &arguments)?;
+    let call @ [number, arguments @ ..] = &tree::waits_in(tid)?;
+    let (name, all_ms) = time_out_of(*number, arguments)?;
     let waited_ms = |since_ns: i64| (Now::read().monotonic_ns - since_ns).max(0) as u64 / 1_000_000;
-    let due_ms = all_ms.and_then(|all| Some(all.saturating_sub(waited_ms(tree::last_ran(tid)?))));
+    let read = |at: u64, bytes: &mut [u8]| kip_sys::process::read_memory(tid, at, bytes).is_ok();
+    let due_ms = match kip_sys::ends::of(call, &read) {
+        Some(end) => Some((end.at_ns - Now::read().monotonic_ns).max(0) as u64 / 1_000_000),
+        None => all_ms.and_then(|all| Some(all.saturating_sub(waited_ms(tree::last_ran(tid)?)))),
+    };
     let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", process.pid)).ok()?;
     let kind = format!("time-out of {name}");
     Some(TimerView { kind, program: process.view.clone(), tid: Some(inner(&status)?), due_ms, every_ms: None })

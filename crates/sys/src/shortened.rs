@@ -1,0 +1,162 @@
+//! Sockets whose own time-out is, for one call, what is left of it: SO_RCVTIMEO and SO_SNDTIMEO of socket(7).
+//!
+//! A thread that was broken off in such a call begins it anew, and the kernel reads the option when the call begins. So the option is
+//! what is left until the thread is in its call, and then again what the program has set. A crash in between leaves the
+//! socket with the short one.
+
+use crate::process::{pidfd_getfd, pidfd_open};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// The least that a socket's time-out is set to: 0 would be for ever.
+const LEAST: Duration = Duration::from_millis(1);
+/// A socket gets its own time-out back when its thread is in the call again, or after this.
+const BACK_WITHIN: Duration = Duration::from_secs(1);
+/// Between looks at the thread.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// The call that a thread begins anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wait {
+    /// Host thread id.
+    pub tid: u32,
+    /// Number of the call.
+    pub call: u64,
+    /// The socket's descriptor in its process.
+    pub fd: i32,
+    /// SO_SNDTIMEO, otherwise SO_RCVTIMEO.
+    pub sending: bool,
+}
+
+impl Wait {
+    fn option(&self) -> Timeout {
+        if self.sending { Timeout::Send } else { Timeout::Recv }
+    }
+
+    fn socket(&self) -> io::Result<(OwnedFd, OwnedFd)> {
+        let process = pidfd_open(process_of(self.tid)?)?;
+        let socket = pidfd_getfd(process.as_fd(), self.fd)?;
+        Ok((process, socket))
+    }
+
+    /// The whole time-out that the socket has now; none if it has none.
+    ///
+    /// # Errors
+    /// ENOTSOCK, EBADF; the thread has ended.
+    pub fn whole(&self) -> io::Result<Option<Duration>> {
+        Ok(socket_timeout(self.socket()?.1, self.option())?)
+    }
+}
+
+/// A socket with the time-out of one call.
+#[derive(Debug)]
+pub struct Shortened {
+    process: OwnedFd,
+    wait: Wait,
+    inode: u64,
+    whole: Duration,
+    /// What the option was set to, as the kernel rounds it.
+    set_to: Option<Duration>,
+}
+
+impl Shortened {
+    /// Sets what is left; `whole` is what the program had set.
+    ///
+    /// # Errors
+    /// ENOTSOCK, EBADF; the thread has ended.
+    pub fn shorten(wait: Wait, whole: Duration, left: Duration) -> io::Result<Shortened> {
+        let (process, socket) = wait.socket()?;
+        set_socket_timeout(&socket, wait.option(), Some(left.max(LEAST)))?;
+        let inode = rustix::fs::fstat(&socket)?.st_ino;
+        Ok(Shortened { process, wait, inode, whole, set_to: socket_timeout(&socket, wait.option())? })
+    }
+
+    /// Threads that wait on one socket, in one direction, share its option.
+    pub fn shares(&self) -> (u64, bool) {
+        (self.inode, self.wait.sending)
+    }
+
+    /// Whether the thread waits in its call again.
+    fn entered(&self) -> bool {
+        let text = fs::read_to_string(format!("/proc/{}/syscall", self.wait.tid)).unwrap_or_default();
+        text.split_whitespace().next().and_then(|n| n.parse().ok()) == Some(self.wait.call)
+    }
+
+    /// Unless the program has set it itself, or has another file there by now.
+    fn give_back(&self) -> io::Result<()> {
+        let Ok(socket) = pidfd_getfd(self.process.as_fd(), self.wait.fd) else { return Ok(()) };
+        let option = self.wait.option();
+        let same = rustix::fs::fstat(&socket).is_ok_and(|s| s.st_ino == self.inode)
+            && socket_timeout(&socket, option).is_ok_and(|t| t == self.set_to);
+        if same { Ok(set_socket_timeout(&socket, option, Some(self.whole))?) } else { Ok(()) }
+    }
+}
+
+/// Gives sockets their own time-outs back, on a thread of its own; `complain` hears of those that keep what was meant for one call.
+pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send + Clone + 'static) {
+    if shortened.is_empty() {
+        return;
+    }
+    let begin = Instant::now();
+    let complain_here = complain.clone();
+    let spawned = std::thread::Builder::new().name("kip-timeouts".to_owned()).spawn(move || {
+        let mut left = shortened;
+        while !left.is_empty() {
+            let late = begin.elapsed() > BACK_WITHIN;
+            left.retain(|s| {
+                let over = late || s.entered();
+                if over && let Err(e) = s.give_back() {
+                    complain_here(&e);
+                }
+                !over
+            });
+            std::thread::sleep(LOOK_EVERY);
+        }
+    });
+    if let Err(e) = spawned {
+        complain(&e);
+    }
+}
+
+fn process_of(tid: u32) -> io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let id = status.lines().find_map(|l| l.strip_prefix("Tgid:")?.trim().parse().ok());
+    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+
+    #[test]
+    fn a_socket_s_time_out_is_short_for_one_call() {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let whole = Duration::from_secs(20);
+        socket.set_read_timeout(Some(whole)).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let (go, begin) = std::sync::mpsc::channel::<()>();
+        let receiver = socket.try_clone().unwrap();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            begin.recv().unwrap();
+            let begin = Instant::now();
+            assert_eq!(receiver.recv(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            begin.elapsed()
+        });
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+        let wait = Wait { tid: told.recv().unwrap(), call: 45, fd, sending: false };
+        assert_eq!(wait.whole().unwrap(), Some(whole));
+        let done = Shortened::shorten(wait, whole, Duration::from_millis(400)).unwrap();
+        assert!(socket.read_timeout().unwrap().unwrap() < Duration::from_millis(450));
+        assert!(!done.entered());
+        go.send(()).unwrap();
+        give_back(vec![done], |e| panic!("{e}"));
+        let waited = thread.join().unwrap();
+        assert!((Duration::from_millis(400)..Duration::from_secs(2)).contains(&waited), "{waited:?}");
+        assert_eq!(socket.read_timeout().unwrap(), Some(whole));
+    }
+}
