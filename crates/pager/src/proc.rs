@@ -351,7 +351,7 @@ impl Proc {
                 DropError::Lost(e) => self.must_not_run(pid, e),
             })?;
             if way.timers {
-                report.timers = timers::left(pid, &hand, &scratch)?;
+                report.timers = timers::left(pid, process.alarmed, &hand, &scratch)?;
             }
             Ok(report)
         });

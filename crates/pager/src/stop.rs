@@ -54,6 +54,8 @@ pub struct StoppedProcess {
     mended: Vec<u32>,
     /// When the calls of those end that have a relative time-out which the kernel does not update.
     ends: HashMap<u32, End>,
+    /// The signal of its interval timer waited before, and nothing took it.
+    pub(crate) alarmed: bool,
 }
 
 /// Processes that stand still; dropped, they run on.
@@ -94,6 +96,7 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
     let began = Instant::now();
     let before = list().map_err(StopError::List)?;
+    let alarmed: Vec<u32> = before.iter().copied().filter(|pid| is_alarmed(*pid)).collect();
     let ((slept, halted), since) = (sleepers(&before), timeouts::since(&before));
     let mut stopped =
         Stopped { processes: BTreeMap::new(), began, since, slept, halted, at: Instant::now(), _here: PhantomData };
@@ -107,6 +110,7 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
                     threads: Vec::new(),
                     mended: Vec::new(),
                     ends: HashMap::new(),
+                    alarmed: alarmed.contains(&pid),
                 });
                 if !process.threads.contains(&tid) && seize(pid, tid)? {
                     process.threads.push(tid);
@@ -318,8 +322,10 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         let mut until = None;
         let processes = std::mem::take(&mut self.processes);
-        // Before any of them runs; of those that share one, the last to end is the one that it must not be too short for.
         let mut ends: Vec<(u32, End)> = processes.values().flat_map(|process| process.ends.clone()).collect();
+        // What is left is reckoned when the pages that this needs are there: one that is brought in between makes the wait longer.
+        ends.iter().for_each(|(tid, _)| timeouts::bring(*tid));
+        // Before any of them runs; of those that share one, the last to end is the one that it must not be too short for.
         ends.sort_by_key(|(_, end)| end.at_ns);
         let mut shortened = HashMap::new();
         for (tid, end) in ends {
@@ -353,6 +359,14 @@ fn let_go(tid: u32, until: Instant) {
             _ => std::thread::yield_now(),
         }
     }
+}
+
+/// Whether the signal of a process's interval timer waits: SIGALRM in proc_pid_status(5).
+fn is_alarmed(pid: u32) -> bool {
+    const ALARM: u64 = 1 << 13;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let shared = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    shared.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0) & ALARM != 0
 }
 
 /// Whether a signal that the thread does not block came while it stood still.

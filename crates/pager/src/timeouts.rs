@@ -246,6 +246,15 @@ pub(crate) fn begin_anew(tid: u32, end: End) -> io::Result<()> {
     trace::set_general(tid, &registers)
 }
 
+/// Brings what a stopped thread needs to make its call again: where its record goes, and the instruction that makes the call.
+pub(crate) fn bring(tid: u32) {
+    let Ok(registers) = trace::get_general(tid) else { return };
+    for at in [ends::place(registers[RSP]), registers[RIP]] {
+        // What cannot be read is complained of when it is needed.
+        let _ = read_memory(tid, at, &mut [0]);
+    }
+}
+
 /// Points the call of `registers` to the time-out at `place`.
 fn point(registers: &mut [u64; GENERAL], place: u64) {
     let number = match registers[ORIG_RAX] {

@@ -19,17 +19,18 @@ pub struct Timer {
     pub every_ns: i64,
 }
 
-/// All armed timers by real time of a process.
+/// All armed timers by real time of a process; `alarmed`: the signal of its interval timer waited before it was stopped.
 ///
 /// # Errors
 /// Those of the injection; a timer that is gone meanwhile is left out.
-pub(crate) fn left(pid: u32, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<Timer>> {
+pub(crate) fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> io::Result<Vec<Timer>> {
     const REAL: u64 = 0;
     let mut found = Vec::new();
     hand.call(call::GETITIMER, &[REAL, scratch.at])?;
-    // With nothing left and an interval its signal waits to be taken: it is due now.
+    // With nothing left and an interval its signal waits to be taken, and the timer does not run until that is done. It is due now
+    // if the signal has just come. A program that has let it wait since before is not woken by it.
     let (left_ns, every_ns) = read(pid, scratch.at, 1_000)?;
-    if left_ns > 0 || every_ns > 0 {
+    if left_ns > 0 || every_ns > 0 && !alarmed {
         found.push(Timer { interval_timer: true, left_ns: left_ns.max(1), every_ns });
     }
     for id in ids(&std::fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default()) {

@@ -13,10 +13,16 @@ use std::time::{Duration, Instant};
 
 /// The least that a socket's time-out is set to: 0 would be for ever.
 const LEAST: Duration = Duration::from_millis(1);
-/// A socket gets its own time-out back when its thread is in the call again, or after this.
+/// A socket gets its own time-out back when its thread is in the call again. From then on also if the thread is elsewhere.
 const BACK_WITHIN: Duration = Duration::from_secs(1);
+/// And from then on wherever it is: a program that computes all the time may have left the call without being seen.
+const BACK_AT_LAST: Duration = Duration::from_secs(60);
 /// Between looks at the thread.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Where in the kernel a thread waits that is seen in a call and has not entered it: proc_pid_wchan(5). For a page, as a tracer
+/// or a signal has stopped it, in a frozen cgroup.
+const ON_THE_WAY: [&str; 4] = ["handle_userfault", "ptrace_stop", "do_signal_stop", "do_freezer_trap"];
 
 /// The call that a thread begins anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +66,20 @@ pub struct Shortened {
     whole: Duration,
     /// What the option was set to, as the kernel rounds it.
     set_to: Option<Duration>,
+    /// How often the thread had left a processor by then.
+    switches: u64,
+}
+
+/// A thread that is about to enter its call, or has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// It has not run since, runs, or waits for a page: the kernel touches the area of rseq(2) before the thread enters the call, and
+    /// a call may read memory before it looks at the socket; the thread is seen in the call meanwhile.
+    Before,
+    /// It waits in the call.
+    Inside,
+    /// It has run and waits in no such call: it has left it, or a handler of a signal came first.
+    Elsewhere,
 }
 
 impl Shortened {
@@ -71,7 +91,8 @@ impl Shortened {
         let (process, socket) = wait.socket()?;
         set_socket_timeout(&socket, wait.option(), Some(left.max(LEAST)))?;
         let inode = rustix::fs::fstat(&socket)?.st_ino;
-        Ok(Shortened { process, wait, inode, whole, set_to: socket_timeout(&socket, wait.option())? })
+        let switches = switches(wait.tid)?;
+        Ok(Shortened { process, wait, inode, whole, set_to: socket_timeout(&socket, wait.option())?, switches })
     }
 
     /// Threads that wait on one socket, in one direction, share its option.
@@ -79,10 +100,20 @@ impl Shortened {
         (self.inode, self.wait.sending)
     }
 
-    /// Whether the thread waits in its call again.
-    fn entered(&self) -> bool {
-        let text = fs::read_to_string(format!("/proc/{}/syscall", self.wait.tid)).unwrap_or_default();
-        text.split_whitespace().next().and_then(|n| n.parse().ok()) == Some(self.wait.call)
+    /// Where the thread is.
+    fn way(&self) -> Way {
+        let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.wait.tid));
+        let Ok(before) = switches(self.wait.tid) else { return Way::Elsewhere };
+        let (call, at) = (read("syscall").unwrap_or_default(), read("wchan").unwrap_or_default());
+        let same = switches(self.wait.tid).is_ok_and(|after| after == before);
+        let call = call.split_whitespace().next().and_then(|number| number.parse::<i64>().ok());
+        match call {
+            _ if !same || before == self.switches || ON_THE_WAY.contains(&at.as_str()) => Way::Before,
+            // It runs.
+            None => Way::Before,
+            Some(call) if u64::try_from(call) == Ok(self.wait.call) => Way::Inside,
+            Some(_) => Way::Elsewhere,
+        }
     }
 
     /// Unless the program has set it itself, or has another file there by now.
@@ -107,7 +138,11 @@ pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send
         while !left.is_empty() {
             let late = begin.elapsed() > BACK_WITHIN;
             left.retain(|s| {
-                let over = late || s.entered();
+                let over = match s.way() {
+                    Way::Inside => true,
+                    Way::Before => begin.elapsed() > BACK_AT_LAST,
+                    Way::Elsewhere => late,
+                };
                 if over && let Err(e) = s.give_back() {
                     complain_here(&e);
                 }
@@ -119,6 +154,14 @@ pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send
     if let Err(e) = spawned {
         complain(&e);
     }
+}
+
+/// How often a thread has left a processor: proc_pid_status(5).
+fn switches(tid: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
+    let both = || Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?);
+    both().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn process_of(tid: u32) -> io::Result<u32> {
@@ -152,7 +195,7 @@ mod tests {
         assert_eq!(wait.whole().unwrap(), Some(whole));
         let done = Shortened::shorten(wait, whole, Duration::from_millis(400)).unwrap();
         assert!(socket.read_timeout().unwrap().unwrap() < Duration::from_millis(450));
-        assert!(!done.entered());
+        assert_ne!(done.way(), Way::Inside);
         go.send(()).unwrap();
         give_back(vec![done], |e| panic!("{e}"));
         let waited = thread.join().unwrap();

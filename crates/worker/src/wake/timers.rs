@@ -97,8 +97,9 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
             complain("the signal of a timer could not be sent", whose, &e);
         }
     }
-    let now = Now::read();
     for patch in &clocks.patches {
+        // Anew for each: what comes between makes the wait longer.
+        let now = Now::read();
         let bytes = clocks::patch_bytes(patch, clocks, now);
         let over = clocks::is_over(patch, clocks, now);
         let fill = |tid| {
@@ -122,6 +123,7 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
     let mut shortened: BTreeMap<(u64, bool), Shortened> = BTreeMap::new();
     let mut patches = clocks.sockets.clone();
     patches.sort_by_key(|p| p.left_ns);
+    let now = Now::read();
     for patch in patches {
         let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
         let end = End { at_ns: clocks.frozen_ns + patch.left_ns, whole_ns: patch.whole_ns };
