@@ -26,6 +26,7 @@ fn serve(dir: &Path) -> anyhow::Result<()> {
         Ok(Service::new(keeper, dir)?)
     })?;
     let Some((seat, listener, service)) = prepared else { return Ok(()) };
+    kip_sys::ran::watch().context("cannot watch the clocks of the CPUs")?;
     tracing::info!(pid = std::process::id(), version = env!("CARGO_PKG_VERSION"), "the pager serves");
     service.run(&listener).context("cannot wait for clients")?;
     seat.leave()?;

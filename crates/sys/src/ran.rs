@@ -2,33 +2,92 @@
 //!
 //! The scheduler stamps `se.exec_start` (proc_pid_sched(5)) by a clock that each CPU has of its own, because it leaves
 //! out what interrupts and the hypervisor took from that CPU. So the clock's distance from CLOCK_MONOTONIC is measured
-//! on the CPU in question, by a short visit. What is stolen while a thread waits makes it look as if it had waited
-//! less; never more.
+//! on the CPU in question, by a short visit. The distance grows by whatever is taken from the CPU while a thread waits, which makes
+//! the thread look as if it had waited less; never more. Where [`watch`] runs, the distance is that of the first visit after the
+//! stamp: the wait looks shorter by what was taken between those two at most.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
+use std::io;
+use std::sync::Mutex;
+use std::time::Duration;
 
 /// Added to when a thread last ran, for what the measurement may miss, nanoseconds.
 const SAFETY_NS: i64 = 500_000;
 
+/// Between looks at how much was taken from each CPU.
+const WATCH_EVERY: Duration = Duration::from_millis(200);
+/// Visits of one CPU that are remembered; at a twentieth of its time taken, those of some hours.
+const MOST_VISITS: usize = 1 << 16;
+
+/// When a CPU was visited, and how far its clock was behind then, nanoseconds.
+type Visit = (i64, i64);
+
+/// The visits of each CPU, the oldest first.
+static VISITS: Mutex<BTreeMap<usize, VecDeque<Visit>>> = Mutex::new(BTreeMap::new());
+
+/// Visits each CPU whenever something was taken from it, on a thread of its own, for as long as the process lives.
+///
+/// # Errors
+/// There can be no other thread.
+pub fn watch() -> io::Result<()> {
+    let watch = || {
+        let mut seen = BTreeMap::new();
+        loop {
+            for (cpu, taken) in taken(&fs::read_to_string("/proc/stat").unwrap_or_default()) {
+                if seen.insert(cpu, taken) != Some(taken) {
+                    visit(cpu);
+                }
+            }
+            std::thread::sleep(WATCH_EVERY);
+        }
+    };
+    std::thread::Builder::new().name("kip-cpu-clocks".to_owned()).spawn(watch).map(drop)
+}
+
+/// What interrupts and the hypervisor took from each CPU, ticks: irq, softirq and steal of proc_stat(5).
+fn taken(text: &str) -> Vec<(usize, u64)> {
+    let of = |line: &str| {
+        let mut words = line.strip_prefix("cpu")?.split(' ');
+        let cpu = words.next()?.parse().ok()?;
+        Some((cpu, words.skip(5).take(3).filter_map(|word| word.parse::<u64>().ok()).sum()))
+    };
+    text.lines().filter_map(of).collect()
+}
+
+/// Remembers a visit.
+fn note(visits: &mut VecDeque<Visit>, visit: Visit) {
+    if visits.len() == MOST_VISITS {
+        visits.pop_front();
+    }
+    visits.push_back(visit);
+}
+
+/// When the clock of a CPU that was visited so often showed `stamp`, or a little later, nanoseconds of CLOCK_MONOTONIC.
+fn when(stamp: i64, visits: &VecDeque<Visit>) -> Option<i64> {
+    let first = visits.partition_point(|(at, behind)| at - behind < stamp);
+    visits.get(first).or(visits.back()).map(|(_, behind)| stamp + behind)
+}
+
 /// Distances of the CPUs' clocks, each measured when it is first needed.
 #[derive(Debug, Default)]
-pub struct CpuClocks(BTreeMap<usize, Option<i64>>);
+pub struct CpuClocks(BTreeMap<usize, Option<()>>);
 
 impl CpuClocks {
     /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if that cannot be told.
     pub fn last_ran(&mut self, tid: u32) -> Option<i64> {
         let stamp = exec_start(&fs::read_to_string(format!("/proc/{tid}/sched")).ok()?)?;
         let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
-        let offset = *self.0.entry(cpu).or_insert_with(|| visit(cpu));
-        Some(stamp + offset? + SAFETY_NS)
+        (*self.0.entry(cpu).or_insert_with(|| visit(cpu)))?;
+        let visits = VISITS.lock().expect("no holder of this lock panics");
+        Some(when(stamp, visits.get(&cpu)?)? + SAFETY_NS)
     }
 }
 
-/// CLOCK_MONOTONIC minus the scheduler's clock of that CPU, nanoseconds.
-fn visit(cpu: usize) -> Option<i64> {
+/// Finds out how far the scheduler's clock of that CPU is behind CLOCK_MONOTONIC; none if that cannot be told.
+fn visit(cpu: usize) -> Option<()> {
     if cpu >= CpuSet::MAX_CPU {
         return None;
     }
@@ -42,7 +101,10 @@ fn visit(cpu: usize) -> Option<i64> {
     let now = monotonic_ns();
     // It was allowed a moment ago; if not any more, the thread goes on from where it is.
     let _ = sched_setaffinity(None, &home);
-    Some(now - stamp?)
+    let behind = now - stamp?;
+    let mut visits = VISITS.lock().expect("no holder of this lock panics");
+    note(visits.entry(cpu).or_default(), (now, behind));
+    Some(())
 }
 
 /// CLOCK_MONOTONIC, nanoseconds.
@@ -73,6 +135,27 @@ mod tests {
         assert_eq!(exec_start(text), Some(1_736_492_599_866));
         let fields: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
         assert_eq!(last_cpu(&format!("7 (a) b) S {}", fields.join(" "))), Some(39));
+    }
+
+    #[test]
+    fn what_is_taken_after_a_visit_does_not_count() {
+        let mut visits = VecDeque::from([(1_000, 100), (2_000, 150), (3_000, 450)]);
+        // Up to 900, 1850 and 2550 by the CPU's clock.
+        assert_eq!(when(800, &visits), Some(900));
+        assert_eq!(when(900, &visits), Some(1_000));
+        assert_eq!(when(901, &visits), Some(1_051));
+        assert_eq!(when(2_000, &visits), Some(2_450), "at most what was taken until the next visit");
+        assert_eq!(when(9_000, &visits), Some(9_450));
+        assert_eq!(when(1, &VecDeque::new()), None);
+        visits.extend((0..MOST_VISITS as i64 - 3).map(|n| (4_000 + n, 450)));
+        note(&mut visits, (1_000_000, 500));
+        assert_eq!((visits.len(), visits[0]), (MOST_VISITS, (2_000, 150)));
+    }
+
+    #[test]
+    fn reads_what_was_taken_from_each_cpu() {
+        let text = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\ncpu11 1 2 3 4 5 0 0 1 0 0\nintr 5\n";
+        assert_eq!(taken(text), [(0, 21), (11, 1)]);
     }
 
     /// A thread that has slept for 50 ms on each CPU was last there about then, and not before.

@@ -91,7 +91,7 @@ impl Shortened {
         let (process, socket) = wait.socket()?;
         set_socket_timeout(&socket, wait.option(), Some(left.max(LEAST)))?;
         let inode = rustix::fs::fstat(&socket)?.st_ino;
-        let switches = switches(wait.tid)?;
+        let switches = switches(wait.tid)?.count;
         Ok(Shortened { process, wait, inode, whole, set_to: socket_timeout(&socket, wait.option())?, switches })
     }
 
@@ -105,15 +105,13 @@ impl Shortened {
         let read = |name: &str| fs::read_to_string(format!("/proc/{}/{name}", self.wait.tid));
         let Ok(before) = switches(self.wait.tid) else { return Way::Elsewhere };
         let (call, at) = (read("syscall").unwrap_or_default(), read("wchan").unwrap_or_default());
-        let same = switches(self.wait.tid).is_ok_and(|after| after == before);
-        let call = call.split_whitespace().next().and_then(|number| number.parse::<i64>().ok());
-        match call {
-            _ if !same || before == self.switches || ON_THE_WAY.contains(&at.as_str()) => Way::Before,
-            // It runs.
-            None => Way::Before,
-            Some(call) if u64::try_from(call) == Ok(self.wait.call) => Way::Inside,
-            Some(_) => Way::Elsewhere,
+        // One that sleeps after as many switches has slept between the two looks, and what was read there belongs together.
+        let slept = before.asleep && switches(self.wait.tid).is_ok_and(|after| after == before);
+        if !slept || before.count == self.switches || ON_THE_WAY.contains(&at.as_str()) {
+            return Way::Before;
         }
+        let call = call.split_whitespace().next().and_then(|number| number.parse::<u64>().ok());
+        if call == Some(self.wait.call) { Way::Inside } else { Way::Elsewhere }
     }
 
     /// Unless the program has set it itself, or has another file there by now.
@@ -156,12 +154,21 @@ pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send
     }
 }
 
-/// How often a thread has left a processor: proc_pid_status(5).
-fn switches(tid: u32) -> io::Result<u64> {
+/// How a thread is scheduled: proc_pid_status(5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Switches {
+    /// How often it has left a processor.
+    count: u64,
+    /// It waits for something.
+    asleep: bool,
+}
+
+fn switches(tid: u32) -> io::Result<Switches> {
     let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
     let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
     let both = || Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?);
-    both().ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let asleep = !status.contains("\nState:\tR");
+    both().map(|count| Switches { count, asleep }).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn process_of(tid: u32) -> io::Result<u32> {

@@ -369,7 +369,8 @@ impl Machine {
         Some(leave)
     }
 
-    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
+    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed. Since when a thread waits
+    /// is told exactly from then on.
     pub(crate) fn serve_wake_plane(self: &Arc<Machine>) {
         let plane = Arc::clone(&self.wake_plane);
         let machine = Arc::downgrade(self);
@@ -393,6 +394,7 @@ impl Machine {
             }
         };
         std::thread::Builder::new().name("wake-plane".to_owned()).spawn(serve).expect("a thread can be started");
+        kip_sys::ran::watch().expect("a thread can be started");
     }
 }
 
