@@ -1,0 +1,69 @@
+"""Timers that expire many times a second go on through many sleeps: due before, in and after each freeze, none is lost."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from harness import programs
+from harness.clients import read_to_end
+from harness.kip import Kip, Proc
+from harness.wait import TimedOut, wait_for
+
+pytestmark = pytest.mark.measures
+
+SLEEPS = 6
+# Each timer has to expire so often between two sleeps.
+BETWEEN = 2
+
+Counts = dict[tuple[str, int], tuple[int, float]]
+
+
+def counts(proc: Proc) -> Counts:
+    """How often each timer has expired, and for how many milliseconds it has been armed, by its kind and period."""
+    with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
+        lines = [line.split() for line in read_to_end(client).decode().splitlines()]
+    return {(kind, int(period)): (int(count), int(us) / 1000) for kind, period, count, us in lines}
+
+
+def all_expire(proc: Proc) -> None:
+    before = counts(proc)
+
+    def lost() -> list[tuple[str, int]]:
+        return [timer for timer, (count, _) in counts(proc).items() if count < before[timer][0] + BETWEEN]
+
+    try:
+        wait_for("all timers expire", lambda: not lost(), 20)
+    except TimedOut:
+        raise AssertionError(f"timers of {proc.name} that do not expire any more: {lost()}") from None
+
+
+def none_is_lost(proc: Proc) -> bool:
+    """Not so while the program waits for a processor before it reads them."""
+    return all(count >= armed / period - 2 for (kind, period), (count, armed) in counts(proc).items() if kind == "timerfd")
+
+
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_timers_expire_through_many_sleeps(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    program = programs.c_program("expiries", "-static")
+    tar = programs.tarball(programs.directory() / "expiries.tar", {"expiries": program})
+    flags = ["--idle", "1h", "--tick", "0s"]
+    procs = [
+        kip.run(f"expiries-{how}", ["/expiries"], ports=["7000"], tar=tar, flags=[*flags, "--hibernate", how])
+        for how in ["blocked", "held"]
+    ]
+    for number in range(SLEEPS):
+        for proc in procs:
+            all_expire(proc)
+            # Some timer is due at once and wakes it again.
+            kip.cli("sleep", proc.name, "--to", "hibernated" if number % 4 == 1 else "parked")
+    for proc in procs:
+        all_expire(proc)
+        for (kind, period), (count, elapsed) in counts(proc).items():
+            # What counts CPU time expires as often as that lets it.
+            assert count <= elapsed / period + 1, f"{kind} of {period} ms expired {count} times in {elapsed} ms"
+        wait_for("all expirations of timerfds are counted", lambda proc=proc: none_is_lost(proc), 20)
+        assert proc.rebuilt() == (engine == "plan")
