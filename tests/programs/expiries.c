@@ -2,7 +2,7 @@
  *
  * Answers whoever connects to port 7000 with a line "KIND PERIOD_MS COUNT ELAPSED_US" for each, and closes. A count is how often
  * the program was told: by a call that a signal has ended, by a signal and its overruns, by what a timerfd has counted.
- * virtual and prof count CPU time. */
+ * itimer_once arms a timer anew each time it has expired, and hangs if it is not told once. virtual and prof count CPU time. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
@@ -22,8 +22,8 @@
 
 static const int periods[] = { 7, 20, 50, 100 };
 enum { PERIODS = sizeof periods / sizeof *periods };
-enum kind { ITIMER, VIRTUAL, PROF, POSIX, TIMERFD, KINDS };
-static const char *names[] = { "itimer", "virtual", "prof", "posix", "timerfd" };
+enum kind { ITIMER, ITIMER_ONCE, VIRTUAL, PROF, POSIX, TIMERFD, KINDS };
+static const char *names[] = { "itimer", "itimer_once", "virtual", "prof", "posix", "timerfd" };
 
 static struct shared {
 	volatile uint64_t count[KINDS][PERIODS];
@@ -48,16 +48,18 @@ static void tell(int signal) { (void)signal; told = 1; }
 
 static void arm(enum kind kind, int period)
 {
-	static const int which[] = { ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF };
+	static const int which[] = { ITIMER_REAL, ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF };
 	struct timeval t = { 0, periods[period] * 1000 };
-	struct itimerval value = { t, t };
+	struct itimerval value = { .it_value = t };
+	if (kind != ITIMER_ONCE)
+		value.it_interval = t;
 	setitimer(which[kind], &value, NULL);
 }
 
 /* The signal is let in by the wait only, so that none comes between two. */
 static void interval_timer(enum kind kind, int period)
 {
-	static const int signals[] = { SIGALRM, SIGVTALRM, SIGPROF };
+	static const int signals[] = { SIGALRM, SIGALRM, SIGVTALRM, SIGPROF };
 	struct sigaction action = { .sa_handler = tell };
 	struct epoll_event event;
 	sigset_t set, none;
@@ -77,6 +79,8 @@ static void interval_timer(enum kind kind, int period)
 		if (told) {
 			told = 0;
 			shared->count[kind][period]++;
+			if (kind == ITIMER_ONCE)
+				arm(kind, period);
 		}
 	}
 }

@@ -303,7 +303,10 @@ impl Stopped {
     /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails because it has died.
     fn make_ready(&self, process: &StoppedProcess, tid: u32) {
         let (end, mended) = (process.ends.get(&tid), process.mended.contains(&tid));
-        let signal = (mended || end.is_some()) && signal_waits(process.pid, tid);
+        // A signal that comes between our look and its first step would run its handler before the call, which would then wait for
+        // it in vain. The kernel lets none in before a call that sets its own mask.
+        let by_kernel = mended && timeouts::sets_mask(tid) && inject::leave_call_mask(tid).is_ok();
+        let signal = !by_kernel && (mended || end.is_some()) && signal_waits(process.pid, tid);
         match end {
             _ if signal && mended => drop(inject::unmend(tid)),
             // The kernel ends the call by itself.

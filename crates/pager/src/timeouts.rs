@@ -206,6 +206,14 @@ pub(crate) fn make_again(tid: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the call that a stopped thread makes anew waits with a signal mask of its own: epoll_pwait(2), epoll_pwait2.
+pub(crate) fn sets_mask(tid: u32) -> bool {
+    trace::get_general(tid).is_ok_and(|registers| match registers[ORIG_RAX] {
+        EPOLL_PWAIT | EPOLL_PWAIT2 => registers[R8] != 0,
+        _ => false,
+    })
+}
+
 /// Where a sleep that is broken off has the kernel write what is left.
 fn remainder_at(call: &Call) -> Option<u64> {
     let at = match call[0] {

@@ -159,6 +159,20 @@ pub fn signal_mask(tid: u32) -> io::Result<u64> {
     }
 }
 
+/// Gives a stopped thread the signal mask of its program back, if it was in a call that had set another for as long as it waits: it sets
+/// that again when it begins anew, and a signal that has come meanwhile ends it. ptrace(2) PTRACE_SETSIGMASK, Linux 3.11.
+///
+/// # Errors
+/// ESRCH when it is not stopped, has died, or is not ours.
+pub fn leave_call_mask(tid: u32) -> io::Result<()> {
+    let mut mask = signal_mask(tid)?;
+    // SAFETY: the third argument is the mask's size, and `mask` lives through the call.
+    match unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, number(tid)?, size_of::<u64>(), &raw mut mask) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// How far a thread is with a call of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
