@@ -269,11 +269,12 @@ def test_writes_stay_inside(battle: Battle) -> None:
 
 
 def test_base_is_an_allowlist(battle: Battle) -> None:
-    """Nothing of the host's /root, /home, /etc beyond the list; of /var/lib empty directories, and a shadow file of our own."""
+    """Nothing of the host's /root, /home, /etc beyond the list; of /var/lib and its like empty directories, and a shadow file of our own."""
     listing = battle.attacker.exec("sh", "-c", "ls -A /root /home /srv; ls /etc").stdout
     for name in ("mysql", "postfix", "gshadow", "ssh", "sudoers", ".ssh", ".bashrc", "redis"):
         assert name not in listing.split(), f"{name} of the host is visible"
-    assert battle.attacker.exec("find", "/var/lib", "!", "-type", "d").stdout == "", "a file of the host's /var/lib"
+    places = ["/var/lib", "/var/log", "/var/cache", "/var/spool"]
+    assert battle.attacker.exec("find", *places, "!", "-type", "d").stdout == "", "a file of the host's /var"
     shadow = battle.attacker.exec("cat", "/etc/shadow").stdout
     assert shadow and "$" not in shadow, "a password of the host"
 

@@ -3,8 +3,8 @@
 //! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it has that name, because a
 //! sleeping proc may have it below its root. Copies only regular files, directories and links that anybody may read,
 //! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /etc/shadow is made, with
-//! the host's users and nobody's password. /usr is not in it but mounted from the host; of /var/lib there are the directories that
-//! packages bring, empty, so that a server finds a place that its own user may write to.
+//! the host's users and nobody's password. /usr is not in it but mounted from the host; of /var/lib, /var/log, /var/cache and
+//! /var/spool there are the directories that packages bring, empty, so that a server finds a place that its own user may write to.
 //!
 //! Beside it `DIR/image-<fingerprint>/`, which lies *above* the layers of an image: only what every sandbox needs to run at all, our
 //! pid 1, the devices, places for mounts and the name servers. Nothing else of the host is in a proc that has an image.
@@ -17,7 +17,7 @@ use rustix::fs::{
     AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags, chownat, mknodat, setxattr, utimensat,
 };
 use std::collections::BTreeSet;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{self, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
@@ -289,7 +289,7 @@ fn build(root: &Path, host: &Path) -> Result<(), BaseError> {
     }
     write_shadow(root)?;
     for (name, meta) in state_directories(host) {
-        let path = root.join(STATE).join(name);
+        let path = root.join(name);
         make_dir(&path, meta.mode() & 0o7777)?;
         keep_owner_and_time(&path, &meta)?;
     }
@@ -299,36 +299,45 @@ fn build(root: &Path, host: &Path) -> Result<(), BaseError> {
     write_own(root, host)
 }
 
-/// Where packages have their state.
-const STATE: &str = "var/lib";
+/// Where packages have their state, logs, caches and queues.
+const STATE: [&str; 4] = ["var/cache", "var/lib", "var/log", "var/spool"];
 /// Users of packages: below the first of people, adduser.conf(5).
 const SYSTEM_USERS: std::ops::Range<u32> = 1..1000;
 
-/// The directories of packages below /var/lib: those that dpkg knows, and those that belong to a user of the system's.
-fn state_directories(host: &Path) -> Vec<(OsString, Metadata)> {
-    let of_packages = named_by_packages(host);
-    let mut found = Vec::new();
-    for entry in fs::read_dir(host.join(STATE)).into_iter().flatten().flatten() {
-        let Ok(meta) = entry.metadata() else { continue };
-        let name = entry.file_name();
-        if meta.is_dir() && (SYSTEM_USERS.contains(&meta.uid()) || of_packages.contains(&name)) && !private(&name) {
+/// The directories of packages below [`STATE`], parents first: those that dpkg knows, and those directly below that belong to
+/// a user of the system's.
+fn state_directories(host: &Path) -> Vec<(PathBuf, Metadata)> {
+    let mut names = named_by_packages(host);
+    for state in STATE {
+        for entry in fs::read_dir(host.join(state)).into_iter().flatten().flatten() {
+            if entry.metadata().is_ok_and(|meta| SYSTEM_USERS.contains(&meta.uid())) {
+                names.insert(Path::new(state).join(entry.file_name()));
+            }
+        }
+    }
+    let mut found: Vec<(PathBuf, Metadata)> = Vec::new();
+    for name in names {
+        let Ok(meta) = fs::symlink_metadata(host.join(&name)) else { continue };
+        let parent = name.parent();
+        let has_parent = STATE.iter().any(|state| parent == Some(Path::new(state)))
+            || found.iter().any(|(known, _)| parent == Some(known));
+        if meta.is_dir() && has_parent && !name.file_name().is_none_or(private) {
             found.push((name, meta));
         }
     }
-    found.sort_by(|(a, _), (b, _)| a.cmp(b));
     found
 }
 
-/// Names directly below /var/lib in the lists of dpkg(1).
-fn named_by_packages(host: &Path) -> BTreeSet<OsString> {
+/// Paths below [`STATE`] in the lists of dpkg(1), without the leading slash.
+fn named_by_packages(host: &Path) -> BTreeSet<PathBuf> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(host.join("var/lib/dpkg/info")).into_iter().flatten().flatten() {
         if !entry.file_name().as_bytes().ends_with(b".list") {
             continue;
         }
         let list = fs::read_to_string(entry.path()).unwrap_or_default();
-        let below = list.lines().filter_map(|line| line.strip_prefix("/var/lib/"));
-        names.extend(below.filter(|name| !name.is_empty() && !name.contains('/')).map(OsString::from));
+        let paths = list.lines().filter_map(|line| line.strip_prefix('/')).map(Path::new);
+        names.extend(paths.filter(|path| STATE.iter().any(|state| path.starts_with(state))).map(PathBuf::from));
     }
     names
 }
@@ -481,13 +490,14 @@ mod tests {
         }
         write(&etc.join("group"), b"root:x:0:\nshadow:x:42:\n", 0o644).unwrap();
         for (name, uid) in [("of-package", 0), ("of-user", 105), ("mine", 0), ("persons", 1000)] {
-            let path = host.path().join(STATE).join(name);
+            let path = host.path().join("var/lib").join(name);
             make_dir(&path, 0o750).unwrap();
             chownat(CWD, &path, Some(Uid::from_raw(uid)), None, AtFlags::empty()).unwrap();
             write(&path.join("secret"), b"x", 0o644).unwrap();
         }
         make_dir(&host.path().join("var/lib/dpkg/info"), 0o755).unwrap();
-        let list = b"/.\n/var\n/var/lib\n/var/lib/of-package\n/var/lib/mine/below\n";
+        let list = b"/.\n/var\n/var/lib\n/var/lib/of-package\n/var/lib/mine/below\n/var/spool\n/var/spool/jobs\n/var/spool/jobs/tabs\n";
+        make_dir(&host.path().join("var/spool/jobs/tabs"), 0o730).unwrap();
         write(&host.path().join("var/lib/dpkg/info/p.list"), list, 0o644).unwrap();
         write(&etc.join("skel/.secret"), b"x", 0o600).unwrap();
         write(&etc.join("ssl/certs/server.key"), b"x", 0o644).unwrap();
@@ -519,13 +529,15 @@ mod tests {
     fn directories_of_packages_are_there_empty_and_their_users() {
         let (host, dir) = (fake_host(), tempfile::tempdir().unwrap());
         let base = Base::prepare_from(dir.path(), host.path()).unwrap();
-        let state = base.root.join(STATE);
+        let state = base.root.join("var/lib");
         let mut names: Vec<_> = fs::read_dir(&state).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["of-package", "of-user"]);
         let meta = fs::metadata(state.join("of-user")).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.uid()), (0o750, 105));
         assert!(fs::read_dir(state.join("of-user")).unwrap().next().is_none());
+        let below = fs::metadata(base.root.join("var/spool/jobs/tabs")).unwrap();
+        assert_eq!(below.mode() & 0o7777, 0o730);
     }
 
     #[test]
