@@ -149,8 +149,10 @@ impl Machine {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Polls the held sockets of a parked proc from now on.
+    /// Polls the held sockets of a parked proc from now on, and none that was polled before: a wake that failed, or a fall-back to
+    /// an older generation, may have begun that already.
     pub(crate) fn watch_sockets(&self, proc: &Proc, body: &Body) {
+        self.unwatch_sockets(proc);
         for socket in &body.sockets {
             let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode)) else { continue };
             let wake_on = wake_on(&proc.spec.ports, &socket.options.kind);
