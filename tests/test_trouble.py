@@ -36,7 +36,8 @@ def test_disk_full_while_parking(small_disk: Path, fresh_kip: Callable[..., Kip]
     """The proc runs on untouched, says why it could not sleep, leaves no half snapshot, and parks when there is room."""
     server = servers.torture()
     kip = fresh_kip(data=small_disk / "data")
-    proc = kip.run("full", server.command, ports=server.published, tar=server.tarball(tmp_path))
+    # By itself it would sleep on a busy machine before the disk is full.
+    proc = kip.run("full", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
     client = Lines(proc.port())
     client.ask("eat 60")
     client.check()
@@ -94,6 +95,9 @@ def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: 
     view = proc.inspect()
     assert view["pids"] == [] and view["generation"] == generation, view
     assert names <= {p.name for p in directory.rglob("*")}, "a wake that fails deletes nothing"
+    time.sleep(1)
+    tried = [event["detail"] for event in kip.events() if event["kind"] == "waking"]
+    assert tried == ["kip wake"], "what the wake did to its watched files woke it again"
     victim.write_bytes(whole)
     proc.wake()
     client.check()

@@ -147,7 +147,7 @@ def test_why_tells_when_a_sleep_was_refused(kip: Kip) -> None:
 
 def test_top_once(kip: Kip) -> None:
     """A line for each proc with its tier; sleepers have given memory back."""
-    awake = kip.run("awake", ["sleep", "1000"])
+    awake = kip.run("awake", ["sleep", "1000"], flags=["--idle", "1h"])
     asleep = kip.run("asleep", ["sleep", "1001"])
     kip.run("ended", ["sleep", "1002"]).stop()
     held = asleep.inspect()["memory"]["pss_bytes"]

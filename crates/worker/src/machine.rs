@@ -151,6 +151,18 @@ impl Machine {
 
     /// Polls the held sockets of a parked proc from now on, and none that was polled before: a wake that failed, or a fall-back to
     /// an older generation, may have begun that already.
+    pub(crate) fn watch(&self, proc: &Proc, body: &Body) {
+        self.watch_sockets(proc, body);
+        for inotify in &body.inotify {
+            let Some(fd) = inotify.held(proc) else { continue };
+            let held = Held { fd, saved: custody::inotify(inotify.queued) };
+            if let Err(e) = self.wake_plane.add(proc.slot, held, WakeOn::Connect) {
+                tracing::warn!(proc = %proc.name, error = chain(&e), "held watches of files cannot be polled");
+            }
+        }
+    }
+
+    /// The same without its watches of files: a wake that failed has touched its files.
     pub(crate) fn watch_sockets(&self, proc: &Proc, body: &Body) {
         self.unwatch_sockets(proc);
         for socket in &body.sockets {
@@ -159,13 +171,6 @@ impl Machine {
             let held = Held { fd, saved: socket.options };
             if let Err(e) = self.wake_plane.add(proc.slot, held, wake_on) {
                 tracing::warn!(proc = %proc.name, inode = socket.inode, error = chain(&e), "a held socket cannot be watched");
-            }
-        }
-        for inotify in &body.inotify {
-            let Some(fd) = inotify.held(proc) else { continue };
-            let held = Held { fd, saved: custody::inotify(inotify.queued) };
-            if let Err(e) = self.wake_plane.add(proc.slot, held, WakeOn::Connect) {
-                tracing::warn!(proc = %proc.name, error = chain(&e), "held watches of files cannot be polled");
             }
         }
     }

@@ -532,7 +532,7 @@ impl Task {
         let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, lead);
         self.sleeping = Some(Sleeping { next });
         self.parked_since = Some(Instant::now());
-        self.proc.shared.watch_sockets(&self.proc, body);
+        self.proc.shared.watch(&self.proc, body);
     }
 
     async fn on_socket(&mut self, label: String, at: Instant, leave: Option<Grant>) {

@@ -316,8 +316,11 @@ impl Task {
                 self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
+                let by_files = hibernate::kind_of(&trigger) == "files";
                 match manifest {
-                    Ok(manifest) if !e.is_the_stores() => self.proc.shared.watch_sockets(&self.proc, &manifest.body),
+                    Ok(manifest) if !e.is_the_stores() && !by_files => {
+                        self.proc.shared.watch_sockets(&self.proc, &manifest.body)
+                    }
                     // Who waits for it is not to try without pause.
                     _ => {
                         self.sleeping = None;
