@@ -111,6 +111,6 @@ mod tests {
         assert_eq!(cut(20, 60), [(20, 25), (55, 60)]);
         assert_eq!((cut(20, 40), cut(50, 60)), (vec![(20, 25)], vec![(55, 60)]));
         assert_eq!(cut(30, 40), []);
-        assert!(without(&(10..40), &(0..0)).into_iter().eq([10..40]), "nothing is kept");
+        assert_eq!(without(&(10..40), &(0..0)).into_iter().next(), Some(10..40), "nothing is kept");
     }
 }

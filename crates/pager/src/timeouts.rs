@@ -14,6 +14,7 @@
 //! A wait for events whose time-out has passed meanwhile ends by it ([`timed`]).
 
 use kip_sys::ends::{self, Call, End};
+use kip_sys::inject;
 use kip_sys::process::{read_memory, write_memory};
 use kip_sys::ran::{CpuClocks, monotonic_ns};
 use kip_sys::shortened::{Shortened, Wait};
@@ -240,6 +241,10 @@ pub(crate) fn begin_anew(tid: u32, end: End) -> io::Result<()> {
         return Ok(());
     }
     let mut registers = trace::get_general(tid)?;
+    // Its wait has been ended already, when another look found it over.
+    if !inject::in_call(&registers) {
+        return Ok(());
+    }
     if matches!(registers[ORIG_RAX], EPOLL_WAIT | EPOLL_PWAIT) && has_own_filters(tid) {
         // Rounded up: early is never allowed.
         registers[R10] = ((left.max(0) + MILLISECOND - 1) / MILLISECOND) as u64;
