@@ -19,8 +19,8 @@ const SAFETY_NS: i64 = 500_000;
 
 /// Between looks at how much was taken from each CPU.
 const WATCH_EVERY: Duration = Duration::from_millis(200);
-/// Visits of one CPU that are remembered; at a twentieth of its time taken, those of some hours.
-const MOST_VISITS: usize = 1 << 16;
+/// Visits of one CPU that are remembered, 128 KiB of them: those of half an hour if something is taken from it all the time.
+const MOST_VISITS: usize = 1 << 13;
 
 /// When a CPU was visited, and how far its clock was behind then, nanoseconds.
 type Visit = (i64, i64);
