@@ -212,3 +212,15 @@ def test_top_gives_the_terminal_back(kip: Kip, key: bytes, colour: bool) -> None
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
+
+
+def test_why_says_that_a_sleeper_ticks_in_place(kip: Kip) -> None:
+    """A web server of Python looks twice a second whether it is to end: its ticks do not wake it, and it is not parked for them."""
+    flags = ["--idle", "1h", "--park-after", "1h"]
+    proc = kip.run("ticks", ["python3", "-m", "http.server", "8000"], ports=[8000], flags=flags)
+    wakes = proc.hibernate()["wakes"]
+    time.sleep(2)
+    assert (proc.state, proc.inspect()["wakes"]) == ("hibernated", wakes), "a tick woke it"
+    (line,) = kip.json("why", "ticks")["cannot_sleep"]
+    assert line.startswith("it ticks in place: it waits less than --tick (60 s) at a time"), line
+    assert "stays hibernated" in kip.cli("why", "ticks").stdout

@@ -295,7 +295,11 @@ pub fn wake(moved: &Moved) -> String {
 pub fn why(why: &WhyView) -> String {
     let mut rows = Vec::new();
     rows.extend(why.awake_because.iter().map(|line| ("awake because", line.clone())));
-    let stays = if why.state == "parked" { "stays parked" } else { "cannot sleep" };
+    let stays = match why.state.as_str() {
+        "parked" => "stays parked",
+        "hibernated" => "stays hibernated",
+        _ => "cannot sleep",
+    };
     rows.extend(why.cannot_sleep.iter().map(|line| (stays, line.clone())));
     let cause = why
         .last_sleep

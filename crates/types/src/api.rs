@@ -395,7 +395,7 @@ pub struct WhyView {
     pub parks_after_ms: Option<u64>,
     /// What its threads and sockets do; null for a sleeper, and when the look was given up (`awake_because` says so).
     pub seen: Option<SeenView>,
-    /// What stood in the way of the last sleep that was refused; empty when none was.
+    /// What stood in the way of the last sleep that was refused, or keeps a sleeper from going further; empty when nothing does.
     pub cannot_sleep: Vec<String>,
     /// When that was, milliseconds since the epoch; null when none was or an earlier daemon saw it.
     pub cannot_sleep_at_ms: Option<u64>,

@@ -59,8 +59,11 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     };
     // Of one that is parked: what keeps it from going further.
     let stays = record.stays_parked.clone().filter(|_| matches!(record.state, State::Parked { .. }));
-    let cannot_sleep = stays.map_or_else(|| record.cannot_sleep.clone(), |why| vec![why]);
+    let mut cannot_sleep = stays.map_or_else(|| record.cannot_sleep.clone(), |why| vec![why]);
     let refused = !cannot_sleep.is_empty();
+    if status.ticks && matches!(record.state, State::Hibernated { .. }) {
+        cannot_sleep.push(ticks_in_place(&handle.proc));
+    }
     WhyView {
         name: handle.proc.name.clone(),
         state: record.state.word().to_owned(),
@@ -79,6 +82,16 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         fell_back: record.fell_back.clone(),
         pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec),
     }
+}
+
+/// Why a hibernated proc that ticks is not parked.
+fn ticks_in_place(proc: &Proc) -> String {
+    let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
+    let name = &proc.name;
+    format!(
+        "it ticks in place: it waits less than --tick ({tick} s) at a time, and would be late if it were parked; \
+         `kip sleep {name}` or --clock suspend parks it all the same"
+    )
 }
 
 fn refused_at(proc: &Proc) -> Option<u64> {
