@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from harness import programs
-from harness.clients import Http, Redis
+from harness.clients import Http, Redis, http_get
 from harness.kip import Kip, Proc, daemon
 from harness.wait import wait_for
 
@@ -99,6 +99,8 @@ def closed_by_peer(connection: Http) -> bool:
 
 def pooled(port: int, run: Run, count: int = 4) -> None:
     """A pool of connections as clients have it: one that the server has closed meanwhile is replaced before it is used."""
+    # A program's first answer loads what it needs.
+    http_get(port)
     pool: list[Http | None] = [None] * count
     took = []
     while True:
@@ -331,8 +333,9 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("apscheduler", ["python3", "/srv/jobs.py", "apscheduler", "7"], jobs(7), files=jobs_py),
         # Its loop looks once a second.
         Natural("schedule", ["python3", "/srv/jobs.py", "schedule", "7"], jobs(7, 1.1), files=jobs_py),
-        # The job goes through its broker and a pool of workers, each of which looks now and then.
-        Natural("celery", ["sh", "-c", celery], jobs(7, 1.0, file), files=celery_files),
+        # The job goes through its broker and a pool of workers, each of which looks now and then. They talk to each other all the
+        # while, so that the proc is never idle.
+        Natural("celery", ["sh", "-c", celery], jobs(7, 1.0, file), files=celery_files, sleeps=0),
         Natural("node-cron", ["node", "/srv/cron.js", "*/15 * * * * *"], on_its_second(15, 1.1, Proc.logs), files=cron_js),
         # It looks a second after each minute has begun.
         Natural("cron", ["cron", "-f"], on_its_second(60, 2.5, file), files=cron_files),
