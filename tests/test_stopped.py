@@ -54,9 +54,9 @@ class Child:
         return self.client.ask("[os.WIFSTOPPED(s) and os.WSTOPSIG(s) for pid, s in [os.waitpid(p.pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)] if pid]")
 
     def still(self) -> None:
-        # The threads of a proc are let go one after the other.
-        wait_for("it is let go", lambda: self.state() != "t", 10)
-        assert (self.state(), self.count()) == ("T", self.at)
+        # The threads of a proc are let go one after the other, and one that is stopped has to come to run for that; not to its code.
+        wait_for("it is stopped", lambda: self.state() == "T", 10)
+        assert self.count() == self.at
 
     def goes_on(self) -> None:
         self.do("os.kill(p.pid, signal.SIGCONT)")
