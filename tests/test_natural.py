@@ -325,7 +325,7 @@ def naturals(long: float) -> dict[str, Natural]:
         Natural("uvicorn", uvicorn.split(), web, 8000, WEB_PY),
         node("node", web),
         node("node-timer", long_timer, long),
-        # Who is sent something every few seconds, and whose answers to that come, is awake or ticks all the while.
+        # A program that sends something every few seconds is awake or ticks all the while.
         node("node-events", events, sleeps=1),
         node("node-pings", pings, sleeps=0),
         Natural("haproxy", ["haproxy", "-db", "-f", "/srv/haproxy.cfg"], web, 8000, {"srv/haproxy.cfg": HAPROXY}),

@@ -156,7 +156,7 @@ def test_every_wait_ends_on_time(kip: Kip) -> None:
     run(kip, SHORT, 25)
 
 
-# Blocks the signal of its interval timer until it waits, answers whoever connects with how often the timer expired after that.
+# The program blocks the signal of its interval timer until it waits, and answers each client with how often the timer expired after that.
 ITS_SIGNAL_WAITS = """
 import signal, socket, time
 expired = 0

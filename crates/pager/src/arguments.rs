@@ -61,7 +61,7 @@ pub(crate) fn bring(pid: u32, memory: &Memory) -> io::Result<bool> {
     Ok(at_once)
 }
 
-/// The same, and those that come from a store come later: nobody waits for them.
+/// Brings them; those that have to come from a store are brought later, by a thread of its own: no wake waits for them.
 pub(crate) fn bring_soon(pid: u32, memory: &Arc<Memory>) {
     const STACK: usize = 128 << 10;
     let space = Arc::clone(memory);

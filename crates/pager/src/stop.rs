@@ -367,18 +367,19 @@ fn let_go(tid: u32, until: Instant) {
 /// Whether the signal of a process's interval timer waits: SIGALRM in proc_pid_status(5).
 fn is_alarmed(pid: u32) -> bool {
     const ALARM: u64 = 1 << 13;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let shared = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-    shared.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0) & ALARM != 0
+    signals(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(), "ShdPnd:") & ALARM != 0
+}
+
+/// A mask of signals in proc_pid_status(5): signal N as bit N - 1.
+fn signals(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Whether a signal that the thread does not block came while it stood still.
 fn signal_waits(pid: u32, tid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
-    let mask = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0)
-    };
+    let mask = |name: &str| signals(&status, name);
     (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & mask("SigCgt:") != 0
 }
 

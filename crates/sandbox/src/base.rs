@@ -3,7 +3,7 @@
 //! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it has that name, because a
 //! sleeping proc may have it below its root. Copies only regular files, directories and links that anybody may read,
 //! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /etc/shadow is made, with
-//! the host's users and nobody's password. /usr is not in it but mounted from the host; of /var/lib, /var/log, /var/cache and
+//! the host's users and no password. /usr is not in it but mounted from the host; of /var/lib, /var/log, /var/cache and
 //! /var/spool there are the directories that packages bring, empty, so that a server finds a place that its own user may write to.
 //!
 //! Beside it `DIR/image-<fingerprint>/`, which lies *above* the layers of an image: only what every sandbox needs to run at all, our

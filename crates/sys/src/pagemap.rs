@@ -30,7 +30,7 @@ impl States {
     pub const ZERO: Self = Self(1 << 5);
     /// Part of a huge page.
     pub const HUGE: Self = Self(1 << 6);
-    /// A guard (MADV_GUARD_INSTALL), which nobody can read. Such a page counts as [`Self::SWAPPED`] too. See [`guards`].
+    /// A guard (MADV_GUARD_INSTALL): whatever touches it gets SIGSEGV. Such a page counts as [`Self::SWAPPED`] too. See [`guards`].
     pub const GUARD: Self = Self(1 << 8);
 
     /// Whether all of `other` hold.

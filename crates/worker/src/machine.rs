@@ -149,8 +149,7 @@ impl Machine {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Polls the held sockets of a parked proc from now on, and none that was polled before: a wake that failed, or a fall-back to
-    /// an older generation, may have begun that already.
+    /// Polls the held sockets of a parked proc and its watches of files from now on.
     pub(crate) fn watch(&self, proc: &Proc, body: &Body) {
         self.watch_sockets(proc, body);
         for inotify in &body.inotify {
@@ -162,7 +161,8 @@ impl Machine {
         }
     }
 
-    /// The same without its watches of files: a wake that failed has touched its files.
+    /// Polls its held sockets only: a wake that failed has touched its files. What was polled before is polled no longer, for a wake
+    /// that failed, or a fall-back to an older generation, may have begun that already.
     pub(crate) fn watch_sockets(&self, proc: &Proc, body: &Body) {
         self.unwatch_sockets(proc);
         for socket in &body.sockets {
@@ -376,8 +376,7 @@ impl Machine {
         Some(leave)
     }
 
-    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed. Since when a thread waits
-    /// is told exactly from then on.
+    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
     pub(crate) fn serve_wake_plane(self: &Arc<Machine>) {
         let plane = Arc::clone(&self.wake_plane);
         let machine = Arc::downgrade(self);
@@ -401,7 +400,6 @@ impl Machine {
             }
         };
         std::thread::Builder::new().name("wake-plane".to_owned()).spawn(serve).expect("a thread can be started");
-        kip_sys::ran::watch().expect("a thread can be started");
     }
 }
 

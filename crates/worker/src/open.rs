@@ -171,6 +171,8 @@ impl Worker {
         let (machine, remembered, keeper_was_new) = opened;
         machine.serve_wake_plane();
         machine.serve_launcher();
+        // From now on it is known exactly since when a thread waits.
+        kip_sys::ran::watch().expect("a thread can be started");
         let worker = Arc::new(Worker {
             machine: Arc::clone(&machine),
             procs: Mutex::default(),

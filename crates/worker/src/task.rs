@@ -31,6 +31,7 @@ pub(crate) use pressed::need;
 pub(crate) use ready::once as look_once;
 pub(crate) use sleep::{plan_of, plan_wake, source_word as sleep_word, take_custody};
 pub(crate) use still::{Still, Stilled};
+pub(crate) use ticks::would_be_late;
 
 use crate::due::{self, NextWake};
 use crate::events::now_ms;

@@ -12,8 +12,7 @@ use crate::holdings::key;
 use crate::idle::Activity;
 use crate::proc::Proc;
 use crate::suspend;
-use crate::task::sleep_word;
-use crate::task::{Handle, Status, chain};
+use crate::task::{Handle, Status, chain, sleep_word, would_be_late};
 use crate::tree::Tree;
 use crate::volumes;
 use kip_checkpoint::clocks::Now;
@@ -62,7 +61,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     let mut cannot_sleep = stays.map_or_else(|| record.cannot_sleep.clone(), |why| vec![why]);
     let refused = !cannot_sleep.is_empty();
     if status.ticks && matches!(record.state, State::Hibernated { .. }) {
-        cannot_sleep.push(ticks_in_place(&handle.proc));
+        cannot_sleep.push(format!("it ticks in place: {}", would_be_late(&handle.proc)));
     }
     WhyView {
         name: handle.proc.name.clone(),
@@ -82,16 +81,6 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
         fell_back: record.fell_back.clone(),
         pinned_by: volumes::lines(&handle.proc.shared.data, &handle.proc.spec),
     }
-}
-
-/// Why a hibernated proc that ticks is not parked.
-fn ticks_in_place(proc: &Proc) -> String {
-    let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
-    let name = &proc.name;
-    format!(
-        "it ticks in place: it waits less than --tick ({tick} s) at a time, and would be late if it were parked; \
-         `kip sleep {name}` or --clock suspend parks it all the same"
-    )
 }
 
 fn refused_at(proc: &Proc) -> Option<u64> {

@@ -31,6 +31,16 @@ pub(super) fn data_moved_since(before: &Sample<Traffic>, proc: &Proc, init: u32)
     matches!((&before.traffic, &now.traffic), (Some(a), Some(b)) if kip_net::activity::activity_between(a, b))
 }
 
+/// Why a proc that ticks is not parked by itself, and what parks it.
+pub(crate) fn would_be_late(proc: &Proc) -> String {
+    let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
+    let name = &proc.name;
+    format!(
+        "it waits less than --tick ({tick} s) at a time, so that it would be late if it were parked; \
+         `kip sleep {name}` or --clock suspend parks it all the same"
+    )
+}
+
 impl Task {
     /// A wake by its own touch, after which no data came, was a tick that touched more than the pager had
     /// patience for.
@@ -94,11 +104,7 @@ impl Task {
             return self.hibernate().await;
         }
         let name = &self.proc.name;
-        let tick = Duration::from_millis(self.proc.spec.timing.tick_ms).as_secs_f64();
-        let cause = format!(
-            "it waits less than --tick ({tick} s) at a time and is not hibernated, so that it would be late; \
-             `kip sleep {name}` or --clock suspend parks it all the same"
-        );
+        let cause = format!("it is not hibernated, and {}", would_be_late(&self.proc));
         let message = format!("{name} stays awake: {cause}");
         self.record.cannot_sleep = vec![cause];
         Err(Refusal::new(Code::CannotSleep, message))
