@@ -280,10 +280,12 @@ class Reader:
         """Archived and woken, then told to read: requests for that and their bytes, and what `kip inspect` says of all."""
         archive(self.proc)
         self.read(1, 0, 0)
-        before = fetched(self.proc)
+        # What is under way is counted by the one before the other: the line first, on which nothing is under way then.
         self.proxy.quiet()
+        before = fetched(self.proc)
         self.read(*order)
-        came, rows = fetched(self.proc), reads(self.proxy.quiet())
+        rows = reads(self.proxy.quiet())
+        came = fetched(self.proc)
         requests, bytes_ = (came[of] - before[of] for of in ("requests", "store_bytes"))
         # A second request for a first byte that was slow may have been given up before it came here.
         assert requests - len(rows) in (0, 1) and bytes_ == sum(row.down for row in rows), "it says what there was"

@@ -73,6 +73,36 @@ def test_timers_expire_through_many_sleeps(fresh_kip: Callable[..., Kip], engine
     expire_through(kip, engine, hibernate, SLEEPS)
 
 
+# Memory of a program, MB: its timers expire while that goes into a snapshot.
+MEMORY_MB = 256
+
+
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_a_timer_that_expires_in_a_snapshot_is_told_once(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    """Set for once, it is not armed any more when the snapshot has its turn, and its signal came too late for it."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    tar = programs.tarball(programs.directory() / "once.tar", {"once": programs.c_program("once", "-static")})
+    proc = kip.run("once", ["/once", str(MEMORY_MB)], ports=["7000"], tar=tar, flags=["--idle", "1h", "--tick", "0s"])
+
+    def told(word: str) -> dict[str, int]:
+        with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
+            client.sendall(f"{word}\n".encode())
+            lines = [line.rsplit(" ", 1) for line in read_to_end(client).decode().splitlines()]
+        return {name: int(count) for name, count in lines}
+
+    told("told")
+    for number in range(1, SLEEPS + 1):
+        told("arm")
+        kip.cli("sleep", proc.name)
+        proc.settled()
+        try:
+            wait_for("all are told", lambda: min(told("told").values()) == number, 10)
+        except TimedOut:
+            raise AssertionError([name for name, count in told("told").items() if count < number]) from None
+        assert set(told("told").values()) == {number}, told("told")
+    assert proc.rebuilt() == (engine == "plan")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("engine", ["plan", "CRIU"])
 @pytest.mark.parametrize("hibernate", ["blocked", "held"])

@@ -62,10 +62,7 @@ def proc(kip: Kip, tier: str) -> Proc:
 def nap(proc: Proc, tier: str) -> None:
     if proc.state == "parked":
         proc.wake()  # a timer had woken it before it was seen to be parked, so that it was parked once more
-    for _ in range(5):
-        if proc.hibernate()["last_sleep"]["held"]:
-            break
-        proc.wake()  # it was not quite at rest, and would have woken by whatever it touched first
+    proc.hold()  # one that was not quite at rest would wake by whatever it touched first
     if tier == "parked":
         proc.sleep()
 

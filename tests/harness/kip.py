@@ -95,6 +95,16 @@ class Proc:
         assert after["last_sleep"]["to"] == "hibernated", after["last_sleep"]
         return after
 
+    def hold(self) -> dict[str, Any]:
+        """Hibernates it with `--hibernate held`. One that was found at work ticks on in place: woken, and tried again."""
+        for _ in range(20):
+            view = self.hibernate()
+            if view["last_sleep"]["held"]:
+                return view
+            self.wake()
+            time.sleep(0.05)
+        raise AssertionError(f"{self.name} is at work whenever it is to be held: {view['last_sleep']}")
+
     def _put_to_sleep(self, tier: str, timeout: float) -> tuple[dict[str, Any], dict[str, Any]]:
         """What it was and what it is in that tier. One that was frozen in the middle of work goes on with it at once, and one
         whose own timer was due meanwhile (the disk may take seconds) has woken for it: again."""

@@ -12,6 +12,7 @@
 //! in all later sleeps. All times here are on the machine's clock but those that the program itself gave as absolute ones.
 
 mod calls;
+mod signals;
 mod timers;
 
 pub use calls::{Since, Waiting, end_of, is_over, live_due, patch_bytes};
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
@@ -226,6 +227,10 @@ pub struct Frozen<'a> {
     pub take: &'a dyn Fn(u32, i32) -> io::Result<OwnedFd>,
     /// Signals that have arrived since a moment before the freeze, as bits; it is due at once for them.
     pub arrived: u64,
+    /// Signals that wait for a thread now.
+    pub waiting: &'a dyn Fn(u32) -> Pending,
+    /// When CRIU had read the timers of a process, or a little later, nanoseconds of CLOCK_MONOTONIC; none where that is not known.
+    pub timers_read_ns: &'a dyn Fn(u32) -> Option<i64>,
     /// When its threads were interrupted, or a little later, nanoseconds of CLOCK_MONOTONIC.
     pub interrupted_ns: i64,
     /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds.
@@ -235,6 +240,15 @@ pub struct Frozen<'a> {
     /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
     /// interrupted, and both stand in calls now.
     pub at_rest: bool,
+}
+
+/// Signals that wait, as bits of proc_pid_status(5).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// For one thread.
+    pub own: u64,
+    /// For its whole process.
+    pub shared: u64,
 }
 
 /// Time cannot be taken across the sleep.
@@ -253,6 +267,14 @@ pub enum ClockError {
         /// Why.
         #[source]
         source: io::Error,
+    },
+    /// A signal of a timer.
+    #[error(
+        "signal {signal} came while the snapshot was taken, and it is not known which of several timers sent it; try again"
+    )]
+    Whose {
+        /// Its number, signal(7).
+        signal: u64,
     },
 }
 
@@ -318,9 +340,16 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
     let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ahead_ns, stands, ..Clocks::default() };
     let stopped = stopped_threads(images)?;
     let (mut busy, mut arrived) = (false, frozen.arrived);
-    for (thread, path) in numbered(images, "core")? {
-        let read_ns = timers::read_at(&path, now)?;
-        let mut image = Image::read(&path)?;
+    let cores = numbered(images, "core")?;
+    // All before the first is rewritten: some tell by their files' times when they were made.
+    let read = |(thread, path): &(u32, PathBuf)| {
+        let read_ns = (frozen.timers_read_ns)(*thread).map_or_else(|| timers::read_at(path, now), Ok)?;
+        Ok::<_, ImageError>((*thread, read_ns, Image::read(path)?))
+    };
+    let mut cores = cores.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let came = signals::came(&cores, frozen)?;
+    for (thread, read_ns, image) in &mut cores {
+        let (thread, path) = (*thread, image.path.clone());
         let damaged = |source| ImageError::Damaged { path: path.clone(), source };
         let mut changed = false;
         for core in &mut image.entries {
@@ -340,8 +369,9 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
             })
             .map_err(damaged)?;
             changed |= timers::arm_pending(core).map_err(damaged)?;
-            if timers::collect(core, read_ns, &mut arrived, &mut clocks.dues).map_err(damaged)? {
-                clocks.read_ns.insert(thread, read_ns);
+            changed |= signals::add(core, thread, &came).map_err(damaged)?;
+            if timers::collect(core, *read_ns, &mut arrived, &mut clocks.dues).map_err(damaged)? {
+                clocks.read_ns.insert(thread, *read_ns);
             }
         }
         if changed {

@@ -4,9 +4,12 @@
 //! images are complete and every task is in a ptrace stop. If the latter says yes CRIU kills the tree, if no (or if anything
 //! failed) the tree runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
+use crate::clocks::Now;
 use crate::helper::{Helper, HelperError, Order};
 use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
+use rustix::fs::AtFlags;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -33,13 +36,13 @@ pub struct DumpRequest<'a> {
 }
 
 /// A step of the caller's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+#[derive(Debug, Clone, Copy)]
+pub enum Stage<'a> {
     /// The tree runs, and stands still about a millisecond later. A helper that was just started takes tens of milliseconds to
     /// come here.
     Running,
     /// Images are complete, and nothing runs.
-    Frozen,
+    Frozen(&'a Log),
 }
 
 /// A finished dump.
@@ -73,7 +76,7 @@ pub enum DumpError {
 pub fn dump(
     helper: Helper,
     request: &DumpRequest<'_>,
-    step: &mut dyn FnMut(Stage) -> bool,
+    step: &mut dyn FnMut(Stage<'_>) -> bool,
 ) -> Result<Dumped, DumpError> {
     let orders: Vec<_> = request.namespaces.iter().map(|(kind, fd)| (Order::SetNs(*kind), *fd)).collect();
     helper.prepare(&orders)?;
@@ -91,19 +94,23 @@ pub fn dump(
         manage_cgroups_mode: Some(0),
         network_lock: Some(LOCK_SKIP),
         notify_scripts: Some(true),
-        log_level: Some(log_level()),
+        log_level: Some(LOG_STEPS),
         log_file: Some(DUMP_LOG.to_owned()),
         external: request.external_mounts.iter().map(|(at, key)| format!("mnt[{at}]:{key}")).collect(),
         ..Opts::default()
     };
     let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
-    let mut settled = None;
+    let (mut settled, mut log) = (None, Log::new(request.images.join(DUMP_LOG)));
     let response = helper.call(&call, &mut |stage, _| match stage {
-        "pre-dump" => step(Stage::Running),
+        "pre-dump" => {
+            log.look();
+            step(Stage::Running)
+        }
         "post-dump" => {
+            log.look();
             // Cgroups are left alone, but with this image in place a restore starts a process for them all the same.
             let _ = std::fs::remove_file(request.images.join("cgroup.img"));
-            *settled.insert(step(Stage::Frozen))
+            *settled.insert(step(Stage::Frozen(&log)))
         }
         _ => true,
     })?;
@@ -114,7 +121,55 @@ pub fn dump(
             return Err(DumpError::Refused { causes: causes(&request.images.join(DUMP_LOG), response.cr_errmsg) });
         }
     }
+    // Of use for a refusal only.
+    let _ = rustix::fs::unlinkat(&directory, DUMP_LOG, AtFlags::empty());
     Ok(Dumped { frozen_us: frozen_us(&directory) })
+}
+
+/// CRIU's log of a dump, which tells when CRIU read what.
+#[derive(Debug)]
+pub struct Log {
+    path: PathBuf,
+    /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too little. None before the first look.
+    ahead_ns: Option<i64>,
+}
+
+impl Log {
+    fn new(path: PathBuf) -> Log {
+        Log { path, ahead_ns: None }
+    }
+
+    /// Compares clocks, while CRIU waits for an answer: what it logged last is older than this moment.
+    fn look(&mut self) {
+        let lines = self.lines();
+        let now_ns = Now::read().realtime_ns;
+        let last = lines.lines().rev().find_map(stamp_ns);
+        let ahead = last.map(|ns| now_ns - ns);
+        self.ahead_ns = [self.ahead_ns, ahead].into_iter().flatten().min();
+    }
+
+    fn lines(&self) -> String {
+        std::fs::read(&self.path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
+    }
+
+    /// When CRIU had just read the timers of each process (by host pid), never before, nanoseconds of CLOCK_REALTIME. Empty if the
+    /// log does not tell.
+    pub fn timers_read(&self) -> BTreeMap<u32, i64> {
+        let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
+        let read = |line: &str| {
+            let pid = line.split_once(TIMERS_ARE_READ)?.1.split_once(')')?.0.parse().ok()?;
+            Some((pid, stamp_ns(line)? + ahead_ns))
+        };
+        self.lines().lines().filter_map(read).collect()
+    }
+}
+
+/// The time at the beginning of a line of CRIU's log, nanoseconds since CRIU began it.
+fn stamp_ns(line: &str) -> Option<i64> {
+    let (seconds, micros) = line.strip_prefix('(')?.split_once(')')?.0.split_once('.')?;
+    // Six digits, the last of which is left out from 100 s on.
+    let unit = 10i64.checked_pow(9u32.checked_sub(micros.len() as u32)?)?;
+    Some(seconds.parse::<i64>().ok()?.checked_mul(1_000_000_000)? + micros.parse::<i64>().ok()? * unit)
 }
 
 /// How long the tree stood still, from CRIU's statistics; 0 if there are none.
@@ -124,10 +179,12 @@ fn frozen_us(directory: &File) -> u64 {
     stats.and_then(|e| e.message(1).ok().flatten()).map_or(0, |d| d.number(2))
 }
 
-/// 2 is warnings and errors; 4 everything, in debug builds of the crate's own tests only.
-pub(crate) fn log_level() -> i32 {
-    2
-}
+/// CRIU's log level for warnings and errors.
+pub(crate) const LOG_ERRORS: i32 = 2;
+/// CRIU's log level for its steps besides.
+const LOG_STEPS: i32 = 3;
+/// What CRIU logs for a process right after it has read its timers.
+const TIMERS_ARE_READ: &str = "Dumping core (pid: ";
 
 /// Messages that CRIU calls errors and that are no cause: it cannot raise its own limit here, and what follows a failure.
 const NOT_CAUSES: [&str; 4] =
@@ -159,4 +216,39 @@ pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
         found.push(message.unwrap_or_else(|| "no reason was logged".to_owned()));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn stamps_of_lines() {
+        assert_eq!(stamp_ns("(00.012345) Dumping core (pid: 7)"), Some(12_345_000));
+        assert_eq!(stamp_ns("(123.01234) x"), Some(123_012_340_000));
+        for line in ["", "Error", "(x.1) y", "(1) y", "(00.0123456789) y"] {
+            assert_eq!(stamp_ns(line), None, "{line}");
+        }
+    }
+
+    /// The log is rather believed to be later than it is.
+    #[test]
+    fn the_log_tells_when_timers_were_read() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut log = Log::new(scratch.path().join(DUMP_LOG));
+        assert_eq!(log.timers_read(), BTreeMap::new());
+        let before = Now::read().realtime_ns;
+        std::fs::write(&log.path, "(00.000000) begun\nno stamp\n").unwrap();
+        log.look();
+        let after = Now::read().realtime_ns;
+        std::thread::sleep(Duration::from_millis(30));
+        let lines = "(00.000000) begun\n(00.010000) Dumping core (pid: 12)\n(00.020000) Dumping core (pid: 345)\n";
+        std::fs::write(&log.path, lines).unwrap();
+        log.look();
+        let read = log.timers_read();
+        assert_eq!(read.keys().copied().collect::<Vec<_>>(), [12, 345]);
+        assert_eq!(read[&345] - read[&12], 10_000_000);
+        assert!((before..=after).contains(&(read[&12] - 10_000_000)), "the look that was nearer to a line counts");
+    }
 }

@@ -4,7 +4,7 @@
 //! images and held descriptors as they were; at [`Stage::Resuming`] the caller patches memory and lets go what the tree
 //! has taken over.
 
-use crate::dump::{LOCK_SKIP, causes, log_level};
+use crate::dump::{LOCK_SKIP, LOG_ERRORS, causes};
 use crate::helper::{Helper, HelperError, ORDERS_PER_MESSAGE, Order, ROOT, USR, volume_place};
 use crate::rpc::{InheritFd, Kind, Opts, Request};
 use std::os::fd::BorrowedFd;
@@ -116,7 +116,7 @@ pub fn restore(
         network_lock: Some(LOCK_SKIP),
         notify_scripts: Some(true),
         skip_file_rwx_check: Some(true),
-        log_level: Some(log_level()),
+        log_level: Some(LOG_ERRORS),
         log_file: Some(RESTORE_LOG.to_owned()),
         inherit_fd,
         external,

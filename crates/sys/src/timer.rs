@@ -112,20 +112,24 @@ pub struct TimerSignal {
     pub value: u64,
 }
 
-/// The beginning of siginfo_t as SI_TIMER has it (x86-64), padded to the whole of it.
-#[repr(C)]
-struct TimerInfo {
-    signo: i32,
-    errno: i32,
-    code: i32,
-    pad: i32,
-    timer: i32,
-    overrun: i32,
-    value: u64,
-    rest: [u64; 12],
+impl TimerSignal {
+    /// siginfo_t as the kernel has it.
+    pub fn bytes(&self) -> Vec<u8> {
+        let words = [self.signal, 0, libc::SI_TIMER, 0, self.timer, self.overrun];
+        padded(words.iter().flat_map(|w| w.to_le_bytes()).chain(self.value.to_le_bytes()))
+    }
 }
 
-const _: () = assert!(size_of::<TimerInfo>() == size_of::<libc::siginfo_t>());
+/// siginfo_t of a signal that the kernel sends for no process: SI_KERNEL of sigaction(2).
+pub fn kernel_signal_bytes(signal: i32) -> Vec<u8> {
+    padded([signal, 0, libc::SI_KERNEL].iter().flat_map(|w| w.to_le_bytes()))
+}
+
+fn padded(bytes: impl Iterator<Item = u8>) -> Vec<u8> {
+    let mut all: Vec<u8> = bytes.collect();
+    all.resize(size_of::<libc::siginfo_t>(), 0);
+    all
+}
 
 /// Queues what a POSIX timer would send, for the process, or for one of its threads: rt_sigqueueinfo(2),
 /// rt_tgsigqueueinfo(2), Linux 2.6.31.
@@ -133,21 +137,12 @@ const _: () = assert!(size_of::<TimerInfo>() == size_of::<libc::siginfo_t>());
 /// # Errors
 /// ESRCH, EPERM, EINVAL for a bad signal, EAGAIN when RLIMIT_SIGPENDING of its user is reached.
 pub fn send_timer_signal(pid: u32, thread: Option<u32>, what: TimerSignal) -> io::Result<()> {
-    let info = TimerInfo {
-        signo: what.signal,
-        errno: 0,
-        code: libc::SI_TIMER,
-        pad: 0,
-        timer: what.timer,
-        overrun: what.overrun,
-        value: what.value,
-        rest: [0; 12],
-    };
-    // SAFETY: `info` is a live local of the size of siginfo_t, only read, and only during the call.
+    let info = what.bytes();
+    // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the call.
     let rc = unsafe {
         match thread {
-            None => libc::syscall(libc::SYS_rt_sigqueueinfo, pid, what.signal, &raw const info),
-            Some(thread) => libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid, thread, what.signal, &raw const info),
+            None => libc::syscall(libc::SYS_rt_sigqueueinfo, pid, what.signal, info.as_ptr()),
+            Some(thread) => libc::syscall(libc::SYS_rt_tgsigqueueinfo, pid, thread, what.signal, info.as_ptr()),
         }
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -224,11 +219,11 @@ mod tests {
             assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()), 0);
             let thread = libc::gettid() as u32;
             send_timer_signal(own, Some(thread), what).unwrap();
-            let mut info: TimerInfo = std::mem::zeroed();
+            let mut info = [0u8; size_of::<libc::siginfo_t>()];
             assert_eq!(libc::sigwaitinfo(&raw const set, (&raw mut info).cast()), what.signal);
             (thread, info)
         };
-        assert_eq!((info.code, info.timer, info.overrun, info.value), (libc::SI_TIMER, 7, 4, 0xfeed));
+        assert_eq!(info.as_slice(), what.bytes());
         let bad = TimerSignal { signal: 99, ..what };
         assert_eq!(send_timer_signal(own, Some(thread), bad).unwrap_err().raw_os_error(), Some(libc::EINVAL));
         assert_eq!(send_timer_signal(0x7fff_fff0, None, what).unwrap_err().raw_os_error(), Some(libc::ESRCH));

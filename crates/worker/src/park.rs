@@ -28,9 +28,9 @@ use crate::tree::{self, Tree};
 use crate::volumes;
 use crate::volumes::sleep::Slept;
 use crate::wake::take;
-use kip_checkpoint::clocks::{self, Boot, Clocks, Frozen, Now, Since};
+use kip_checkpoint::clocks::{self, Boot, Clocks, Frozen, Now, Pending, Since};
 use kip_checkpoint::comeback;
-use kip_checkpoint::dump::{DumpRequest, Stage, dump};
+use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
 use kip_checkpoint::plan;
 use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
@@ -148,7 +148,7 @@ struct Ran {
     /// All of it slept, and nothing ran.
     at_rest: bool,
     /// Signals that waited for its threads.
-    pending: BTreeMap<u32, u64>,
+    pending: BTreeMap<u32, Pending>,
 }
 
 /// What was looked up while the program still ran.
@@ -242,9 +242,9 @@ pub(crate) fn park(
             seen.ran = look_before(proc, &tree);
             true
         }
-        Stage::Frozen => {
+        Stage::Frozen(log) => {
             fault::reach("park-frozen");
-            let result = settle(proc, &images, generation, (init, &seen), record);
+            let result = settle(proc, (&images, log), generation, (init, &seen), record);
             let good = result.is_ok();
             outcome = Some(result);
             good
@@ -283,7 +283,7 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
 /// Everything between freeze and kill.
 fn settle(
     proc: &Proc,
-    images: &Path,
+    (images, log): (&Path, &Log),
     generation: Generation,
     (init, seen): (u32, &Seen),
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
@@ -308,11 +308,30 @@ fn settle(
     let take = |thread: u32, number: i32| {
         tree.threads.get(&thread).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|tid| take(*tid, number))
     };
-    let new = |(thread, signals): (u32, u64)| signals & !seen.ran.pending.get(&thread).copied().unwrap_or(0);
-    let arrived = tree.pending().into_iter().map(new).fold(0, |a, b| a | b);
+    let waiting = tree.pending();
+    let all = |pending: Pending| pending.own | pending.shared;
+    let new =
+        |(thread, now): (&u32, &Pending)| all(*now) & !all(seen.ran.pending.get(thread).copied().unwrap_or_default());
+    let arrived = waiting.iter().map(new).fold(0, |a, b| a | b);
+    let waiting = |thread: u32| waiting.get(&thread).copied().unwrap_or_default();
+    let read_at = log.timers_read();
+    let timers_read_ns = |thread: u32| {
+        let realtime_ns = read_at.get(tree.threads.get(&thread)?)?;
+        Some(now.monotonic_ns - (now.realtime_ns - realtime_ns).max(0))
+    };
     let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
     let at_rest = seen.ran.at_rest;
-    let frozen = Frozen { read: &read, take: &take, arrived, interrupted_ns, ahead_ns, stands, at_rest };
+    let frozen = Frozen {
+        read: &read,
+        take: &take,
+        arrived,
+        waiting: &waiting,
+        timers_read_ns: &timers_read_ns,
+        interrupted_ns,
+        ahead_ns,
+        stands,
+        at_rest,
+    };
     let clocks = clocks::settle(images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
     volumes::sleep::note_files(&mut volumes, images, init)?;

@@ -2,7 +2,7 @@
 //!
 //! Reads /proc only. A process that ends while it is looked at is left out.
 
-use kip_checkpoint::clocks::{Since, Waiting};
+use kip_checkpoint::clocks::{Pending, Since, Waiting};
 use kip_sys::ran::CpuClocks;
 use kip_sys::timens;
 use std::collections::BTreeMap;
@@ -87,8 +87,8 @@ impl Tree {
         self.threads.iter().find(|(_, host)| is_it(**host)).map(|(inside, _)| *inside)
     }
 
-    /// Signals that wait for each thread (by id inside) or its process, as bits.
-    pub(crate) fn pending(&self) -> BTreeMap<u32, u64> {
+    /// Signals that wait for each thread (by id inside) and its process.
+    pub(crate) fn pending(&self) -> BTreeMap<u32, Pending> {
         let look = |(inside, tid): (&u32, &u32)| {
             Some((*inside, pending(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)))
         };
@@ -160,10 +160,10 @@ fn waits(status: &str) -> Option<u64> {
     field(status, "voluntary_ctxt_switches:")?.parse().ok()
 }
 
-/// Signals that wait for a thread or for its process: bits of proc_pid_status(5).
-fn pending(status: &str) -> u64 {
+/// Signals that wait for a thread and for its process, from its proc_pid_status(5).
+fn pending(status: &str) -> Pending {
     let bits = |name| field(status, name).and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0);
-    bits("SigPnd:") | bits("ShdPnd:")
+    Pending { own: bits("SigPnd:"), shared: bits("ShdPnd:") }
 }
 
 /// Context switches of a sleeping or stopped thread, from its proc_pid_status(5); none of another one.
@@ -243,7 +243,8 @@ mod tests {
     fn only_sleepers_are_asleep() {
         let status = "Name:\tcat\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n";
         assert_eq!((waits(status), switches(status)), (Some(7), Some(9)));
-        assert_eq!(pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n"), 0x201);
+        let both = pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n");
+        assert_eq!(both, Pending { own: 0x200, shared: 1 });
         assert_eq!(switches(&status.replace("S (sleeping)", "R (running)")), None);
         let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let running = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, own)]) };

@@ -371,6 +371,8 @@ mod tests {
         read: &|_, _, _| false,
         take: &|_, _| Err(io::ErrorKind::NotFound.into()),
         arrived: 0,
+        waiting: &|_| super::super::Pending { own: 0, shared: 0 },
+        timers_read_ns: &|_| None,
         interrupted_ns: i64::MAX,
         ahead_ns: 0,
         stands: false,

@@ -130,6 +130,73 @@ pub(super) fn arm_pending(core: &mut Message) -> Result<bool, Malformed> {
     Ok(found)
 }
 
+/// An interval timer of real time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Real {
+    /// Nanoseconds until it expires; 0 if it is not armed, or its signal waits.
+    pub(super) left_ns: i64,
+    /// Its interval, nanoseconds, or 0.
+    pub(super) every_ns: i64,
+}
+
+/// Reads it from an image of timers.
+pub(super) fn real_timer(timers: &Message) -> Result<Option<Real>, Malformed> {
+    let real = timers.message(1)?;
+    Ok(real.map(|real| Real { left_ns: time(&real, 3, 4, 1000), every_ns: time(&real, 1, 2, 1000) }))
+}
+
+/// A POSIX timer that sends a signal by real time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Posix {
+    /// As timer_create(2) gave it.
+    pub(super) id: i32,
+    /// Its clock, as clock_gettime(2) numbers them.
+    pub(super) clock: u64,
+    /// The signal.
+    pub(super) signal: i32,
+    /// It sends it: not SIGEV_NONE.
+    pub(super) tells: bool,
+    /// The thread to which it sends it, as numbered inside; none for the whole process.
+    pub(super) thread: Option<u32>,
+    /// `si_value`.
+    pub(super) value: u64,
+    /// Nanoseconds until it expires; 0 if it is not armed.
+    pub(super) left_ns: i64,
+    /// Its interval, nanoseconds, or 0.
+    pub(super) every_ns: i64,
+}
+
+impl Posix {
+    /// SIGEV_NONE and the bit of SIGEV_THREAD_ID, sigevent(3type).
+    const NONE: u64 = 1;
+    const THREAD_ID: u64 = 4;
+
+    fn read(timer: &Message) -> Posix {
+        let notify = timer.number(4);
+        Posix {
+            id: timer.number(1) as i32,
+            clock: timer.number(2),
+            signal: timer.number(3) as i32,
+            tells: notify != Posix::NONE,
+            thread: timer.varint(11).map(|t| t as u32).filter(|_| notify & Posix::THREAD_ID != 0),
+            value: timer.number(5),
+            left_ns: time(timer, 9, 10, 1),
+            every_ns: time(timer, 7, 8, 1),
+        }
+    }
+
+    /// What it sends for one expiration.
+    pub(super) fn sends(&self) -> TimerSignal {
+        TimerSignal { signal: self.signal, timer: self.id, overrun: 0, value: self.value }
+    }
+}
+
+/// Those of an image of timers, but for those that count CPU time or send nothing.
+pub(super) fn posix_timers(timers: &Message) -> Result<Vec<Posix>, Malformed> {
+    let all = timers.messages(4)?;
+    Ok(all.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock) && timer.tells).collect())
+}
+
 /// Collects what a process's timers make due; true if it has any. From `arrived`, signals that arrived since the freeze,
 /// as bits, those of periodic timers are removed: they are due as the timer is.
 pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
@@ -331,19 +398,14 @@ fn advance_task_timers(
         if !is_wall_clock(timer.number(2)) {
             return Ok(());
         }
-        let (left, missed) = advance(time(timer, 9, 10, 1), time(timer, 7, 8, 1), passed.on(timer.number(2)));
+        let as_read = Posix::read(timer);
+        let (left, missed) = advance(as_read.left_ns, as_read.every_ns, passed.on(as_read.clock));
         timer.set_varint(9, (left.max(0) / SECOND) as u64);
         timer.set_varint(10, (left.max(0) % SECOND) as u64);
-        // SIGEV_NONE is not told.
-        if missed > 0 && timer.number(4) != 1 {
-            let signal = TimerSignal {
-                signal: timer.number(3) as i32,
-                timer: timer.number(1) as i32,
-                overrun: i32::try_from(missed - 1).unwrap_or(i32::MAX),
-                value: timer.number(5),
-            };
-            let thread = timer.varint(11).map(|t| t as u32).filter(|_| timer.number(4) & 4 != 0);
-            all_missed.push(Missed::Posix { pid, thread, signal });
+        if missed > 0 && as_read.tells {
+            let overrun = i32::try_from(missed - 1).unwrap_or(i32::MAX);
+            let signal = TimerSignal { overrun, ..as_read.sends() };
+            all_missed.push(Missed::Posix { pid, thread: as_read.thread, signal });
         }
         Ok(())
     })
