@@ -17,6 +17,7 @@ pub mod inotify;
 pub mod limits;
 pub mod locate;
 pub mod look;
+pub mod owners;
 pub mod pages;
 pub mod plan;
 pub mod policy;

@@ -199,7 +199,10 @@ pub(crate) fn is_dead(held: &Held) -> bool {
 }
 
 /// What a socket has to offer now.
-pub(crate) fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
+///
+/// # Errors
+/// Those of getsockopt(2) and ioctl(2).
+pub fn seen(fd: BorrowedFd<'_>, kind: &Kind) -> io::Result<Seen> {
     match kind {
         Kind::Listener { .. } => Ok(Seen { queued: sock::tcp_info(fd)?.accept_queue, ..Seen::default() }),
         Kind::Stream { .. } => {

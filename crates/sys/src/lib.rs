@@ -11,6 +11,7 @@ pub mod loops;
 pub mod mount;
 pub mod netns;
 pub mod ns;
+pub mod owner;
 pub mod pagemap;
 pub mod perf;
 pub mod process;

@@ -59,6 +59,7 @@ mod names;
 mod observe;
 mod open;
 mod outdated;
+mod owners;
 mod page_out;
 mod park;
 mod pins;

@@ -31,6 +31,7 @@ use crate::wake::take;
 use kip_checkpoint::clocks::{self, Boot, Clocks, Frozen, Now, Pending, Since};
 use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
+use kip_checkpoint::owners::{self, Owned};
 use kip_checkpoint::plan;
 use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
@@ -115,6 +116,9 @@ pub(crate) struct Body {
     /// Stopped processes (by id inside) of which their parents have not been told.
     #[serde(default)]
     pub(crate) untold: Vec<u32>,
+    /// Owners of open files.
+    #[serde(default)]
+    pub(crate) owned: Vec<Owned>,
 }
 
 impl Body {
@@ -299,6 +303,7 @@ fn settle(
         Some(target.to_string_lossy().into_owned())
     };
     procfs::mend(images, &link)?;
+    let owned = owners::take(images)?;
     let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
     let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
@@ -357,7 +362,7 @@ fn settle(
         if seen.mounts.is_some() { inotify::take(&tree, images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
     let untold = seen.ran.untold.clone();
-    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, suspended };
+    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, owned, suspended };
     fds.extend(objects.into_iter().flatten());
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);

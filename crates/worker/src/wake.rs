@@ -14,6 +14,7 @@ pub(crate) use timers::{forget, take};
 use crate::archive::DemandError;
 use crate::fault;
 use crate::holdings::key;
+use crate::owners;
 use crate::park::{Body, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
@@ -409,6 +410,7 @@ fn advanced(
 /// set.
 fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
     let shortened = timers::set(proc, clocks, missed, traced);
+    owners::give(proc, body);
     let held: Vec<_> = body
         .sockets
         .iter()

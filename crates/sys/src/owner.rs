@@ -1,0 +1,158 @@
+//! Owners of open files: fcntl(2) F_SETOWN_EX (Linux 2.6.32), F_SETSIG, and the signal SIGIO.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// fcntl.h.
+const F_SETSIG: libc::c_int = 10;
+const F_GETSIG: libc::c_int = 11;
+const F_SETOWN_EX: libc::c_int = 15;
+const F_GETOWN_EX: libc::c_int = 16;
+const OWNER_TID: libc::c_int = 0;
+const OWNER_PID: libc::c_int = 1;
+const OWNER_PGRP: libc::c_int = 2;
+/// `si_code` of sigaction(2) that a process may send for another one and that has `si_band` and `si_fd`.
+const SI_SIGIO: i32 = -5;
+
+/// To which threads the signal goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whom {
+    /// One thread.
+    Thread(u32),
+    /// One process.
+    Process(u32),
+    /// A process group.
+    Group(u32),
+}
+
+/// An owner and its signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// To whom it goes; to none if there is none.
+    pub whom: Option<Whom>,
+    /// The signal; 0 is SIGIO.
+    pub signal: i32,
+}
+
+#[repr(C)]
+struct OwnerEx {
+    kind: libc::c_int,
+    pid: libc::pid_t,
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// The owner of an open file, by ids of this process's pid namespace.
+///
+/// # Errors
+/// Those of fcntl(2).
+pub fn owner(fd: BorrowedFd<'_>) -> io::Result<Owner> {
+    let mut found = OwnerEx { kind: OWNER_PID, pid: 0 };
+    // SAFETY: F_GETSIG takes no argument; F_GETOWN_EX writes one struct f_owner_ex, which `found` is, and only during the call.
+    let signal = unsafe {
+        check(libc::fcntl(fd.as_raw_fd(), F_GETOWN_EX, &raw mut found))?;
+        check(libc::fcntl(fd.as_raw_fd(), F_GETSIG))?
+    };
+    let pid = found.pid as u32;
+    let whom = match (pid, found.kind) {
+        (0, _) => None,
+        (_, OWNER_TID) => Some(Whom::Thread(pid)),
+        (_, OWNER_PGRP) => Some(Whom::Group(pid)),
+        _ => Some(Whom::Process(pid)),
+    };
+    Ok(Owner { whom, signal })
+}
+
+/// Sets it, whoever it was before.
+///
+/// # Errors
+/// Those of fcntl(2): ESRCH if there is no such thread, process or group, EINVAL for a bad signal.
+pub fn set_owner(fd: BorrowedFd<'_>, owner: Owner) -> io::Result<()> {
+    let (kind, pid) = match owner.whom {
+        None => (OWNER_PID, 0),
+        Some(Whom::Thread(thread)) => (OWNER_TID, thread),
+        Some(Whom::Process(pid)) => (OWNER_PID, pid),
+        Some(Whom::Group(group)) => (OWNER_PGRP, group),
+    };
+    let set = OwnerEx { kind, pid: pid as libc::pid_t };
+    // SAFETY: F_SETSIG takes an int; F_SETOWN_EX reads one struct f_owner_ex, which `set` is, and only during the call.
+    unsafe {
+        check(libc::fcntl(fd.as_raw_fd(), F_SETSIG, owner.signal))?;
+        check(libc::fcntl(fd.as_raw_fd(), F_SETOWN_EX, &raw const set))?;
+    }
+    Ok(())
+}
+
+/// Whether the kernel sends the signal when something can be read or written: O_ASYNC of open(2).
+///
+/// # Errors
+/// Those of fcntl(2).
+pub fn is_told(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: F_GETFL takes no argument.
+    let flags = unsafe { check(libc::fcntl(fd.as_raw_fd(), libc::F_GETFL))? };
+    Ok(flags & libc::O_ASYNC != 0)
+}
+
+/// Sends what the kernel would have sent when there was something to read. `process`: of the thread; `number`: the descriptor there.
+///
+/// # Errors
+/// Those of rt_sigqueueinfo(2) and kill(2).
+pub fn tell(owner: Owner, process: u32, number: i32) -> io::Result<()> {
+    let signal = if owner.signal == 0 { libc::SIGIO } else { owner.signal };
+    let mut info = [0u8; size_of::<libc::siginfo_t>()];
+    for (at, word) in [(0, signal), (8, SI_SIGIO), (16, i32::from(libc::POLLIN | libc::POLLRDNORM)), (24, number)] {
+        info[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    }
+    // SAFETY: `info` is a live buffer of the size of siginfo_t, only read, and only during the call.
+    let rc = unsafe {
+        match owner.whom {
+            None => 0,
+            Some(Whom::Thread(thread)) => {
+                libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info.as_ptr())
+            }
+            Some(Whom::Process(pid)) => libc::syscall(libc::SYS_rt_sigqueueinfo, pid, signal, info.as_ptr()),
+            Some(Whom::Group(group)) => i64::from(libc::kill(-(group as i32), signal)),
+        }
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn an_owner_is_set_and_read_and_told() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        let own = std::process::id();
+        assert_eq!(owner(here.as_fd()).unwrap(), Owner { whom: None, signal: 0 });
+        assert!(!is_told(here.as_fd()).unwrap());
+        // SAFETY: plain calls; the set is a live local, and only this thread's mask changes.
+        let thread = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut set, libc::SIGRTMIN() + 5);
+            assert_eq!(libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()), 0);
+            libc::gettid() as u32
+        };
+        for whom in [Whom::Process(own), Whom::Thread(thread)] {
+            let wanted = Owner { whom: Some(whom), signal: 40 };
+            set_owner(here.as_fd(), wanted).unwrap();
+            assert_eq!(owner(here.as_fd()).unwrap(), wanted);
+        }
+        let nobody = Owner { whom: Some(Whom::Process(0x7fff_fff0)), signal: 0 };
+        assert_eq!(set_owner(here.as_fd(), nobody).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        tell(Owner { whom: Some(Whom::Thread(thread)), signal: libc::SIGRTMIN() + 5 }, own, 17).unwrap();
+        let mut info = [0u8; size_of::<libc::siginfo_t>()];
+        // SAFETY: both are live locals of the types that sigwaitinfo(2) takes.
+        let signal = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigaddset(&raw mut set, libc::SIGRTMIN() + 5);
+            libc::sigwaitinfo(&raw const set, (&raw mut info).cast())
+        };
+        assert_eq!((signal, info[24]), (libc::SIGRTMIN() + 5, 17));
+    }
+}

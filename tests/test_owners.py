@@ -1,0 +1,68 @@
+"""A program that does nothing but wait for the signals of its open files, fcntl(2) F_SETOWN_EX and F_SETSIG, over sleeps by both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.clients import Lines
+from harness.kip import Kip
+
+# Answers a line only when a signal says that something has come, and with that signal. Each connection has another owner.
+TOLD = """
+import fcntl, os, signal, socket, struct, sys, threading
+F_SETSIG, F_SETOWN_EX = 10, 15
+THREAD, PROCESS, GROUP = 0, 1, 2
+OWNERS = [(PROCESS, 0), (PROCESS, 1), (THREAD, 2), (GROUP, 3)]
+ALL = [signal.SIGIO, *(signal.SIGRTMIN + n for n in (1, 2, 3))]
+signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
+
+def told(file, kind, number):
+    who = {THREAD: threading.get_native_id(), PROCESS: os.getpid(), GROUP: os.getpgid(0)}[kind]
+    fcntl.fcntl(file, F_SETOWN_EX, struct.pack("ii", kind, who))
+    fcntl.fcntl(file, F_SETSIG, signal.SIGRTMIN + number if number else 0)
+    file.setblocking(False)
+    fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_ASYNC)
+
+listener = socket.create_server(("", 7000))
+told(listener, PROCESS, 0)
+clients = []
+while True:
+    number = signal.sigwaitinfo(ALL).si_signo
+    try:
+        while True:
+            clients.append(listener.accept()[0])
+            told(clients[-1], *OWNERS[len(clients) - 1])
+    except BlockingIOError:
+        pass
+    for client, (kind, own) in zip(clients, OWNERS):
+        if number == (signal.SIGRTMIN + own if own else signal.SIGIO):
+            try:
+                client.sendall(f"{own} {client.recv(100).decode()}".encode())
+            except BlockingIOError:
+                pass
+"""
+
+
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_the_signals_of_open_files_go_on(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    proc = kip.run("told", ["/usr/bin/python3", "-c", TOLD], ports=["7000"], flags=["--idle", "1h"])
+    clients = [Lines(proc.port(), timeout=20) for _ in range(4)]
+
+    def ask(word: str) -> None:
+        for number, client in enumerate(clients):
+            assert client.ask(word) == f"{number} {word}"
+
+    ask("awake")
+    for sleep in range(2):
+        for number, client in enumerate(clients):
+            # That which wakes it is told of what came while none of its threads was there.
+            proc.sleep()
+            assert client.ask("asleep") == f"{number} asleep"
+        ask(f"after sleep {sleep}")
+        proc.sleep()
+        proc.wake()
+        ask("what comes later")
+    assert proc.rebuilt() == (engine == "plan")

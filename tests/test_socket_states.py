@@ -1,0 +1,144 @@
+"""Connections in every state of tcp(7) that a descriptor can be in, over a sleep: both roles, both families, by both engines.
+
+Bytes that wait on either side arrive, each once and in order; so do the ends; and a connection is in the state that it was in."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from harness.clients import Lines
+from harness.kip import Kip, Proc
+from harness.programs import SOURCES
+
+# Bytes that wait to be read: fewer than a new connection has room for, so that none comes later.
+SOME = 20_000
+# Each: what is done by the program that sleeps (P) and by its peer (Q), and the state in which that leaves the former.
+STATES: dict[str, tuple[str, str]] = {
+    "established": ("", "established"),
+    "established-unread": ("Q send", "established"),
+    "established-full": ("P fill", "established"),
+    "established-both-full": ("P fill, Q fill", "established"),
+    "fin-wait-1": ("P fill, P shut", "fin-wait-1"),
+    "fin-wait-1-unread": ("P fill, P shut, Q send", "fin-wait-1"),
+    "fin-wait-2": ("P shut", "fin-wait-2"),
+    "fin-wait-2-unread": ("P shut, Q send", "fin-wait-2"),
+    "closing": ("P fill, P shut, Q shut", "closing"),
+    "closing-unread": ("P fill, P shut, Q send, Q shut", "closing"),
+    "close-wait": ("Q shut", "close-wait"),
+    "close-wait-unread": ("Q send, Q shut", "close-wait"),
+    "close-wait-full": ("P fill, Q shut", "close-wait"),
+    "last-ack": ("P fill, Q shut, P shut", "last-ack"),
+    "last-ack-unread": ("Q send, P fill, Q shut, P shut", "last-ack"),
+    "closed-here-first": ("P shut, Q shut", "close"),
+    "closed-here-first-unread": ("Q send, P shut, Q shut", "close"),
+    "closed-there-first": ("Q shut, P shut", "close"),
+    "closed-there-first-unread": ("Q send, Q shut, P shut", "close"),
+    "reset": ("Q reset", "close"),
+    "reset-unread": ("Q send, Q reset", "close"),
+}
+
+
+@dataclass
+class Side:
+    """A program, and what it has done with a connection."""
+
+    line: Lines
+    sent: int = 0
+    shut: bool = False
+    was_reset: bool = False
+
+    def do(self, word: str, name: str, *rest: object) -> str:
+        return self.line.ask(" ".join(map(str, (word, name, *rest))))
+
+    def act(self, word: str, name: str) -> None:
+        answer = self.do(word, name, *([SOME] if word == "send" else []))
+        assert "error" not in answer, (name, word, answer)
+        if word in ("send", "fill"):
+            self.sent += int(answer)
+        self.shut |= word == "shut"
+        self.was_reset |= word == "reset"
+
+
+class Connection:
+    def __init__(self, name: str, sleeper: Lines, peer: Lines, connect: Callable[[str], None]):
+        self.name, self.p, self.q = name, Side(sleeper), Side(peer)
+        connect(name)
+        does, self.state = STATES[name.split(":")[1]]
+        for step in filter(None, does.split(", ")):
+            side, word = step.split()
+            (self.p if side == "P" else self.q).act(word, name)
+        self.drained: str | None = None
+
+    def drain(self) -> None:
+        """The peer takes what the sleeper has sent."""
+        self.drained = self.q.do("take", self.name, self.p.sent)
+
+    def at_end(self) -> list[str]:
+        """All that is under way arrives, both sides go on and end: what each of them saw."""
+        p, q, name = self.p, self.q, self.name
+        if q.was_reset:
+            return [p.do("rest", name)]
+        seen = [self.drained or q.do("take", name, p.sent), p.do("take", name, q.sent)]
+        for one, other in ((p, q), (q, p)):
+            if not one.shut:
+                one.act("send", name)
+                seen.append(other.do("take", name, SOME))
+                one.act("shut", name)
+        return [*seen, p.do("rest", name), q.do("rest", name)]
+
+
+def program(kip: Kip, name: str, *flags: str) -> tuple[Proc, Lines]:
+    command = ["/usr/bin/python3", "/srv/states.py", "7000", "7001"]
+    flags = ("-v", f"{SOURCES / 'states.py'}:/srv/states.py:ro", *flags)
+    proc = kip.run(name, command, ports=["7000", "7001"], flags=list(flags))
+    return proc, Lines(proc.port(7000), timeout=60)
+
+
+def addresses(proc: Proc) -> dict[str, str]:
+    """By family: an instance has both of the same numbers, ARCHITECTURE.md."""
+    v4 = ipaddress.IPv4Address(proc.address(7001))
+    instance, slot = divmod(int(v4) & 0xFFFF, 2048)
+    return {"v4": str(v4), "v6": f"fd6b:6970:0:{instance:x}::{slot:x}"}
+
+
+@pytest.mark.parametrize("drained", [False, True], ids=["", "drained"])
+@pytest.mark.parametrize("role", ["server", "client"])
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_every_state(fresh_kip: Callable[..., Kip], engine: str, role: str, drained: bool) -> None:
+    """Drained: the peer takes what was sent while the proc is parked."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    proc, sleeper = program(kip, "sleeper", "--idle", "1h")
+    other, peer = program(kip, "peer", "--never-sleep")
+    opens, knows, of = (peer, sleeper, addresses(proc)) if role == "server" else (sleeper, peer, addresses(other))
+
+    def connect(name: str) -> None:
+        assert opens.ask(f"open {name} {of[name.split(':')[0]]} 7001") == "ok"
+        assert knows.ask(f"knows {name}") == "ok"
+
+    # What the peer has not got rid of yet comes while the proc sleeps, which gives it more room, and wakes it.
+    those = [state for state in STATES if not (drained and state == "established-both-full")]
+    names = [f"{family}:{state}" for family in of for state in those]
+    native = {name: Connection(f"{name}:awake", sleeper, peer, connect).at_end() for name in names}
+    assert {word for seen in native.values() for word in seen} <= {"ok", "0 end", "0 ECONNRESET", f"{SOME} ECONNRESET"}, native
+    connections = [Connection(f"{name}:slept", sleeper, peer, connect) for name in names]
+
+    def states() -> dict[str, str]:
+        return {one.name: one.p.do("state", one.name) for one in connections}
+
+    assert states() == {one.name: one.state for one in connections}
+    proc.sleep()
+    if drained:
+        for one in connections:
+            # Room wakes those that go on writing; what closes meanwhile does so without the program.
+            if one.state in ("fin-wait-1", "closing", "last-ack"):
+                one.drain()
+        assert proc.state == "parked"
+    else:
+        assert states() == {one.name: one.state for one in connections}
+    wrong = {one.name: seen for one in connections if (seen := one.at_end()) != native[one.name.removesuffix(":slept")]}
+    assert proc.rebuilt() == (engine == "plan")
+    assert not wrong, (wrong, "without a sleep", native)
