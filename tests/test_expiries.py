@@ -54,7 +54,7 @@ def expire_through(kip: Kip, engine: str, hibernate: str, sleeps: int) -> None:
     for number in range(sleeps):
         all_expire(proc)
         # Some timer is due at once and wakes it again.
-        kip.cli("sleep", proc.name, "--to", "hibernated" if number % 3 == 1 else "parked")
+        kip.cli("sleep", proc.name, "--to", "hibernated" if number % 3 == 1 else "parked", "--clock", "auto")
     all_expire(proc)
     for (kind, period), (count, elapsed) in counts(proc).items():
         # What counts CPU time expires as often as that lets it.
@@ -93,7 +93,7 @@ def test_a_timer_that_expires_in_a_snapshot_is_told_once(fresh_kip: Callable[...
     told("told")
     for number in range(1, SLEEPS + 1):
         told("arm")
-        kip.cli("sleep", proc.name)
+        kip.cli("sleep", proc.name, "--clock", "auto")
         proc.settled()
         try:
             wait_for("all are told", lambda: min(told("told").values()) == number, 10)

@@ -365,7 +365,7 @@ def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
     for turn in range(16):
         proc.wake()  # it may be parked
         sleep_anyhow(proc)
-        command = ["wake", proc.name] if turn % 2 else ["sleep", proc.name, "--to", "parked"]
+        command = ["wake", proc.name] if turn % 2 else ["sleep", proc.name, "--to", "parked", "--clock", "auto"]
         other = threading.Thread(target=kip.cli, args=command, kwargs={"check": False})
         other.start()
         time.sleep(turn % 8 * 0.002)

@@ -84,7 +84,7 @@ def on_disk(proc: Proc) -> int:
 
 def sleep_anyhow(proc: Proc, tier: str = "hibernated") -> None:
     """It may be awake again before this returns, for a program at work wakes at once."""
-    proc.kip.cli("sleep", proc.name, "--to", tier)
+    proc.kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto")
 
 
 # What comes back.
@@ -343,7 +343,7 @@ def test_put_to_sleep_as_soon_as_the_pager_is_replaced(fresh_kip: Callable[..., 
     os.kill(kip.info()["pager_pid"], signal.SIGKILL)
 
     def put_to_sleep(proc: Proc) -> None:
-        wait_for("it sleeps", lambda: kip.cli("sleep", proc.name, "--to", tier, check=False).returncode == 0, 30, 0)
+        wait_for("it sleeps", lambda: kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto", check=False).returncode == 0, 30, 0)
 
     threads = [threading.Thread(target=put_to_sleep, args=(redis.proc,)) for redis in some]
     for thread in threads:

@@ -117,7 +117,7 @@ def load(kip: Kip, tmp_path: Path, seconds: float, seed: int) -> None:
 
 def sleep(proc: Proc, tier: str, slept: dict[str, int]) -> None:
     """It may be awake again before this returns, or not sleep at all because what was to do it is dead."""
-    done = proc.kip.cli("sleep", proc.name, "--to", tier, check=False)
+    done = proc.kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto", check=False)
     slept[tier] += done.returncode == 0
 
 

@@ -81,13 +81,13 @@ class Run:
             if step == "wake" or (step == "hibernated" and last == "parked"):  # that is no way down
                 self.kip("wake")
             if step != "wake":
-                self.kip("sleep", "--to", step)
+                self.kip("sleep", "--to", step, "--clock", "auto")
             last = step
 
     def sleep_meanwhile(self, tier: str) -> None:
         """It falls asleep in the middle of orders."""
         self.last.append("the next one beside the orders")
-        sleeps = self.pool.submit(self.kip, "sleep", "--to", tier)
+        sleeps = self.pool.submit(self.kip, "sleep", "--to", tier, "--clock", "auto")
         self.some_orders(self.dice.randint(3, 20))
         sleeps.result(60)
         self.last.append("it is done")

@@ -214,7 +214,7 @@ def test_a_base_file_was_upgraded_meanwhile(kip: Kip, installed: Path, tier: str
     assert Lines(proc.port()).ask("a") == "ok a"
     size = installed.stat().st_size
     proc.sleep()
-    kip.cli("sleep", "old", "--to", tier)
+    kip.cli("sleep", "old", "--to", tier, "--clock", "auto")
     new = installed.with_suffix(".new")
     shutil.copy(programs.c_program("holder", "-static"), new)
     new.rename(installed)

@@ -149,7 +149,7 @@ def test_the_end_of_one_that_slept_is_told(kip: Kip, tmp_path: Path, tier: str) 
     script = "trap 'exit 7' TERM; while :; do sleep 0.1; done"
     proc = kip.run(f"seven-{tier}", ["sh", "-c", script])
     for _ in range(2):
-        kip.cli("sleep", proc.name, "--to", tier)
+        kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto")
         proc.wake()
     if tier == "parked":
         assert proc.rebuilt()

@@ -143,7 +143,7 @@ def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], tortu
         armed = time.monotonic()
         overdue = client.ask(f"arm timerfd {first_ms}").split()[1]
         later = client.ask(f"arm nanosleep {second_ms}").split()[1]
-        kip.cli("sleep", proc.name, "--to", "parked")
+        kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
         asleep = proc.state == "parked"
         kip.kill()
         in_time = asleep and time.monotonic() - armed < first_ms / 1000
@@ -152,7 +152,7 @@ def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], tortu
         proc.wait_state("running", 30)
         fired = lambda timer: lambda: client.values(f"result {timer}")["fired"] == "1"  # noqa: E731
         wait_for("the overdue timer has fired", fired(overdue), 30)
-        kip.cli("sleep", proc.name, "--to", "parked")
+        kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
         in_time &= time.monotonic() - armed < second_ms / 1000
         view = proc.wait_state("running", second_ms / 1000 + 30)
         wait_for("the other fires", fired(later), second_ms / 1000 + 30)
@@ -263,7 +263,7 @@ def test_keeper_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_t
         old = keeper_pid(kip)
         killer = threading.Timer(0.01 * i, lambda pid=old: os.kill(pid, signal.SIGKILL))
         killer.start()
-        kip.cli("sleep", "worker", "--to", "parked", check=False)
+        kip.cli("sleep", "worker", "--to", "parked", "--clock", "auto", check=False)
         killer.join()
         assert client.ask("echo there") == "there"
         wait_for("another keeper is there", lambda old=old: new_keeper(kip, old), 30)
@@ -281,7 +281,7 @@ def test_daemon_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_t
     for i in range(10):
         killer = threading.Timer(0.004 + 0.006 * i, kip.kill)
         killer.start()
-        kip.cli("sleep", "worker", "--to", "parked", check=False)
+        kip.cli("sleep", "worker", "--to", "parked", "--clock", "auto", check=False)
         client.socket.sendall(b"echo there\n")
         killer.join()
         restart(kip)
@@ -437,7 +437,7 @@ class Story:
     def fall_asleep(self, tier: str) -> None:
         """One that was frozen in the middle of work goes on with it at once: again, as `Proc.sleep` does."""
         for _ in range(10):
-            self.kip.cli("sleep", "worker", "--to", tier)
+            self.kip.cli("sleep", "worker", "--to", tier, "--clock", "auto")
             view = self.proc.settled()
             woken = view["last_wake"]
             if view["state"] == tier or not woken or not kip_module.IN_WORK.search(woken["trigger"]):
@@ -503,7 +503,7 @@ def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) ->
             proc.sleep()
             assert client.ask("GET", "k7") == b"v7v7v7"
         restart(kip, "--fault-at", step)
-        kip.cli("sleep", "redis", "--to", "parked", check=False)
+        kip.cli("sleep", "redis", "--to", "parked", "--clock", "auto", check=False)
         if kip.alive():
             client.socket.sendall(Redis.pack(("PING",)))
             try:

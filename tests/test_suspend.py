@@ -183,3 +183,30 @@ def test_it_is_shown(kip: Kip, tmp_path: Path) -> None:
     assert kip.json("why", proc.name)["clock"] == line
     other = run(kip, "other", tmp_path, "3600", flags=())
     assert kip.json("why", other.name)["clock"] is None
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "word"),
+    [
+        ([], [], "the request to sleep"),
+        ([], ["--clock", "continue"], None),
+        ([], ["--clock", "auto"], None),
+        (["--clock", "continue"], [], None),
+        (["--clock", "continue"], ["--clock", "suspend"], "the request to sleep"),
+        (["--clock", "suspend"], [], "--clock suspend"),
+        (["--clock", "suspend"], ["--clock", "continue"], None),
+    ],
+)
+def test_a_request_to_sleep_is_a_word_for_that_one_sleep(kip: Kip, tmp_path: Path, own: list[str], asked: list[str], word: str | None) -> None:
+    """Its clock stands then, and goes on in the next sleep by itself."""
+    proc = run(kip, f"once-{'-'.join([*own, '', *asked]).replace('--', '')}"[:40].strip("-"), tmp_path, "3600", flags=tuple(own))
+    wait_for("all have begun", lambda: "all begun" in proc.logs())
+    _, behind = clocks(proc)
+    kip.cli("sleep", proc.name, *asked)
+    assert proc.state == "parked" and proc.inspect()["last_sleep"]["suspended"] == word
+    time.sleep(PARKED)
+    proc.wake()
+    _, stood = clocks(proc)
+    assert (stood - behind > PARKED) == (word is not None) and (word is not None or abs(stood - behind) < 0.1), (behind, stood)
+    assert proc.sleep()["last_sleep"]["suspended"] == ("--clock suspend" if own == ["--clock", "suspend"] else None)
+    proc.remove()

@@ -128,7 +128,7 @@ WAYS = [["hibernated"], ["parked"], ["archived"], ["archived"], ["hibernated", "
 
 
 def put_to_sleep(proc: Proc, tier: str, told: Counter[str]) -> None:
-    done = proc.kip.cli("sleep", proc.name, "--to", tier, check=False, timeout=120)
+    done = proc.kip.cli("sleep", proc.name, "--to", tier, "--clock", "auto", check=False, timeout=120)
     assert done.returncode == 0 or MAY_REFUSE.search(done.stderr), done
     told[f"to {tier}" if done.returncode == 0 else "refused"] += 1
 

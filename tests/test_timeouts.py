@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from harness import s3
 from harness.clients import read_to_end
-from harness.kip import Kip, Proc
+from harness.kip import Kip
+from harness.line import Proxy
 from harness.wait import wait_for
 
 # Seven times as long as it waits: half of it is late on the busiest machine, and all of it is a time-out that did not pass.
@@ -53,3 +57,56 @@ def test_a_time_out_passes_before_the_event(kip: Kip, call: str, tier: str) -> N
         time.sleep(SLEPT_S)
         assert age() < SLEPT_S / 2
     assert tier == "held" or proc.rebuilt()
+
+
+# Waits for a client with a time-out, and tells it which came first since its last answer.
+WAITS = """
+import select, socket, sys, time
+listener = socket.create_server(("", 7000))
+epoll, poll = select.epoll(), select.poll()
+epoll.register(listener, select.EPOLLIN)
+poll.register(listener, select.POLLIN)
+waits = {"epoll": lambda s: epoll.poll(s), "poll": lambda s: poll.poll(s * 1000), "select": lambda s: select.select([listener], [], [], s)[0]}
+length, passed = 3600, False
+while True:
+    if not waits[sys.argv[1]](length):
+        passed, length = True, 3600
+        continue
+    client = listener.accept()[0]
+    client.sendall(b"the time-out" if passed else b"the client")
+    passed, length = False, float(client.recv(100))
+    client.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def slow_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a real S3 server, a first byte of which takes 800 ms."""
+    with ExitStack() as stack:
+        url = stack.enter_context(s3.server(tmp_path_factory.mktemp("s3")))
+        proxy = Proxy(int(url.rpartition(":")[2]), 800, 100)
+        stack.callback(proxy.close)
+        yield f"{url.rpartition(':')[0]}:{proxy.port}"
+
+
+@pytest.mark.parametrize("call", ["epoll", "poll", "select"])
+def test_a_packet_that_came_in_time_comes_before_the_time_out(fresh_kip: Callable[..., Kip], slow_store: str, call: str) -> None:
+    """However long the wake took: here the time-out passes while it waits for the store."""
+    kip = fresh_kip("--store", slow_store, "--cache", "0")
+    proc = kip.run("waits", ["python3", "-c", WAITS, call], ports=["7000"], flags=["--tick", "0s", "--idle", "1h"])
+
+    def first(seconds: float) -> str:
+        with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
+            client.sendall(f"{seconds}".encode())
+            return read_to_end(client).decode()
+
+    assert first(20) == "the client"
+    due = time.monotonic() + 20
+    proc.archive()
+    assert time.monotonic() < due - 1, "the store is too slow for this test"
+    time.sleep(due - 0.4 - time.monotonic())
+    assert first(1) == "the client"
+    view = proc.inspect()["last_wake"]
+    assert view["trigger"].startswith("tcp") and view["total_us"] > 500_000, "the time-out passed in the wake"
+    time.sleep(1.2)
+    assert first(3600) == "the time-out"

@@ -211,12 +211,12 @@ def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
     sleeps, transitions_ms = 0, 0.0
     while time.monotonic() - armed < due_ms / 1000 * 0.76:
         # Not proc.sleep(): frozen in the middle of work it wakes at once, before it can be looked at.
-        proc.kip.cli("sleep", proc.name, "--to", "parked")
+        proc.kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
         time.sleep(0.2)  # time must pass while it is parked
         assert client.ask("echo still here") == "still here"
         transitions_ms += transition_ms(proc)
         sleeps += 1
-    proc.kip.cli("sleep", proc.name, "--to", "parked")
+    proc.kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
     in_time = time.monotonic() - armed < due_ms / 1000
     view = proc.wait_state("running", due_ms / 1000 + 10)
     transitions_ms += transition_ms(proc)
@@ -257,7 +257,7 @@ def test_time_outs_of_sockets_on_a_busy_machine(proc: Proc, client: Lines) -> No
         armed = time.monotonic()
         timers = [arm(client, "rcvtimeo", due_ms) for _ in range(20)]
         while time.monotonic() - armed < due_ms / 1000 * 0.76:
-            proc.kip.cli("sleep", proc.name, "--to", "parked")
+            proc.kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
             time.sleep(0.2)
             assert client.ask("echo still here") == "still here"
     for timer in timers:
@@ -407,7 +407,7 @@ def test_clocks_never_go_back(proc: Proc, client: Lines) -> None:
     for thread in threads:
         thread.start()
     for _ in range(5):
-        proc.kip.cli("sleep", proc.name, "--to", "parked")
+        proc.kip.cli("sleep", proc.name, "--to", "parked", "--clock", "auto")
     stop.set()
     for thread in threads:
         thread.join(60)

@@ -116,7 +116,7 @@ def test_clients_while_it_falls_asleep(torture: Proc) -> None:
     with talking(torture.port()) as answered:
         for _ in range(5):
             # It may be awake again before `kip sleep` has returned.
-            torture.kip.cli("sleep", torture.name, "--to", "parked")
+            torture.kip.cli("sleep", torture.name, "--to", "parked", "--clock", "auto")
     assert min(answered) > 5, answered
     Lines(torture.port()).check()
 
@@ -140,7 +140,7 @@ def test_sleep_while_an_exec_runs(torture: Proc) -> None:
     )
     run.start()
     wait_for("the exec runs", lambda: "sleep" in torture.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout, 30)
-    torture.kip.cli("sleep", torture.name, "--to", "parked", check=False)
+    torture.kip.cli("sleep", torture.name, "--to", "parked", "--clock", "auto", check=False)
     Lines(torture.port()).check()
     torture.exec("touch", "/tmp/go")
     run.join(30)

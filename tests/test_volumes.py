@@ -559,7 +559,7 @@ def test_archived_it_wakes_here_and_nowhere_else(fresh_kip: Callable[..., Kip], 
     ask(proc, *OPEN, "d = open('/db/x', 'w+')", "os.unlink('/data/dir/in') or open('/data/dir/in', 'w').close()")
     for times in range(1, 3):
         proc.sleep()
-        here.cli("sleep", "pinned", "--to", "archived")
+        here.cli("sleep", "pinned", "--to", "archived", "--clock", "auto")
         shown = here.json("snapshot", "show", "pinned")
         machine = os.uname().nodename
         assert f"{host} at /data on machine {machine}" in shown["pinned_by"]
@@ -580,7 +580,7 @@ def test_archived_it_wakes_here_and_nowhere_else(fresh_kip: Callable[..., Kip], 
         assert ask(proc, "d.write('x') + (d.flush() or 0)") == [1]
     assert not cold_starts(here, "pinned")
     proc.sleep()
-    here.cli("sleep", "pinned", "--to", "archived")
+    here.cli("sleep", "pinned", "--to", "archived", "--clock", "auto")
     (host / "file").write_bytes(b"")
     assert "while it slept" in here.refused("wake", "pinned")
     here.expected += [CHANGED]

@@ -32,6 +32,8 @@ COMPLAINT = re.compile(r"\b(WARN|ERROR)\b|panicked at")
 # What a proc wakes by that was frozen in the middle of work; data on a connection with itself is such work.
 IN_WORK = re.compile(r"at work|first touch|tcp 127\.0\.0\.1:\d+ from 127\.0\.0\.1:\d+")
 # What its own clock wakes it by, or that.
+# Sleeps by request are as those by idle time: without this the request itself would be the owner's word for a suspended clock.
+BY_ITSELF_CLOCK = ("--clock", "auto")
 BY_ITSELF = re.compile(rf"^timer \(|{IN_WORK.pattern}")
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -110,7 +112,7 @@ class Proc:
         whose own timer was due meanwhile (the disk may take seconds) has woken for it: again."""
         for _ in range(10):
             before = self.inspect()
-            self.kip.cli("sleep", self.name, "--to", tier, timeout=timeout)
+            self.kip.cli("sleep", self.name, "--to", tier, *BY_ITSELF_CLOCK, timeout=timeout)
             after = self.settled()
             woken = after["last_wake"]
             if after["state"] == tier or not woken or not BY_ITSELF.search(woken["trigger"]):
@@ -124,7 +126,7 @@ class Proc:
         for _ in range(5):
             view = self.inspect()
             wakes = (view if view["state"] == "archived" else self.sleep(timeout))["wakes"]
-            done = self.kip.cli("sleep", self.name, "--to", "archived", check=False, timeout=timeout)
+            done = self.kip.cli("sleep", self.name, "--to", "archived", *BY_ITSELF_CLOCK, check=False, timeout=timeout)
             after = self.settled()
             woke_by_itself = after["wakes"] > wakes and BY_ITSELF.search(after["last_wake"]["trigger"])
             if done.returncode != 0 or not woke_by_itself or after["state"] == "archived":

@@ -145,6 +145,9 @@ pub struct Clocks {
     /// How long it stood, once the sleep has ended, nanoseconds.
     #[serde(skip)]
     pub stood_ns: i64,
+    /// When the packet came that the wake is for, nanoseconds of CLOCK_MONOTONIC; none if it is for something else.
+    #[serde(skip)]
+    pub packet_ns: Option<i64>,
 }
 
 /// Which boot of a machine clocks belong to, and where they stood in it.

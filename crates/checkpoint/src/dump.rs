@@ -8,11 +8,12 @@ use crate::clocks::Now;
 use crate::helper::{Helper, HelperError, Order};
 use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, MemfdFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// CRIU's network_lock value for "leave the network alone".
@@ -100,7 +101,7 @@ pub fn dump(
         ..Opts::default()
     };
     let call = Request { kind: Kind::Dump as i32, opts: Some(opts), notify_success: None };
-    let (mut settled, mut log) = (None, Log::new(request.images.join(DUMP_LOG)));
+    let (mut settled, mut log) = (None, Log::new(request.images).map_err(DumpError::Images)?);
     let response = helper.call(&call, &mut |stage, _| match stage {
         "pre-dump" => {
             log.look();
@@ -118,25 +119,35 @@ pub fn dump(
         (true, _) => {}
         (false, Some(false)) => return Err(DumpError::CalledOff),
         (false, _) => {
-            return Err(DumpError::Refused { causes: causes(&request.images.join(DUMP_LOG), response.cr_errmsg) });
+            log.keep(request.images);
+            return Err(DumpError::Refused { causes: causes(&log.lines(), response.cr_errmsg) });
         }
     }
-    // Of use for a refusal only.
     let _ = rustix::fs::unlinkat(&directory, DUMP_LOG, AtFlags::empty());
     Ok(Dumped { frozen_us: frozen_us(&directory) })
 }
 
-/// CRIU's log of a dump, which tells when CRIU read what.
+/// CRIU's log of a dump, which tells when CRIU read what. It is in memory: it is long, and the disk may be full.
 #[derive(Debug)]
 pub struct Log {
-    path: PathBuf,
+    file: File,
     /// How far CLOCK_REALTIME is ahead of the log's stamps, nanoseconds; rather too much than too little. None before the first look.
     ahead_ns: Option<i64>,
 }
 
 impl Log {
-    fn new(path: PathBuf) -> Log {
-        Log { path, ahead_ns: None }
+    /// To be written by CRIU under its name in the images' directory.
+    fn new(images: &Path) -> io::Result<Log> {
+        let file = File::from(rustix::fs::memfd_create(DUMP_LOG, MemfdFlags::CLOEXEC)?);
+        let place = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        std::os::unix::fs::symlink(place, images.join(DUMP_LOG))?;
+        Ok(Log { file, ahead_ns: None })
+    }
+
+    /// Leaves it there, as well as the disk lets.
+    fn keep(&self, images: &Path) {
+        let path = images.join(DUMP_LOG);
+        let _ = std::fs::remove_file(&path).and_then(|()| std::fs::write(&path, self.lines()));
     }
 
     /// Compares clocks, while CRIU waits for an answer: what it logged last is older than this moment.
@@ -149,7 +160,12 @@ impl Log {
     }
 
     fn lines(&self) -> String {
-        std::fs::read(&self.path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default()
+        let mut bytes = Vec::new();
+        let mut chunk = [0; 16 << 10];
+        while let Ok(count @ 1..) = self.file.read_at(&mut chunk, bytes.len() as u64) {
+            bytes.extend_from_slice(&chunk[..count]);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// When CRIU had just read the timers of each process (by host pid), never before, nanoseconds of CLOCK_REALTIME. Empty if the
@@ -198,9 +214,8 @@ const WORDS: [(&str, &str); 3] = [
 ];
 
 /// The error messages of a CRIU log, without their source positions, in order.
-pub(crate) fn causes(log: &Path, message: Option<String>) -> Vec<String> {
-    let text = std::fs::read(log).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-    let mut found: Vec<String> = text
+pub(crate) fn causes(log: &str, message: Option<String>) -> Vec<String> {
+    let mut found: Vec<String> = log
         .lines()
         .filter_map(|line| {
             let at = line.find("Error (")?;
@@ -236,19 +251,22 @@ mod tests {
     #[test]
     fn the_log_tells_when_timers_were_read() {
         let scratch = tempfile::tempdir().unwrap();
-        let mut log = Log::new(scratch.path().join(DUMP_LOG));
+        let mut log = Log::new(scratch.path()).unwrap();
+        let path = scratch.path().join(DUMP_LOG);
         assert_eq!(log.timers_read(), BTreeMap::new());
         let before = Now::read().realtime_ns;
-        std::fs::write(&log.path, "(00.000000) begun\nno stamp\n").unwrap();
+        std::fs::write(&path, "(00.000000) begun\nno stamp\n").unwrap();
         log.look();
         let after = Now::read().realtime_ns;
         std::thread::sleep(Duration::from_millis(30));
         let lines = "(00.000000) begun\n(00.010000) Dumping core (pid: 12)\n(00.020000) Dumping core (pid: 345)\n";
-        std::fs::write(&log.path, lines).unwrap();
+        std::fs::write(&path, lines).unwrap();
         log.look();
         let read = log.timers_read();
         assert_eq!(read.keys().copied().collect::<Vec<_>>(), [12, 345]);
         assert_eq!(read[&345] - read[&12], 10_000_000);
         assert!((before..=after).contains(&(read[&12] - 10_000_000)), "the look that was nearer to a line counts");
+        log.keep(scratch.path());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), lines);
     }
 }

@@ -132,7 +132,8 @@ pub fn restore(
     // It ends on its own; waiting for that is not part of a wake.
     std::thread::spawn(move || drop(helper));
     if !response.success {
-        return Err(RestoreError::Refused { causes: causes(&request.images.join(RESTORE_LOG), response.cr_errmsg) });
+        let log = std::fs::read(request.images.join(RESTORE_LOG)).unwrap_or_default();
+        return Err(RestoreError::Refused { causes: causes(&String::from_utf8_lossy(&log), response.cr_errmsg) });
     }
     Ok(response.restore.map_or(0, |r| r.pid) as u32)
 }

@@ -9,6 +9,7 @@ use crate::key::KeyCommand;
 use crate::life::{LifeArgs, WaitArgs};
 use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::meter::MeterArgs;
+use crate::text::stem;
 use crate::token::TokenCommand;
 use crate::up::UpArgs;
 use crate::volume::VolumeCommand;
@@ -16,7 +17,7 @@ use clap::{Args, Parser, Subcommand};
 use kip_types::api::{Detail, InFile, LeftOpen, RunRequest};
 use kip_types::image::OciImage;
 use kip_types::lifecycle::Tier;
-use kip_types::name::{MAX_NAME, ProcName, Realm};
+use kip_types::name::{ProcName, Realm};
 use kip_types::spec::{
     Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
 };
@@ -354,6 +355,9 @@ pub struct SleepArgs {
     /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
     pub to: Tier,
+    /// Its CLOCK_MONOTONIC in this one sleep: suspend (it stands; the default unless the proc was run with --clock continue), continue, auto (as in a sleep by itself)
+    #[arg(long, value_name = "HOW")]
+    pub clock: Option<Clock>,
 }
 
 #[derive(Debug, Args)]
@@ -585,23 +589,11 @@ impl RunArgs {
     }
 }
 
-/// A name for a command, or an image, to which the hub adds a number: its base name in a name's alphabet.
-fn stem(image: Option<&str>, command: &[String]) -> ProcName {
-    /// Leaves room for the number.
-    const LONGEST: usize = MAX_NAME - 20;
-    let word = image.or(command.first().map(String::as_str)).unwrap_or("");
-    let program = word.rsplit('/').next().unwrap_or(word);
-    // The tag of an image says nothing about it.
-    let program = image.map_or(program, |_| program.split([':', '@']).next().unwrap_or(program));
-    let letters = program.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
-    let text: String = letters.take(LONGEST).collect();
-    text.trim_matches('-').parse().unwrap_or_else(|_| "proc".parse().expect("a valid name"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use kip_types::name::MAX_NAME;
 
     fn run_request(words: &[&str]) -> RunRequest {
         let words = ["kip", "run"].iter().chain(words);

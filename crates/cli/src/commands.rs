@@ -6,7 +6,7 @@ use crate::output::{print, print_json};
 use crate::{apply, backup, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
-use kip_types::api::{DownRequest, DownView, EventsRequest, LogsRequest, ProcView, StartRequest};
+use kip_types::api::{DownRequest, DownView, EventsRequest, LogsRequest, ProcView, SleepRequest, StartRequest};
 use kip_types::name::ProcName;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -50,7 +50,10 @@ pub async fn call(client: &Client, command: Command, json: bool) -> anyhow::Resu
             client.remove(&name, args.force).await?;
             show(&Removed { removed: name }, json, |done| format!("{} removed\n", done.removed))?;
         }
-        Command::Sleep(args) => show(&client.sleep(&name(&args.name)?, args.to).await?, json, view::sleep)?,
+        Command::Sleep(args) => {
+            let how = SleepRequest { to: args.to, clock: args.clock };
+            show(&client.sleep(&name(&args.name)?, how).await?, json, view::sleep)?;
+        }
         Command::Wake(args) => show(&client.wake(&name(&args.name)?, args.id.as_deref()).await?, json, view::wake)?,
         Command::Why(args) => show(&client.why(&name(&args.name)?).await?, json, view::why)?,
         Command::Meter(args) => meter::meter(client, &args, json).await?,

@@ -202,7 +202,7 @@ impl Service for Hosted {
         if how.to == kip_types::Tier::Hot {
             return Err(Refusal::new(Code::Invalid, format!("hot is not asleep: `kip wake {name}`")));
         }
-        self.worker.sleep(&name, how.to).await.map(|(proc, already)| Moved { proc, already })
+        self.worker.sleep(&name, how.to, how.clock).await.map(|(proc, already)| Moved { proc, already })
     }
 
     async fn wake(&self, name: ProcName, how: WakeRequest) -> Result<Moved, Refusal> {

@@ -1,5 +1,6 @@
 //! Numbers, times and tables as people read them.
 
+use kip_types::name::{MAX_NAME, ProcName};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Rows below a head, columns aligned and two spaces apart, without trailing blanks.
@@ -91,6 +92,19 @@ pub fn ago(at_ms: u64) -> String {
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A name for a command, or an image, to which the hub adds a number: its base name in a name's alphabet.
+pub fn stem(image: Option<&str>, command: &[String]) -> ProcName {
+    /// Leaves room for the number.
+    const LONGEST: usize = MAX_NAME - 20;
+    let word = image.or(command.first().map(String::as_str)).unwrap_or("");
+    let program = word.rsplit('/').next().unwrap_or(word);
+    // The tag of an image says nothing about it.
+    let program = image.map_or(program, |_| program.split([':', '@']).next().unwrap_or(program));
+    let letters = program.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let text: String = letters.take(LONGEST).collect();
+    text.trim_matches('-').parse().unwrap_or_else(|_| "proc".parse().expect("a valid name"))
 }
 
 #[cfg(test)]

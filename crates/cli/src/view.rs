@@ -62,6 +62,7 @@ pub fn ps(views: &[ProcView]) -> String {
 fn state(view: &ProcView) -> String {
     match view.next_start_ms {
         Some(ms) => format!("restarting in {} ({} so far)", millis(ms), view.restarts),
+        None if view.does_not_answer => format!("{}, does not answer", one_line(&view.state)),
         None => one_line(&view.state),
     }
 }
@@ -106,7 +107,7 @@ impl Sections {
 pub fn inspect(view: &ProcView) -> String {
     let mut text = Sections::default();
     let mut rows = vec![
-        ("state", view.state.clone()),
+        ("state", state(view)),
         ("tier", view.tier.map_or_else(dash, |tier| tier.to_string())),
         ("realm", view.realm.to_string()),
         ("worker", view.worker.clone()),

@@ -31,7 +31,6 @@ use kip_types::api::{
     Event, EventsRequest, ExecRequest, Info, InspectRequest, LogLine, LogsRequest, Moved, ProcView, RemoveRequest,
     RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WhyView,
 };
-use kip_types::lifecycle::Tier;
 use kip_types::name::ProcName;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -143,8 +142,8 @@ impl Client {
     }
 
     /// Sends a proc to a lower tier.
-    pub async fn sleep(&self, name: &ProcName, to: Tier) -> Result<Moved, CallError> {
-        self.post(&format!("/v1/procs/{name}/sleep"), &SleepRequest { to }).await
+    pub async fn sleep(&self, name: &ProcName, how: SleepRequest) -> Result<Moved, CallError> {
+        self.post(&format!("/v1/procs/{name}/sleep"), &how).await
     }
 
     /// Wakes a proc; with `id` one that is in the store, of that id, which gets the name. Ids are hexadecimal digits.

@@ -27,6 +27,10 @@ fn name(s: &str) -> ProcName {
     s.parse().unwrap()
 }
 
+fn parked() -> SleepRequest {
+    SleepRequest { to: Tier::Parked, clock: None }
+}
+
 fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> Refusal {
     match result.unwrap_err() {
         CallError::Refused(refusal) => refusal,
@@ -56,9 +60,9 @@ async fn a_proc_through_its_life() {
     assert_eq!(client.list().await.unwrap().len(), 1);
     assert_eq!(client.inspect(&web).await.unwrap().state, "running");
 
-    let slept = client.sleep(&web, Tier::Parked).await.unwrap();
+    let slept = client.sleep(&web, parked()).await.unwrap();
     assert_eq!((slept.proc.tier, slept.already), (Some(Tier::Parked), false));
-    assert!(client.sleep(&web, Tier::Parked).await.unwrap().already);
+    assert!(client.sleep(&web, parked()).await.unwrap().already);
     let woken = client.wake(&web, Some("00ff")).await.unwrap();
     assert_eq!(woken.proc.last_wake.unwrap().steps[1].us, 6100);
     assert_eq!(client.why(&web).await.unwrap().awake_because.len(), 1);
@@ -244,7 +248,7 @@ async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
 
     let sleep = tokio::spawn({
         let client = client.clone();
-        async move { client.sleep(&name("slow"), Tier::Parked).await }
+        async move { client.sleep(&name("slow"), parked()).await }
     });
     until("sleep begun", || fake.begun.load(Ordering::SeqCst) == 2).await;
     sleep.abort();

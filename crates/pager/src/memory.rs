@@ -43,6 +43,8 @@ const AT_HAND: Duration = Duration::from_secs(2);
 
 /// So often a fault is tried again before others are served.
 const PATIENT_TURNS: u32 = 16;
+/// A space whose events do not end lets others have their turn after so many; also those that only want to look at it.
+const MOST_TURNS: u32 = 64;
 
 /// The name of an address space within its proc.
 pub type SpaceId = u64;
@@ -288,6 +290,9 @@ impl Memory {
         }
         let mut turns = 0;
         loop {
+            if turns > MOST_TURNS {
+                return Ok(true);
+            }
             let events = state.map.events.read(self.uffd.as_fd())?;
             if events.is_empty() && (state.again.is_empty() || state.gone || state.damaged) {
                 return Ok(false);

@@ -6,6 +6,7 @@
 mod adoption;
 mod custody;
 mod looking;
+mod news;
 mod parking;
 
 use crate::memory::Bell;
@@ -19,6 +20,7 @@ use crate::ticking::packets;
 use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
 use kip_sys::fdpass;
+use news::at_once_or_later;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::fs;
@@ -426,7 +428,10 @@ impl Service {
                     entry.asleep.store(false, Ordering::SeqCst);
                     entry.proc.wake(&entry.pids, &kind);
                 }
-                stopped.go();
+                match by {
+                    Some(_) => stopped.go_for_packet(at),
+                    None => stopped.go(),
+                }
                 drop(guard);
                 let Order { name, number, turn, .. } = order;
                 let rung = Rung { name, number, turn, total_us: Some(micros(at)), at, by };
@@ -448,12 +453,12 @@ impl Service {
 
     fn rouse(&self, name: &str, kind: String) {
         let at = Instant::now();
-        if let Some(slot) = self.known(name)
-            && let Some(entry) = lock(&slot).as_ref()
-            && let Some(holder) = &entry.holder
-        {
-            holder.tell(Let::Wake(at, kind));
-        }
+        let Some(slot) = self.known(name) else { return };
+        at_once_or_later(slot, "rouse", move |entry| {
+            if let Some(holder) = entry.as_ref().and_then(|entry| entry.holder.as_ref()) {
+                holder.tell(Let::Wake(at, kind));
+            }
+        });
     }
 
     fn wake(&self, name: &str, kind: &str) -> Result<Woken, String> {
@@ -526,35 +531,6 @@ impl Service {
             set_pages,
             set_bytes: entry.set_bytes as u64,
         }
-    }
-
-    /// Tells followers of first faults, and worse.
-    fn tell(&self, heard: &mpsc::Receiver<News>) {
-        while let Ok(news) = heard.recv() {
-            let Rung { name, number, turn, total_us, at, by } = match news {
-                News::Rung(rung) => rung,
-                News::Told(event) => {
-                    self.tell_all(&event);
-                    continue;
-                }
-            };
-            let known = self.known(&name);
-            let mut slot = known.as_deref().map(lock);
-            let entry = slot.as_mut().and_then(|slot| slot.as_mut());
-            let (install_us, pages) = entry.map_or((0, 0), |entry| {
-                self.sets_are_used(entry);
-                (install_us(entry), installed_pages(entry))
-            });
-            drop(slot);
-            let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
-            tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
-            self.tell_all(&Event::Woke { name, number, turn, woken, by });
-        }
-    }
-
-    fn tell_all(&self, event: &Event) {
-        let bytes = serde_json::to_vec(event).expect("events are plain data");
-        lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
     }
 }
 

@@ -73,6 +73,8 @@ pub struct Stopped {
     halted: HashSet<u32>,
     /// When all of them had stopped: what is reckoned from here is never early.
     at: Instant,
+    /// When the packet came for which they are let go, nanoseconds of CLOCK_MONOTONIC.
+    packet_ns: Option<i64>,
     _here: PhantomData<*const ()>,
 }
 
@@ -98,8 +100,16 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
     let before = list().map_err(StopError::List)?;
     let alarmed: Vec<u32> = before.iter().copied().filter(|pid| is_alarmed(*pid)).collect();
     let ((slept, halted), since) = (sleepers(&before), timeouts::since(&before));
-    let mut stopped =
-        Stopped { processes: BTreeMap::new(), began, since, slept, halted, at: Instant::now(), _here: PhantomData };
+    let mut stopped = Stopped {
+        processes: BTreeMap::new(),
+        began,
+        since,
+        slept,
+        halted,
+        at: Instant::now(),
+        packet_ns: None,
+        _here: PhantomData,
+    };
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
@@ -261,7 +271,7 @@ impl Stopped {
                     process.ends.insert(tid, end);
                     if mended.is_some() {
                         // At once: if we die it does not wait its whole time anew.
-                        let _ = timeouts::begin_anew(tid, end);
+                        let _ = timeouts::begin_anew(tid, end, None);
                     }
                 }
                 process.mended.extend(mended.map(|_| tid));
@@ -300,6 +310,11 @@ impl Stopped {
     /// Lets all run.
     pub fn go(self) {}
 
+    /// Lets them go for a packet that came then.
+    pub fn go_for_packet(mut self, came: Instant) {
+        self.packet_ns = Some(kip_sys::ran::monotonic_ns() - came.elapsed().as_nanos() as i64);
+    }
+
     /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails because it has died.
     fn make_ready(&self, process: &StoppedProcess, tid: u32) {
         let (end, mended) = (process.ends.get(&tid), process.mended.contains(&tid));
@@ -311,7 +326,7 @@ impl Stopped {
             _ if signal && mended => drop(inject::unmend(tid)),
             // The kernel ends the call by itself.
             _ if signal => {}
-            Some(end) => drop(timeouts::begin_anew(tid, *end)),
+            Some(end) => drop(timeouts::begin_anew(tid, *end, self.packet_ns)),
             None if mended => {}
             None => {
                 let _ = timeouts::make_again(tid);

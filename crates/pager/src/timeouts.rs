@@ -231,13 +231,13 @@ fn remainder(tid: u32, call: &Call) -> io::Result<Option<i64>> {
 }
 
 /// Lets a stopped thread make the call that it was broken off in again, with what is left of its time-out and a record of its
-/// end. Faults must be served.
+/// end. A packet that came at `packet_ns` (CLOCK_MONOTONIC), before that end, is given to the program first. Faults must be served.
 ///
 /// # Errors
 /// ESRCH when it has died; EFAULT for memory below its stack that cannot be written.
-pub(crate) fn begin_anew(tid: u32, end: End) -> io::Result<()> {
+pub(crate) fn begin_anew(tid: u32, end: End, packet_ns: Option<i64>) -> io::Result<()> {
     let left = end.at_ns - monotonic_ns();
-    if left <= 0 && timed::end_wait(tid)? {
+    if left <= 0 && packet_ns.is_none_or(|packet_ns| end.at_ns <= packet_ns) && timed::end_wait(tid)? {
         return Ok(());
     }
     let mut registers = trace::get_general(tid)?;

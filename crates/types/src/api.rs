@@ -27,7 +27,7 @@ pub use top::*;
 use crate::keys::Hex;
 use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
-use crate::spec::{Protocol, Spec};
+use crate::spec::{Clock, Protocol, Spec};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -105,6 +105,10 @@ pub struct InspectRequest {
 pub struct SleepRequest {
     /// The tier to go to.
     pub to: Tier,
+    /// What the program's own clock does in this one sleep: `auto` as in one by itself. Without it the clock stands, unless the proc was
+    /// run with `continue`.
+    #[serde(default)]
+    pub clock: Option<Clock>,
 }
 
 /// `GET /v1/procs/NAME/logs`, as its query; answered with one [`LogLine`] per line.
@@ -342,6 +346,9 @@ pub struct ProcView {
     pub pids: Vec<u32>,
     /// Memory.
     pub memory: MemoryView,
+    /// Its memory could not be looked at in time: what is told of its memory, pids and CPU time is of an earlier look.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub does_not_answer: bool,
     /// Disk space that its own files take, in bytes; null where they are not limited.
     #[serde(default)]
     pub disk_bytes: Option<u64>,

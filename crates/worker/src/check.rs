@@ -16,7 +16,7 @@ use crate::volumes::path_of;
 use connections::{Held, Known};
 use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RunRequest};
 use kip_types::life::Restart;
-use kip_types::spec::{Hibernate, Protocol};
+use kip_types::spec::{Clock, Hibernate, Protocol};
 use kip_types::{Image, ProcName, Spec, State, Tier, VolumeSpec};
 use std::fs;
 use std::sync::Arc;
@@ -308,7 +308,7 @@ impl Worker {
     async fn try_sleep(&self, name: &ProcName, tier: Tier) -> Result<CheckStep, Vec<String>> {
         let mut woken = None;
         for _ in 0..SLEEPS {
-            let (view, _) = self.sleep(name, tier).await.map_err(|refusal| vec![refusal.message])?;
+            let (view, _) = self.sleep(name, tier, Some(Clock::Auto)).await.map_err(|refusal| vec![refusal.message])?;
             if view.tier == Some(tier) {
                 let slept = view.last_sleep.filter(|slept| slept.to == tier);
                 let (us, bytes) = slept.map(|slept| (slept.total_us, slept.bytes_written)).unwrap_or_default();

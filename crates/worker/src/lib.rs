@@ -106,7 +106,7 @@ use kip_types::api::{
     CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
 };
 use kip_types::keys::Hex;
-use kip_types::spec::parse_signal;
+use kip_types::spec::{Clock, parse_signal};
 use kip_types::{Image, ProcName, Spec, State, Tier};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -355,9 +355,9 @@ impl Worker {
         }
     }
 
-    /// Sends a proc to a lower tier; tells whether it was there already.
-    pub async fn sleep(&self, name: &ProcName, to: Tier) -> Result<(ProcView, bool), Refusal> {
-        let already = self.handle(name)?.ask(|reply| Command::Sleep { to, by: By::Owner, reply }).await?;
+    /// Sends a proc to a lower tier; `clock` is its owner's word for that one sleep. Tells whether it was there already.
+    pub async fn sleep(&self, name: &ProcName, to: Tier, clock: Option<Clock>) -> Result<(ProcView, bool), Refusal> {
+        let already = self.handle(name)?.ask(|reply| Command::Sleep { to, by: By::Owner(clock), reply }).await?;
         Ok((self.inspect(name).await?, already))
     }
 

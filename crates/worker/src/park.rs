@@ -44,6 +44,7 @@ use kip_snapshot::Contents;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_sys::timens;
+use kip_types::spec::Clock;
 use kip_types::{Generation, Image};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -163,8 +164,8 @@ struct Seen {
     own_ipc: bool,
     /// Some of its memory may be out: the pager knows it.
     out: bool,
-    /// Its owner asks for this one sleep.
-    once: bool,
+    /// Its owner asks for this one sleep, and says that of its clock.
+    once: Option<Option<Clock>>,
     /// Other mounts of its files.
     mounts: Option<Mounts>,
     /// Where its own files are.
@@ -197,7 +198,7 @@ pub(crate) fn park(
     proc: &Proc,
     pids: &[u32],
     generation: Generation,
-    (out, once): (bool, bool),
+    (out, once): (bool, Option<Option<Clock>>),
     record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();

@@ -34,21 +34,26 @@ impl fmt::Display for Word {
     }
 }
 
-/// The word for a sleep of a proc with these processes (host ids, pid 1 of the sandbox first). `once`: its owner asks for this
-/// sleep. `connected` tells whether a connection is open.
-pub(crate) fn word(clock: Clock, once: bool, pids: &[u32], connected: impl FnOnce() -> bool) -> Option<Word> {
-    match clock {
-        Clock::Suspend => Some(Word::Owner),
-        Clock::Continue => None,
-        Clock::Auto if once => Some(Word::Once),
-        Clock::Auto => profile_of(pids).filter(|_| !connected()).map(|profile| Word::Profile(profile.name)),
+/// The word for a sleep of a proc with these processes (host ids, pid 1 of the sandbox first), by its own `clock`. `once`: its owner asks
+/// for this sleep, and may say what its clock does. `connected` tells whether a connection is open.
+pub(crate) fn word(
+    clock: Clock,
+    once: Option<Option<Clock>>,
+    pids: &[u32],
+    connected: impl FnOnce() -> bool,
+) -> Option<Word> {
+    match (once, clock) {
+        (Some(Some(Clock::Suspend)), _) | (Some(None), Clock::Auto) => Some(Word::Once),
+        (Some(Some(Clock::Continue)), _) | (_, Clock::Continue) => None,
+        (_, Clock::Suspend) => Some(Word::Owner),
+        (_, Clock::Auto) => profile_of(pids).filter(|_| !connected()).map(|profile| Word::Profile(profile.name)),
     }
 }
 
 /// The word for a proc that runs or is hibernated, were it parked now. Reads files of its processes: not for a task's own thread.
-pub(crate) fn suspends(proc: &Proc, once: bool) -> Option<Word> {
+pub(crate) fn suspends(proc: &Proc) -> Option<Word> {
     let pids = tree::inside(&proc.cgroup.pids().ok()?);
-    word(proc.spec.timing.clock, once, &pids, || is_connected(&pids))
+    word(proc.spec.timing.clock, None, &pids, || is_connected(&pids))
 }
 
 /// The profile of all these processes but the first, which is pid 1 of the sandbox.
@@ -87,9 +92,13 @@ mod tests {
     #[test]
     fn the_owner_s_word_goes_before_a_profile_s() {
         let says = |clock, once| word(clock, once, &[], || panic!("there is no profile to ask it for"));
-        assert_eq!(says(Clock::Suspend, false), Some(Word::Owner));
-        assert_eq!(says(Clock::Continue, true), None);
-        assert_eq!(says(Clock::Auto, true), Some(Word::Once));
-        assert_eq!(says(Clock::Auto, false), None, "no process is no program's");
+        assert_eq!(says(Clock::Suspend, None), Some(Word::Owner));
+        assert_eq!(says(Clock::Auto, None), None, "no process is no program's");
+        assert_eq!(says(Clock::Auto, Some(None)), Some(Word::Once));
+        assert_eq!(says(Clock::Continue, Some(None)), None);
+        assert_eq!(says(Clock::Suspend, Some(Some(Clock::Continue))), None, "for one sleep");
+        assert_eq!(says(Clock::Continue, Some(Some(Clock::Suspend))), Some(Word::Once));
+        assert_eq!(says(Clock::Auto, Some(Some(Clock::Auto))), None);
+        assert_eq!(says(Clock::Suspend, Some(Some(Clock::Auto))), Some(Word::Owner));
     }
 }

@@ -416,7 +416,7 @@ impl Task {
             Command::Sleep { to: Tier::Hibernated, reply, .. } => {
                 let _ = reply.send(self.hibernate_on_request().await);
             }
-            Command::Sleep { to: Tier::Archived, reply, .. } => self.archive_on_request(reply).await,
+            Command::Sleep { to: Tier::Archived, by, reply } => self.archive_on_request(by, reply).await,
             Command::Stored { generation, result } => self.on_stored(generation, result).await,
             Command::Sleep { by, reply, .. } => {
                 let _ = reply.send(self.park_on_request(by).await);

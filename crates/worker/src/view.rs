@@ -11,7 +11,15 @@ use crate::tree;
 use kip_checkpoint::clocks::Now;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, SleepView, WakeView};
 use kip_types::{State, Tier};
-use std::sync::Mutex;
+use std::collections::VecDeque;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A look at a proc takes at most so long. One that takes longer goes on by itself, and the proc is said not to answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// If no look has ended for so long more threads begin with those that are left.
+const STUCK_AFTER: Duration = Duration::from_millis(100);
 
 /// What came from the store for its last wake.
 fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
@@ -19,17 +27,29 @@ fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
     archive.fetched(&proc.dir)
 }
 
-/// What a hibernated proc was measured to have, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to
-/// disk meanwhile, that does not change before it wakes.
+/// What a proc was measured to have.
 #[derive(Debug, Default)]
-pub(crate) struct Measured(Mutex<Option<(SleepView, Measure)>>);
+pub(crate) struct Measured {
+    /// A hibernated one, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to disk meanwhile, that
+    /// does not change before it wakes.
+    asleep: Mutex<Option<(SleepView, Measure)>>,
+    looks: Mutex<Looks>,
+}
+
+#[derive(Debug, Default)]
+struct Looks {
+    /// When the oldest look began that has not ended.
+    began: Option<Instant>,
+    /// What the newest one found.
+    last: Option<Measure>,
+}
 
 /// Host pids, memory, microseconds of CPU time.
 type Measure = (Vec<u32>, MemoryView, Option<u64>);
 
 impl Measured {
     fn in_sleep(&self, record: &Record) -> Option<Measure> {
-        let known = self.0.lock().expect("nobody panics with it");
+        let known = self.asleep.lock().expect("nobody panics with it");
         let (sleep, measure) = known.as_ref()?;
         let same = matches!(record.state, State::Hibernated { .. }) && record.last_sleep.as_ref() == Some(sleep);
         same.then(|| measure.clone())
@@ -37,34 +57,112 @@ impl Measured {
 
     fn keep(&self, record: &Record, measure: &Measure) {
         let sleep = record.last_sleep.clone().filter(|_| matches!(record.state, State::Hibernated { .. }));
-        *self.0.lock().expect("nobody panics with it") = sleep.map(|sleep| (sleep, measure.clone()));
+        *self.asleep.lock().expect("nobody panics with it") = sleep.map(|sleep| (sleep, measure.clone()));
     }
+
+    fn last(&self) -> Measure {
+        self.looks.lock().expect("nobody panics with it").last.clone().unwrap_or_default()
+    }
+
+    /// Looks, unless an earlier look is stuck.
+    fn look(&self, look: impl FnOnce() -> Measure) -> Option<Measure> {
+        let now = Instant::now();
+        let first = {
+            let mut looks = self.looks.lock().expect("nobody panics with it");
+            if looks.began.is_some_and(|began| now - began > ANSWERS_WITHIN) {
+                return None;
+            }
+            let first = looks.began.is_none();
+            looks.began.get_or_insert(now);
+            first
+        };
+        let found = look();
+        let mut looks = self.looks.lock().expect("nobody panics with it");
+        if first {
+            looks.began = None;
+        }
+        looks.last = Some(found.clone());
+        Some(found)
+    }
+}
+
+/// Looks at all of them, each by whichever thread is free; none for one that does not answer.
+fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
+    let mut found = vec![None; procs.len()];
+    let (tell, told) = channel();
+    let left: Arc<Mutex<VecDeque<_>>> = Arc::new(Mutex::new(procs.into_iter().enumerate().collect()));
+    let begin = || {
+        let (left, tell) = (Arc::clone(&left), tell.clone());
+        let next = move || left.lock().expect("nobody panics with it").pop_front();
+        std::thread::spawn(move || {
+            while let Some((index, (proc, record))) = next() {
+                let measure = proc.measured.look(|| measure(&proc, &record));
+                if tell.send((index, measure)).is_err() {
+                    return;
+                }
+            }
+        });
+    };
+    let mut threads = std::thread::available_parallelism().map_or(1, usize::from).min(found.len());
+    (0..threads).for_each(|_| begin());
+    let (mut missing, mut since) = (found.len(), Instant::now());
+    while missing > 0 {
+        match told.recv_timeout(STUCK_AFTER) {
+            Ok((index, measure)) => {
+                found[index] = measure;
+                (missing, since) = (missing - 1, Instant::now());
+            }
+            Err(RecvTimeoutError::Timeout) if !left.lock().expect("nobody panics with it").is_empty() => {
+                // Twice as many each time, for each of them may be stuck.
+                let more = threads.min(left.lock().expect("nobody panics with it").len());
+                (0..more).for_each(|_| begin());
+                threads += more;
+            }
+            Err(_) if since.elapsed() > ANSWERS_WITHIN => break,
+            Err(_) => {}
+        }
+    }
+    found
 }
 
 /// The proc as it is now.
 pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
-    let measure = measure(&handle.proc, &status.record);
-    handle.proc.measured.keep(&status.record, &measure);
-    view_of(handle, status, measure)
+    let found = look_at(vec![(Arc::clone(&handle.proc), status.record.clone())]).pop().flatten();
+    view_after(handle, status, found)
 }
 
 /// All of them as they are now, but that a hibernated one is not measured again in the same sleep.
 pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
-    let view = |handle: &Handle| {
-        let status = handle.status.borrow().clone();
-        match handle.proc.measured.in_sleep(&status.record) {
-            Some(measure) => view_of(handle, status, measure),
-            None => proc_view(handle),
-        }
+    let mut wanted = Vec::new();
+    let known: Vec<(Status, Option<Measure>)> = handles
+        .iter()
+        .map(|handle| {
+            let status = handle.status.borrow().clone();
+            let record = &status.record;
+            let known = handle.proc.measured.in_sleep(record).or_else(|| (!has_memory(record)).then(Measure::default));
+            if known.is_none() {
+                wanted.push((Arc::clone(&handle.proc), record.clone()));
+            }
+            (status, known)
+        })
+        .collect();
+    let mut found = look_at(wanted).into_iter();
+    let view = |(handle, (status, known)): (&Handle, (Status, Option<Measure>))| match known {
+        Some(measure) => view_of(handle, status, measure),
+        None => view_after(handle, status, found.next().flatten()),
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = handles.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
-        let shares: Vec<_> =
-            handles.chunks(share).map(|some| scope.spawn(move || some.iter().map(view).collect::<Vec<_>>())).collect();
-        shares.into_iter().flat_map(|share| share.join().expect("looking does not panic")).collect()
-    })
+    handles.iter().zip(known).map(view).collect()
+}
+
+/// After a look at it; none: it does not answer.
+fn view_after(handle: &Handle, status: Status, found: Option<Measure>) -> ProcView {
+    let measured = &handle.proc.measured;
+    if let Some(measure) = &found {
+        measured.keep(&status.record, measure);
+    }
+    let does_not_answer = found.is_none();
+    ProcView { does_not_answer, ..view_of(handle, status, found.unwrap_or_else(|| measured.last())) }
 }
 
 fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> ProcView {
@@ -81,6 +179,7 @@ fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> 
         ports: record.ports.clone(),
         pids,
         memory,
+        does_not_answer: false,
         disk_bytes: proc.files.limited_bytes(),
         last_sleep: record.last_sleep.clone(),
         last_wake: record.last_wake.clone().map(|wake| WakeView { fetched: fetched(proc, &wake), ..wake }),
@@ -127,9 +226,13 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
     }
 }
 
+fn has_memory(record: &Record) -> bool {
+    matches!(record.state.tier(), Some(Tier::Hot | Tier::Hibernated))
+}
+
 fn measure(proc: &Proc, record: &Record) -> Measure {
-    if !matches!(record.state.tier(), Some(Tier::Hot | Tier::Hibernated)) {
-        return (Vec::new(), MemoryView::default(), None);
+    if !has_memory(record) {
+        return Measure::default();
     }
     let pids = tree::inside(&proc.cgroup.pids().unwrap_or_default());
     let (rss_bytes, pss_bytes, kernel_swap) = tree::memory(&pids);

@@ -185,7 +185,10 @@ fn bring(
 pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
     let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
-    manifest.body.clocks = manifest.body.clocks_now().resumed(Now::read());
+    let now = Now::read();
+    manifest.body.clocks = manifest.body.clocks_now().resumed(now);
+    let is_packet = trigger.starts_with("tcp ") || trigger.starts_with("udp ");
+    manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
     let body = &manifest.body;
     let time = time_namespace(body.clocks.ahead_ns)?;
     let time = time.as_ref().map(AsFd::as_fd);

@@ -122,7 +122,7 @@ async fn look_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<String>), Str
     let proc = Arc::clone(proc);
     let look = move || {
         let seen = subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e)))?;
-        Ok((seen, suspend::suspends(&proc, false).map(|word| word.to_string())))
+        Ok((seen, suspend::suspends(&proc).map(|word| word.to_string())))
     };
     beside::look(LOOK_WITHIN, look).await?
 }

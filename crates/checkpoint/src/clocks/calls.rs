@@ -337,9 +337,10 @@ fn settle_socket(
     true
 }
 
-/// Whether a time-out has passed at `now`.
+/// Whether a time-out has passed at `now`, and before the packet came for which the program is woken: it is given a packet that came in
+/// time, however long the wake took.
 pub fn is_over(patch: &Patch, clocks: &Clocks, now: Now) -> bool {
-    patch.left_ns <= now.monotonic_ns - clocks.frozen_ns
+    patch.left_ns <= clocks.packet_ns.unwrap_or(i64::MAX).min(now.monotonic_ns) - clocks.frozen_ns
 }
 
 /// When the wait of a patch ends.

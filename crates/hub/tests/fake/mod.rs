@@ -12,9 +12,8 @@ use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
-use kip_types::name::ProcName;
-use kip_types::spec::Timing;
 use kip_types::volume::{VolumeName, VolumeView};
+use kip_types::{name::ProcName, spec::Timing};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -109,6 +108,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
         ports: ports.collect(),
         pids: vec![4000 + u32::from(number), 5000],
         memory: MemoryView { rss_bytes: 5 << 20, pss_bytes: 3 << 20, ..MemoryView::default() },
+        does_not_answer: false,
         disk_bytes: None,
         last_sleep: None,
         last_wake: None,

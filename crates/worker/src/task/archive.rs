@@ -108,7 +108,7 @@ pub(super) struct Storing {
 }
 
 impl Task {
-    pub(super) async fn archive_on_request(&mut self, reply: Reply<bool>) {
+    pub(super) async fn archive_on_request(&mut self, by: By, reply: Reply<bool>) {
         let Some(archive) = self.proc.shared.archive.clone() else {
             let message =
                 format!("{} cannot be archived: there is no store; `kip up --store URL` gives one", self.proc.name);
@@ -119,7 +119,7 @@ impl Task {
             let _ = reply.send(Ok(true));
             return;
         }
-        if let Err(refusal) = self.park_on_request(By::Owner).await {
+        if let Err(refusal) = self.park_on_request(by).await {
             let _ = reply.send(Err(refusal));
             return;
         }

@@ -8,6 +8,7 @@ use crate::state::Checked;
 use crate::stop::Network;
 use kip_pager::protocol::Woken;
 use kip_types::api::Refusal;
+use kip_types::spec::Clock;
 use kip_types::{Generation, Tier};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,8 +65,8 @@ pub(crate) enum Command {
 /// On whose word a proc is put to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// Its owner's: for this one sleep its ticks may be gathered.
-    Owner,
+    /// Its owner's, who says what its clock does in this one sleep, and may gather its ticks by that.
+    Owner(Option<Clock>),
     /// Kip's own, for an upgrade, a backup or the end of the machine.
     Kip,
 }

@@ -73,10 +73,19 @@ impl Task {
         }
         self.refuse_if_in_use(Tier::Parked)?;
         let (_, ticks) = self.ticks_if_parked(by).await;
-        self.park(ticks).await.map(|()| false)
+        self.park_by(ticks, by).await.map(|()| false)
     }
 
+    /// Parks it by Kip's own word.
     pub(super) async fn park(&mut self, ticks: Ticks) -> Result<(), Refusal> {
+        self.park_by(ticks, By::Kip).await
+    }
+
+    pub(super) async fn park_by(&mut self, ticks: Ticks, by: By) -> Result<(), Refusal> {
+        let once = match by {
+            By::Owner(clock) => Some(clock),
+            By::Kip => None,
+        };
         self.before_sleep(Tier::Parked).await?;
         let machine = Arc::clone(&self.proc.shared);
         let _it_stays = machine.pager_stays.read().await;
@@ -101,13 +110,13 @@ impl Task {
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
-            let mut done = park::park(&proc, &pids, generation, (out, false), &mut record);
+            let mut done = park::park(&proc, &pids, generation, (out, once), &mut record);
             if let Err(e) = &done
                 && e.is_about_what_is_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.name.as_str())?;
-                done = park::park(&proc, &pids, generation, (false, false), &mut record);
+                done = park::park(&proc, &pids, generation, (false, once), &mut record);
             }
             let done = done?;
             let memory_bytes = memory_bytes.max(done.image_bytes);

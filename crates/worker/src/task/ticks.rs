@@ -60,7 +60,7 @@ impl Task {
 
     /// What becomes of its ticks if it is parked now by that word; late ones are for want of memory only.
     pub(super) async fn ticks_if_parked(&mut self, by: By) -> (bool, Ticks) {
-        if by == By::Owner {
+        if matches!(by, By::Owner(_)) {
             // For this one sleep ticks may be gathered, whatever there is of them.
             return (false, Ticks::Gathered);
         }
@@ -79,7 +79,7 @@ impl Task {
     /// Whether a profile lets it be suspended.
     async fn has_profile(&mut self) -> bool {
         let proc = Arc::clone(&self.proc);
-        blocking(move || suspend::suspends(&proc, false).is_some()).await
+        blocking(move || suspend::suspends(&proc).is_some()).await
     }
 
     /// Whether it ticks; it runs.
@@ -93,7 +93,11 @@ impl Task {
     pub(super) async fn park_from_hot(&mut self) -> Result<(), Refusal> {
         let back = self.running.as_ref().is_some_and(|r| r.for_ticks) && self.record.ticks == Ticks::Gathered;
         if back {
-            return self.park(Ticks::Gathered).await;
+            // The sleep goes on, by the word that it began with.
+            let word = self.record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.as_deref());
+            let by =
+                if word == Some(&*suspend::Word::Once.to_string()) { By::Owner(Some(Clock::Suspend)) } else { By::Kip };
+            return self.park_by(Ticks::Gathered, by).await;
         }
         let (ticks, how) = self.ticks_if_parked(By::Kip).await;
         if !ticks || how == Ticks::Gathered {

@@ -1,0 +1,55 @@
+//! What followers are told, by threads that wait for no proc.
+
+use super::{Entry, News, Rung, STACK, Service, Slot, install_us, installed_pages, lock, micros};
+use crate::protocol::{Event, Woken};
+use kip_sys::fdpass;
+use std::os::fd::AsFd as _;
+use std::sync::{Arc, MutexGuard, mpsc};
+
+/// Does something with a proc, by a thread of its own if that waits for the proc: those that serve all procs wait for none.
+pub(super) fn at_once_or_later(
+    slot: Slot,
+    what: &str,
+    act: impl FnOnce(MutexGuard<'_, Option<Entry>>) + Send + 'static,
+) {
+    if let Ok(entry) = slot.try_lock() {
+        return act(entry);
+    }
+    let later = move || act(lock(&slot));
+    if let Err(error) = std::thread::Builder::new().name(what.to_owned()).stack_size(STACK).spawn(later) {
+        tracing::error!(%error, what, "no thread to wait for a proc that is at work");
+    }
+}
+
+impl Service {
+    /// Tells followers of first faults, and worse.
+    pub(super) fn tell(self: &Arc<Service>, heard: &mpsc::Receiver<News>) {
+        while let Ok(news) = heard.recv() {
+            match news {
+                News::Rung(rung) => {
+                    let service = Arc::clone(self);
+                    let slot = self.known(&rung.name).unwrap_or_default();
+                    at_once_or_later(slot, "rung", move |entry| service.tell_of(rung, entry));
+                }
+                News::Told(event) => self.tell_all(&event),
+            }
+        }
+    }
+
+    fn tell_of(&self, rung: Rung, mut entry: MutexGuard<'_, Option<Entry>>) {
+        let Rung { name, number, turn, total_us, at, by } = rung;
+        let (install_us, pages) = entry.as_mut().map_or((0, 0), |entry| {
+            self.sets_are_used(entry);
+            (install_us(entry), installed_pages(entry))
+        });
+        drop(entry);
+        let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
+        tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
+        self.tell_all(&Event::Woke { name, number, turn, woken, by });
+    }
+
+    pub(super) fn tell_all(&self, event: &Event) {
+        let bytes = serde_json::to_vec(event).expect("events are plain data");
+        lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
+    }
+}

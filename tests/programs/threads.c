@@ -1,0 +1,61 @@
+/* Makes threads and ends them, all the time: MAKERS threads do, each with a stack that is mapped for one thread and unmapped after it.
+ *
+ * Answers each client of port 7000 with a line "MADE US": how many were made, and when that was, microseconds. */
+#define _GNU_SOURCE
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STACK = 128 << 10 };
+static atomic_ulong made;
+
+static void *one(void *nothing)
+{
+	volatile char bytes[8192];
+	memset((void *)bytes, 1, sizeof bytes);
+	made++;
+	return nothing;
+}
+
+static void *maker(void *nothing)
+{
+	for (;;) {
+		pthread_t thread;
+		pthread_attr_t attr;
+		void *stack = mmap(NULL, STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		pthread_attr_init(&attr);
+		pthread_attr_setstack(&attr, stack, STACK);
+		if (stack == MAP_FAILED || pthread_create(&thread, &attr, one, NULL))
+			exit(1);
+		pthread_join(thread, NULL);
+		pthread_attr_destroy(&attr);
+		munmap(stack, STACK);
+	}
+	return nothing;
+}
+
+int main(int count, char **words)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
+	int n, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	pthread_t thread;
+	for (n = 0; n < (count > 1 ? atoi(words[1]) : 1); n++)
+		pthread_create(&thread, NULL, maker, NULL);
+	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 50))
+		return 1;
+	for (;;) {
+		struct timespec t;
+		int client = accept(listener, NULL, NULL);
+		clock_gettime(CLOCK_MONOTONIC, &t);
+		dprintf(client, "%lu %lld\n", made, t.tv_sec * 1000000LL + t.tv_nsec / 1000);
+		close(client);
+	}
+}
