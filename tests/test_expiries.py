@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from harness import programs
+from harness import programs, servers
 from harness.clients import read_to_end
 from harness.kip import Kip, Proc
 from harness.wait import TimedOut, wait_for
@@ -71,6 +73,33 @@ ENGINES = [("plan", "blocked"), ("CRIU", "held")]
 def test_timers_expire_through_many_sleeps(fresh_kip: Callable[..., Kip], engine: str, hibernate: str) -> None:
     kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
     expire_through(kip, engine, hibernate, SLEEPS)
+
+
+@pytest.mark.parametrize("engine", ["plan", "CRIU"])
+def test_nginx_with_timer_resolution_times_out_after_ten_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
+    """Its clock is an interval timer's signal: without that it closes no idle connection any more."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    server = servers.nginx()
+    conf = servers.NGINX_CONF.replace("keepalive_timeout 3600s", "keepalive_timeout 2s").replace("user www-data;", "user www-data;\ntimer_resolution 100ms;")
+    server.files["etc/nginx/kip.conf"] = conf
+    proc = kip.run("nginx", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
+
+    def closes_after() -> float:
+        """Seconds from the answer to a request until it closes the connection."""
+        with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
+            client.sendall(b"GET /worker HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200 OK" in client.recv(10_000)
+            answered = time.monotonic()
+            while client.recv(10_000):
+                pass
+            return time.monotonic() - answered
+
+    assert closes_after() >= 1.8
+    for _ in range(10):
+        kip.cli("sleep", "nginx", "--clock", "auto")
+        proc.wake()
+    assert 1.8 <= closes_after() < 8
+    assert proc.rebuilt() == (engine == "plan")
 
 
 # Memory of a program, MB: its timers expire while that goes into a snapshot.
