@@ -17,6 +17,8 @@ from harness.wait import wait_for
 
 # Rows of all procs are there within so many seconds, whatever one of them does.
 ANSWERED_S = 4
+# A program of 1,700 threads is hibernated within so many seconds.
+ASLEEP_S = 15
 
 
 def rows(kip: Kip) -> dict[str, str]:
@@ -60,18 +62,20 @@ def a_second(proc: Proc, seconds: float = 2) -> float:
     return (after - before) / (ended - began) * 1e6
 
 
-@pytest.mark.parametrize("makers", [2, 32])
-def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, makers: int) -> None:
+@pytest.mark.parametrize(("makers", "idle"), [(2, 0), (32, 1700)])
+def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, makers: int, idle: int) -> None:
     """Its mappings change thousands of times a second while its memory comes back; it goes on at half its speed at least, and the others
     notice nothing."""
     tar = programs.tarball(tmp_path / "threads.tar", {"threads": programs.c_program("threads", "-static")})
-    fighter = kip.run("fighter", ["/threads", str(makers)], ports=["7000"], tar=tar, flags=["--idle", "1h"])
+    fighter = kip.run("fighter", ["/threads", str(makers), str(idle)], ports=["7000"], tar=tar, flags=["--idle", "1h", "--pids", "4096"])
     server = servers.lighttpd()
     other = kip.run("other", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
     native = a_second(fighter)
     ratios = []
     for _ in range(3):
+        began = time.monotonic()
         kip.cli("sleep", "fighter", "--to", "hibernated", timeout=60)
+        assert time.monotonic() - began < ASLEEP_S
         rows(kip)
         other.hibernate()
         began = time.monotonic()
@@ -79,7 +83,7 @@ def test_who_makes_and_ends_threads_all_the_time(kip: Kip, tmp_path: Path, maker
         assert time.monotonic() - began < ANSWERED_S
         ratios.append(a_second(fighter) / native)
         rows(kip)
-    print(f"{makers} makers: {native:.0f} threads a second; after a hibernation {', '.join(f'{r:.2f}' for r in ratios)} of that")
+    print(f"{makers} makers, {idle} idle: {native:.0f} threads a second; after a hibernation {', '.join(f'{r:.2f}' for r in ratios)} of that")
     assert sorted(ratios)[1] >= 0.5, (native, ratios)
     fighter.remove()
     other.remove()

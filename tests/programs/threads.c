@@ -1,4 +1,5 @@
-/* Makes threads and ends them, all the time: MAKERS threads do, each with a stack that is mapped for one thread and unmapped after it.
+/* `threads MAKERS IDLE`: makes threads and ends them, all the time. MAKERS threads do, each with a stack that is mapped for one thread
+ * and unmapped after it; IDLE more threads wait, each with a stack that it has used.
  *
  * Answers each client of port 7000 with a line "MADE US": how many were made, and when that was, microseconds. */
 #define _GNU_SOURCE
@@ -24,6 +25,14 @@ static void *one(void *nothing)
 	return nothing;
 }
 
+static void *idle(void *nothing)
+{
+	one(nothing);
+	for (;;)
+		pause();
+	return nothing;
+}
+
 static void *maker(void *nothing)
 {
 	for (;;) {
@@ -46,6 +55,12 @@ int main(int count, char **words)
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
 	int n, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
 	pthread_t thread;
+	pthread_attr_t small;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, STACK);
+	for (n = 0; n < (count > 2 ? atoi(words[2]) : 0); n++)
+		if (pthread_create(&thread, &small, idle, NULL))
+			return 1;
 	for (n = 0; n < (count > 1 ? atoi(words[1]) : 1); n++)
 		pthread_create(&thread, NULL, maker, NULL);
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);

@@ -14,7 +14,7 @@
 use crate::ahead::Streams;
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::{PARKED, PageSource};
-use crate::stop::is_at_work;
+use crate::stop::Settling;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
 use crate::ticking::Ticking;
@@ -58,6 +58,7 @@ pub fn features() -> Features {
         | Features::FAULT_WP
         | Features::WP_UNPOPULATED
         | Features::WP_ASYNC
+        | Features::THREAD_ID
 }
 
 /// Rung by the first fault of a space that sleeps.
@@ -105,7 +106,7 @@ pub struct State {
     /// Who is told of the first fault.
     pub bell: Option<Bell>,
     /// Its process, while that goes on into its calls after a stop.
-    pub settling: Option<u32>,
+    pub settling: Option<Settling>,
     /// The program ticks while it sleeps: tells ticks from the wake.
     pub ticking: Option<Ticking>,
     /// What happened since the last sleep.
@@ -117,7 +118,7 @@ pub struct State {
     /// How faults follow each other.
     pub(crate) streams: Streams,
     /// Faults that could not be served yet.
-    again: Vec<(u64, bool)>,
+    again: Vec<(u64, bool, u32)>,
     /// One of them waits for what is fetched from a store.
     fetching: bool,
     /// The address space is gone.
@@ -303,8 +304,8 @@ impl Memory {
             let mut failed = None;
             state.fetching = false;
             if !state.damaged {
-                for (address, write) in std::mem::take(&mut state.again) {
-                    failed = self.fault_or_again(&mut state, address, write).err().or(failed);
+                for fault in std::mem::take(&mut state.again) {
+                    failed = self.fault_or_again(&mut state, fault).err().or(failed);
                 }
             }
             for (index, event) in events.into_iter().enumerate() {
@@ -313,8 +314,8 @@ impl Memory {
                         uffd::write_protect(self.uffd.as_fd(), address..address + PAGE64, false)?;
                         uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
                     }
-                    Event::Fault { address, write, .. } => {
-                        failed = self.fault_or_again(&mut state, address, write).err().or(failed);
+                    Event::Fault { address, write, thread, .. } => {
+                        failed = self.fault_or_again(&mut state, (address, write, thread)).err().or(failed);
                     }
                     Event::Fork(uffd) => {
                         if let Err(error) = birth(&state, uffd) {
@@ -338,18 +339,19 @@ impl Memory {
         }
     }
 
-    fn fault_or_again(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
-        let result = self.fault(state, address, write);
+    /// `fault`: the page, whether it is to be written, and the thread, as [`Event::Fault`] has them.
+    fn fault_or_again(&self, state: &mut State, fault: (u64, bool, u32)) -> io::Result<()> {
+        let result = self.fault(state, fault);
         if result.is_err() {
-            state.again.push((address, write));
+            state.again.push(fault);
         }
         // It was asked for, and comes.
         state.fetching |= result.as_ref().is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock);
         result.or_else(|e| if e.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(e) })
     }
 
-    fn fault(&self, state: &mut State, address: u64, write: bool) -> io::Result<()> {
-        let wakes = state.settling.is_none_or(|pid| is_at_work(pid, address))
+    fn fault(&self, state: &mut State, (address, write, thread): (u64, bool, u32)) -> io::Result<()> {
+        let wakes = state.settling.as_mut().is_none_or(|settling| settling.is_at_work(address, thread))
             && !state.ticking.as_mut().is_some_and(Ticking::is_tick);
         let first = wakes && state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
@@ -375,7 +377,7 @@ impl Memory {
         }
         match self.bring(state, address, write)? {
             Filled::All => {}
-            Filled::Again => state.again.push((address, write)),
+            Filled::Again => state.again.push((address, write, thread)),
             Filled::Gone => state.gone = true,
         }
         Ok(())

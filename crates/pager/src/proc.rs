@@ -24,7 +24,7 @@ use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
-use crate::stop::{Stopped, StoppedProcess};
+use crate::stop::{Settling, Stopped, StoppedProcess};
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
 use crate::ticking::Ticking;
@@ -430,7 +430,7 @@ impl Proc {
                 state.ticking = ticks.map(|(patience, came)| Ticking::new(*pid, patience, out as usize, came));
                 state.since.kind = TOUCH.to_owned();
                 state.bell = bell.cloned();
-                state.settling = Some(*pid);
+                state.settling = Some(Settling::of(*pid));
             }
         }
     }

@@ -163,18 +163,77 @@ pub fn stop_at_rest(
     Ok((stopped, rest))
 }
 
-/// Whether a thread of a process that was let go has come out of its call, and waits for a page that it touches by itself.
-/// None is who waits for what the kernel reads for a call that begins anew, or for `page` because the instruction that makes
-/// the call is there: proc_pid_syscall(5).
-pub(crate) fn is_at_work(pid: u32, page: u64) -> bool {
-    let threads = threads(pid).unwrap_or_default();
-    threads.into_iter().any(|tid| {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
-        let mut words = text.split_ascii_whitespace();
-        let outside = words.next() == Some("-1");
-        let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
-        outside && at.is_some_and(|at| at & !(PAGE as u64 - 1) != page) && !is_halted(tid)
-    })
+/// A process that was let go, whose threads are on their way back into the calls in which they stood.
+#[derive(Debug)]
+pub struct Settling {
+    pid: u32,
+    /// The threads by their ids in their own pid namespace, once they were needed.
+    threads: Option<HashMap<u32, u32>>,
+}
+
+/// How a thread stands to a page.
+enum Stands {
+    /// It has come out of its call, and touches the page by itself.
+    AtWork,
+    /// It waits for what the kernel reads for a call that begins anew, or for `page` because the instruction that makes the call is
+    /// there; or a signal has stopped it.
+    InCall,
+    /// It runs on a processor.
+    Runs,
+}
+
+impl Settling {
+    /// A thread that has touched a page goes to sleep for that within this time, but for one that others keep from the processor.
+    const SLEEPS_WITHIN: Duration = Duration::from_millis(2);
+
+    /// Of a process.
+    pub(crate) fn of(pid: u32) -> Settling {
+        Settling { pid, threads: None }
+    }
+
+    /// Whether a fault at `page` by `thread` (in its own pid namespace; 0: one of them) is more than the way back into a call:
+    /// proc_pid_syscall(5). A thread of which that cannot be told is at work.
+    pub(crate) fn is_at_work(&mut self, page: u64, thread: u32) -> bool {
+        let pid = self.pid;
+        let known = self.threads.get_or_insert_with(|| by_inner_id(pid));
+        let Some(tid) = known.get(&thread) else {
+            let mut all = threads(pid).unwrap_or_default().into_iter();
+            return all.any(|tid| matches!(stands(pid, tid, page), Stands::AtWork));
+        };
+        let until = Instant::now() + Settling::SLEEPS_WITHIN;
+        loop {
+            match stands(pid, *tid, page) {
+                Stands::AtWork => return true,
+                Stands::InCall => return false,
+                // It was told of before it sleeps.
+                Stands::Runs if Instant::now() < until => std::thread::yield_now(),
+                Stands::Runs => return true,
+            }
+        }
+    }
+}
+
+/// Threads of a process by their ids in their own pid namespace: NSpid of proc_pid_status(5).
+fn by_inner_id(pid: u32) -> HashMap<u32, u32> {
+    let inner = |tid: u32| -> Option<(u32, u32)> {
+        let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok()?;
+        let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        Some((ids.split_ascii_whitespace().next_back()?.parse().ok()?, tid))
+    };
+    threads(pid).unwrap_or_default().into_iter().filter_map(inner).collect()
+}
+
+fn stands(pid: u32, tid: u32, page: u64) -> Stands {
+    let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
+    let mut words = text.split_ascii_whitespace();
+    match words.next() {
+        Some("-1") => {}
+        Some("running") => return Stands::Runs,
+        _ => return Stands::InCall,
+    }
+    let at = words.nth(1).and_then(|at| u64::from_str_radix(at.trim_start_matches("0x"), 16).ok());
+    let elsewhere = at.is_some_and(|at| at & !(PAGE as u64 - 1) != page);
+    if elsewhere && !is_halted(tid) { Stands::AtWork } else { Stands::InCall }
 }
 
 /// Threads that sleep or are stopped by a signal, and how often each has left a processor; and which of them are stopped.

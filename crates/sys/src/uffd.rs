@@ -89,6 +89,8 @@ pub enum Event {
         write: bool,
         /// The page is there, but write-protected.
         protected: bool,
+        /// The thread, in its own pid namespace; 0 without [`Features::THREAD_ID`].
+        thread: u32,
     },
     /// The process has forked; this descriptor is the child's.
     Fork(OwnedFd),
@@ -315,7 +317,7 @@ impl EventPage {
     fn event(&self, index: usize) -> Option<Event> {
         let [kind, a, b, c] = self.message(index);
         Some(match kind & 0xff {
-            0x12 => Event::Fault { address: b & !0xfff, write: a & 1 != 0, protected: a & 2 != 0 },
+            0x12 => Event::Fault { address: b & !0xfff, write: a & 1 != 0, protected: a & 2 != 0, thread: c as u32 },
             // SAFETY: the read that our caller has just made gave us this descriptor, and this is the only place that
             // takes it up; `left` gives numbers only.
             0x13 => Event::Fork(unsafe { OwnedFd::from_raw_fd(a as u32 as RawFd) }),

@@ -18,7 +18,7 @@ use kip_types::{Hibernate, WakeOn};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A hibernated proc, as its task needs to know it.
 #[derive(Debug)]
@@ -131,13 +131,16 @@ fn look_at_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
     const RESTARTED: u64 = 219;
     const LOOKS: u32 = 10;
     const BETWEEN: Duration = Duration::from_millis(2);
+    /// One look at a program of many threads takes long enough.
+    const WITHIN: Duration = Duration::from_millis(100);
+    let began = Instant::now();
     for look in 1.. {
         let (before, now) = (tree.asleep(), Now::read());
         let dues = dues(tree, now);
         let restarted = || tree.waiting().values().any(|waiting| waiting.call[0] == RESTARTED);
         let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms) || ticked && tick_ms > 0 && restarted();
         let at_rest = before.is_some() && before == tree.asleep();
-        if ticks || at_rest || look == LOOKS {
+        if ticks || at_rest || look == LOOKS || began.elapsed() > WITHIN {
             return (ticks || !at_rest, dues);
         }
         std::thread::sleep(BETWEEN);

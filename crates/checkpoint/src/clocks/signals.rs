@@ -140,12 +140,13 @@ fn lacks(known: &Known, interrupted_ns: i64, looked_ns: i64) -> Result<Vec<Lacks
         {
             found.push(Lacks::Kernel(signal));
         }
-        let is_told = found.len() > before || sent_later;
+        if found.len() > before || sent_later {
+            continue;
+        }
         let over: Vec<&Posix> = timers().map(|(timer, _)| timer).filter(|timer| timer.left_ns <= 0).collect();
         match over[..] {
-            [] if is_told => {}
             [] => found.push(Lacks::Kernel(signal)),
-            [timer] if !is_told => found.push(Lacks::Timer(timer.sends())),
+            [timer] => found.push(Lacks::Timer(timer.sends())),
             _ => return Err(signal),
         }
     }
@@ -233,6 +234,9 @@ mod tests {
         assert_eq!(found(&known), Ok(vec![of(&came)]), "100 ms ago, and 400 ms ago, before it stood still");
         let known = Known { queued: vec![(40, Some(9))], ..known };
         assert_eq!(found(&known), Ok(vec![of(&came)]), "beside another timer's");
+        let over = timer(5, 40, 0, 0);
+        let known = Known { queued: vec![], timers: vec![came, over], ..known };
+        assert_eq!(found(&known), Ok(vec![of(&came)]), "one that is not armed is not taken for one that was");
     }
 
     #[test]
