@@ -25,23 +25,29 @@ def told(file, kind, number):
     file.setblocking(False)
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_ASYNC)
 
-listener = socket.create_server(("", 7000))
-told(listener, PROCESS, 0)
-clients = []
-while True:
-    number = signal.sigwaitinfo(ALL).si_signo
+def answer(client, own):
     try:
-        while True:
-            clients.append(listener.accept()[0])
-            told(clients[-1], *OWNERS[len(clients) - 1])
+        client.sendall(f"{own} {client.recv(100).decode()}".encode())
     except BlockingIOError:
         pass
-    for client, (kind, own) in zip(clients, OWNERS):
+
+listener = socket.create_server(("", 7000))
+told(listener, PROCESS, 0)
+clients, number = [], signal.SIGIO
+while True:
+    try:
+        while True:
+            client, (kind, own) = listener.accept()[0], OWNERS[len(clients)]
+            told(client, kind, own)
+            clients.append((client, own))
+            # What came before it had an owner is told by none.
+            answer(client, own)
+    except BlockingIOError:
+        pass
+    for client, own in clients:
         if number == (signal.SIGRTMIN + own if own else signal.SIGIO):
-            try:
-                client.sendall(f"{own} {client.recv(100).decode()}".encode())
-            except BlockingIOError:
-                pass
+            answer(client, own)
+    number = signal.sigwaitinfo(ALL).si_signo
 """
 
 

@@ -8,10 +8,10 @@ use crate::clocks::Now;
 use crate::helper::{Helper, HelperError, Order};
 use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
-use rustix::fs::{AtFlags, MemfdFlags};
+use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -114,16 +114,21 @@ pub fn dump(
             *settled.insert(step(Stage::Frozen(&log)))
         }
         _ => true,
-    })?;
+    });
+    // The link leads nowhere any more when this returns.
+    let _ = rustix::fs::unlinkat(&directory, DUMP_LOG, AtFlags::empty());
+    let response = response.inspect_err(|_| log.keep(&directory))?;
     match (response.success, settled) {
         (true, _) => {}
-        (false, Some(false)) => return Err(DumpError::CalledOff),
+        (false, Some(false)) => {
+            log.keep(&directory);
+            return Err(DumpError::CalledOff);
+        }
         (false, _) => {
-            log.keep(request.images);
+            log.keep(&directory);
             return Err(DumpError::Refused { causes: causes(&log.lines(), response.cr_errmsg) });
         }
     }
-    let _ = rustix::fs::unlinkat(&directory, DUMP_LOG, AtFlags::empty());
     Ok(Dumped { frozen_us: frozen_us(&directory) })
 }
 
@@ -144,10 +149,12 @@ impl Log {
         Ok(Log { file, ahead_ns: None })
     }
 
-    /// Leaves it there, as well as the disk lets.
-    fn keep(&self, images: &Path) {
-        let path = images.join(DUMP_LOG);
-        let _ = std::fs::remove_file(&path).and_then(|()| std::fs::write(&path, self.lines()));
+    /// Leaves it in the images' directory, as well as the disk lets.
+    fn keep(&self, directory: &File) {
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        if let Ok(file) = rustix::fs::openat(directory, DUMP_LOG, flags, Mode::RUSR | Mode::WUSR) {
+            let _ = File::from(file).write_all(self.lines().as_bytes());
+        }
     }
 
     /// Compares clocks, while CRIU waits for an answer: what it logged last is older than this moment.
@@ -155,7 +162,7 @@ impl Log {
         let lines = self.lines();
         let now_ns = Now::read().realtime_ns;
         let last = lines.lines().rev().find_map(stamp_ns);
-        let ahead = last.map(|ns| now_ns - ns);
+        let ahead = last.map(|ns| now_ns.saturating_sub(ns));
         self.ahead_ns = [self.ahead_ns, ahead].into_iter().flatten().min();
     }
 
@@ -174,7 +181,7 @@ impl Log {
         let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
         let read = |line: &str| {
             let pid = line.split_once(TIMERS_ARE_READ)?.1.split_once(')')?.0.parse().ok()?;
-            Some((pid, stamp_ns(line)? + ahead_ns))
+            Some((pid, stamp_ns(line)?.saturating_add(ahead_ns)))
         };
         self.lines().lines().filter_map(read).collect()
     }
@@ -185,7 +192,9 @@ fn stamp_ns(line: &str) -> Option<i64> {
     let (seconds, micros) = line.strip_prefix('(')?.split_once(')')?.0.split_once('.')?;
     // Six digits, the last of which is left out from 100 s on.
     let unit = 10i64.checked_pow(9u32.checked_sub(micros.len() as u32)?)?;
-    Some(seconds.parse::<i64>().ok()?.checked_mul(1_000_000_000)? + micros.parse::<i64>().ok()? * unit)
+    let fraction = micros.parse::<u32>().ok()?;
+    let seconds = i64::from(seconds.parse::<u32>().ok()?) * 1_000_000_000;
+    seconds.checked_add(i64::from(fraction).checked_mul(unit)?)
 }
 
 /// How long the tree stood still, from CRIU's statistics; 0 if there are none.
@@ -266,7 +275,8 @@ mod tests {
         assert_eq!(read.keys().copied().collect::<Vec<_>>(), [12, 345]);
         assert_eq!(read[&345] - read[&12], 10_000_000);
         assert!((before..=after).contains(&(read[&12] - 10_000_000)), "the look that was nearer to a line counts");
-        log.keep(scratch.path());
+        std::fs::remove_file(&path).unwrap();
+        log.keep(&File::open(scratch.path()).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), lines);
     }
 }

@@ -6,11 +6,13 @@
 
 use crate::image::{Image, ImageError};
 use crate::sockets::places;
+use crate::wire::Malformed;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The number of the message about the owner in each kind of file, by the kind's number in CRIU's `file_entry`.
-const OWNERS: [(u32, u32); 18] = [
+const OWNERS: [(u32, u32); 17] = [
     (3, 5),
     (4, 13),
     (6, 6),
@@ -19,15 +21,14 @@ const OWNERS: [(u32, u32); 18] = [
     (9, 3),
     (10, 3),
     (12, 3),
-    (13, 3),
-    (14, 4),
+    (13, 4),
+    (14, 3),
     (15, 5),
     (16, 9),
-    (17, 4),
     (18, 4),
     (19, 4),
     (20, 4),
-    (21, 4),
+    (21, 5),
     (22, 5),
 ];
 
@@ -54,6 +55,8 @@ pub struct Owned {
     pub owner: Option<Owner>,
     /// The signal; 0 is SIGIO.
     pub signal: i32,
+    /// User and effective user (as numbered inside) of the process that named the owner: by these the kernel decides whether it may.
+    pub by: (u32, u32),
 }
 
 /// Takes all owners out of the images.
@@ -64,9 +67,13 @@ pub fn take(images: &Path) -> Result<Vec<Owned>, ImageError> {
     let path = images.join("files.img");
     let mut files = Image::read(&path)?;
     let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+    let mut places = None;
     let mut found = Vec::new();
+    let fifos = fifos(&files).map_err(damaged)?;
     for file in &mut files.entries {
         let id = file.number(2);
+        // Descriptors are of the FIFO, and its owner is with its file.
+        let open = fifos.get(&id).copied().unwrap_or(id);
         for (kind, number) in OWNERS {
             file.edit_messages(kind, |entry| {
                 entry.edit_messages(number, |owner| {
@@ -77,23 +84,59 @@ pub fn take(images: &Path) -> Result<Vec<Owned>, ImageError> {
                         (process, _) => Some(Owner::Process(process as u32)),
                     };
                     let signal = owner.number(3) as i32;
-                    if of.is_some() || signal != 0 {
-                        found.push((id, of, signal));
+                    if of.is_none() && signal == 0 {
+                        return Ok(());
+                    }
+                    if places.is_none() {
+                        places = Some(self::places(images)?);
+                    }
+                    // One that is only on its way through a socket stays as it is.
+                    if let Some(&(pid, fd)) = places.as_ref().and_then(|places| places.get(&open)) {
+                        let by = (owner.number(1) as u32, owner.number(2) as u32);
+                        found.push(Owned { pid, fd, owner: of, signal, by });
                         owner.set_varint(3, 0);
                         owner.set_varint(4, 0);
                         owner.set_varint(5, 0);
                     }
-                    Ok(())
+                    Ok::<(), Wrong>(())
                 })
             })
-            .map_err(damaged)?;
+            .map_err(|wrong| match wrong {
+                Wrong::Image(error) => error,
+                Wrong::Malformed(source) => damaged(source),
+            })?;
         }
     }
-    if found.is_empty() {
-        return Ok(Vec::new());
+    if !found.is_empty() {
+        files.write()?;
     }
-    files.write()?;
-    let places = places(images)?;
-    let owned = |(id, owner, signal)| places.get(&id).map(|&(pid, fd)| Owned { pid, fd, owner, signal });
-    Ok(found.into_iter().filter_map(owned).collect())
+    Ok(found)
+}
+
+enum Wrong {
+    Image(ImageError),
+    Malformed(Malformed),
+}
+
+impl From<Malformed> for Wrong {
+    fn from(malformed: Malformed) -> Wrong {
+        Wrong::Malformed(malformed)
+    }
+}
+
+impl From<ImageError> for Wrong {
+    fn from(error: ImageError) -> Wrong {
+        Wrong::Image(error)
+    }
+}
+
+/// The ids of FIFOs by those of their files.
+fn fifos(files: &Image) -> Result<BTreeMap<u64, u64>, Malformed> {
+    let mut found = BTreeMap::new();
+    for file in &files.entries {
+        if let Some(fifo) = file.message(17)? {
+            found.insert(fifo.number(3), file.number(2));
+        }
+    }
+    Ok(found)
 }

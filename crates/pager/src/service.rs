@@ -428,9 +428,10 @@ impl Service {
                     entry.asleep.store(false, Ordering::SeqCst);
                     entry.proc.wake(&entry.pids, &kind);
                 }
-                match by {
-                    Some(_) => stopped.go_for_packet(at),
-                    None => stopped.go(),
+                if by.is_some() || kind.starts_with("tcp ") || kind.starts_with("udp ") {
+                    stopped.go_for_packet(at);
+                } else {
+                    stopped.go();
                 }
                 drop(guard);
                 let Order { name, number, turn, .. } = order;

@@ -119,6 +119,33 @@ pub fn tell(owner: Owner, process: u32, number: i32) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Calls `f` by a thread of its own as that user and effective user (ids of this process's user namespace), without any capability: the
+/// kernel remembers who has named an owner, and asks later whether that user may send it a signal. The rest of this process stays who
+/// it is.
+///
+/// # Errors
+/// Those of setresuid(2), and of `f`.
+pub fn as_user<T: Send>(user: u32, effective: u32, f: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let act = || {
+        // SAFETY: plain numbers. Called by its number it changes this thread alone, which ends below.
+        if unsafe { libc::syscall(libc::SYS_setresuid, user, effective, effective) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        f()
+    };
+    // SAFETY: takes and gives plain numbers.
+    let dumpable = unsafe { libc::prctl(libc::PR_GET_DUMPABLE) };
+    let done = std::thread::scope(|scope| {
+        std::thread::Builder::new().spawn_scoped(scope, act)?.join().expect("it does not panic")
+    });
+    // The kernel takes it away from the whole process: proc_pid(5).
+    if dumpable == 1 {
+        // SAFETY: as above.
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 1) };
+    }
+    done
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,5 +181,18 @@ mod tests {
             libc::sigwaitinfo(&raw const set, (&raw mut info).cast())
         };
         assert_eq!((signal, info[24]), (libc::SIGRTMIN() + 5, 17));
+    }
+
+    #[test]
+    fn what_a_user_may_not_is_refused_and_the_process_stays_who_it_is() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let stranger = Owner { whom: Some(Whom::Process(child.id())), signal: libc::SIGURG };
+        let refused = as_user(12_345, 12_346, || tell(stranger, child.id(), 3)).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
+        tell(stranger, child.id(), 3).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // SAFETY: takes and gives plain numbers.
+        assert_eq!(unsafe { (libc::getuid(), libc::geteuid(), libc::prctl(libc::PR_GET_DUMPABLE)) }, (0, 0, 1));
     }
 }

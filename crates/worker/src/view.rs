@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 /// A look at a proc takes at most so long. One that takes longer goes on by itself, and the proc is said not to answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// Most threads that look for one question.
+const MOST_LOOKS: usize = 256;
 /// If no look has ended for so long more threads begin with those that are left.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 
@@ -94,14 +96,18 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
     let begin = || {
         let (left, tell) = (Arc::clone(&left), tell.clone());
         let next = move || left.lock().expect("nobody panics with it").pop_front();
-        std::thread::spawn(move || {
+        let look = move || {
             while let Some((index, (proc, record))) = next() {
                 let measure = proc.measured.look(|| measure(&proc, &record));
                 if tell.send((index, measure)).is_err() {
                     return;
                 }
             }
-        });
+        };
+        // Without another thread those that are there do it, or what is left is said not to answer.
+        if let Err(error) = std::thread::Builder::new().name("look".to_owned()).spawn(look) {
+            tracing::warn!(%error, "no thread to look at procs");
+        }
     };
     let mut threads = std::thread::available_parallelism().map_or(1, usize::from).min(found.len());
     (0..threads).for_each(|_| begin());
@@ -112,9 +118,11 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
                 found[index] = measure;
                 (missing, since) = (missing - 1, Instant::now());
             }
-            Err(RecvTimeoutError::Timeout) if !left.lock().expect("nobody panics with it").is_empty() => {
+            Err(RecvTimeoutError::Timeout)
+                if threads < MOST_LOOKS && !left.lock().expect("nobody panics with it").is_empty() =>
+            {
                 // Twice as many each time, for each of them may be stuck.
-                let more = threads.min(left.lock().expect("nobody panics with it").len());
+                let more = threads.min(MOST_LOOKS - threads).min(left.lock().expect("nobody panics with it").len());
                 (0..more).for_each(|_| begin());
                 threads += more;
             }

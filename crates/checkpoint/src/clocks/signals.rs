@@ -115,13 +115,15 @@ fn lacks(known: &Known, interrupted_ns: i64, looked_ns: i64) -> Result<Vec<Lacks
         let real = known.real.as_ref().filter(|_| signal == SIGALRM);
         let in_image = known.queued.iter().any(|(number, _)| *number == signal);
         // Its timer is in the image as one that is armed, and sends it once more.
-        let is_due = |left_ns: i64, read_ns: i64| left_ns > 0 && read_ns + left_ns <= looked_ns + INEXACT_NS;
+        let is_due =
+            |left_ns: i64, read_ns: i64| left_ns > 0 && read_ns.saturating_add(left_ns) <= looked_ns + INEXACT_NS;
         let sent_later = timers().any(|(timer, read_ns)| is_due(timer.left_ns, *read_ns))
             || real.is_some_and(|(real, read_ns)| is_due(real.left_ns, *read_ns));
         // Between the moments at which it stood still and at which its timers were read.
         let came = |left_ns: i64, every_ns: i64, read_ns: i64| {
+            // One whose first expiration is further away than its interval has not expired yet.
             let ago = every_ns - left_ns;
-            left_ns > 0 && every_ns > 0 && read_ns - ago >= interrupted_ns - INEXACT_NS
+            left_ns > 0 && ago >= 0 && read_ns.saturating_sub(ago) >= interrupted_ns - INEXACT_NS
         };
         let lacks_timer = |timer: &Posix| !known.queued.contains(&(signal, Some(timer.id)));
         let before = found.len();
@@ -237,6 +239,9 @@ mod tests {
         let over = timer(5, 40, 0, 0);
         let known = Known { queued: vec![], timers: vec![came, over], ..known };
         assert_eq!(found(&known), Ok(vec![of(&came)]), "one that is not armed is not taken for one that was");
+        let (first, ever) = (timer(6, 40, 50_000, 1_000), timer(7, 40, i64::MAX / MS, 0));
+        let known = Known { timers: vec![first, ever, over], ..known };
+        assert_eq!(found(&known), Ok(vec![of(&over)]), "the others have not expired yet");
     }
 
     #[test]

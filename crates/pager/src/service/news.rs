@@ -4,7 +4,7 @@ use super::{Entry, News, Rung, STACK, Service, Slot, install_us, installed_pages
 use crate::protocol::{Event, Woken};
 use kip_sys::fdpass;
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, MutexGuard, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 /// Does something with a proc, by a thread of its own if that waits for the proc: those that serve all procs wait for none.
 pub(super) fn at_once_or_later(
@@ -15,9 +15,23 @@ pub(super) fn at_once_or_later(
     if let Ok(entry) = slot.try_lock() {
         return act(entry);
     }
-    let later = move || act(lock(&slot));
+    // Without a thread of its own it waits here.
+    let act = Arc::new(Mutex::new(Some(act)));
+    let later = {
+        let (slot, act) = (Arc::clone(&slot), Arc::clone(&act));
+        move || {
+            let act = lock(&act).take();
+            if let Some(act) = act {
+                act(lock(&slot));
+            }
+        }
+    };
     if let Err(error) = std::thread::Builder::new().name(what.to_owned()).stack_size(STACK).spawn(later) {
         tracing::error!(%error, what, "no thread to wait for a proc that is at work");
+        let act = lock(&act).take();
+        if let Some(act) = act {
+            act(lock(&slot));
+        }
     }
 }
 

@@ -95,8 +95,11 @@ impl Task {
         if back {
             // The sleep goes on, by the word that it began with.
             let word = self.record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.as_deref());
-            let by =
-                if word == Some(&*suspend::Word::Once.to_string()) { By::Owner(Some(Clock::Suspend)) } else { By::Kip };
+            let by = match word {
+                None => By::Owner(Some(Clock::Continue)),
+                Some(word) if word == suspend::Word::Once.to_string() => By::Owner(Some(Clock::Suspend)),
+                Some(_) => By::Kip,
+            };
             return self.park_by(Ticks::Gathered, by).await;
         }
         let (ticks, how) = self.ticks_if_parked(By::Kip).await;
