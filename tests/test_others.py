@@ -16,7 +16,7 @@ from harness.kip import Kip, Proc
 from harness.wait import wait_for
 
 # Rows of all procs are there within so many seconds, whatever one of them does.
-ANSWERED_S = 4
+ANSWERED_S = 6
 # A program of 1,700 threads is hibernated within so many seconds.
 ASLEEP_S = 15
 

@@ -16,8 +16,11 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A look at a proc takes at most so long. One that takes longer goes on by itself, and the proc is said not to answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// A look at a proc takes at most so long where all are asked for. One that takes longer goes on by itself, and the proc is said not to
+/// answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// The same where that proc alone is asked for.
+const ALONE_WITHIN: Duration = Duration::from_secs(15);
 /// Most threads that look for one question.
 const MOST_LOOKS: usize = 256;
 /// If no look has ended for so long more threads begin with those that are left.
@@ -66,12 +69,12 @@ impl Measured {
         self.looks.lock().expect("nobody panics with it").last.clone().unwrap_or_default()
     }
 
-    /// Looks, unless an earlier look is stuck.
-    fn look(&self, look: impl FnOnce() -> Measure) -> Option<Measure> {
+    /// Looks, unless an earlier look has been under way for so long.
+    fn look(&self, stuck_after: Duration, look: impl FnOnce() -> Measure) -> Option<Measure> {
         let now = Instant::now();
         let first = {
             let mut looks = self.looks.lock().expect("nobody panics with it");
-            if looks.began.is_some_and(|began| now - began > ANSWERS_WITHIN) {
+            if looks.began.is_some_and(|began| now - began > stuck_after) {
                 return None;
             }
             let first = looks.began.is_none();
@@ -89,7 +92,7 @@ impl Measured {
 }
 
 /// Looks at all of them, each by whichever thread is free; none for one that does not answer.
-fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
+fn look_at(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<Measure>> {
     let mut found = vec![None; procs.len()];
     let (tell, told) = channel();
     let left: Arc<Mutex<VecDeque<_>>> = Arc::new(Mutex::new(procs.into_iter().enumerate().collect()));
@@ -98,7 +101,7 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
         let next = move || left.lock().expect("nobody panics with it").pop_front();
         let look = move || {
             while let Some((index, (proc, record))) = next() {
-                let measure = proc.measured.look(|| measure(&proc, &record));
+                let measure = proc.measured.look(within, || measure(&proc, &record));
                 if tell.send((index, measure)).is_err() {
                     return;
                 }
@@ -126,7 +129,7 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
                 (0..more).for_each(|_| begin());
                 threads += more;
             }
-            Err(_) if since.elapsed() > ANSWERS_WITHIN => break,
+            Err(_) if since.elapsed() > within => break,
             Err(_) => {}
         }
     }
@@ -136,7 +139,7 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>) -> Vec<Option<Measure>> {
 /// The proc as it is now.
 pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
-    let found = look_at(vec![(Arc::clone(&handle.proc), status.record.clone())]).pop().flatten();
+    let found = look_at(vec![(Arc::clone(&handle.proc), status.record.clone())], ALONE_WITHIN).pop().flatten();
     view_after(handle, status, found)
 }
 
@@ -155,7 +158,7 @@ pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
             (status, known)
         })
         .collect();
-    let mut found = look_at(wanted).into_iter();
+    let mut found = look_at(wanted, ANSWERS_WITHIN).into_iter();
     let view = |(handle, (status, known)): (&Handle, (Status, Option<Measure>))| match known {
         Some(measure) => view_of(handle, status, measure),
         None => view_after(handle, status, found.next().flatten()),
