@@ -187,7 +187,8 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
     let now = Now::read();
     manifest.body.clocks = manifest.body.clocks_now().resumed(now);
-    let is_packet = trigger.starts_with("tcp ") || trigger.starts_with("udp ");
+    // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client for one that was silent meanwhile.
+    let is_packet = (trigger.starts_with("tcp ") || trigger.starts_with("udp ")) && !manifest.body.clocks.stands;
     manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
     let body = &manifest.body;
     let time = time_namespace(body.clocks.ahead_ns)?;
