@@ -40,7 +40,7 @@ while True:
             client, (kind, own) = listener.accept()[0], OWNERS[len(clients)]
             told(client, kind, own)
             clients.append((client, own))
-            # What came before it had an owner is told by none.
+            # For bytes that came before the socket had an owner the kernel sends no signal.
             answer(client, own)
     except BlockingIOError:
         pass

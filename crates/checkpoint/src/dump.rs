@@ -117,17 +117,14 @@ pub fn dump(
     });
     // The link leads nowhere any more when this returns.
     let _ = rustix::fs::unlinkat(&directory, DUMP_LOG, AtFlags::empty());
-    let response = response.inspect_err(|_| log.keep(&directory))?;
+    if !response.as_ref().is_ok_and(|response| response.success) {
+        log.keep(&directory);
+    }
+    let response = response?;
     match (response.success, settled) {
         (true, _) => {}
-        (false, Some(false)) => {
-            log.keep(&directory);
-            return Err(DumpError::CalledOff);
-        }
-        (false, _) => {
-            log.keep(&directory);
-            return Err(DumpError::Refused { causes: causes(&log.lines(), response.cr_errmsg) });
-        }
+        (false, Some(false)) => return Err(DumpError::CalledOff),
+        (false, _) => return Err(DumpError::Refused { causes: causes(&log.lines(), response.cr_errmsg) }),
     }
     Ok(Dumped { frozen_us: frozen_us(&directory) })
 }

@@ -32,7 +32,7 @@ const OWNERS: [(u32, u32); 17] = [
     (22, 5),
 ];
 
-/// Which of the program is told, as numbered inside.
+/// The receiver of the signal, as numbered inside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Owner {

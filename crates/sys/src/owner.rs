@@ -5,9 +5,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// fcntl.h.
 const F_SETSIG: libc::c_int = 10;
-const F_GETSIG: libc::c_int = 11;
 const F_SETOWN_EX: libc::c_int = 15;
-const F_GETOWN_EX: libc::c_int = 16;
 const OWNER_TID: libc::c_int = 0;
 const OWNER_PID: libc::c_int = 1;
 const OWNER_PGRP: libc::c_int = 2;
@@ -44,28 +42,7 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// The owner of an open file, by ids of this process's pid namespace.
-///
-/// # Errors
-/// Those of fcntl(2).
-pub fn owner(fd: BorrowedFd<'_>) -> io::Result<Owner> {
-    let mut found = OwnerEx { kind: OWNER_PID, pid: 0 };
-    // SAFETY: F_GETSIG takes no argument; F_GETOWN_EX writes one struct f_owner_ex, which `found` is, and only during the call.
-    let signal = unsafe {
-        check(libc::fcntl(fd.as_raw_fd(), F_GETOWN_EX, &raw mut found))?;
-        check(libc::fcntl(fd.as_raw_fd(), F_GETSIG))?
-    };
-    let pid = found.pid as u32;
-    let whom = match (pid, found.kind) {
-        (0, _) => None,
-        (_, OWNER_TID) => Some(Whom::Thread(pid)),
-        (_, OWNER_PGRP) => Some(Whom::Group(pid)),
-        _ => Some(Whom::Process(pid)),
-    };
-    Ok(Owner { whom, signal })
-}
-
-/// Sets it, whoever it was before.
+/// Sets the owner of an open file, in place of the one before, by ids of this process's pid namespace.
 ///
 /// # Errors
 /// Those of fcntl(2): ESRCH if there is no such thread, process or group, EINVAL for a bad signal.
@@ -119,9 +96,9 @@ pub fn tell(owner: Owner, process: u32, number: i32) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Calls `f` by a thread of its own as that user and effective user (ids of this process's user namespace), without any capability: the
-/// kernel remembers who has named an owner, and asks later whether that user may send it a signal. The rest of this process stays who
-/// it is.
+/// Calls `f` by a thread of its own with that user and effective user (ids of this process's user namespace), and without any capability:
+/// the kernel notes the user by whom an owner is set, and checks at each signal whether that user may send it. All other threads of this
+/// process keep their user.
 ///
 /// # Errors
 /// Those of setresuid(2), and of `f`.
@@ -151,6 +128,26 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+
+    const F_GETSIG: libc::c_int = 11;
+    const F_GETOWN_EX: libc::c_int = 16;
+
+    fn owner(fd: BorrowedFd<'_>) -> io::Result<Owner> {
+        let mut found = OwnerEx { kind: OWNER_PID, pid: 0 };
+        // SAFETY: F_GETSIG takes no argument; F_GETOWN_EX writes one struct f_owner_ex, which `found` is, and only during the call.
+        let signal = unsafe {
+            check(libc::fcntl(fd.as_raw_fd(), F_GETOWN_EX, &raw mut found))?;
+            check(libc::fcntl(fd.as_raw_fd(), F_GETSIG))?
+        };
+        let pid = found.pid as u32;
+        let whom = match (pid, found.kind) {
+            (0, _) => None,
+            (_, OWNER_TID) => Some(Whom::Thread(pid)),
+            (_, OWNER_PGRP) => Some(Whom::Group(pid)),
+            _ => Some(Whom::Process(pid)),
+        };
+        Ok(Owner { whom, signal })
+    }
 
     #[test]
     fn an_owner_is_set_and_read_and_told() {
@@ -184,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_user_may_not_is_refused_and_the_process_stays_who_it_is() {
+    fn a_signal_that_a_user_may_not_send_is_refused_and_the_process_keeps_its_user() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stranger = Owner { whom: Some(Whom::Process(child.id())), signal: libc::SIGURG };
         let refused = as_user(12_345, 12_346, || tell(stranger, child.id(), 3)).unwrap_err();

@@ -346,7 +346,7 @@ pub struct ProcView {
     pub pids: Vec<u32>,
     /// Memory.
     pub memory: MemoryView,
-    /// Its memory could not be looked at in time: what is told of its memory, pids and CPU time is of an earlier look.
+    /// The daemon could not look at its memory in time: `memory`, `pids` and `cpu_us` are of an earlier look.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub does_not_answer: bool,
     /// Disk space that its own files take, in bytes; null where they are not limited.

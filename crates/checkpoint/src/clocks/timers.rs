@@ -145,7 +145,7 @@ pub(super) fn real_timer(timers: &Message) -> Result<Option<Real>, Malformed> {
     Ok(real.map(|real| Real { left_ns: time(&real, 3, 4, 1000), every_ns: time(&real, 1, 2, 1000) }))
 }
 
-/// A POSIX timer that sends a signal by real time.
+/// A POSIX timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Posix {
     /// As timer_create(2) gave it.
@@ -215,14 +215,11 @@ pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mu
             dues.push(Due { source, at_ns: read_ns, every_ns, monotonic });
         }
     };
-    if let Some(real) = timers.message(1)? {
-        push(Source::Interval, SIGALRM, time(&real, 3, 4, 1000), time(&real, 1, 2, 1000), true);
+    if let Some(real) = real_timer(&timers)? {
+        push(Source::Interval, SIGALRM, real.left_ns, real.every_ns, true);
     }
-    for timer in timers.messages(4)? {
-        if is_wall_clock(timer.number(2)) {
-            let monotonic = timer.number(2) == MONOTONIC;
-            push(Source::Posix, timer.number(3), time(&timer, 9, 10, 1), time(&timer, 7, 8, 1), monotonic);
-        }
+    for timer in timers.messages(4)?.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock)) {
+        push(Source::Posix, timer.signal as u64, timer.left_ns, timer.every_ns, timer.clock == MONOTONIC);
     }
     Ok(dues.len() > before)
 }

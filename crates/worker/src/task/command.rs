@@ -65,7 +65,7 @@ pub(crate) enum Command {
 /// On whose word a proc is put to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// Its owner's, who says what its clock does in this one sleep, and may gather its ticks by that.
+    /// The owner's, with what the owner says of the program's clock in this one sleep. Ticks may be gathered in it.
     Owner(Option<Clock>),
     /// Kip's own, for an upgrade, a backup or the end of the machine.
     Kip,
