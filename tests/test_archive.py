@@ -91,7 +91,7 @@ def test_archived_it_outlives_the_daemon(archiving: Kip, tmp_path: Path) -> None
 RECOVERING = [r"(WARN|ERROR).*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper|pager|made anew)"]
 # Of a wake by plan, and of one by CRIU, from the store both.
 BY_PLAN = ["fetch-begun", "fetch-done", "fetch-recorded", "wake-intent", "wake-released", "wake-resumed", "wake-recorded"]
-BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-released", "wake-resumed", "wake-recorded"]
+BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-held", "wake-released", "wake-resumed", "wake-recorded"]
 
 
 @pytest.mark.parametrize(("how", "step"), [("plan", step) for step in BY_PLAN] + [("criu", step) for step in BY_CRIU])

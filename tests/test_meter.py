@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from harness import programs
 from harness.clients import Lines
 from harness.kip import Kip, Proc
@@ -222,6 +224,7 @@ class Integral:
         return total
 
 
+@pytest.mark.measures
 def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path) -> None:
     """Of a program whose memory grows and shrinks, and of one that sleeps, in each tier where its tier has it."""
     proc = lines(kip, tmp_path, "grow", "--idle", "1h")

@@ -15,9 +15,10 @@ mod calls;
 mod signals;
 mod timers;
 
-pub use calls::{Since, Waiting, end_of, is_over, live_due, patch_bytes};
+pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
+use crate::hold::has_own_filters;
 use crate::image::{Image, ImageError, numbered};
 use crate::wire::{Malformed, Value};
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,9 @@ pub enum Form {
     Timespec,
     /// The program's own struct timeval, which the kernel updates.
     Timeval,
+    /// Milliseconds in a register, whose field in CRIU's message takes the place of the address: the images are changed before the
+    /// wake ([`advance_millis`]).
+    Millis,
 }
 
 /// A time-out of a socket that the wake sets to what is left, and back when the thread is in its call again.
@@ -133,6 +137,9 @@ pub struct Clocks {
     /// When CRIU read the timers of each process (as numbered inside), nanoseconds of CLOCK_MONOTONIC.
     #[serde(default)]
     pub read_ns: BTreeMap<u32, i64>,
+    /// Threads that stand on a call, which they make again.
+    #[serde(default)]
+    pub standing: BTreeSet<u32>,
     /// Everything that is due some time.
     pub dues: Vec<Due>,
     /// How far the program's CLOCK_MONOTONIC was ahead of the machine's at the freeze, nanoseconds; less than 0 after a
@@ -175,6 +182,11 @@ impl Boot {
 }
 
 impl Clocks {
+    /// Whether images have to be changed for the moment at which the program goes on.
+    pub fn are_in_images(&self) -> bool {
+        !self.read_ns.is_empty() || self.patches.iter().any(|patch| patch.form == Form::Millis)
+    }
+
     /// What was noted in the boot `then`, as it is in the boot `now`: all is due when it would have been by the wall clock. In
     /// the same boot nothing changes, whatever became of the wall clock.
     pub fn moved(mut self, then: &Boot, now: &Boot) -> Clocks {
@@ -236,10 +248,14 @@ pub struct Frozen<'a> {
     pub timers_read_ns: &'a dyn Fn(u32) -> Option<i64>,
     /// When its threads were interrupted, or a little later, nanoseconds of CLOCK_MONOTONIC.
     pub interrupted_ns: i64,
+    /// When one of them was, as exactly as that is known; none where it is not.
+    pub still_ns: &'a dyn Fn(u32) -> Option<i64>,
     /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds.
     pub ahead_ns: i64,
     /// The sleep is to be a suspended one.
     pub stands: bool,
+    /// The program has system call filters of its own: no call is exchanged for another. Set by [`settle`].
+    pub own_filters: bool,
     /// All threads slept just before. If not it is due at once: one may have made what another waits for after that one was
     /// interrupted, and both stand in calls now.
     pub at_rest: bool,
@@ -339,6 +355,7 @@ impl Now {
 /// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once at the end of a
 /// dump, every task stopped.
 pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
+    let frozen = &Frozen { own_filters: has_own_filters(images)?, ..*frozen };
     let (ahead_ns, stands) = (frozen.ahead_ns, frozen.stands);
     let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ahead_ns, stands, ..Clocks::default() };
     let stopped = stopped_threads(images)?;
@@ -366,6 +383,9 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
                         clocks.dues.truncate(before);
                     }
                     changed |= found.changed;
+                    if found.waits && !stopped.contains(&thread) {
+                        clocks.standing.insert(thread);
+                    }
                     busy |= !found.waits && !stopped.contains(&thread);
                     Ok(())
                 })

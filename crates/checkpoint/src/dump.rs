@@ -182,6 +182,29 @@ impl Log {
         };
         self.lines().lines().filter_map(read).collect()
     }
+
+    /// When each thread (by host id) stood still, or a little later, nanoseconds of CLOCK_REALTIME. Empty if the log does not tell.
+    pub fn still(&self) -> BTreeMap<u32, i64> {
+        let Some(ahead_ns) = self.ahead_ns else { return BTreeMap::new() };
+        still(&self.lines()).into_iter().map(|(tid, ns)| (tid, ns.saturating_add(ahead_ns))).collect()
+    }
+}
+
+/// When threads stood still, by the stamps of a log's lines: a process's first thread as its line says, another one by the line
+/// that follows.
+fn still(lines: &str) -> Vec<(u32, i64)> {
+    let (mut found, mut stopping) = (Vec::new(), None);
+    for line in lines.lines() {
+        let Some(ns) = stamp_ns(line) else { continue };
+        found.extend(stopping.take().map(|tid| (tid, ns)));
+        let number = |text: Option<&str>| text?.trim().parse().ok();
+        if let Some((_, rest)) = line.split_once(IS_SEIZED) {
+            found.extend(number(rest.split(',').next()).map(|tid| (tid, ns)));
+        } else if let Some((_, rest)) = line.split_once(IS_BEING_SEIZED) {
+            stopping = number(rest.split(' ').nth(1));
+        }
+    }
+    found
 }
 
 /// The time at the beginning of a line of CRIU's log, nanoseconds since CRIU began it.
@@ -207,6 +230,10 @@ pub(crate) const LOG_ERRORS: i32 = 2;
 const LOG_STEPS: i32 = 3;
 /// What CRIU logs for a process right after it has read its timers.
 const TIMERS_ARE_READ: &str = "Dumping core (pid: ";
+
+/// What CRIU logs for a process whose first thread stands still, and for another thread that it is about to stop.
+const IS_SEIZED: &str = "Seized task ";
+const IS_BEING_SEIZED: &str = "Seizing ";
 
 /// Messages that CRIU calls errors and that are no cause: it cannot raise its own limit here, and what follows a failure.
 const NOT_CAUSES: [&str; 4] =
@@ -254,6 +281,13 @@ mod tests {
     }
 
     /// The log is rather believed to be later than it is.
+    #[test]
+    fn the_log_tells_when_threads_stood_still() {
+        let lines = "(00.000001) Seized task 7, state 1\n(00.000002) \tSeizing 7's 8 thread\n(00.000005) Collected 7 in 1 state\n\
+            (00.000006) Seized task 9, state 1\n(00.000007) \tSeizing 9's 10 thread\n(00.000008) \tSeizing 9's 11 thread\n";
+        assert_eq!(still(lines), [(7, 1_000), (8, 5_000), (9, 6_000), (10, 8_000)], "11 may not stand still yet");
+    }
+
     #[test]
     fn the_log_tells_when_timers_were_read() {
         let scratch = tempfile::tempdir().unwrap();

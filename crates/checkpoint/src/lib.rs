@@ -11,6 +11,7 @@ pub mod clocks;
 pub mod comeback;
 pub mod dump;
 pub mod helper;
+pub mod hold;
 pub mod ids;
 pub mod image;
 pub mod inotify;

@@ -8,8 +8,8 @@
 //!    instruction in its vdso, the one piece of code that is certainly there and not being unmapped;
 //! 3. every thread gets its floating-point registers, its general registers and its signal mask.
 //!
-//! [`Stopped::go`] then lets them run. Owns no memory image, no descriptors and no decision when; never looks into a
-//! process's memory. The call of step 2 passes the seccomp filters that the restorer has already put on: a program whose
+//! [`Stopped::go`] then lets them run. Owns no memory image, no descriptors and no decision when; looks into a process's memory
+//! only for the instruction on which a thread stands. The call of step 2 passes the seccomp filters that the restorer has already put on: a program whose
 //! own filter refuses munmap cannot be restored this way, and [`stop`] says so.
 //!
 //! ```text
@@ -26,6 +26,7 @@
 
 use crate::registers::Registers;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal};
+use kip_sys::restart;
 use kip_sys::trace::{self, Stop};
 use std::fs;
 use std::io;
@@ -117,13 +118,19 @@ impl Stopped {
         threads.into_iter().rev().try_for_each(|tid| trace::outlive(tid).map_err(at(tid, "let it outlive us")))
     }
 
-    /// Lets every thread run, the later processes first, so that a parent finds its children running.
+    /// Lets every thread run, the later processes first, so that a parent finds its children running. A thread that stands on a call
+    /// makes it, unless the handler of a signal runs first: [`restart`].
     ///
     /// # Errors
     /// The first that was found; the other threads were let go all the same. ESRCH: the thread was killed meanwhile.
     pub fn go(mut self) -> io::Result<()> {
         let mut result = Ok(());
-        for tid in std::mem::take(&mut self.processes).into_iter().rev().flatten() {
+        let threads: Vec<u32> = std::mem::take(&mut self.processes).into_iter().rev().flatten().collect();
+        for tid in &threads {
+            // One that has died is told of below.
+            let _ = restart::leave_to_kernel(*tid);
+        }
+        for tid in threads {
             if let Err(e) = trace::detach(tid) {
                 // If it has died, its parent shall learn of it.
                 let _ = trace::has_ended(tid);

@@ -296,6 +296,11 @@ impl Proc {
         for process in stopped.processes.values() {
             let pid = process.pid;
             if is_small(pid) && self.memory(pid).is_none() {
+                if way.timers {
+                    let timers = timers::ask(process, &self.family.directory.join(LIFTED));
+                    let timers = timers.map_err(|source| DeflateError::Deflate { pid, source })?;
+                    reports.insert(pid, Deflated { timers, ..Deflated::default() });
+                }
                 continue;
             }
             let done = self.deflate_one(process, way);

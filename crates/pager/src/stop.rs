@@ -8,6 +8,7 @@ use crate::swap::PAGE;
 use crate::timeouts;
 use kip_sys::ends::End;
 use kip_sys::inject::{self, Hand};
+use kip_sys::restart;
 use kip_sys::shortened;
 use kip_sys::stub::vdso_of;
 use kip_sys::trace::{self, Stop};
@@ -285,7 +286,7 @@ fn waited_no_more(tid: u32, before: u64) -> bool {
 }
 
 /// Pid 1 of a pid namespace: NSpid in proc_pid_status(5).
-fn is_init(pid: u32) -> bool {
+pub(crate) fn is_init(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let inside = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     inside.is_some_and(|ids| ids.split_whitespace().next_back() == Some("1"))
@@ -376,22 +377,15 @@ impl Stopped {
 
     /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails because it has died.
     fn make_ready(&self, process: &StoppedProcess, tid: u32) {
-        let (end, mended) = (process.ends.get(&tid), process.mended.contains(&tid));
-        // A signal that comes between our look and its first step would run its handler before the call, which would then wait for
-        // it in vain. The kernel lets none in before a call that sets its own mask.
-        let by_kernel = mended && timeouts::sets_mask(tid) && inject::leave_call_mask(tid).is_ok();
-        let signal = !by_kernel && (mended || end.is_some()) && signal_waits(process.pid, tid);
-        match end {
-            _ if signal && mended => drop(inject::unmend(tid)),
-            // The kernel ends the call by itself.
-            _ if signal => {}
+        match process.ends.get(&tid) {
             Some(end) => drop(timeouts::begin_anew(tid, *end, self.packet_ns)),
-            None if mended => {}
+            None if process.mended.contains(&tid) => {}
             None => {
                 let _ = timeouts::make_again(tid);
                 let _ = timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64);
             }
         }
+        let _ = restart::leave_to_kernel(tid);
     }
 }
 
@@ -450,13 +444,6 @@ fn signals(status: &str, name: &str) -> u64 {
     line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Whether a signal that the thread does not block came while it stood still.
-fn signal_waits(pid: u32, tid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).unwrap_or_default();
-    let mask = |name: &str| signals(&status, name);
-    (mask("SigPnd:") | mask("ShdPnd:")) & !mask("SigBlk:") & mask("SigCgt:") != 0
-}
-
 impl StoppedProcess {
     /// A thread that makes calls for us: one that stands in a call if there is one, for it is in no critical section of
     /// rseq(2), which it would have to leave by its abort address.
@@ -469,8 +456,7 @@ impl StoppedProcess {
         let first = self.threads.iter().find(idle).into_iter().chain(&self.threads);
         let mut last = io::Error::from_raw_os_error(libc_esrch());
         for tid in first {
-            let mended = self.mended.contains(tid);
-            match Hand::take(*tid, vdso, mended) {
+            match Hand::take(*tid, vdso) {
                 Ok(hand) => return Ok(hand),
                 // Another may still live.
                 Err(e) => last = e,

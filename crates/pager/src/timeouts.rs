@@ -17,6 +17,7 @@ use kip_sys::ends::{self, Call, End};
 use kip_sys::inject;
 use kip_sys::process::{read_memory, write_memory};
 use kip_sys::ran::{CpuClocks, monotonic_ns};
+use kip_sys::restart;
 use kip_sys::shortened::{Shortened, Wait};
 use kip_sys::trace::GENERAL;
 use kip_sys::{timed, trace};
@@ -207,14 +208,6 @@ pub(crate) fn make_again(tid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the call that a stopped thread makes anew waits with a signal mask of its own: epoll_pwait(2), epoll_pwait2.
-pub(crate) fn sets_mask(tid: u32) -> bool {
-    trace::get_general(tid).is_ok_and(|registers| match registers[ORIG_RAX] {
-        EPOLL_PWAIT | EPOLL_PWAIT2 => registers[R8] != 0,
-        _ => false,
-    })
-}
-
 /// Where a sleep that is broken off has the kernel write what is left.
 fn remainder_at(call: &Call) -> Option<u64> {
     let at = match call[0] {
@@ -241,8 +234,8 @@ pub(crate) fn begin_anew(tid: u32, end: End, packet_ns: Option<i64>) -> io::Resu
         return Ok(());
     }
     let mut registers = trace::get_general(tid)?;
-    // Its wait has been ended already, when another look found it over.
-    if !inject::in_call(&registers) {
+    // Its wait may have been ended already, when another look found it over, or by a signal.
+    if !inject::in_call(&registers) || !RESTARTS.contains(&(registers[RAX] as i64)) && !restart::stands(tid)? {
         return Ok(());
     }
     if matches!(registers[ORIG_RAX], EPOLL_WAIT | EPOLL_PWAIT) && has_own_filters(tid) {

@@ -2,11 +2,15 @@
 //!
 //! Sources: proc_pid_timers(5), timer_gettime(2), getitimer(2).
 
+use crate::limits::{self, Lifted};
 use crate::plant::{Scratch, call};
+use crate::stop::{StoppedProcess, is_init};
+use crate::swap::PAGE;
 use kip_sys::inject::Hand;
 use kip_sys::process::read_memory;
 use serde::{Deserialize, Serialize};
 use std::io;
+use std::path::Path;
 
 /// A timer that is armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,6 +46,26 @@ pub(crate) fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> i
         }
     }
     Ok(found)
+}
+
+/// All armed timers by real time of a stopped process whose memory stays. The sandbox's pid 1 has none, and is not asked. `lifted`: where
+/// the next pager finds the limits that are lifted meanwhile.
+///
+/// # Errors
+/// As [`left`], and those of taking a thread.
+pub(crate) fn ask(process: &StoppedProcess, lifted: &Path) -> io::Result<Vec<Timer>> {
+    let pid = process.pid;
+    if is_init(pid) {
+        return Ok(Vec::new());
+    }
+    let hand = process.hand()?;
+    let limits = Lifted::of(pid, Some(lifted))?;
+    let scratch = Scratch::map(&hand, PAGE as u64).map_err(|e| limits::name(pid, e))?;
+    drop(limits);
+    let found = left(pid, process.alarmed, &hand, &scratch);
+    scratch.unmap(&hand)?;
+    hand.give_back()?;
+    found
 }
 
 /// Ids of timers, but for those that count CPU time.

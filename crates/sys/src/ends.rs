@@ -76,13 +76,18 @@ pub fn marked(register: u64) -> u64 {
     register & 0xffff_ffff | MARK << 32
 }
 
+/// Whether a call that obeys the time-out of its socket has our mark.
+pub fn is_marked(call: u64, arguments: &[u64; 6]) -> bool {
+    socket_call(call).is_some() && arguments[0] >> 32 == MARK
+}
+
 /// The record that belongs to the call that a thread waits in; none if the call is the program's own. `read` reads the thread's
 /// memory, and is not called for the latter.
 pub fn of(call: &Call, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<End> {
     let [number, arguments @ .., sp] = call;
     let ours = match relative_timespec(*number, arguments) {
         Some(index) => arguments[index] == place(*sp),
-        None => socket_call(*number).is_some() && arguments[0] >> 32 == MARK,
+        None => is_marked(*number, arguments),
     };
     let mut bytes = [0; LENGTH];
     let at = place(*sp);

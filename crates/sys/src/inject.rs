@@ -9,6 +9,7 @@
 //! while a [`Hand`] holds one, lead back to them ([`crate::stub`]). Only where its process must not run on without us
 //! ([`Hand::survives`]) does the tracer's death kill it.
 
+use crate::restart;
 use crate::rseq;
 use crate::stub::{self, Stub};
 use crate::trace::{self, GENERAL, Stop};
@@ -132,20 +133,6 @@ pub fn mend(tid: u32) -> io::Result<Option<u64>> {
     Ok(broken.then_some(registers[ORIG_RAX]))
 }
 
-/// Undoes [`mend`]: the call ends with EINTR after all, since a signal has come.
-///
-/// # Errors
-/// As [`mend`].
-pub fn unmend(tid: u32) -> io::Result<()> {
-    let mut registers = trace::get_general(tid)?;
-    if in_call(&registers) && registers[RAX] == registers[ORIG_RAX] {
-        registers[RAX] = -i64::from(libc::EINTR) as u64;
-        registers[RIP] += 2;
-        trace::set_general(tid, &registers)?;
-    }
-    Ok(())
-}
-
 /// The signals that a stopped thread blocks, signal N as bit N - 1: ptrace(2) PTRACE_GETSIGMASK, Linux 3.11.
 ///
 /// # Errors
@@ -156,20 +143,6 @@ pub fn signal_mask(tid: u32) -> io::Result<u64> {
     match unsafe { libc::ptrace(libc::PTRACE_GETSIGMASK, number(tid)?, size_of::<u64>(), &raw mut blocked) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(blocked),
-    }
-}
-
-/// Gives a stopped thread the signal mask of its program back, if it was in a call that had set another for as long as it waits: it sets
-/// that again when it begins anew, and a signal that has come meanwhile ends it. ptrace(2) PTRACE_SETSIGMASK, Linux 3.11.
-///
-/// # Errors
-/// ESRCH when it is not stopped, has died, or is not ours.
-pub fn leave_call_mask(tid: u32) -> io::Result<()> {
-    let mut mask = signal_mask(tid)?;
-    // SAFETY: the third argument is the mask's size, and `mask` lives through the call.
-    match unsafe { libc::ptrace(libc::PTRACE_SETSIGMASK, number(tid)?, size_of::<u64>(), &raw mut mask) } {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
     }
 }
 
@@ -193,8 +166,6 @@ pub struct Hand {
     tid: u32,
     saved: [u64; GENERAL],
     blocked: u64,
-    /// It was put back onto its call by [`mend`].
-    mended: bool,
     syscall_at: u64,
     /// Where it goes on by itself if we die.
     stub: Option<Stub>,
@@ -203,14 +174,14 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`; `mended`: by [`mend`]. Its seccomp
+    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`. Its seccomp
     /// filters are suspended. If it stands in a critical section of rseq(2), it is taken to have been interrupted there, and
     /// goes on where that section says.
     ///
     /// # Errors
     /// The kernel's; `Unsupported` for a 32-bit thread or a vdso without calls; EPERM when we lack CAP_SYS_ADMIN or have a
     /// filter ourselves. The thread is as it was.
-    pub fn take(tid: u32, vdso: u64, mended: bool) -> io::Result<Self> {
+    pub fn take(tid: u32, vdso: u64) -> io::Result<Self> {
         let mut saved = trace::get_general(tid)?;
         if saved[CS] != 0x33 {
             return Err(io::Error::new(io::ErrorKind::Unsupported, format!("thread {tid} runs 32-bit code")));
@@ -226,7 +197,7 @@ impl Hand {
             None => vdso + stub::syscall_offset().ok_or_else(no_call)?,
         };
         let phase = Cell::new(Phase::Still);
-        let hand = Self { tid, saved, blocked, mended, syscall_at, stub, phase, given_back: false };
+        let hand = Self { tid, saved, blocked, syscall_at, stub, phase, given_back: false };
         // In this order: whenever we die the thread has its own mask, or is where it gets it back.
         if let Some(stub) = stub {
             trace::set_general(tid, &hand.standing_at(stub.back()))?;
@@ -377,9 +348,7 @@ impl Hand {
                 Stop::Call => 0,
                 Stop::Signal(signal) => {
                     // It is delivered before the call would begin anew.
-                    if std::mem::take(&mut self.mended) {
-                        unmend(self.tid)?;
-                    }
+                    restart::leave_to_kernel(self.tid)?;
                     signal
                 }
             };
@@ -437,7 +406,7 @@ mod tests {
     }
 
     fn take(tid: u32) -> Hand {
-        Hand::take(tid, stub::vdso_of(tid).unwrap(), false).unwrap()
+        Hand::take(tid, stub::vdso_of(tid).unwrap()).unwrap()
     }
 
     fn stop(tid: u32) {

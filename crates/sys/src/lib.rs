@@ -16,6 +16,7 @@ pub mod pagemap;
 pub mod perf;
 pub mod process;
 pub mod ran;
+pub mod restart;
 pub mod rseq;
 pub mod shortened;
 pub mod sock;

@@ -51,6 +51,7 @@ pub const STEPS: &[&str] = &[
     "wake-helper",
     "wake-created",
     "wake-restored",
+    "wake-held",
     "wake-released",
     "wake-resumed",
     "wake-recorded",

@@ -320,11 +320,13 @@ fn settle(
         |(thread, now): (&u32, &Pending)| all(*now) & !all(seen.ran.pending.get(thread).copied().unwrap_or_default());
     let arrived = waiting.iter().map(new).fold(0, |a, b| a | b);
     let waiting = |thread: u32| waiting.get(&thread).copied().unwrap_or_default();
-    let read_at = log.timers_read();
-    let timers_read_ns = |thread: u32| {
-        let realtime_ns = read_at.get(tree.threads.get(&thread)?)?;
+    let (read_at, still_at) = (log.timers_read(), log.still());
+    let when = |known: &BTreeMap<u32, i64>, thread: u32| {
+        let realtime_ns = known.get(tree.threads.get(&thread)?)?;
         Some(now.monotonic_ns - (now.realtime_ns - realtime_ns).max(0))
     };
+    let timers_read_ns = |thread: u32| when(&read_at, thread);
+    let still_ns = |thread: u32| when(&still_at, thread);
     let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
     let at_rest = seen.ran.at_rest;
     let frozen = Frozen {
@@ -334,8 +336,10 @@ fn settle(
         waiting: &waiting,
         timers_read_ns: &timers_read_ns,
         interrupted_ns,
+        still_ns: &still_ns,
         ahead_ns,
         stands,
+        own_filters: false,
         at_rest,
     };
     let clocks = clocks::settle(images, now, &seen.ran.since, &frozen)?;

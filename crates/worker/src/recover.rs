@@ -226,7 +226,7 @@ async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
         let helper = pids.len() > tree.pids.len();
         let traced = tree.pids.iter().any(|pid| is_traced(*pid));
         if !helper && !traced {
-            if !tree.pids.iter().any(|pid| is_half_made(*pid)) {
+            if !tree.pids.iter().any(|pid| is_half_made(*pid) || kip_checkpoint::hold::is_held(*pid)) {
                 return tree.init();
             }
             tracing::info!(proc = %proc.name, "a rebuild that was cut off is undone");

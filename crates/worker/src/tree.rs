@@ -3,6 +3,8 @@
 //! Reads /proc only. A process that ends while it is looked at is left out.
 
 use kip_checkpoint::clocks::{Pending, Since, Waiting};
+use kip_checkpoint::registers::Registers;
+use kip_checkpoint::resume::{Process, Thread};
 use kip_sys::ran::CpuClocks;
 use kip_sys::timens;
 use std::collections::BTreeMap;
@@ -32,6 +34,19 @@ impl Tree {
             }
         }
         tree
+    }
+
+    /// The threads that are to have registers, by their ids inside, by process.
+    pub(crate) fn processes<'a>(&self, registers: impl Fn(u32) -> Option<&'a Registers>) -> Vec<Process<'a>> {
+        let inside: BTreeMap<u32, u32> = self.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
+        let threads = |pid: &u32| {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+            let thread = |tid| Some(Thread { tid, registers: Some(registers(*inside.get(&tid)?)?) });
+            let threads: Vec<_> = tids.filter_map(thread).collect();
+            (!threads.is_empty()).then_some(Process { threads, unmap: (0, 0), syscall_at: 0 })
+        };
+        self.pids.iter().filter_map(threads).collect()
     }
 
     /// The host pid of the sandbox's pid 1, if it is among them.

@@ -23,11 +23,13 @@ use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};
 use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
 use kip_checkpoint::comeback;
+use kip_checkpoint::hold::{self, Held};
 use kip_checkpoint::ids;
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::inotify;
 use kip_checkpoint::pages::{is_for_criu, make_whole};
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
+use kip_checkpoint::resume;
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
 use kip_sandbox::cgroup::CgroupError;
@@ -72,6 +74,8 @@ pub(crate) enum WakeError {
     Volumes(#[from] VolumeChanged),
     #[error("the cgroup of the proc cannot be joined")]
     Cgroup(#[source] CgroupError),
+    #[error("the threads that CRIU has restored cannot be given their registers")]
+    Held(#[source] io::Error),
     #[error("a clock that stood while it slept cannot be made, time_namespaces(7)")]
     Time(#[source] io::Error),
     #[error("{what} is no longer held")]
@@ -236,6 +240,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let plan = timers::Plan::new(proc, &body.clocks);
     let (used, missed) = advanced(proc, &images, body, plan.armed_at(), inotify.keys().copied().collect())?;
+    let held = hold::hold(&used, &body.clocks.standing)?;
     let mut inherit = inherited(proc, body)?;
     inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
@@ -279,13 +284,15 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
             }
             Stage::Resuming => {
                 steps.done("registers");
-                released = true;
-                shortened = release(proc, body, &body.clocks, &missed, false);
+                if held.is_none() {
+                    released = true;
+                    shortened = release(proc, body, &body.clocks, &missed, false);
+                    steps.done("release");
+                    fault::reach("wake-released");
+                }
                 if let Err(e) = keep_stopped(proc, &used) {
                     tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "stopped processes may run on");
                 }
-                steps.done("release");
-                fault::reach("wake-released");
                 true
             }
         })
@@ -303,11 +310,33 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
         (_, Some(damage)) => Err(damage.into()),
         (Err(e), None) => Err(e.into()),
         (Ok(pid), None) => {
+            if let Some(held) = held {
+                let_go(proc, body, &held, &missed, steps)?;
+            }
             steps.done("resume");
             fault::reach("wake-resumed");
             Ok(pid)
         }
     }
+}
+
+/// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error the whole tree is ended.
+fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut Steps) -> Result<(), WakeError> {
+    fault::reach("wake-held");
+    let stopped = Tree::read(&proc.cgroup.pids().map_err(WakeError::Cgroup)?).processes(|inside| held.get(&inside));
+    let stopped = resume::stop(&stopped).and_then(|stopped| stopped.outlive().map(|()| stopped));
+    let stopped = stopped.map_err(|source| {
+        end_half_made(proc);
+        WakeError::Held(source)
+    })?;
+    let shortened = release(proc, body, &body.clocks, missed, true);
+    steps.done("release");
+    fault::reach("wake-released");
+    if let Err(e) = stopped.go() {
+        tracing::warn!(proc = %proc.name, error = %e, "a restored thread was not let go");
+    }
+    timers::give_back(shortened);
+    Ok(())
 }
 
 /// The time namespace that processes are to be born in whose CLOCK_MONOTONIC is that far ahead of the machine's; none for the
@@ -384,7 +413,8 @@ fn advanced(
     let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
     let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
     let whole = is_for_criu(&pages);
-    if whole && moved.is_none() && inotify.is_empty() && body.clocks.read_ns.is_empty() {
+    if whole && moved.is_none() && inotify.is_empty() && !body.clocks.are_in_images() && body.clocks.standing.is_empty()
+    {
         return Ok((images.to_owned(), Vec::new()));
     }
     let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
@@ -407,6 +437,7 @@ fn advanced(
         inotify::turn_into_files(scratch, &inotify)?;
     }
     let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
+    clocks::advance_millis(images, scratch, &body.clocks, armed_at)?;
     Ok((scratch.to_owned(), missed))
 }
 

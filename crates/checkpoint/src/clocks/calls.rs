@@ -7,11 +7,13 @@
 //! socket(7), futex(2).
 
 use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
-use crate::wire::Message;
+use crate::image::{Image, ImageError};
+use crate::wire::{Malformed, Message};
 use kip_sys::ends::{self, End};
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 /// How a system call takes its time-out.
 enum Timeout {
@@ -239,7 +241,7 @@ fn settle_call(
         })
     };
     // What the kernel has left in the program's memory was left when the thread was interrupted.
-    let ago = (now.monotonic_ns - frozen.interrupted_ns).max(0);
+    let ago = (now.monotonic_ns - (frozen.still_ns)(thread).unwrap_or(frozen.interrupted_ns)).max(0);
     let from_now = |left: i64| (left - ago, left.saturating_add(waited));
     let found = match timeout {
         Timeout::Absolute { address, clock } => {
@@ -264,6 +266,8 @@ fn settle_call(
     let Some((left, whole)) = found.filter(|(_, whole)| *whole > 0) else { return false };
     let left = left.clamp(0, whole);
     let (form, address) = match timeout {
+        Timeout::Millis { exchange: Exchange::Poll, .. } if frozen.own_filters => (Form::Millis, u64::from(DX)),
+        Timeout::Millis { .. } if frozen.own_filters => (Form::Millis, u64::from(R10)),
         Timeout::Updated { address } if end.is_none() => (Form::Timespec, address),
         Timeout::UpdatedTimeval { address } => (Form::Timeval, address),
         _ => (Form::Record, ends::place(regs.number(SP))),
@@ -356,11 +360,39 @@ pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
         Form::Record => return ends::encode(left, end_of(patch, clocks), patch.address).to_vec(),
         Form::Timespec => 1,
         Form::Timeval => 1000,
+        Form::Millis => return Vec::new(),
     };
     let left = left.max(unit);
     // Rounded up: early is never allowed.
     let left = left.saturating_add(unit - 1) / unit * unit;
     [left / SECOND, left % SECOND / unit].iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Sets the registers with time-outs in milliseconds to what is left at `now`, in the images of `from`; `to` receives those that were
+/// changed, and may have some of another change already.
+///
+/// # Errors
+/// Images that cannot be read or written.
+pub fn advance_millis(from: &Path, to: &Path, clocks: &Clocks, now: Now) -> Result<(), ImageError> {
+    for patch in clocks.patches.iter().filter(|patch| patch.form == Form::Millis) {
+        let name = format!("core-{}.img", patch.thread);
+        let (before, changed) = (from.join(&name), to.join(&name));
+        let mut image = Image::read(if changed.exists() { &changed } else { &before })?;
+        let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
+        for core in &mut image.entries {
+            core.edit_messages::<Malformed>(2, |info| {
+                info.edit_messages::<Malformed>(2, |regs| {
+                    // Rounded up: early is never allowed.
+                    regs.set_varint(patch.address as u32, left.div_ceil(1_000_000));
+                    Ok(())
+                })
+            })
+            .map_err(|source| ImageError::Damaged { path: changed.clone(), source })?;
+        }
+        image.path = changed;
+        image.write()?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -375,8 +407,10 @@ mod tests {
         waiting: &|_| super::super::Pending { own: 0, shared: 0 },
         timers_read_ns: &|_| None,
         interrupted_ns: i64::MAX,
+        still_ns: &|_| None,
         ahead_ns: 0,
         stands: false,
+        own_filters: false,
         at_rest: true,
     };
 

@@ -43,7 +43,7 @@ impl Plan {
         let last = leads.get(proc.name.as_str()).or_else(|| leads.values().min()).copied();
         drop(leads);
         let lead_ns = last.map_or(FIRST_LEAD_NS, |last| (last / 8 * 7).min(LONGEST_LEAD_NS));
-        Plan { begin: Now::read(), lead_ns: if clocks.read_ns.is_empty() { 0 } else { lead_ns } }
+        Plan { begin: Now::read(), lead_ns: if clocks.are_in_images() { lead_ns } else { 0 } }
     }
 
     /// The moment that timers are moved to.
@@ -53,7 +53,7 @@ impl Plan {
 
     /// Waits for that moment, and learns for the next time.
     pub(super) fn wait(&self, proc: &Proc, clocks: &clocks::Clocks) {
-        if clocks.read_ns.is_empty() {
+        if !clocks.are_in_images() {
             return;
         }
         let took = Now::read().monotonic_ns - self.begin.monotonic_ns;
@@ -97,7 +97,7 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
             complain("the signal of a timer could not be sent", whose, &e);
         }
     }
-    for patch in &clocks.patches {
+    for patch in clocks.patches.iter().filter(|patch| patch.form != Form::Millis) {
         // Anew for each: what comes between makes the wait longer.
         let now = Now::read();
         let bytes = clocks::patch_bytes(patch, clocks, now);

@@ -1,0 +1,115 @@
+//! Threads that CRIU has made and that do not go on yet.
+//!
+//! CRIU lets a tree run thread by thread, and a signal that waits by then runs its handler before the thread makes its call again:
+//! see [`kip_sys::restart`]. So each thread that stands on a call is restored in pause(2) instead, with all signals blocked, by the
+//! `syscall` instruction on which it stands; [`crate::resume`] then takes it and gives it what it is to have. The call's first argument
+//! is a mark, by which a tree is known that was left so.
+
+use crate::image::{Image, ImageError, numbered};
+use crate::registers::{self, Registers};
+use crate::wire::{Malformed, Message};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Number of pause(2).
+const PAUSE: u64 = 34;
+/// Its argument, of which the kernel takes no notice.
+const MARK: u64 = 0x6b69_702d_686f_6c64;
+
+// Fields of CRIU's x86 register message.
+const AX: u32 = 11;
+const DI: u32 = 15;
+
+/// What the threads are to have that were changed, by their ids inside.
+pub type Held = BTreeMap<u32, Registers>;
+
+/// Changes the images of those threads, which stand on calls. None if they are as they were, for a thread has filters of its program's
+/// own, under which it may not call pause(2), or registers that only CRIU can set.
+///
+/// # Errors
+/// Images that cannot be read or written.
+pub fn hold(images: &Path, standing: &BTreeSet<u32>) -> Result<Option<Held>, ImageError> {
+    if has_own_filters(images)? {
+        return Ok(None);
+    }
+    let (mut held, mut changed) = (Held::new(), Vec::new());
+    for (thread, path) in numbered(images, "core")?.into_iter().filter(|(thread, _)| standing.contains(thread)) {
+        let mut image = Image::read(&path)?;
+        for core in &mut image.entries {
+            let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+            let Some(registers) = registers::read(core).map_err(damaged)? else { return Ok(None) };
+            held.insert(thread, registers);
+            pause(core).map_err(damaged)?;
+        }
+        changed.push(image);
+    }
+    changed.iter().try_for_each(Image::write)?;
+    Ok(Some(held))
+}
+
+/// Whether any program has filters besides its sandbox's, seccomp(2).
+pub(crate) fn has_own_filters(images: &Path) -> Result<bool, ImageError> {
+    let path = images.join("seccomp.img");
+    if !path.exists() {
+        return Ok(false);
+    }
+    let mut own = false;
+    for entry in Image::read(&path)?.entries {
+        let filters = entry.messages(1).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+        own |= filters.iter().any(|filter| filter.varint(2).is_some());
+    }
+    Ok(own)
+}
+
+/// Has a thread call pause(2) with all signals blocked: its own mask, or its process's.
+fn pause(core: &mut Message) -> Result<(), Malformed> {
+    core.edit_messages::<Malformed>(2, |info| {
+        info.edit_messages::<Malformed>(2, |registers| {
+            registers.set_varint(AX, PAUSE);
+            registers.set_varint(DI, MARK);
+            Ok(())
+        })
+    })?;
+    for (message, mask) in [(3, 5), (5, 6)] {
+        core.edit_messages::<Malformed>(message, |of| {
+            if of.varint(mask).is_some() {
+                of.set_varint(mask, u64::MAX);
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether a thread of this process was held and never let go: proc_pid_syscall(5).
+pub fn is_held(pid: u32) -> bool {
+    let begins = format!("{PAUSE} {MARK:#x} ");
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
+    tasks
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|task| std::fs::read_to_string(task.path().join("syscall")).is_ok_and(|call| call.starts_with(&begins)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_with_filters_of_its_own_is_left_to_criu() {
+        let dir = tempfile::tempdir().unwrap();
+        let filter = |prev: Option<u64>| {
+            let mut filter = Message::default();
+            filter.set_bytes(1, vec![0; 8]);
+            prev.into_iter().for_each(|prev| filter.set_varint(2, prev));
+            filter.encode()
+        };
+        for (filters, own) in [(vec![filter(None)], false), (vec![filter(None), filter(Some(0))], true)] {
+            let entry: Vec<u8> = filters.iter().flat_map(|f| [vec![0x0a, f.len() as u8], f.clone()].concat()).collect();
+            let head = [0x6442_7812u32, entry.len() as u32].map(u32::to_le_bytes).concat();
+            std::fs::write(dir.path().join("seccomp.img"), [head, entry].concat()).unwrap();
+            assert_eq!(has_own_filters(dir.path()).unwrap(), own);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+"""A signal whose handler runs as a program comes back ends the wait that it came in, as without Kip."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from harness import programs
+from harness.clients import read_to_end
+from harness.kip import Kip, Proc
+from harness.wait import wait_for
+
+# Parked, hibernated and parked.
+SLEEPS = 6
+
+
+def told(proc: Proc) -> dict[str, tuple[int, ...]]:
+    """How often each wait's handler ran, how often the wait ended with EINTR, and how often otherwise."""
+    with socket.create_connection(("127.0.0.1", proc.port()), timeout=30) as client:
+        lines = [line.split() for line in read_to_end(client).decode().splitlines()]
+    return {name: tuple(map(int, counts)) for name, *counts in lines}
+
+
+@pytest.mark.parametrize(("engine", "hibernate"), [("plan", "held"), ("plan", "blocked"), ("CRIU", "held")])
+def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], engine: str, hibernate: str) -> None:
+    """Its timer expires while the program sleeps; a wait that began anew after the handler would be told of once less."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    tar = programs.tarball(programs.directory() / "handlers.tar", {"handlers": programs.c_program("handlers", "-static")})
+    flags = ["--idle", "1h", "--tick", "0s", "--hibernate", hibernate]
+    proc = kip.run("handlers", ["/handlers"], ports=["7000"], tar=tar, flags=flags)
+    for number in range(SLEEPS):
+        before = told(proc)
+        wait_for("every timer expires", lambda b=before: all(t[0] > b[name][0] for name, t in told(proc).items()), 20)
+        kip.cli("sleep", proc.name, "--to", "hibernated" if number % 3 == 1 else "parked", "--clock", "auto")
+        if proc.state == "hibernated" and hibernate == "blocked":
+            # It stays so, for its processes are too small to be taken out, and its timers go on.
+            proc.wake()
+        wait_for("a timer brings it back", lambda: proc.state == "running", 5)
+    before = told(proc)
+    wait_for("every timer expires", lambda: all(t[0] > before[name][0] for name, t in told(proc).items()), 20)
+    wrong = {}
+    for name, (handled, interrupted, other) in told(proc).items():
+        # One that is told of while it is between its handler and its count.
+        right = interrupted == 0 if name.startswith("again_") else handled - 1 <= interrupted <= handled
+        if other or not right:
+            wrong[name] = f"handler {handled}, EINTR {interrupted}, other {other}"
+    assert not wrong, wrong
+    assert proc.rebuilt() == (engine == "plan")
+
+
+# How late a wait of theirs may end, microseconds: CRIU starts and makes the processes meanwhile, where they are woken for it.
+LATE_US = 1_500_000
+
+
+@pytest.mark.parametrize("tier", ["parked", "held"])
+def test_filters_of_the_program_see_its_own_calls_only(fresh_kip: Callable[..., Kip], tier: str) -> None:
+    """A call that Kip exchanged for another would be the program's end."""
+    kip = fresh_kip()
+    tar = programs.tarball(programs.directory() / "filtered.tar", {"filtered": programs.c_program("filtered", "-static")})
+    flags = ["--idle", "1h", "--tick", "0s", "--hibernate", "held"]
+    proc = kip.run("filtered", ["/filtered"], ports=["7000"], tar=tar, flags=flags)
+    for _ in range(3):
+        before = told(proc)
+        proc.sleep() if tier == "parked" else proc.hold()
+        wait_for("a time-out brings it back", lambda: proc.state == "running", 10)
+        wait_for("all waits end", lambda b=before: all(t[0] > b[name][0] + 1 for name, t in told(proc).items()), 20)
+    for name, (count, earliest, latest) in told(proc).items():
+        assert earliest >= -500 and latest < LATE_US, (name, count, earliest, latest)
+    assert tier != "parked" or proc.rebuilt() is False
