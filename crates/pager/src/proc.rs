@@ -295,7 +295,7 @@ impl Proc {
         let mut way = way;
         for process in stopped.processes.values() {
             let pid = process.pid;
-            if is_small(pid) && self.memory(pid).is_none() {
+            if space::is_small(pid) && self.memory(pid).is_none() {
                 if way.timers {
                     let timers = timers::ask(process, &self.family.directory.join(LIFTED));
                     let timers = timers.map_err(|source| DeflateError::Deflate { pid, source })?;
@@ -568,13 +568,6 @@ impl Drop for Proc {
         let ids: Vec<SpaceId> = self.family.spaces().keys().copied().collect();
         ids.into_iter().for_each(|id| self.server.remove(id));
     }
-}
-
-/// Whether so little of a process is its own that taking it out costs more than it gives: the sandbox's pid 1.
-fn is_small(pid: u32) -> bool {
-    const SMALL_KB: u64 = 64;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    space::field(&status, "RssAnon:") + space::field(&status, "VmSwap:") < SMALL_KB
 }
 
 /// Pages of a process that are there.

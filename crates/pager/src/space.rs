@@ -155,6 +155,13 @@ fn mapping(line: &str) -> Option<Mapping> {
     Some(Mapping { range, protection, kind })
 }
 
+/// Whether so little of a process is its own that taking it out costs more than it gives: the sandbox's pid 1.
+pub(crate) fn is_small(pid: u32) -> bool {
+    const SMALL_KB: u64 = 64;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    field(&status, "RssAnon:") + field(&status, "VmSwap:") < SMALL_KB
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
