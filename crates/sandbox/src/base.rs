@@ -394,7 +394,7 @@ fn write_own(root: &Path, host: &Path) -> Result<(), BaseError> {
 
 /// The host's name servers. A resolver on the host's loopback cannot be reached from inside, so where there is one the
 /// servers behind it are used (systemd-resolved keeps them in /run).
-fn resolv_conf(host: &Path) -> Option<PathBuf> {
+pub fn resolv_conf(host: &Path) -> Option<PathBuf> {
     let usable = |path: &PathBuf| {
         let text = fs::read_to_string(path).unwrap_or_default();
         text.lines()

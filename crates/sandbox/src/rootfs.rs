@@ -94,6 +94,8 @@ pub struct RootfsSpec {
     pub uid_base: u32,
     /// Written to /etc/hostname and /etc/hosts when the upper directories are made.
     pub hostname: String,
+    /// Written to /etc/resolv.conf at the same time, instead of that of the layers below.
+    pub resolv_conf: Option<String>,
 }
 
 /// A proc's filesystem could not be mounted.
@@ -268,7 +270,8 @@ impl RootfsSpec {
         self.own(&etc)?;
         let name = &self.hostname;
         let hosts = format!("127.0.0.1\tlocalhost {name}\n::1\tlocalhost ip6-localhost ip6-loopback {name}\n");
-        for (file, text) in [("hosts", hosts), ("hostname", format!("{name}\n"))] {
+        let own = self.resolv_conf.clone().map(|text| ("resolv.conf", text));
+        for (file, text) in [("hosts", hosts), ("hostname", format!("{name}\n"))].into_iter().chain(own) {
             let path = etc.join(file);
             fs::write(&path, text).map_err(failed("write", &path))?;
             self.own(&path)?;

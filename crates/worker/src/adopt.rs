@@ -208,6 +208,7 @@ impl Worker {
                 meter,
                 measured: Default::default(),
                 probing: Default::default(),
+                resolver: Default::default(),
                 shared: machine,
             };
             Ok::<_, Refusal>((Arc::new(proc), record))

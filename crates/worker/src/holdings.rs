@@ -23,8 +23,14 @@ pub(crate) mod key {
     pub(crate) const PORT: &str = "port/";
     /// Prefix of the listeners of its probes, by port. They are there as long as the proc is.
     pub(crate) const PROBE: &str = "probe/";
+    /// Prefix of the sockets of its resolver, which are in its network namespace.
+    pub(crate) const DNS: &str = "dns/";
+    /// That for datagrams.
+    pub(crate) const DNS_UDP: &str = "dns/udp";
+    /// That which listens.
+    pub(crate) const DNS_TCP: &str = "dns/tcp";
     /// Prefixes of all that it has while it is not stopped.
-    pub(crate) const ALL_UP: [&str; 3] = [IO, PORT, ASLEEP];
+    pub(crate) const ALL_UP: [&str; 4] = [IO, PORT, DNS, ASLEEP];
     /// Prefix of all that is held only while the proc is parked.
     pub(crate) const ASLEEP: &str = "asleep/";
     /// Network namespace of a parked proc. While it has processes these have it.

@@ -73,6 +73,7 @@ pub mod record;
 mod recover;
 mod rehearse;
 mod renew;
+mod resolver;
 mod rest;
 mod secrets;
 mod snapshots;
@@ -239,6 +240,7 @@ impl Worker {
             meter,
             measured: Default::default(),
             probing: Default::default(),
+            resolver: Default::default(),
             shared: Arc::clone(machine),
         };
         Ok((Arc::new(proc), kit, record, claim))

@@ -1,4 +1,5 @@
-//! Procs of one network know each other by name: a part of /etc/hosts between two marks, which is Kip's.
+//! Procs of one network know each other by name: a part of /etc/hosts between two marks, which is Kip's. /etc/resolv.conf is
+//! made with such a part, which names the proc's own resolver ([`crate::resolver`]).
 //!
 //! The file is written where it lies, below the overlay that may be mounted over it: it has been copied up when the proc was made, so
 //! that what reads it reads this very inode. What the program has changed outside the marks stays. A proc's file is written before
@@ -8,6 +9,7 @@
 use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::quota::Place;
+use crate::resolver;
 use crate::task::chain;
 use kip_net::addr::Addresses;
 use std::fs;
@@ -59,6 +61,16 @@ pub(crate) fn write_at(proc: &Proc, place: &Place) {
     if let Err(error) = written {
         tracing::warn!(proc = %proc.name, path = %path.display(), %error, "it is not told of its network");
     }
+}
+
+/// What /etc/resolv.conf of a proc with a resolver is made as: that first, then the machine's own, for where no daemon runs.
+pub(crate) fn resolv_conf(proc: &Proc) -> Option<String> {
+    resolver::has_one(proc).then(|| {
+        let host = kip_sandbox::base::resolv_conf("/".as_ref());
+        let host = host.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
+        // Names of procs have no dots, and are asked for as they are.
+        format!("{BEGIN}nameserver {}\noptions ndots:0\n{END}{host}", resolver::ADDRESS)
+    })
 }
 
 /// Tells all of a network that somebody came or went. Those that have no files now are told when they get them.

@@ -7,6 +7,7 @@ use crate::meter::Meter;
 use crate::names;
 use crate::pins;
 use crate::quota::{OwnFiles, Place};
+use crate::resolver::Resolver;
 use crate::task::chain;
 use crate::tree::Tree;
 use crate::view::Measured;
@@ -49,6 +50,7 @@ pub(crate) struct Proc {
     pub(crate) measured: Measured,
     /// Whose turn it is to ask it: one check at a time.
     pub(crate) probing: tokio::sync::Mutex<()>,
+    pub(crate) resolver: Resolver,
     pub(crate) shared: Arc<Machine>,
 }
 
@@ -86,6 +88,7 @@ impl Proc {
             dir: place.to_owned(),
             uid_base: self.first_id(),
             hostname: self.name.to_string(),
+            resolv_conf: names::resolv_conf(self),
         }
     }
 

@@ -87,8 +87,10 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         meter,
         measured: Default::default(),
         probing: Default::default(),
+        resolver: Default::default(),
         shared: Arc::clone(machine),
     });
+    crate::resolver::take_up(&proc);
     if proc.look_for_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();

@@ -8,6 +8,7 @@
 use crate::holdings::key;
 use crate::park::{Body, pipe_key};
 use crate::proc::Proc;
+use crate::resolver;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
@@ -68,6 +69,7 @@ pub(crate) fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<
         true => fds.push((key::USER.to_owned(), made.user)),
         false => fds.push((key::IPC.to_owned(), made.ipc)),
     }
+    resolver::make(proc, kit.net.fd.as_fd());
     // Last: by this it is told whether all is there.
     fds.push((key::NET.to_owned(), kit.net.fd));
     proc.holdings.hold(fds)?;

@@ -5,6 +5,7 @@ use crate::holdings::key;
 use crate::kits::Kit;
 use crate::proc::Proc;
 use crate::record;
+use crate::resolver;
 use crate::state::Record;
 use crate::task::{Task, blocking, chain};
 use crate::volumes;
@@ -133,6 +134,7 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Res
         launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
     });
     let started = published?;
+    resolver::make(proc, kit.net.fd.as_fd());
     fault::reach("start-launched");
     let program = await_exec(proc, &status)?;
     proc.shared.follow_output(proc);

@@ -119,6 +119,7 @@ pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
             warn("processes", &e);
         }
         crate::hibernate::forget(&proc);
+        proc.resolver.end();
         let _ = proc.shared.logs.remove(proc.name.as_str());
         if network != Network::Left
             && let Err(e) = proc.shared.nat.unpublish(&[proc.slot])
@@ -126,7 +127,8 @@ pub(crate) async fn release(proc: &Arc<Proc>, network: Network) {
             warn("port forwarding", &e);
         }
         fault::reach("remove-network");
-        let let_go: &[&str] = if network == Network::Reserved { &[key::IO, key::ASLEEP] } else { &key::ALL_UP };
+        let let_go: &[&str] =
+            if network == Network::Reserved { &[key::IO, key::DNS, key::ASLEEP] } else { &key::ALL_UP };
         for prefix in let_go {
             if let Err(e) = proc.holdings.drop_prefix(prefix) {
                 warn("descriptors", &e);

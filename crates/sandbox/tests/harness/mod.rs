@@ -55,6 +55,7 @@ impl Place {
             dir: dir.path().join("proc"),
             uid_base: UID_BASE,
             hostname: "boxed".into(),
+            resolv_conf: None,
         };
         let cgroups = Cgroups::detect().unwrap();
         let group = format!("kip-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
