@@ -183,6 +183,9 @@ def test_it_is_shown(kip: Kip, tmp_path: Path) -> None:
     assert kip.json("why", proc.name)["clock"] == line
     other = run(kip, "other", tmp_path, "3600", flags=())
     assert kip.json("why", other.name)["clock"] is None
+    refused = kip.cli("sleep", other.name, "--to", "hibernated", "--clock", "suspend", check=False)
+    assert refused.returncode == 1 and "its threads stay in place, and its clocks go on" in refused.stderr
+    assert other.state == "running"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,15 @@
 //! Threads that CRIU has made and that do not go on yet.
 //!
 //! CRIU lets a tree run thread by thread, and a signal that waits by then runs its handler before the thread makes its call again:
-//! see [`kip_sys::restart`]. So each thread that stands on a call is restored in pause(2) instead, with all signals blocked, by the
-//! `syscall` instruction on which it stands; [`crate::resume`] then takes it and gives it what it is to have. The call's first argument
-//! is a mark, by which a tree is known that was left so.
+//! see [`kip_sys::restart`]. So each thread is restored in pause(2) instead, with all signals blocked, by the `syscall` instruction
+//! on which it stands or by one of the vdso's; [`crate::resume`] then takes it and gives it what it is to have. The call's first
+//! argument is a mark, by which a tree is known that was left so.
 
+use crate::clocks::stopped_threads;
 use crate::image::{Image, ImageError, numbered};
+use crate::plan::memory::status;
 use crate::registers::{self, Registers};
+use crate::resume::syscall_offset;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,32 +22,75 @@ const MARK: u64 = 0x6b69_702d_686f_6c64;
 // Fields of CRIU's x86 register message.
 const AX: u32 = 11;
 const DI: u32 = 15;
+const IP: u32 = 17;
 
 /// What the threads are to have that were changed, by their ids inside.
 pub type Held = BTreeMap<u32, Registers>;
 
-/// Changes the images of those threads, which stand on calls. None if they are as they were, for a thread has filters of its program's
-/// own, under which it may not call pause(2), or registers that only CRIU can set.
+/// Changes the images of all threads but those of stopped processes; `standing`: those that stand on calls. None if they are as they
+/// were: a program has filters of its own, under which it may not call pause(2), a thread has registers that only CRIU can set, or one
+/// that stands on no call was frozen by another kernel (`same_boot`), whose vdso is not ours.
 ///
 /// # Errors
 /// Images that cannot be read or written.
-pub fn hold(images: &Path, standing: &BTreeSet<u32>) -> Result<Option<Held>, ImageError> {
+pub fn hold(images: &Path, standing: &BTreeSet<u32>, same_boot: bool) -> Result<Option<Held>, ImageError> {
     if has_own_filters(images)? {
         return Ok(None);
     }
+    let (stopped, vdsos) = (stopped_threads(images)?, vdsos(images)?);
     let (mut held, mut changed) = (Held::new(), Vec::new());
-    for (thread, path) in numbered(images, "core")?.into_iter().filter(|(thread, _)| standing.contains(thread)) {
+    for (thread, path) in numbered(images, "core")?.into_iter().filter(|(thread, _)| !stopped.contains(thread)) {
         let mut image = Image::read(&path)?;
         for core in &mut image.entries {
             let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+            if is_dead(core).map_err(damaged)? {
+                continue;
+            }
+            let instruction = match standing.contains(&thread) {
+                true => None,
+                false => match (vdsos.get(&thread), syscall_offset()) {
+                    (Some(vdso), Some(offset)) if same_boot => Some(vdso + offset),
+                    _ => return Ok(None),
+                },
+            };
             let Some(registers) = registers::read(core).map_err(damaged)? else { return Ok(None) };
             held.insert(thread, registers);
-            pause(core).map_err(damaged)?;
+            pause(core, instruction).map_err(damaged)?;
         }
         changed.push(image);
     }
     changed.iter().try_for_each(Image::write)?;
     Ok(Some(held))
+}
+
+/// A process that has ended and whose parent has not been told.
+fn is_dead(core: &Message) -> Result<bool, Malformed> {
+    const DEAD: u64 = 2;
+    Ok(core.message(3)?.is_some_and(|task| task.number(1) == DEAD))
+}
+
+/// Where the vdso of each thread's process begins.
+fn vdsos(images: &Path) -> Result<BTreeMap<u32, u64>, ImageError> {
+    let mut found = BTreeMap::new();
+    let tree = images.join("pstree.img");
+    for process in Image::read(&tree)?.entries {
+        let mm = images.join(format!("mm-{}.img", process.number(1)));
+        if !mm.exists() {
+            continue;
+        }
+        let image = Image::read(&mm)?;
+        let damaged = |path: &Path| {
+            let path = path.to_owned();
+            |source| ImageError::Damaged { path, source }
+        };
+        let mappings = image.entries.iter().map(|entry| entry.messages(14)).collect::<Result<Vec<_>, _>>();
+        let mappings = mappings.map_err(damaged(&mm))?;
+        let vdso = mappings.iter().flatten().find(|mapping| mapping.number(7) & status::VDSO != 0);
+        for thread in process.varints(5).map_err(damaged(&tree))? {
+            found.extend(vdso.map(|vdso| (thread as u32, vdso.number(1))));
+        }
+    }
+    Ok(found)
 }
 
 /// Whether any program has filters besides its sandbox's, seccomp(2).
@@ -61,12 +107,14 @@ pub(crate) fn has_own_filters(images: &Path) -> Result<bool, ImageError> {
     Ok(own)
 }
 
-/// Has a thread call pause(2) with all signals blocked: its own mask, or its process's.
-fn pause(core: &mut Message) -> Result<(), Malformed> {
+/// Has a thread call pause(2), by that instruction or the one on which it stands, with all signals blocked: by its own mask, or its
+/// process's.
+fn pause(core: &mut Message, instruction: Option<u64>) -> Result<(), Malformed> {
     core.edit_messages::<Malformed>(2, |info| {
         info.edit_messages::<Malformed>(2, |registers| {
             registers.set_varint(AX, PAUSE);
             registers.set_varint(DI, MARK);
+            instruction.into_iter().for_each(|ip| registers.set_varint(IP, ip));
             Ok(())
         })
     })?;

@@ -11,7 +11,7 @@
 mod family;
 mod files;
 mod layout;
-mod memory;
+pub(crate) mod memory;
 mod settings;
 mod tasks;
 

@@ -9,7 +9,7 @@ use crate::due;
 use crate::inotify;
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
-use kip_checkpoint::clocks::{Clocks, Due, Now, Source, live_due};
+use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::wake::{Trigger, WakeEvent};
 use kip_pager::client::{MOST_WATCHED, PagerError};
@@ -33,6 +33,8 @@ pub(crate) struct Done {
     pub(crate) held: Option<Watched>,
     /// It ticks in place.
     pub(crate) ticks: bool,
+    /// The thread that ticks most often, if one shows that it does, in words.
+    pub(crate) ticker: Option<String>,
 }
 
 /// What is known of a program's ticks before its hibernation.
@@ -60,6 +62,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
     let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
+    let ticker = if ticks { ticker(&tree, proc.spec.timing.tick_ms) } else { None };
     let hold = match proc.spec.timing.hibernate {
         Hibernate::Held => true,
         Hibernate::Blocked | Hibernate::Off => false,
@@ -113,7 +116,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
     });
     let ticks = ticks && held.is_none();
-    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks })
+    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker })
 }
 
 /// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:
@@ -213,6 +216,21 @@ pub(crate) fn forget(proc: &Proc) {
 /// Whether it has a port at which a connection alone is to wake nothing.
 pub(crate) fn wakes_on_data(proc: &Proc) -> bool {
     proc.spec.ports.iter().any(|port| port.wake_on == WakeOn::Data)
+}
+
+/// The thread whose waits are the shortest, if one waits less than `tick_ms` at a time: its number inside, its name, the call.
+fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
+    let (now, ahead_ns) = (Now::read(), tree.ahead_ns());
+    let look = |(inside, waiting): (&u32, &Waiting)| {
+        let tid = *tree.threads.get(inside)?;
+        let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(tid, address, buffer).is_ok();
+        let due = live_due(waiting, now, ahead_ns, &read)?;
+        Some((due.every_ns.filter(|_| due::ticks(&[due], now.monotonic_ns, tick_ms))?, *inside, tid, waiting.call[0]))
+    };
+    let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(look).min()?;
+    let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
+    let call = crate::why::call_name(call).unwrap_or("a call");
+    Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end(), every_ns as f64 / 1e9))
 }
 
 /// Time-outs of calls, and timerfds.

@@ -359,6 +359,13 @@ impl Worker {
 
     /// Sends a proc to a lower tier; `clock` is its owner's word for that one sleep. Tells whether it was there already.
     pub async fn sleep(&self, name: &ProcName, to: Tier, clock: Option<Clock>) -> Result<(ProcView, bool), Refusal> {
+        if (to, clock) == (Tier::Hibernated, Some(Clock::Suspend)) {
+            let message = format!(
+                "{name} cannot be hibernated with a clock that stands: its threads stay in place, and its clocks go on; \
+                 use `--to parked`, or leave out `--clock`"
+            );
+            return Err(Refusal::new(Code::Invalid, message));
+        }
         let already = self.handle(name)?.ask(|reply| Command::Sleep { to, by: By::Owner(clock), reply }).await?;
         Ok((self.inspect(name).await?, already))
     }

@@ -90,6 +90,8 @@ pub(crate) struct Status {
     pub(crate) asleep: Asleep,
     /// Hibernated, it ticks in place: parked, its ticks would be late.
     pub(crate) ticks: bool,
+    /// The thread that does, in words.
+    pub(crate) ticker: Option<String>,
     /// Its wake waits for leave.
     pub(crate) waits: bool,
     /// Its idle policy is only tried.
@@ -108,6 +110,7 @@ impl Status {
             execs: 0,
             asleep: Asleep::default(),
             ticks: false,
+            ticker: None,
             waits: false,
             dry_run: None,
         }
@@ -328,6 +331,7 @@ impl Task {
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
             ticks: self.hibernating.as_ref().is_some_and(|h| h.ticks.is_some()),
+            ticker: self.hibernating.as_ref().and_then(|h| h.ticker.clone()),
             waits: self.pressed.waits(),
             dry_run: self.running.as_ref().and_then(|r| r.dry_run),
         });

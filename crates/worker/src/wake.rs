@@ -15,7 +15,7 @@ use crate::archive::DemandError;
 use crate::fault;
 use crate::holdings::key;
 use crate::owners;
-use crate::park::{Body, mask_key, pipe_key};
+use crate::park::{Body, Home, mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
 use crate::start::reopen;
@@ -240,7 +240,8 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let plan = timers::Plan::new(proc, &body.clocks);
     let (used, missed) = advanced(proc, &images, body, plan.armed_at(), inotify.keys().copied().collect())?;
-    let held = hold::hold(&used, &body.clocks.standing)?;
+    let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
+    let held = hold::hold(&used, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
     let mut inherit = inherited(proc, body)?;
     inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
@@ -400,8 +401,8 @@ fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
     Ok(())
 }
 
-/// The images to restore from: the generation's own, or, where timers or ids have to be moved, inotify instances are given back or
-/// pages lie in files that CRIU knows nothing of, links to them beside those that were changed; and what those timers missed.
+/// The images to restore from, links to the generation's own beside those that are changed: timers and ids that are moved, inotify
+/// instances that are given back, pages that lie in files of which CRIU knows nothing; and what those timers missed.
 fn advanced(
     proc: &Proc,
     images: &Path,
@@ -413,10 +414,6 @@ fn advanced(
     let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
     let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
     let whole = is_for_criu(&pages);
-    if whole && moved.is_none() && inotify.is_empty() && !body.clocks.are_in_images() && body.clocks.standing.is_empty()
-    {
-        return Ok((images.to_owned(), Vec::new()));
-    }
     let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
     match fs::remove_dir_all(scratch) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),

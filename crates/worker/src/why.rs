@@ -5,7 +5,7 @@
 mod flows;
 mod look;
 
-pub(crate) use look::{plain, word};
+pub(crate) use look::{call_name, plain, word};
 
 use crate::beside;
 use crate::holdings::key;
@@ -61,7 +61,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     let mut cannot_sleep = stays.map_or_else(|| record.cannot_sleep.clone(), |why| vec![why]);
     let refused = !cannot_sleep.is_empty();
     if status.ticks && matches!(record.state, State::Hibernated { .. }) {
-        cannot_sleep.push(format!("it ticks in place: {}", would_be_late(&handle.proc)));
+        cannot_sleep.push(format!("it ticks in place: {}", would_be_late(&handle.proc, status.ticker.as_deref())));
     }
     WhyView {
         name: handle.proc.name.clone(),

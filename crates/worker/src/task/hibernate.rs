@@ -58,6 +58,8 @@ pub(super) struct Hibernating {
     held: bool,
     /// It ticks in place: what it has been doing meanwhile.
     pub(super) ticks: Option<Idle<Traffic>>,
+    /// The thread that ticked when it fell asleep.
+    pub(super) ticker: Option<String>,
     /// Its counters when it fell asleep.
     before: Sample<Traffic>,
     /// Held, it is being woken for this, with leave.
@@ -130,7 +132,7 @@ impl Task {
         (init, before): (u32, Sample<Traffic>),
         begin: Instant,
     ) -> Result<(), Refusal> {
-        let Done { report, memory_bytes, there_bytes, held, ticks } = done;
+        let Done { report, memory_bytes, there_bytes, held, ticks, ticker } = done;
         let view = SleepView {
             to: Tier::Hibernated,
             frozen_us: report.frozen_us,
@@ -157,6 +159,9 @@ impl Task {
         }
         self.running = None;
         self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
+        if let Some(hibernating) = &mut self.hibernating {
+            hibernating.ticker = ticker;
+        }
         self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
         Ok(())
     }
@@ -190,6 +195,7 @@ impl Task {
             sets,
             held: false,
             ticks: idle,
+            ticker: None,
             before,
             roused: None,
         });

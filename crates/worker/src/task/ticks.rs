@@ -31,12 +31,13 @@ pub(super) fn data_moved_since(before: &Sample<Traffic>, proc: &Proc, init: u32)
     matches!((&before.traffic, &now.traffic), (Some(a), Some(b)) if kip_net::activity::activity_between(a, b))
 }
 
-/// Why a proc that ticks is not parked by itself, and what parks it.
-pub(crate) fn would_be_late(proc: &Proc) -> String {
+/// Why a proc that ticks is not parked by itself, and what parks it; `ticker`: the thread that ticks, in words.
+pub(crate) fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
     let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
     let name = &proc.name;
+    let ticker = ticker.map(|thread| format!(" ({thread})")).unwrap_or_default();
     format!(
-        "it waits less than --tick ({tick} s) at a time, so that it would be late if it were parked; \
+        "it waits less than --tick ({tick} s) at a time{ticker}, so that it would be late if it were parked; \
          `kip sleep {name}` or --clock suspend parks it all the same"
     )
 }
@@ -111,7 +112,7 @@ impl Task {
             return self.hibernate().await;
         }
         let name = &self.proc.name;
-        let cause = format!("it is not hibernated, and {}", would_be_late(&self.proc));
+        let cause = format!("it is not hibernated, and {}", would_be_late(&self.proc, None));
         let message = format!("{name} stays awake: {cause}");
         self.record.cannot_sleep = vec![cause];
         Err(Refusal::new(Code::CannotSleep, message))

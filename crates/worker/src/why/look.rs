@@ -298,6 +298,11 @@ fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
     Some(TimerView { kind, program: process.view.clone(), tid: Some(inner(&status)?), due_ms, every_ms: None })
 }
 
+/// The name of a call with a time-out.
+pub(crate) fn call_name(number: u64) -> Option<&'static str> {
+    IN_MS.iter().chain(&POINTED).find(|(nr, ..)| *nr == number).map(|(_, name, _)| *name)
+}
+
 /// The call's name and its whole time-out, milliseconds, where that is in a register; none for a call without one.
 fn time_out_of(number: u64, arguments: &[u64]) -> Option<(&'static str, Option<u64>)> {
     if let Some((_, name, n)) = IN_MS.iter().find(|(nr, ..)| *nr == number) {
