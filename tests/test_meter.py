@@ -54,7 +54,8 @@ def tier(view: dict[str, Any], name: str) -> dict[str, Any]:
 
 def cgroup_file(kip: Kip, name: str, *files: str) -> Path:
     """The first that there is, wherever this machine has its controllers."""
-    found = [path for file in files for path in CGROUPS.glob(f"**/kip-{kip.instance}/{name}/{file}")]
+    groups = [below / f"kip-{kip.instance}" / name for below in (CGROUPS, *CGROUPS.iterdir())]
+    found = [group / file for file in files for group in groups if (group / file).exists()]
     assert found, f"the kernel has none of {files} for {name}"
     return found[0]
 

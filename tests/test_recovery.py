@@ -498,7 +498,8 @@ def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) ->
     client = Redis(proc.port())
     client.ask_all([("SET", f"k{i}", f"v{i}" * 3) for i in range(20_000)])
     digest = client.ask("DEBUG", "DIGEST")
-    for step in [s for s in steps() if s.startswith(("park", "wake"))]:
+    # It wakes by plan, and CRIU has no threads to hold.
+    for step in [s for s in steps() if s.startswith(("park", "wake")) and s != "wake-held"]:
         if lazy == "on":
             proc.sleep()
             assert client.ask("GET", "k7") == b"v7v7v7"

@@ -14,6 +14,7 @@ use rustix::mount::{
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 /// Where the sandbox's root is attached.
 pub(super) const NEW_ROOT: &str = "/new";
@@ -21,6 +22,8 @@ pub(super) const NEW_ROOT: &str = "/new";
 pub(super) const LAYERS: &str = "/l";
 /// Where a proc is that nobody uses.
 const PROC: &str = "/proc";
+/// A child gives up the launcher's memory within this time, or never.
+const ALONE_WITHIN: Duration = Duration::from_secs(5);
 /// Most layers of a root and its /usr together; an image has at most 127 (the limit of those who build them).
 pub(super) const MOST_LAYERS: usize = 200;
 
@@ -62,15 +65,27 @@ impl Template {
 /// launcher itself that does, and comes back.
 pub(super) fn in_time<T>(
     template: &Template,
-    enter: impl FnOnce() -> rustix::io::Result<()>,
+    enter: impl FnMut() -> rustix::io::Result<()>,
     make: impl FnOnce() -> T,
 ) -> Result<T, Failure> {
-    enter().map_err(Failure::at(Step::Namespaces))?;
+    alone(enter).map_err(Failure::at(Step::Namespaces))?;
     let made = make();
     let own = template.time_namespace.as_ref().expect("a kernel with another one has its own");
-    move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Time))
+    alone(|| move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::Time)))
         .expect("a way back to one's own time namespace");
     Ok(made)
+}
+
+/// Tries until nothing shares memory with the launcher any more: a child for which it has waited as vfork(2) does lets it go on before
+/// the memory is given up, by a moment that is long where the processor is taken from the child.
+fn alone<T>(mut enter: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let until = Instant::now() + ALONE_WITHIN;
+    loop {
+        match enter() {
+            Err(rustix::io::Errno::USERS) if Instant::now() < until => std::thread::sleep(Duration::from_micros(50)),
+            done => return done,
+        }
+    }
 }
 
 fn fill(tmpfs: &OwnedFd) -> rustix::io::Result<()> {

@@ -4,7 +4,7 @@
 //! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
 
 use super::reopen::open_again;
-use super::{Steps, WakeError, release, timers};
+use super::{Steps, WakeError, end_half_made, release, timers};
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
@@ -144,7 +144,12 @@ pub(super) fn rebuild(
         // It will not succeed the next time either: an older kernel, or one with other rules.
         proc.shared.only_criu.store(true, Ordering::Relaxed);
     }
-    let started = started?;
+    let started = started.inspect_err(|_| {
+        // A launcher that died may have left a child, which has the mounts of the next try.
+        if !proc.cgroup.pids().unwrap_or_default().is_empty() {
+            end_half_made(proc);
+        }
+    })?;
     drop(control);
     steps.done("processes");
     fault::reach("wake-created");
