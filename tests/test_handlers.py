@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Callable
 
@@ -14,6 +15,8 @@ from harness.wait import wait_for
 
 # Parked, hibernated and parked.
 SLEEPS = 6
+# How late a wait may end, microseconds: CRIU starts and makes the processes meanwhile, where they are woken for it.
+LATE_US = 1_500_000
 
 
 def told(proc: Proc) -> dict[str, tuple[int, ...]]:
@@ -50,8 +53,18 @@ def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], 
     assert proc.rebuilt() == (engine == "plan")
 
 
-# How late a wait of theirs may end, microseconds: CRIU starts and makes the processes meanwhile, where they are woken for it.
-LATE_US = 1_500_000
+@pytest.mark.parametrize("engine", ["plan", "CRIU", "held"])
+def test_a_sleep_that_a_handler_ends_says_what_is_left(fresh_kip: Callable[..., Kip], engine: str) -> None:
+    """Of the whole time, and not what was left when it fell asleep: sleep(3) would wait for that once more."""
+    kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
+    tar = programs.tarball(programs.directory() / "handlers.tar", {"handlers": programs.c_program("handlers", "-static")})
+    proc = kip.run("rest", ["/handlers", "6"], tar=tar, flags=["--idle", "1h", "--tick", "0s", "--hibernate", "held"])
+    proc.hold() if engine == "held" else proc.sleep()
+    said = wait_for("both have ended", lambda: len(lines := proc.logs().split("\n")) > 2 and lines[:2], 30)
+    for line in said:
+        name, error, wrong_us = line.split()
+        assert int(error) == errno.EINTR and abs(int(wrong_us)) < LATE_US, line
+    assert engine == "held" or proc.rebuilt() == (engine == "plan")
 
 
 @pytest.mark.parametrize("tier", ["parked", "held"])

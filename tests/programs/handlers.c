@@ -2,7 +2,10 @@
  *
  * Answers whoever connects to port 7000 with a line "NAME TOLD EINTR OTHER" for each, and closes: how often its handler ran, how
  * often its wait ended with EINTR, and how often it ended otherwise. No wait is over before its timer expires. Those that begin
- * with "again_" have a handler with SA_RESTART, and are never ended. */
+ * with "again_" have a handler with SA_RESTART, and are never ended.
+ *
+ * With an argument it sleeps once, until an alarm so many seconds later, and prints by how many microseconds the kernel was wrong about
+ * what was left: nanosleep(2) and clock_nanosleep(2). */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
@@ -88,10 +91,38 @@ static void go(int kind)
 	}
 }
 
-int main(void)
+static void ignore(int signal) { (void)signal; }
+
+static int64_t now_us(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000LL + t.tv_nsec / 1000;
+}
+
+static void sleep_once(const char *name, int seconds, int by_clock)
+{
+	struct timespec left = whole;
+	struct sigaction action = { .sa_handler = ignore };
+	int64_t began = now_us();
+	long done;
+	sigaction(SIGALRM, &action, NULL);
+	alarm(seconds);
+	done = by_clock ? syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &whole, &left) : syscall(SYS_nanosleep, &whole, &left);
+	printf("%s %d %lld\n", name, done == -1 ? errno : 0,
+		(long long)(left.tv_sec * 1000000LL + left.tv_nsec / 1000 - (WHOLE_S * 1000000LL - (now_us() - began))));
+	fflush(stdout);
+}
+
+int main(int argc, char **argv)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
 	struct timeval receive = { WHOLE_S, 0 };
+	if (argc > 1) {
+		if (!fork())
+			return sleep_once("nanosleep", atoi(argv[1]), 0), pause();
+		return sleep_once("clock_nanosleep", atoi(argv[1]), 1), pause();
+	}
 	int kind, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
 	shared = mmap(NULL, KINDS * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sigemptyset(&none);

@@ -280,7 +280,6 @@ mod tests {
         }
     }
 
-    /// The log is rather believed to be later than it is.
     #[test]
     fn the_log_tells_when_threads_stood_still() {
         let lines = "(00.000001) Seized task 7, state 1\n(00.000002) \tSeizing 7's 8 thread\n(00.000005) Collected 7 in 1 state\n\
@@ -288,6 +287,7 @@ mod tests {
         assert_eq!(still(lines), [(7, 1_000), (8, 5_000), (9, 6_000), (10, 8_000)], "11 may not stand still yet");
     }
 
+    /// The log is rather believed to be later than it is.
     #[test]
     fn the_log_tells_when_timers_were_read() {
         let scratch = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 //!
 //! The caller is asked at every [`Stage`]. Whatever fails up to [`Stage::Restored`] kills what was restored and leaves
 //! images and held descriptors as they were; at [`Stage::Resuming`] the caller patches memory and lets go what the tree
-//! has taken over.
+//! has taken over, or has the threads held ([`crate::hold`]) and does so afterwards.
 
 use crate::dump::{LOCK_SKIP, LOG_ERRORS, causes};
 use crate::helper::{Helper, HelperError, ORDERS_PER_MESSAGE, Order, ROOT, USR, volume_place};

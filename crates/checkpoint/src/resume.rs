@@ -1,7 +1,7 @@
 //! The last step of a restore of our own: gives rebuilt threads their real registers, all at once.
 //!
 //! Before it, a restorer has made the processes, and each of their threads waits in a futex inside the restorer's own
-//! mappings, with every signal blocked. [`stop`] takes them by ptrace, in this order:
+//! mappings, with every signal blocked; or CRIU has, and they wait in pause(2), with nothing to unmap ([`crate::hold`]). [`stop`] takes them by ptrace, in this order:
 //!
 //! 1. every thread of every process is seized and interrupted, then all are waited for: from here nothing runs;
 //! 2. per process, its first thread is made to call munmap(2) over the restorer's mappings, through a `syscall`
@@ -128,7 +128,7 @@ impl Stopped {
         let threads: Vec<u32> = std::mem::take(&mut self.processes).into_iter().rev().flatten().collect();
         for tid in &threads {
             // One that has died is told of below.
-            let _ = restart::leave_to_kernel(*tid);
+            let _ = restart::leave_to_kernel(*tid, false);
         }
         for tid in threads {
             if let Err(e) = trace::detach(tid) {

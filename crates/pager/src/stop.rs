@@ -377,15 +377,16 @@ impl Stopped {
 
     /// Has a stopped thread go on with the call that it stood in, or end it. What fails here fails because it has died.
     fn make_ready(&self, process: &StoppedProcess, tid: u32) {
+        let mended = process.mended.contains(&tid);
         match process.ends.get(&tid) {
             Some(end) => drop(timeouts::begin_anew(tid, *end, self.packet_ns)),
-            None if process.mended.contains(&tid) => {}
+            None if mended => {}
             None => {
                 let _ = timeouts::make_again(tid);
                 let _ = timeouts::stood_still(process.pid, tid, self.at.elapsed().as_nanos() as i64);
             }
         }
-        let _ = restart::leave_to_kernel(tid);
+        let _ = restart::leave_to_kernel(tid, mended);
     }
 }
 

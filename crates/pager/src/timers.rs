@@ -8,6 +8,7 @@ use crate::stop::{StoppedProcess, is_init};
 use crate::swap::PAGE;
 use kip_sys::inject::Hand;
 use kip_sys::process::read_memory;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::Path;
@@ -48,8 +49,9 @@ pub(crate) fn left(pid: u32, alarmed: bool, hand: &Hand, scratch: &Scratch) -> i
     Ok(found)
 }
 
-/// All armed timers by real time of a stopped process whose memory stays. The sandbox's pid 1 has none, and is not asked. `lifted`: where
-/// the next pager finds the limits that are lifted meanwhile.
+/// All armed timers by real time of a stopped process whose memory stays. The sandbox's pid 1 has none, and is not asked; nor is one that
+/// has just been killed, or runs 32-bit code, whose timers are late. `lifted`: where the next pager finds the limits that are lifted
+/// meanwhile.
 ///
 /// # Errors
 /// As [`left`], and those of taking a thread.
@@ -58,7 +60,13 @@ pub(crate) fn ask(process: &StoppedProcess, lifted: &Path) -> io::Result<Vec<Tim
     if is_init(pid) {
         return Ok(Vec::new());
     }
-    let hand = process.hand()?;
+    let hand = match process.hand() {
+        Ok(hand) => hand,
+        Err(e) if e.kind() == io::ErrorKind::Unsupported || e.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => {
+            return Ok(Vec::new());
+        }
+        Err(e) => return Err(e),
+    };
     let limits = Lifted::of(pid, Some(lifted))?;
     let scratch = Scratch::map(&hand, PAGE as u64).map_err(|e| limits::name(pid, e))?;
     drop(limits);

@@ -348,7 +348,7 @@ impl Hand {
                 Stop::Call => 0,
                 Stop::Signal(signal) => {
                     // It is delivered before the call would begin anew.
-                    restart::leave_to_kernel(self.tid)?;
+                    restart::leave_to_kernel(self.tid, false)?;
                     signal
                 }
             };

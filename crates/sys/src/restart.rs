@@ -8,13 +8,14 @@
 
 use crate::ends;
 use crate::inject;
-use crate::process::read_memory;
+use crate::process::{read_memory, write_memory};
 use crate::trace::{self, GENERAL};
 use std::io;
 
 const RAX: usize = 10;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
+const RSP: usize = 19;
 /// The call's arguments: rdi rsi rdx r10 r8 r9.
 const ARGUMENTS: [usize; 6] = [14, 13, 12, 7, 9, 8];
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
@@ -40,11 +41,13 @@ fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
         202 if arguments[3] != 0 => Some(UNLESS_HANDLED),
         72 if !LOCKS.contains(&arguments[1]) => None,
         _ if ends::is_marked(call, arguments) => Some(UNLESS_HANDLED),
-        // read, write, readv, writev, open, connect, accept, sendto, recvfrom, sendmsg, recvmsg, wait4, fcntl, flock, futex,
-        // mq_timedsend, mq_timedreceive, waitid, openat, splice, tee, vmsplice, accept4, recvmmsg, sendmmsg, futex_waitv.
+        // read, write, readv, writev, open, sendfile, connect, accept, sendto, recvfrom, sendmsg, recvmsg, wait4, fcntl, flock, futex,
+        // mq_timedsend, mq_timedreceive, waitid, openat, splice, tee, vmsplice, accept4, recvmmsg, sendmmsg, preadv2, pwritev2,
+        // futex_waitv.
         0..=2
         | 19
         | 20
+        | 40
         | 42..=47
         | 61
         | 72
@@ -60,19 +63,21 @@ fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
         | 288
         | 299
         | 307
+        | 327
+        | 328
         | 449 => Some(UNLESS_REFUSED),
         _ => None,
     }
 }
 
-/// The registers of a thread that stands on such a call, as if it had been broken off in it; none for any other. `code` reads the
-/// instruction at an address.
-fn after(registers: &[u64; GENERAL], code: impl FnOnce(u64) -> Option<[u8; 2]>) -> Option<[u64; GENERAL]> {
+/// The registers of a thread that stands on such a call, as if it had been broken off in it; none for any other. `ended`: the call
+/// had ended with EINTR, as one does that no flag of a handler has made again. `code` reads the instruction at an address.
+fn after(registers: &[u64; GENERAL], ended: bool, code: impl FnOnce(u64) -> Option<[u8; 2]>) -> Option<[u64; GENERAL]> {
     if !inject::is_64_bit(registers) {
         return None;
     }
     let call = registers[RAX];
-    let how = broken_off(call, &ARGUMENTS.map(|argument| registers[argument]))?;
+    let how = if ended { UNLESS_HANDLED } else { broken_off(call, &arguments(registers))? };
     if code(registers[RIP])? != SYSCALL {
         return None;
     }
@@ -80,6 +85,21 @@ fn after(registers: &[u64; GENERAL], code: impl FnOnce(u64) -> Option<[u8; 2]>) 
     (after[RAX], after[ORIG_RAX]) = (how as u64, call);
     after[RIP] += SYSCALL.len() as u64;
     Some(after)
+}
+
+fn arguments(registers: &[u64; GENERAL]) -> [u64; 6] {
+    ARGUMENTS.map(|argument| registers[argument])
+}
+
+/// Where a sleep says what is left of it if a handler ends it, and that goes by a time-out of ours.
+fn remainder(registers: &[u64; GENERAL]) -> Option<u64> {
+    let arguments = arguments(registers);
+    let (time_out, remainder) = match registers[ORIG_RAX] {
+        35 => (arguments[0], arguments[1]),
+        230 if arguments[1] & 1 == 0 => (arguments[2], arguments[3]),
+        _ => return None,
+    };
+    (time_out == ends::place(registers[RSP]) && remainder != 0).then_some(remainder)
 }
 
 /// The instruction at an address in a thread's memory.
@@ -95,20 +115,25 @@ fn code(tid: u32) -> impl FnOnce(u64) -> Option<[u8; 2]> {
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
 pub fn stands(tid: u32) -> io::Result<bool> {
-    Ok(after(&trace::get_general(tid)?, code(tid)).is_some())
+    Ok(after(&trace::get_general(tid)?, false, code(tid)).is_some())
 }
 
 /// Has the kernel make the call on which a stopped thread stands as soon as the thread goes on, unless the handler of a signal
 /// runs first: then the call ends with EINTR or is made after that. Nothing happens to a thread that stands on no call that waits.
-/// Its memory must not change after this, and faults of its process must be served.
+/// Its memory must not change after this, and faults of its process must be served. `ended`: it was put back onto a call that had
+/// ended with EINTR.
 ///
 /// # Errors
 /// ESRCH when it is not stopped, has died, or is not ours.
-pub fn leave_to_kernel(tid: u32) -> io::Result<()> {
-    match after(&trace::get_general(tid)?, code(tid)) {
-        Some(registers) => trace::set_general(tid, &registers),
-        None => Ok(()),
+pub fn leave_to_kernel(tid: u32, ended: bool) -> io::Result<()> {
+    let Some(registers) = after(&trace::get_general(tid)?, ended, code(tid)) else { return Ok(()) };
+    if let Some(at) = remainder(&registers) {
+        // The kernel said it when the thread was broken off, which was before the sleep. What cannot be written now the kernel could
+        // not have written either.
+        let mut left = [0; 16];
+        let _ = read_memory(tid, ends::place(registers[RSP]), &mut left).and_then(|()| write_memory(tid, at, &left));
     }
+    trace::set_general(tid, &registers)
 }
 
 #[cfg(test)]
@@ -128,7 +153,7 @@ mod tests {
     #[test]
     fn each_call_is_broken_off_as_the_kernel_does() {
         let how = |call: u64, arguments: [u64; 6]| {
-            let after = after(&on(call, arguments), |at| (at == 0x1000).then_some(SYSCALL))?;
+            let after = after(&on(call, arguments), false, |at| (at == 0x1000).then_some(SYSCALL))?;
             assert_eq!((after[ORIG_RAX], after[RIP]), (call, 0x1002));
             Some(after[RAX] as i64)
         };
@@ -140,7 +165,9 @@ mod tests {
         assert_eq!((futex(1, 0), futex(6, 0)), (None, None), "a wake, and a lock that is always tried again");
         assert_eq!((how(72, [5, 7, 0, 0, 0, 0]), how(72, [5, 3, 0, 0, 0, 0])), (Some(-512), None), "fcntl");
         assert_eq!(how(39, plain), None, "getpid");
-        assert_eq!(after(&on(232, plain), |_| Some([0x90; 2])), None, "232 is a result");
+        assert_eq!(after(&on(232, plain), false, |_| Some([0x90; 2])), None, "232 is a result");
+        let ended = after(&on(45, plain), true, |_| Some(SYSCALL)).unwrap();
+        assert_eq!(ended[RAX] as i64, UNLESS_HANDLED, "a receive that had ended");
     }
 
     /// A shell that reads, stopped and put back onto its call before a signal comes, whose handler does not ask for SA_RESTART.
@@ -163,7 +190,7 @@ mod tests {
         (registers[RAX], registers[RIP]) = (registers[ORIG_RAX], registers[RIP] - 2);
         registers[ORIG_RAX] = u64::MAX;
         trace::set_general(tid, &registers).unwrap();
-        leave_to_kernel(tid).unwrap();
+        leave_to_kernel(tid, false).unwrap();
         send_thread_signal(tid, Signal::USR1).unwrap();
         trace::detach(tid).unwrap();
         let stdin = shell.stdin.take();

@@ -230,7 +230,7 @@ fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
     let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(look).min()?;
     let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
     let call = crate::why::call_name(call).unwrap_or("a call");
-    Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end(), every_ns as f64 / 1e9))
+    Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end().escape_debug(), every_ns as f64 / 1e9))
 }
 
 /// Time-outs of calls, and timerfds.

@@ -80,6 +80,8 @@ pub(crate) struct Machine {
     pub(crate) records: Records,
     pub(crate) handles: Mutex<HashMap<Slot, Handle>>,
     pub(crate) claims: Claims,
+    /// All procs of before are known: their names can be answered for.
+    pub(crate) knows_names: AtomicBool,
     pub(crate) closing: AtomicBool,
     /// The keeper ends because it was told to.
     pub(crate) ends_keeper: AtomicBool,
@@ -107,7 +109,7 @@ impl Machine {
         }
     }
 
-    fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
+    pub(crate) fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
         self.handles.lock().expect("no holder of this lock panics")
     }
 

@@ -20,6 +20,7 @@ use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
+use crate::resolver;
 use crate::rest;
 use crate::state::Record;
 use crate::task::{blocking, chain};
@@ -214,6 +215,8 @@ impl Worker {
                 tokio::spawn(Arc::clone(&worker).finish_taking_over(handle));
             }
         }
+        worker.machine.knows_names.store(true, std::sync::atomic::Ordering::SeqCst);
+        worker.machine.live_procs().iter().for_each(|proc| resolver::take_up(proc));
         machine.serve_pager();
         machine.watch_keeper();
         machine.watch_rules();
@@ -362,6 +365,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         wake_plane: Arc::new(WakePoll::new()?),
         handles: Mutex::new(HashMap::new()),
         claims: Claims::default(),
+        knows_names: false.into(),
         closing: false.into(),
         ends_keeper: false.into(),
         _instance_lock: lock,

@@ -90,7 +90,6 @@ pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> O
         resolver: Default::default(),
         shared: Arc::clone(machine),
     });
-    crate::resolver::take_up(&proc);
     if proc.look_for_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
@@ -231,7 +230,7 @@ async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
             if !tree.pids.iter().any(|pid| is_half_made(*pid) || kip_checkpoint::hold::is_held(*pid)) {
                 return tree.init();
             }
-            tracing::info!(proc = %proc.name, "a rebuild that was cut off is undone");
+            tracing::info!(proc = %proc.name, "a wake that was cut off is undone");
             end_processes(proc);
             return None;
         }

@@ -8,13 +8,14 @@
 use crate::holdings::key;
 use crate::machine::Machine;
 use crate::proc::Proc;
-use hickory_proto::op::{Edns, Message, OpCode, ResponseCode};
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use kip_net::addr::Addresses;
 use kip_sys::netns;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -84,8 +85,11 @@ pub(crate) fn make(proc: &Proc, namespace: BorrowedFd<'_>) {
     }
 }
 
-/// Answers by the sockets that are held, if there are any.
+/// Answers by the sockets that are held, if there are any. Until all procs are known, questions wait in them.
 pub(crate) fn take_up(proc: &Proc) {
+    if !proc.shared.knows_names.load(Ordering::SeqCst) {
+        return;
+    }
     let (Some(udp), Some(tcp)) = (proc.holdings.get(key::DNS_UDP), proc.holdings.get(key::DNS_TCP)) else { return };
     let (Some(network), Ok(runtime)) = (proc.spec.network.clone(), tokio::runtime::Handle::try_current()) else {
         return;
@@ -126,12 +130,12 @@ impl Names {
     /// The addresses of the proc that has this name there, without regard to case.
     fn addresses(&self, name: &str) -> Option<(Ipv4Addr, Ipv6Addr)> {
         let name = name.trim_end_matches('.');
-        let is_it = |proc: &&Arc<Proc>| {
+        let is_it = |proc: &Proc| {
             let mut names = std::iter::once(proc.name.as_str()).chain(proc.spec.aliases.iter().map(String::as_str));
             proc.spec.network.as_ref() == Some(&self.network) && names.any(|known| known.eq_ignore_ascii_case(name))
         };
-        let procs = self.machine.live_procs();
-        let Addresses { v4, v6, .. } = Addresses::of(self.machine.instance, procs.iter().find(is_it)?.slot);
+        let slot = self.machine.handles().values().find(|handle| is_it(&handle.proc))?.proc.slot;
+        let Addresses { v4, v6, .. } = Addresses::of(self.machine.instance, slot);
         Some((v4, v6))
     }
 }
@@ -162,10 +166,19 @@ fn answer(question: &[u8], addresses: impl Fn(&str) -> Option<(Ipv4Addr, Ipv6Add
     message.to_vec().ok()
 }
 
-/// What is said where no name server answers.
-fn failure(question: &[u8]) -> Option<Vec<u8>> {
-    let asked = Message::from_vec(question).ok()?;
-    let mut message = Message::error_msg(asked.metadata.id, asked.metadata.op_code, ResponseCode::ServFail);
+/// Whether the machine's name servers are asked: one question, and nothing that they might do or tell for this machine alone.
+fn is_for_others(question: &[u8]) -> bool {
+    Message::from_vec(question).is_ok_and(|asked| {
+        let kinds = [RecordType::AXFR, RecordType::IXFR];
+        (asked.metadata.message_type, asked.metadata.op_code) == (MessageType::Query, OpCode::Query)
+            && matches!(asked.queries.as_slice(), [query] if !kinds.contains(&query.query_type))
+    })
+}
+
+/// Says no to a question; none if it is no message.
+fn refusal(question: &[u8], code: ResponseCode) -> Option<Vec<u8>> {
+    let asked = Message::from_vec(question).ok().filter(|asked| asked.metadata.message_type == MessageType::Query)?;
+    let mut message = Message::error_msg(asked.metadata.id, asked.metadata.op_code, code);
     message.metadata.recursion_desired = asked.metadata.recursion_desired;
     message.add_queries(asked.queries);
     message.to_vec().ok()
@@ -180,7 +193,9 @@ fn servers() -> Vec<SocketAddr> {
 /// The name servers of a resolv.conf(5).
 fn servers_in(text: &str) -> Vec<SocketAddr> {
     let address = |line: &str| line.trim().strip_prefix("nameserver")?.trim().parse::<IpAddr>().ok();
-    text.lines().filter_map(address).map(|address| SocketAddr::new(address, PORT)).collect()
+    // What listens on the machine's loopback is for the machine.
+    let outside = |address: &IpAddr| !address.is_loopback() && !address.is_unspecified();
+    text.lines().filter_map(address).filter(outside).map(|address| SocketAddr::new(address, PORT)).collect()
 }
 
 async fn serve(names: Arc<Names>, udp: Arc<UdpSocket>, tcp: TcpListener) {
@@ -215,11 +230,18 @@ async fn datagram(names: &Names, udp: &Arc<UdpSocket>, question: &[u8], from: So
         let _ = udp.send_to(&bytes, from).await;
         return;
     }
+    if !is_for_others(question) {
+        if let Some(bytes) = refusal(question, ResponseCode::Refused) {
+            let _ = udp.send_to(&bytes, from).await;
+        }
+        return;
+    }
     // One too many is dropped, and asked again by its client.
     let Ok(permit) = Arc::clone(forwards).try_acquire_owned() else { return };
     let (udp, question) = (Arc::clone(udp), question.to_vec());
     tokio::spawn(async move {
-        if let Some(bytes) = by_udp(&question, &servers()).await.or_else(|| failure(&question)) {
+        if let Some(bytes) = by_udp(&question, &servers()).await.or_else(|| refusal(&question, ResponseCode::ServFail))
+        {
             let _ = udp.send_to(&bytes, from).await;
         }
         drop(permit);
@@ -258,7 +280,8 @@ async fn connection(names: &Names, mut stream: TcpStream) -> io::Result<()> {
         let question = question?;
         let bytes = match answer(&question, |name| names.addresses(name)) {
             Some(bytes) => Some(bytes),
-            None => by_tcp(&question, &servers()).await.or_else(|| failure(&question)),
+            None if !is_for_others(&question) => refusal(&question, ResponseCode::Refused),
+            None => by_tcp(&question, &servers()).await.or_else(|| refusal(&question, ResponseCode::ServFail)),
         };
         match bytes {
             Some(bytes) => write(&mut stream, &bytes).await?,
@@ -335,9 +358,24 @@ mod tests {
         );
         assert_eq!(of("store.example.", RecordType::A, false), None);
         assert_eq!(answer(b"no message", known), None);
-        assert_eq!(failure(b"no message"), None);
-        let failed = Message::from_vec(&failure(&question("a.", RecordType::A, false)).unwrap()).unwrap();
+        assert_eq!(refusal(b"no message", ResponseCode::Refused), None);
+        let failed = refusal(&question("a.", RecordType::A, false), ResponseCode::ServFail).unwrap();
+        let failed = Message::from_vec(&failed).unwrap();
         assert_eq!((failed.metadata.response_code, failed.queries.len()), (ResponseCode::ServFail, 1));
+    }
+
+    #[test]
+    fn only_single_questions_go_to_others() {
+        assert!(is_for_others(&question("example.", RecordType::MX, true)));
+        assert!(!is_for_others(&question("example.", RecordType::AXFR, false)) && !is_for_others(b"x"));
+        let mut update = Message::new(7, MessageType::Query, OpCode::Update);
+        update.add_query(Query::query(Name::from_ascii("example.").unwrap(), RecordType::SOA));
+        assert!(!is_for_others(&update.to_vec().unwrap()));
+        update.metadata.op_code = OpCode::Query;
+        update.metadata.message_type = MessageType::Response;
+        let answer = update.to_vec().unwrap();
+        assert!(!is_for_others(&answer));
+        assert_eq!(refusal(&answer, ResponseCode::Refused), None, "nobody answers an answer");
     }
 
     #[tokio::test]
@@ -361,7 +399,8 @@ mod tests {
 
     #[test]
     fn name_servers_are_read() {
-        let text = "search a.example\nnameserver 192.0.2.1\n# nameserver 192.0.2.9\nnameserver 2001:db8::1\nnameserver fe80::1%eth0\n";
+        let text = "search a.example\nnameserver 192.0.2.1\n# nameserver 192.0.2.9\nnameserver 2001:db8::1\nnameserver fe80::1%eth0\n\
+            nameserver 127.0.0.53\nnameserver ::1\nnameserver 0.0.0.0\n";
         assert_eq!(servers_in(text), ["192.0.2.1:53".parse().unwrap(), "[2001:db8::1]:53".parse().unwrap()]);
     }
 }

@@ -108,6 +108,10 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Res
     let env = environment_of(proc, user.as_ref(), proc.spec.env.clone());
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
+    // Before the program can ask.
+    if !look {
+        resolver::make(proc, kit.net.fd.as_fd());
+    }
     let request = StartRequest {
         command: &proc.spec.command,
         env: &env,
@@ -134,7 +138,6 @@ fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Res
         launched.map_err(|e| refuse(Code::Failed, proc, "its sandbox", &e))
     });
     let started = published?;
-    resolver::make(proc, kit.net.fd.as_fd());
     fault::reach("start-launched");
     let program = await_exec(proc, &status)?;
     proc.shared.follow_output(proc);

@@ -307,6 +307,10 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
         // For whoever wants to know more than the causes that are told.
         let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
     }
+    // Links would keep the generation's blocks after it has gone.
+    if let Err(error) = fs::remove_dir_all(&used) {
+        tracing::warn!(proc = %proc.name, path = %used.display(), %error, "links to images stay until the next wake");
+    }
     match (restored, damage) {
         (_, Some(damage)) => Err(damage.into()),
         (Err(e), None) => Err(e.into()),
@@ -324,8 +328,9 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
 /// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error the whole tree is ended.
 fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut Steps) -> Result<(), WakeError> {
     fault::reach("wake-held");
-    let stopped = Tree::read(&proc.cgroup.pids().map_err(WakeError::Cgroup)?).processes(|inside| held.get(&inside));
-    let stopped = resume::stop(&stopped).and_then(|stopped| stopped.outlive().map(|()| stopped));
+    let tree = proc.cgroup.pids().map(|pids| Tree::read(&pids)).map_err(io::Error::other);
+    let stopped = tree.and_then(|tree| resume::stop(&tree.processes(|inside| held.get(&inside))));
+    let stopped = stopped.and_then(|stopped| stopped.outlive().map(|()| stopped));
     let stopped = stopped.map_err(|source| {
         end_half_made(proc);
         WakeError::Held(source)

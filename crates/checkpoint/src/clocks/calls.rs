@@ -334,11 +334,15 @@ fn settle_socket(
     let Ok(Some(whole)) = socket_timeout(socket.as_fd(), option) else { return false };
     let whole_ns = i64::try_from(whole.as_nanos()).unwrap_or(i64::MAX);
     let left_ns = end.map_or(whole_ns - waited, |end| end.at_ns - now.monotonic_ns).clamp(1, whole_ns);
-    let (call, fd, record) = (regs.number(ORIG_AX), descriptor as i32, Some(ends::place(regs.number(SP))));
+    let (call, fd) = (regs.number(ORIG_AX), descriptor as i32);
+    // A filter of the program's own may look at a descriptor, and at our mark with it.
+    let record = (!frozen.own_filters).then(|| ends::place(regs.number(SP)));
     clocks.sockets.push(SocketPatch { thread, call, fd, sending, whole_ns, left_ns, record });
     push_due(&mut clocks.dues, Source::Call, now, (left_ns, whole_ns), true);
-    regs.set_varint(DI, ends::marked(descriptor));
-    true
+    if record.is_some() {
+        regs.set_varint(DI, ends::marked(descriptor));
+    }
+    record.is_some()
 }
 
 /// Whether a time-out has passed at `now`, and before the packet came for which the program is woken: it is given a packet that came in

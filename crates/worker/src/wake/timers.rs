@@ -103,7 +103,8 @@ pub(super) fn set(proc: &Proc, clocks: &clocks::Clocks, missed: &[Missed], trace
         let bytes = clocks::patch_bytes(patch, clocks, now);
         let over = clocks::is_over(patch, clocks, now);
         let fill = |tid| {
-            if over && traced && timed::end_wait(tid)? {
+            // A thread of a stopped process is not ours.
+            if over && traced && matches!(timed::end_wait(tid), Ok(true)) {
                 // What the kernel tells the program is left.
                 let left = [0; 16];
                 return if patch.form == Form::Record { Ok(()) } else { write_memory(tid, patch.address, &left) };
