@@ -483,7 +483,8 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
                 pending: now.pending(),
             };
             let later = tree();
-            if later.threads == now.threads && later.asleep() == asleep {
+            // A wait whose beginning is not known would begin anew.
+            if later.threads == now.threads && later.asleep() == asleep && !now.has_unknown(&ran.since) {
                 return ran;
             }
         }

@@ -89,6 +89,11 @@ impl Tree {
         self.threads.iter().filter_map(look).collect()
     }
 
+    /// Whether a thread waits of which `since` does not know since when: its processor is being changed.
+    pub(crate) fn has_unknown(&self, since: &Since) -> bool {
+        self.threads.iter().any(|(inside, tid)| !since.contains_key(inside) && waits_in(*tid).is_some())
+    }
+
     /// Stopped processes (by id inside) of which their parents have not been told.
     pub(crate) fn untold(&self) -> Vec<u32> {
         let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_untold(**host);
