@@ -45,7 +45,7 @@ def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], 
     wait_for("every timer expires", lambda: all(t[0] > before[name][0] for name, t in told(proc).items()), 20)
     wrong = {}
     for name, (handled, interrupted, other) in told(proc).items():
-        # One that is told of while it is between its handler and its count.
+        # A wait whose handler has run may not have counted its EINTR yet.
         right = interrupted == 0 if name.startswith("again_") else handled - 1 <= interrupted <= handled
         if other or not right:
             wrong[name] = f"handler {handled}, EINTR {interrupted}, other {other}"

@@ -5,7 +5,6 @@
  * itimer_once arms a timer anew each time it has expired, and hangs if it is not told once. virtual and prof count CPU time. */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
@@ -19,6 +18,8 @@
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "listen.h"
 
 static const int periods[] = { 7, 20, 50, 100 };
 enum { PERIODS = sizeof periods / sizeof *periods };
@@ -127,8 +128,7 @@ static void descriptors(void)
 
 int main(void)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
-	int kind, period, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	int kind, period, listener;
 	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	for (kind = 0; kind < TIMERFD; kind++)
 		for (period = 0; period < PERIODS; period++)
@@ -136,9 +136,7 @@ int main(void)
 				kind == POSIX ? posix(period) : interval_timer(kind, period);
 	if (!fork())
 		descriptors();
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 5))
-		return 1;
+	listener = listen_7000();
 	for (;;) {
 		int client = accept(listener, NULL, NULL);
 		for (kind = 0; kind < KINDS; kind++)

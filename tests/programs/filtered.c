@@ -5,7 +5,6 @@
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,6 +17,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "listen.h"
 
 #define WHOLE_MS 2000
 
@@ -74,16 +75,13 @@ static void go(int kind)
 
 int main(void)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
-	int kind, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	int kind, listener;
 	shared = mmap(NULL, KINDS * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	epoll = epoll_create1(0);
 	for (kind = 0; kind < KINDS; kind++)
 		if (!fork())
 			go(kind);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 5))
-		return 1;
+	listener = listen_7000();
 	for (;;) {
 		int client = accept(listener, NULL, NULL);
 		for (kind = 0; kind < KINDS; kind++)

@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/futex.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdint.h>
@@ -26,6 +25,8 @@
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "listen.h"
 
 #define PERIOD_US 400000
 #define WHOLE_S 20
@@ -116,14 +117,13 @@ static void sleep_once(const char *name, int seconds, int by_clock)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
 	struct timeval receive = { WHOLE_S, 0 };
 	if (argc > 1) {
 		if (!fork())
 			return sleep_once("nanosleep", atoi(argv[1]), 0), pause();
 		return sleep_once("clock_nanosleep", atoi(argv[1]), 1), pause();
 	}
-	int kind, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	int kind, listener;
 	shared = mmap(NULL, KINDS * sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	sigemptyset(&none);
 	sigemptyset(&usr);
@@ -136,9 +136,7 @@ int main(int argc, char **argv)
 	for (kind = 0; kind < KINDS; kind++)
 		if (!fork())
 			go(kind);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 5))
-		return 1;
+	listener = listen_7000();
 	for (;;) {
 		int client = accept(listener, NULL, NULL);
 		for (kind = 0; kind < KINDS; kind++)

@@ -4,7 +4,6 @@
  * how often the program was told that it has expired. Kinds: alarm, setitimer(2); process and thread, timer_create(2) with a signal
  * of its own each; function, with SIGEV_THREAD, for which the C library has one signal. */
 #define _GNU_SOURCE
-#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +14,8 @@
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "listen.h"
 
 enum { EACH = 14, ALARM = 2 * EACH, FUNCTION, ALL, MS = 12 };
 static const char *kinds[] = { "process", "thread", "alarm", "function" };
@@ -59,8 +60,7 @@ static void arm(void)
 
 int main(int count, char **words)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
-	int n, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	int n, listener;
 	size_t size = (size_t)atoi(count > 1 ? words[1] : "1") << 20;
 	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), line[16];
 	pthread_t threads[2];
@@ -83,9 +83,7 @@ int main(int count, char **words)
 		if (n != ALARM && timer_create(n % 2 ? CLOCK_MONOTONIC : CLOCK_BOOTTIME, &event, &timers[n]))
 			return 1;
 	}
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 5))
-		return 1;
+	listener = listen_7000();
 	for (;;) {
 		int client = accept(listener, NULL, NULL);
 		if (read(client, line, sizeof line) > 0 && line[0] == 'a')

@@ -3,7 +3,6 @@
  *
  * Answers each client of port 7000 with a line "MADE US": how many were made, and when that was, microseconds. */
 #define _GNU_SOURCE
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -13,6 +12,8 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "listen.h"
 
 enum { STACK = 128 << 10 };
 static atomic_ulong made;
@@ -52,8 +53,7 @@ static void *maker(void *nothing)
 
 int main(int count, char **words)
 {
-	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(7000) };
-	int n, one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+	int n, listener;
 	pthread_t thread;
 	pthread_attr_t small;
 	pthread_attr_init(&small);
@@ -63,9 +63,7 @@ int main(int count, char **words)
 			return 1;
 	for (n = 0; n < (count > 1 ? atoi(words[1]) : 1); n++)
 		pthread_create(&thread, NULL, maker, NULL);
-	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 50))
-		return 1;
+	listener = listen_7000();
 	for (;;) {
 		struct timespec t;
 		int client = accept(listener, NULL, NULL);

@@ -127,7 +127,7 @@ impl Stopped {
         let mut result = Ok(());
         let threads: Vec<u32> = std::mem::take(&mut self.processes).into_iter().rev().flatten().collect();
         for tid in &threads {
-            // One that has died is told of below.
+            // The detach below says which thread has died.
             let _ = restart::leave_to_kernel(*tid, false);
         }
         for tid in threads {

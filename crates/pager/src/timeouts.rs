@@ -47,11 +47,9 @@ const RESTARTS: [i64; 2] = [RESTART, -516];
 
 const POLL: u64 = 7;
 const SELECT: u64 = 23;
-const NANOSLEEP: u64 = 35;
 const FUTEX: u64 = 202;
 /// Its operation that ends at an absolute time.
 const WAIT_BITSET: u64 = 9;
-const CLOCK_NANOSLEEP: u64 = 230;
 const EPOLL_WAIT: u64 = 232;
 const PSELECT6: u64 = 270;
 const PPOLL: u64 = 271;
@@ -157,8 +155,12 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<(Call, i64)>) -> io::Re
         (None, Some(index)) => read_time(tid, arguments[index], 1)?,
         (None, None) => return Ok(None),
     };
-    if let Some(left) = remainder(tid, &call)? {
-        let all = if remainder_at(&call) == arguments.first().copied() { left + (now - since) } else { whole };
+    if let Some(left) = remainder(tid, number, &arguments)? {
+        let all = if ends::remainder(number, &arguments) == arguments.first().copied() {
+            left + (now - since)
+        } else {
+            whole
+        };
         return Ok(Some(End { at_ns: now + left, whole_ns: all.max(left) }));
     }
     Ok(Some(End { at_ns: since.saturating_add(whole), whole_ns: whole }))
@@ -208,19 +210,9 @@ pub(crate) fn make_again(tid: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Where a sleep that is broken off has the kernel write what is left.
-fn remainder_at(call: &Call) -> Option<u64> {
-    let at = match call[0] {
-        NANOSLEEP => call[2],
-        CLOCK_NANOSLEEP => call[4],
-        _ => 0,
-    };
-    (at != 0).then_some(at)
-}
-
 /// What the kernel says is left of a sleep. It may have written that over the whole time: sleep(3) gives it one place for both.
-fn remainder(tid: u32, call: &Call) -> io::Result<Option<i64>> {
-    remainder_at(call).map(|at| read_time(tid, at, 1)).transpose()
+fn remainder(tid: u32, number: u64, arguments: &[u64; 6]) -> io::Result<Option<i64>> {
+    ends::remainder(number, arguments).map(|at| read_time(tid, at, 1)).transpose()
 }
 
 /// Lets a stopped thread make the call that it was broken off in again, with what is left of its time-out and a record of its

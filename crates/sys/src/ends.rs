@@ -76,6 +76,16 @@ pub fn marked(register: u64) -> u64 {
     register & 0xffff_ffff | MARK << 32
 }
 
+/// Where a relative sleep has the kernel write what is left of it when it is broken off.
+pub fn remainder(call: u64, arguments: &[u64; 6]) -> Option<u64> {
+    let at = match call {
+        35 => arguments[1],
+        230 if arguments[1] & 1 == 0 => arguments[3],
+        _ => 0,
+    };
+    (at != 0).then_some(at)
+}
+
 /// Whether a call that obeys the time-out of its socket has our mark.
 pub fn is_marked(call: u64, arguments: &[u64; 6]) -> bool {
     socket_call(call).is_some() && arguments[0] >> 32 == MARK

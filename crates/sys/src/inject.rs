@@ -174,8 +174,8 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`. Its seccomp
-    /// filters are suspended. If it stands in a critical section of rseq(2), it is taken to have been interrupted there, and
+    /// Takes a thread that stands in an event stop, of a process whose vdso begins at `vdso`. Its seccomp filters are
+    /// suspended. If it stands in a critical section of rseq(2), it is taken to have been interrupted there, and
     /// goes on where that section says.
     ///
     /// # Errors

@@ -91,15 +91,11 @@ fn arguments(registers: &[u64; GENERAL]) -> [u64; 6] {
     ARGUMENTS.map(|argument| registers[argument])
 }
 
-/// Where a sleep says what is left of it if a handler ends it, and that goes by a time-out of ours.
+/// Where a sleep that goes by a time-out of ours says what is left of it if a handler ends it.
 fn remainder(registers: &[u64; GENERAL]) -> Option<u64> {
-    let arguments = arguments(registers);
-    let (time_out, remainder) = match registers[ORIG_RAX] {
-        35 => (arguments[0], arguments[1]),
-        230 if arguments[1] & 1 == 0 => (arguments[2], arguments[3]),
-        _ => return None,
-    };
-    (time_out == ends::place(registers[RSP]) && remainder != 0).then_some(remainder)
+    let (call, arguments) = (registers[ORIG_RAX], arguments(registers));
+    let index = ends::relative_timespec(call, &arguments)?;
+    ends::remainder(call, &arguments).filter(|_| arguments[index] == ends::place(registers[RSP]))
 }
 
 /// The instruction at an address in a thread's memory.

@@ -3,7 +3,7 @@
 //! It answers for the names and aliases of the procs of that network, as they are at that moment, and hands all other questions to
 //! the machine's own name servers, unchanged. Its sockets are made in the proc's network namespace and held by the keeper, so that a
 //! question that comes while no daemon runs is answered by the next. A proc with a port 53 of its own has none: the address is the
-//! program's then. Asking wakes nobody, and nobody is kept awake by it. Sources: RFC 1035, RFC 6891, resolv.conf(5).
+//! program's then. A question wakes no proc, and keeps none awake. Sources: RFC 1035, RFC 6891, resolv.conf(5).
 
 use crate::holdings::key;
 use crate::machine::Machine;
@@ -37,7 +37,7 @@ const TCP_IDLE: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 64;
 /// Largest message, bytes.
 const LARGEST: usize = 65_535;
-/// Largest answer by UDP that a client is told of, bytes: RFC 9715 has 1,232 for what passes everywhere.
+/// The largest answer by UDP that the resolver announces to the client, bytes: RFC 9715 has 1,232 for what passes every network.
 const UDP_PAYLOAD: u16 = 1232;
 
 /// The resolver of a proc; dropped, it ends.
@@ -375,7 +375,7 @@ mod tests {
         update.metadata.message_type = MessageType::Response;
         let answer = update.to_vec().unwrap();
         assert!(!is_for_others(&answer));
-        assert_eq!(refusal(&answer, ResponseCode::Refused), None, "nobody answers an answer");
+        assert_eq!(refusal(&answer, ResponseCode::Refused), None, "the resolver answers no answer");
     }
 
     #[tokio::test]

@@ -307,22 +307,22 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
         // For whoever wants to know more than the causes that are told.
         let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
     }
-    // Links would keep the generation's blocks after it has gone.
+    let woken = match (restored, damage) {
+        (_, Some(damage)) => Err(damage.into()),
+        (Err(e), None) => Err(e.into()),
+        (Ok(pid), None) => held.map_or(Ok(()), |held| let_go(proc, body, &held, &missed, steps)).map(|()| {
+            steps.done("resume");
+            pid
+        }),
+    };
+    // After the program runs. Links would keep the generation's blocks after it has gone.
     if let Err(error) = fs::remove_dir_all(&used) {
         tracing::warn!(proc = %proc.name, path = %used.display(), %error, "links to images stay until the next wake");
     }
-    match (restored, damage) {
-        (_, Some(damage)) => Err(damage.into()),
-        (Err(e), None) => Err(e.into()),
-        (Ok(pid), None) => {
-            if let Some(held) = held {
-                let_go(proc, body, &held, &missed, steps)?;
-            }
-            steps.done("resume");
-            fault::reach("wake-resumed");
-            Ok(pid)
-        }
+    if woken.is_ok() {
+        fault::reach("wake-resumed");
     }
+    woken
 }
 
 /// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error the whole tree is ended.
@@ -439,7 +439,7 @@ fn advanced(
         inotify::turn_into_files(scratch, &inotify)?;
     }
     let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
-    clocks::advance_millis(images, scratch, &body.clocks, armed_at)?;
+    clocks::advance_millis(scratch, &body.clocks, armed_at)?;
     Ok((scratch.to_owned(), missed))
 }
 

@@ -372,16 +372,14 @@ pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
     [left / SECOND, left % SECOND / unit].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Sets the registers with time-outs in milliseconds to what is left at `now`, in the images of `from`; `to` receives those that were
-/// changed, and may have some of another change already.
+/// Sets the registers with time-outs in milliseconds to what is left at `now`, in the images of a directory.
 ///
 /// # Errors
 /// Images that cannot be read or written.
-pub fn advance_millis(from: &Path, to: &Path, clocks: &Clocks, now: Now) -> Result<(), ImageError> {
+pub fn advance_millis(images: &Path, clocks: &Clocks, now: Now) -> Result<(), ImageError> {
     for patch in clocks.patches.iter().filter(|patch| patch.form == Form::Millis) {
-        let name = format!("core-{}.img", patch.thread);
-        let (before, changed) = (from.join(&name), to.join(&name));
-        let mut image = Image::read(if changed.exists() { &changed } else { &before })?;
+        let path = images.join(format!("core-{}.img", patch.thread));
+        let mut image = Image::read(&path)?;
         let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
         for core in &mut image.entries {
             core.edit_messages::<Malformed>(2, |info| {
@@ -391,9 +389,8 @@ pub fn advance_millis(from: &Path, to: &Path, clocks: &Clocks, now: Now) -> Resu
                     Ok(())
                 })
             })
-            .map_err(|source| ImageError::Damaged { path: changed.clone(), source })?;
+            .map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
         }
-        image.path = changed;
         image.write()?;
     }
     Ok(())
