@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -368,6 +368,8 @@ def all_run(request: pytest.FixtureRequest, directory: Path, those: Mapping[str,
         with ThreadPoolExecutor(3) as starts:
             started = {name: starts.submit(start, kip, natural, directory) for name, natural in those.items() if name in chosen}
         noise = kip.run("noise", ["python3", "-c", NOISE], flags=["--idle", "1h"])
+        # Each has all of the time, however long a busy machine takes to start the last.
+        wait(started.values())
         run = Run(time.monotonic() + seconds, noise, long)
         with ThreadPoolExecutor(len(those)) as pool:
             done: dict[str, Future[None]] = {

@@ -19,13 +19,14 @@ use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
 use crate::ticking::Ticking;
 use kip_sys::uffd::{self, CopyMode, Event, Features};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PAGE64: u64 = PAGE as u64;
@@ -265,9 +266,9 @@ impl Memory {
         Self { id, uffd, state: Mutex::new(state) }
     }
 
-    /// Its state; no faults are served while it is held.
+    /// Its state; no faults are served while it is held. It is had in bounded time, however many faults there are.
     pub fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with a space's state")
+        self.state.lock()
     }
 
     /// After a pager has died: lets all threads that wait for pages ask again, for their faults may have been taken by it.

@@ -16,11 +16,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How long to wait before each further try to find processes at rest.
 const REST_AFTER: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(5), Duration::from_millis(10)];
+
+/// How long to wait for threads that are to be let go and have not stopped yet. One that waits in vfork(2), or for a device, does not.
+const LET_GO_WITHIN: Duration = Duration::from_secs(1);
+/// How much longer to wait for one that only needs a processor: it will stop.
+const PROCESSOR_WITHIN: Duration = Duration::from_secs(30);
 
 /// Why processes do not stop.
 #[derive(Debug, thiserror::Error)]
@@ -39,8 +45,8 @@ pub enum StopError {
     /// The processes cannot be listed.
     #[error("the processes to stop cannot be listed")]
     List(#[source] io::Error),
-    /// New threads or processes came faster than they were stopped.
-    #[error("new threads come faster than they can be stopped")]
+    /// New threads or processes came faster than they were stopped, or the processors had no time for it.
+    #[error("its threads could not be stopped in time: new ones came all the while, or the processors are too busy")]
     Unstable,
 }
 
@@ -72,6 +78,8 @@ pub struct Stopped {
     slept: HashMap<u32, u64>,
     /// Threads that a signal had stopped before, signal(7).
     halted: HashSet<u32>,
+    /// Threads that were asked to stop, of which it is not known yet that they have.
+    asked: HashSet<u32>,
     /// When all of them had stopped: what is reckoned from here is never early.
     at: Instant,
     /// When the packet came for which they are let go, nanoseconds of CLOCK_MONOTONIC.
@@ -107,6 +115,7 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
         since,
         slept,
         halted,
+        asked: HashSet::new(),
         at: Instant::now(),
         packet_ns: None,
         _here: PhantomData,
@@ -125,6 +134,7 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
                 });
                 if !process.threads.contains(&tid) && seize(pid, tid)? {
                     process.threads.push(tid);
+                    stopped.asked.insert(tid);
                     fresh.push((pid, tid));
                 }
             }
@@ -192,12 +202,16 @@ impl Settling {
         Settling { pid, threads: None }
     }
 
-    /// Whether a fault at `page` by `thread` (in its own pid namespace; 0: one of them) is more than the way back into a call:
-    /// proc_pid_syscall(5). A thread of which that cannot be told is at work.
+    /// Whether a fault at `page` by `thread` (in its own pid namespace) is more than the way back into a call:
+    /// proc_pid_syscall(5). A thread of which that cannot be told is at work; ours, which reads what a thread needs for its call
+    /// while all of them stand still, is not.
     pub(crate) fn is_at_work(&mut self, page: u64, thread: u32) -> bool {
         let pid = self.pid;
         let known = self.threads.get_or_insert_with(|| by_inner_id(pid));
         let Some(tid) = known.get(&thread) else {
+            if Path::new(&format!("/proc/self/task/{thread}")).exists() {
+                return false;
+            }
             let mut all = threads(pid).unwrap_or_default().into_iter();
             return all.any(|tid| matches!(stands(pid, tid, page), Stands::AtWork));
         };
@@ -259,6 +273,11 @@ const HALTED: &str = "\nState:\tT";
 /// Whether a signal has stopped a thread: it is not about to do anything, wherever it stands.
 fn is_halted(tid: u32) -> bool {
     fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| status.contains(HALTED))
+}
+
+/// Whether a thread runs, or would if a processor had time for it.
+fn is_runnable(tid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| status.contains("\nState:\tR"))
 }
 
 /// How often a thread has left a processor: proc_pid_status(5).
@@ -324,6 +343,7 @@ impl Stopped {
         };
         match result {
             Ok(mended) => {
+                self.asked.remove(&tid);
                 let before = self.since.get(&tid).filter(|(_, _, waits)| waited_no_more(tid, *waits));
                 let before = before.map(|(call, since, _)| (*call, *since));
                 // What fails here fails because it has died, or has no time-out that the kernel could read.
@@ -367,6 +387,12 @@ impl Stopped {
         if others.is_empty() { self.processes.keys().copied().collect() } else { others }
     }
 
+    /// Threads that were asked to stop and may not have, and their processes.
+    fn unheard(&self) -> Vec<(u32, u32)> {
+        let all = self.processes.values().flat_map(|process| process.threads.iter().map(|tid| (process.pid, *tid)));
+        all.filter(|(_, tid)| self.asked.contains(tid)).collect()
+    }
+
     /// Lets all run.
     pub fn go(self) {}
 
@@ -393,6 +419,14 @@ impl Stopped {
 impl Drop for Stopped {
     fn drop(&mut self) {
         let mut until = None;
+        // When the stop was given up: each has to be put back onto its call like all others.
+        for (pid, tid) in self.unheard() {
+            let until = *until.get_or_insert_with(|| Instant::now() + LET_GO_WITHIN);
+            let late = self.wait(pid, tid, until).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+            if late && is_runnable(tid) {
+                let _ = self.wait(pid, tid, until + PROCESSOR_WITHIN);
+            }
+        }
         let processes = std::mem::take(&mut self.processes);
         let mut ends: Vec<(u32, End)> = processes.values().flat_map(|process| process.ends.clone()).collect();
         // What is left is reckoned when the pages that this needs are there: one that is brought in between makes the wait longer.
@@ -409,7 +443,7 @@ impl Drop for Stopped {
             for &tid in &process.threads {
                 self.make_ready(&process, tid);
                 if trace::detach(tid).is_err() {
-                    let_go(tid, *until.get_or_insert_with(|| Instant::now() + Duration::from_secs(1)));
+                    let_go(tid, *until.get_or_insert_with(|| Instant::now() + LET_GO_WITHIN));
                 }
             }
         }

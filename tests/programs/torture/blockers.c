@@ -334,7 +334,7 @@ void blockers_check(void) {
     for (int i = 0; i < COUNT; i++) {
         struct blocker *b = &blockers[i];
         if (!b->poke) continue;
-        for (int t = 0; t < 2000 && b->returns < b->pokes; t++) usleep(1000);
+        for (int t = 0; t < patience_ms && b->returns < b->pokes; t++) usleep(1000);
         EXPECT(b->returns == b->pokes, "%s did not return when poked", b->name);
         if (!strcmp(b->name, "flock") && b->returns == b->pokes) {
             MUST(flock(b->fd[1], LOCK_EX));

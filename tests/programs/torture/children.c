@@ -90,7 +90,7 @@ int child_ask(char question) {
     int r = -1;
     if (write(to_child[1], &question, 1) == 1) {
         struct pollfd p = { .fd = from_child[0], .events = POLLIN };
-        if (poll(&p, 1, 2000) == 1 && read(from_child[0], &answer, 1) == 1) r = answer;
+        if (poll(&p, 1, (int)patience_ms) == 1 && read(from_child[0], &answer, 1) == 1) r = answer;
     }
     pthread_mutex_unlock(&asking);
     return r;
@@ -105,7 +105,7 @@ static void check_orphan(void) {
         return;
     }
     struct pollfd p = { .fd = to_orphan[0], .events = POLLIN };
-    if (poll(&p, 1, 2000) != 1 || recv(to_orphan[0], text, sizeof text - 1, 0) <= 0) {
+    if (poll(&p, 1, (int)patience_ms) != 1 || recv(to_orphan[0], text, sizeof text - 1, 0) <= 0) {
         broken("orphan does not answer");
         return;
     }

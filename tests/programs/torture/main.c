@@ -14,6 +14,9 @@
 #include <stdarg.h>
 #include <sys/prctl.h>
 
+enum { PATIENCE_MS = 2000 };
+long patience_ms = PATIENCE_MS;
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char faults[65536];
 static size_t faults_len;
@@ -122,7 +125,7 @@ static const char *rebind(void) {
     long before = rebinds;
     /* Never close a descriptor that another thread is in accept() on: shut down, accept returns, then bind. */
     shutdown(listener, SHUT_RDWR);
-    for (int i = 0; i < 2000 && rebinds == before; i++) usleep(1000);
+    for (int i = 0; i < patience_ms && rebinds == before; i++) usleep(1000);
     return rebinds == before ? "stuck" : listener < 0 ? strerror(rebind_error) : "rebound";
 }
 
@@ -134,6 +137,7 @@ static bool command(int fd, char *line, FILE *out) {
     sscanf(line, "%31s %4095[^\n]", word, rest);
     if (!strcmp(word, "check")) {
         checks++;
+        patience_ms = atol(rest) > PATIENCE_MS ? atol(rest) : PATIENCE_MS;
         things_check();
         check_listener();
         children_check();

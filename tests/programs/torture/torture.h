@@ -48,6 +48,8 @@ int64_t now_ns(clockid_t clock);
 /* The n-th byte pattern of a seed: fills and compares memory. */
 void fill(void *p, size_t n, uint64_t seed);
 bool same(const void *p, size_t n, uint64_t seed);
+/* For so long a check waits for what a thread, a child or an orphan is to do; on a starved machine as long as timers may be late. */
+extern long patience_ms;
 /* Starts a detached thread. */
 void spawn_thread(void *(*run)(void *), void *arg);
 
