@@ -121,7 +121,7 @@ def test_a_starved_pager(kip: Kip, tmp_path: Path) -> None:
     churning, torture = run(kip, server, tmp_path), run(kip, servers.torture(), tmp_path)
     churner, client = Lines(churning.port(), timeout=60), Lines(torture.port(), timeout=60)
     pids = {name: proc.inspect()["pids"] for name, proc in (("churn", churning), ("torture", torture))}
-    with busy(2 * (os.cpu_count() or 1)), starved(pager_pid(kip), 0.005, 0.015):
+    with busy(2 * (os.cpu_count() or 1)), starved(pager_pid(kip), 0.04, 0.06):
         for _ in range(5):
             for proc in (churning, torture):
                 kip.cli("sleep", proc.name, "--to", "hibernated", check=False)

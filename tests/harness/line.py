@@ -2,8 +2,8 @@
 rate, and writes down every request.
 
 A process of its own (`python3 line.py UPSTREAM DELAY_MS MB_PER_S`), so that it does not share an interpreter with who measures.
-It says its port, then answers each line of standard input, whatever it says, by one line of JSON: how many requests are under way,
-and those that have ended since the last time. Up and down are a rate each, shared by all connections. Times are CLOCK_MONOTONIC."""
+It says its port, then answers each line of standard input by one line of JSON: how many requests are under way, and those that have
+ended since the last time. A line with a number sets the delay to so many milliseconds. Up and down are a rate each, shared by all connections. Times are CLOCK_MONOTONIC."""
 
 from __future__ import annotations
 
@@ -178,8 +178,15 @@ class Proxy:
 
     def take(self) -> tuple[int, list[Request]]:
         """How many requests are under way, and those that have ended since the last time."""
+        return self._say("")
+
+    def delay(self, ms: float) -> None:
+        """From now on it delays a first byte by so much; what has ended so far is forgotten."""
+        self._say(str(ms))
+
+    def _say(self, line: str) -> tuple[int, list[Request]]:
         assert self._process.stdin and self._process.stdout
-        self._process.stdin.write("\n")
+        self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         under_way, rows = json.loads(self._process.stdout.readline())
         return under_way, [Request(**row) for row in rows]
@@ -210,7 +217,9 @@ def main() -> None:
     line = Line((host, int(port)), float(sys.argv[2]) / 1000, float(sys.argv[3]) * 1e6)
     threading.Thread(target=line.serve, daemon=True).start()
     print(line.listener.getsockname()[1], flush=True)
-    for _ in sys.stdin:
+    for text in sys.stdin:
+        if text.strip():
+            line.delay_s = float(text) / 1000
         count = len(line.done)  # threads only append
         rows, line.done[:count] = line.done[:count], []
         print(json.dumps([len(line.open), [asdict(row) for row in rows]]), flush=True)
