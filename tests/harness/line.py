@@ -3,7 +3,8 @@ rate, and writes down every request.
 
 A process of its own (`python3 line.py UPSTREAM DELAY_MS MB_PER_S`), so that it does not share an interpreter with who measures.
 It says its port, then answers each line of standard input by one line of JSON: how many requests are under way, and those that have
-ended since the last time. A line with a number sets the delay to so many milliseconds. Up and down are a rate each, shared by all connections. Times are CLOCK_MONOTONIC."""
+ended since the last time. A line with a number sets the delay to so many milliseconds. Up and down are a rate each, shared by all
+connections. Times are CLOCK_MONOTONIC."""
 
 from __future__ import annotations
 
