@@ -16,7 +16,7 @@ from harness.kip import Kip, Proc, binary
 from harness.wait import wait_for
 
 ROOT = Path(__file__).parents[1]
-GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "README.md"]
+GUIDES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "recipes" / "README.md"]
 # A literal that is shorter says nothing about where it comes from.
 FEWEST = 10
 
