@@ -484,7 +484,7 @@ def test_an_open_file_that_is_not_as_it_was_starts_it_cold(kip: Kip, host: Path,
         (host / "other").rename(file)
     else:
         file.unlink()
-    told = {"changed": "was changed by somebody else", "cut": "was cut", "replaced": "was replaced", "gone": "is gone"}[what]
+    told = {"changed": "was changed from outside", "cut": "was cut", "replaced": "was replaced", "gone": "is gone"}[what]
     said = kip.refused("wake", what)
     assert told in said and str(file) in said and "its snapshot is kept" in said
     assert proc.state == "parked"

@@ -139,7 +139,7 @@ pub struct InspectArgs {
     /// Each process's command line, directory, user and environment, which may hold secrets
     #[arg(long, group = "detail")]
     pub env: bool,
-    /// Sockets: addresses, state, bytes queued, who has them open, whether Kip holds them
+    /// Sockets: addresses, state, bytes queued, the processes that have them open, whether Kip holds them
     #[arg(long, group = "detail")]
     pub sockets: bool,
     /// Each process's memory: what is mapped where, and how much of it is in memory, out, on disk, in the store
@@ -243,7 +243,7 @@ pub struct RunArgs {
     /// That long after, it is parked
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub park_after: Option<u64>,
-    /// Parked that long, it is archived, if there is a store, whatever that is and whoever is connected
+    /// Parked that long, it is archived if there is a store, of either kind, and even with connections open
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
     pub archive_after: Option<u64>,
     /// Timers shorter than this are no activity and do not wake on time
@@ -332,7 +332,7 @@ pub struct DownArgs {
     /// were awake; exits with 1 if some cannot be parked, which run on
     #[arg(long)]
     pub park: bool,
-    /// How long that may take; 90s. Who is not parked by then runs on
+    /// How long that may take; 90s. A proc that is not parked by then runs on
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, requires = "park")]
     pub within: Option<u64>,
 }
@@ -446,7 +446,7 @@ pub enum SnapshotCommand {
         /// Only show what would be done
         #[arg(long)]
         dry_run: bool,
-        /// That grace time. Who stores into the same store from another data directory may be slower than a short one
+        /// That grace time. A short one endangers what another data directory is storing into the same store just then
         #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "24h")]
         grace: u64,
     },

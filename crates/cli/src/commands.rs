@@ -181,7 +181,7 @@ fn ended(view: &DownView) -> String {
 fn parked(view: &DownView) -> String {
     let names: Vec<_> = view.asleep.iter().map(ProcName::as_str).collect();
     let mut text = match names.as_slice() {
-        [] => "the daemon has ended; nobody is asleep\n".to_owned(),
+        [] => "the daemon has ended; no proc is asleep\n".to_owned(),
         names => format!("the daemon has ended; asleep until the next `kip up`: {}\n", names.join(", ")),
     };
     for (name, why) in &view.awake {

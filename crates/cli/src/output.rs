@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 /// Stdout's reader is gone. Not a failure: it has seen what it wanted.
 #[derive(Debug, thiserror::Error)]
-#[error("nobody reads the output any more")]
+#[error("no program reads the output any more")]
 pub struct StdoutGone;
 
 /// Writes `text` as it is.

@@ -182,7 +182,7 @@ async fn serve<S: Service>(
         }
     };
     if said.is_err() {
-        tracing::debug!("nobody reads the ready line");
+        tracing::debug!("no program reads the ready line");
     }
     notify::notify(notify::READY);
     let ending = hub.serve(&mut socket, remote, end).await?;

@@ -204,7 +204,7 @@ fn limits(view: &ProcView) -> Vec<(&'static str, String)> {
             "archived",
             match timing.archive_by_default {
                 true => format!(
-                    "{} after that, where there is a store that is no directory and nobody is connected",
+                    "{} after that, where there is a store that is no directory and no client is connected",
                     millis(timing.archive_after_ms)
                 ),
                 false => format!("{} after that, where there is a store", millis(timing.archive_after_ms)),

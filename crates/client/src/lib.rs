@@ -88,7 +88,7 @@ impl Client {
         Ok(())
     }
 
-    /// In what the proc of the request's name contains something else than the request would give it.
+    /// Reports whether the tarball or secrets of the proc of that name differ from the request.
     pub async fn compare(&self, request: &RunRequest) -> Result<ContentsView, CallError> {
         self.post("/v1/compare", request).await
     }

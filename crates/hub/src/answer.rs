@@ -105,7 +105,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Asked<T> {
     }
 }
 
-/// Reads JSON and refuses what nobody here would look at: a limit with its name misspelt would be no limit. The types themselves pass it
+/// Reads JSON and refuses fields that no type here has: a limit with its name misspelt would be no limit. The types themselves pass it
 /// over, for records on disk have them too, and may be those of a newer Kip.
 fn read<T: DeserializeOwned>(body: &[u8]) -> Answer<T> {
     let wrong = |e: serde_json::Error| Refused::invalid(format!("the request's body is not what it should be: {e}"));
@@ -134,11 +134,11 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for AskedQuery<T> 
     }
 }
 
-/// What whoever asks is allowed: by TCP what its token is, on the unix socket everything.
+/// What the client is allowed: by TCP what its token allows, on the unix socket everything.
 pub struct By(pub Scope);
 
 impl By {
-    /// Refuses who may only look: values of environments are what a secret often is in.
+    /// Refuses a client that may only read: values of environments are what a secret often is in.
     pub fn may_see_values(&self) -> Answer<()> {
         match self.0 {
             Scope::Write => Ok(()),

@@ -1,4 +1,4 @@
-//! The dashboard: one page over this API, of our own files only. They are given to everybody; what they show is not, so by TCP the page
+//! The dashboard: one page over this API, of our own files only. Any client gets the files; what they show needs a token, so by TCP the page
 //! asks for a token and sends it with each of its requests, in a header and nowhere else.
 
 use crate::answer::Answer;
@@ -14,7 +14,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use kip_types::api::HistoryView;
 
-/// Nothing from elsewhere, nothing inline, and nobody's frame.
+/// Nothing from elsewhere, nothing inline, and no page may frame it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const FILES: [(&str, &str, &str); 3] = [
@@ -23,7 +23,7 @@ const FILES: [(&str, &str, &str); 3] = [
     ("/dashboard.css", "text/css; charset=utf-8", include_str!("dashboard/dashboard.css")),
 ];
 
-/// Whether anybody may have it.
+/// Whether a client without a token may have it.
 pub fn is_public(path: &str) -> bool {
     FILES.iter().any(|(public, ..)| *public == path)
 }

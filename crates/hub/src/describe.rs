@@ -161,7 +161,7 @@ impl<S: Send + Sync + 'static> Routes<S> {
             "info": {
                 "title": "Kip",
                 "version": "1",
-                "description": "What `kip` does, all of it. On the data directory's unix socket (DIR/run/api.sock), where whoever may \
+                "description": "What `kip` does, all of it. On the data directory's unix socket (DIR/run/api.sock), where every client that may \
                     connect may do everything, and, with `kip up --listen`, by TCP with TLS and a bearer token. Names of fields end with \
                     their unit: _ms, _us, _bytes. Every refusal has one shape and a code of a closed list.",
                 "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },

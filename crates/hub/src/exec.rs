@@ -42,7 +42,7 @@ async fn read_stdin(mut from: impl AsyncRead + Unpin, stdin: mpsc::Sender<Vec<u8
         if frame.is_empty() {
             stdin = None;
         } else if let Some(open) = &stdin {
-            // A program that closed its input or ended: what still comes is not for anybody.
+            // The program has closed its input or ended: what still comes is dropped.
             if open.send(frame).await.is_err() {
                 stdin = None;
             }

@@ -6,7 +6,7 @@
 //!
 //! Invariants: an operation that changes something runs in its own task, so that a client which goes away in its middle
 //! leaves nothing half done; every refusal reaches the client as a JSON [`kip_types::Refusal`] with a matching HTTP
-//! status. A crash leaves a socket file that nobody answers on; the next daemon replaces it.
+//! status. A crash leaves a socket file on which no process listens; the next daemon replaces it.
 #![forbid(unsafe_code)]
 
 pub mod admit;

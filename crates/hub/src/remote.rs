@@ -1,7 +1,7 @@
 //! The API by TCP: TLS, a token with every request, and limits on what a stranger may cost.
 //!
 //! A stranger has [`STRANGER`] for the TLS handshake and as long for each request's head; a token is asked for before
-//! a body is read. There are at most [`CONNECTIONS`] at a time; who comes later waits in the kernel's queue. A client that
+//! a body is read. There are at most [`CONNECTIONS`] at a time; a client that comes later waits in the kernel's queue. A client that
 //! does not read holds its own connection and nothing else. One that is gone without a word is noticed after
 //! [`SILENCE_MS`].
 
@@ -74,7 +74,7 @@ pub enum RemoteError {
         #[source]
         source: rustls::Error,
     },
-    /// Without TLS everybody on the way could take the token.
+    /// Without TLS every machine on the way could take the token.
     #[error(
         "{address} is not a loopback address: the API is offered there with TLS only, give --tls-cert and --tls-key"
     )]
@@ -234,7 +234,7 @@ async fn connection(
     exchange(stream, router, ending).await
 }
 
-/// Tells who speaks HTTP where TLS is spoken what is wrong, in the words that it understands.
+/// Tells a client that speaks HTTP where TLS is spoken what is wrong, in HTTP.
 async fn not_tls(stream: &mut TcpStream) -> io::Result<()> {
     let refusal = Refusal::new(Code::Invalid, "this port speaks TLS").with_hint("use https:// instead of http://");
     let body = serde_json::to_string(&refusal).expect("the API's types are JSON");

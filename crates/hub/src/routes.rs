@@ -21,7 +21,7 @@ use kip_types::api::{
     Refusal, RemoveRequest, RunRequest, SleepRequest, StartRequest, StopRequest, ValidateRequest, WakeRequest, WhyView,
 };
 
-/// How often `run` picks another name when somebody else takes the one it picked.
+/// How often `run` picks another name when another request takes the one it picked.
 const NAME_ATTEMPTS: u32 = 100;
 
 /// All routes, answering on the unix socket; by TCP [`crate::remote`] stands before them.
@@ -34,7 +34,7 @@ pub fn router<S: Service>(hub: Hub<S>) -> Router {
         .with_state(hub)
 }
 
-/// The OpenAPI document of this API. It does not depend on who serves it.
+/// The OpenAPI document of this API. It does not depend on the service behind it.
 pub fn openapi<S: Service>() -> serde_json::Value {
     all::<S>().document()
 }
@@ -44,7 +44,7 @@ fn all<S: Service>() -> Routes<S> {
         .get("/v1/procs", list::<S>, doc("listProcs", "All procs, sorted by name.").json::<Vec<ProcView>>())
         .post("/v1/procs", run::<S>, doc("runProc", "Creates a proc and starts it.").body::<RunRequest>().json_with::<ProcView>(201))
         .post("/v1/validate", validate::<S>, doc("validateRun", "Refuses what `runProc` would refuse, as far as that can be known without running the program. Leaves nothing.").body::<ValidateRequest>())
-        .post("/v1/compare", compare::<S>, doc("compareRun", "In what the proc of that name contains something else than `runProc` would give it: its tarball, its secrets. Wakes nobody.").body::<RunRequest>().json::<ContentsView>())
+        .post("/v1/compare", compare::<S>, doc("compareRun", "Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.").body::<RunRequest>().json::<ContentsView>())
         .post("/v1/check", check::<S>, doc("checkRun", "Tries whether such a proc can sleep and wake, with a trial of its own that is gone afterwards.").body::<CheckRequest>().json::<CheckView>())
         .get("/v1/procs/{name}", inspect::<S>, doc("inspectProc", "One proc. Does not wake it.").query::<InspectRequest>().json::<ProcView>())
         .delete("/v1/procs/{name}", remove::<S>, doc("removeProc", "Removes a proc with all it has.").query::<RemoveRequest>())
@@ -92,7 +92,7 @@ async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<Ru
     Ok((StatusCode::CREATED, shown(view)).into_response())
 }
 
-/// Nothing is changed: whoever is about to remove procs for others to take their place asks first.
+/// Nothing is changed: a client asks this before it removes procs for others to take their place.
 async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
     let (mut run, instead_of) = request.parts();
     admit::complete(&mut run, &hub.defaults)?;
@@ -130,7 +130,7 @@ async fn run_named<S: Service>(service: &S, mut request: RunRequest) -> Result<P
         named.spec.name = admit::free_name(&stem, &service.names().await?)?;
         let name = named.spec.name.clone();
         match service.run(named).await {
-            // Somebody took the name in between, or a port is taken; only the first is worth another attempt.
+            // Another request took the name in between, or a port is taken; only the first is worth another attempt.
             Err(refusal) if refusal.code == Code::Taken && service.names().await?.contains(&name) => {}
             done => return done,
         }
@@ -258,7 +258,7 @@ async fn down<S: Service>(
     AskedQuery(how): AskedQuery<DownRequest>,
     Asked(body): Asked<serde_json::Map<String, serde_json::Value>>,
 ) -> Answer<Json<DownView>> {
-    // Who believes to have said `park` must not lose every proc.
+    // A client that believes to have said `park` must not lose every proc.
     if !body.is_empty() {
         return Err(Refused::invalid(
             "how the daemon ends is said in the query, as in POST /v1/down?park=true: leave the body empty",
@@ -270,7 +270,7 @@ async fn down<S: Service>(
     let (service, ended) = (hub.service.clone(), hub.clone());
     let view = hub.operate(async move {
         let view = service.down(how).await?;
-        // In the task: the daemon ends even if whoever asked did not wait.
+        // In the task: the daemon ends even if the client does not wait.
         ended.went_down();
         Ok(view)
     });

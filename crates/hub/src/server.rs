@@ -87,7 +87,7 @@ impl Drop for UnderWay {
 
 impl<S: Service> Hub<S> {
     /// A hub before `service`. `defaults` is what procs get whose owner does not say when they sink,
-    /// `tokens` who is let in by TCP.
+    /// `tokens` decides which clients are let in by TCP.
     pub fn new(service: Arc<S>, defaults: Timing, tokens: Tokens) -> Hub<S> {
         Hub {
             service,

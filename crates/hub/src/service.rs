@@ -1,6 +1,6 @@
 //! The interface between hub and worker: everything the API can ask of the machine.
 //!
-//! The hub calls what changes something from a task of its own and lets it run to its end even when nobody waits for
+//! The hub calls what changes something from a task of its own and lets it run to its end even when no client waits for
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
@@ -20,7 +20,7 @@ use std::future::Future;
 use tokio::sync::mpsc;
 
 /// Items as they come. Its sender is dropped at the end; an error is the last item. The receiver is dropped when
-/// nobody wants more.
+/// no client wants more.
 pub type Feed<T> = mpsc::Receiver<Result<T, Refusal>>;
 
 /// What a program under exec wrote, or how it ended.
@@ -58,7 +58,7 @@ pub trait Service: Send + Sync + 'static {
     /// `instead_of` are gone by then.
     fn validate(&self, run: RunRequest, instead_of: Vec<ProcName>) -> impl Future<Output = Result<(), Refusal>> + Send;
 
-    /// In what the proc of the request's name contains something else than the request would give it: its tarball, its secrets.
+    /// Reports whether the tarball or secrets of the proc of that name differ from the request.
     fn compare(&self, request: RunRequest) -> impl Future<Output = Result<ContentsView, Refusal>> + Send;
 
     /// All names in use. Cheap: measures nothing.
@@ -95,10 +95,10 @@ pub trait Service: Send + Sync + 'static {
     /// What a proc has used, all of it or after `since_ms`. Does not wake it.
     fn meter(&self, name: ProcName, since_ms: Option<u64>) -> impl Future<Output = Result<MeterView, Refusal>> + Send;
 
-    /// How procs were spread over the tiers lately. Wakes nobody.
+    /// How procs were spread over the tiers lately. Wakes no proc.
     fn history(&self) -> impl Future<Output = Result<HistoryView, Refusal>> + Send;
 
-    /// Metrics, in Prometheus' text format. Wakes nobody.
+    /// Metrics, in Prometheus' text format. Wakes no proc.
     fn metrics(&self) -> impl Future<Output = Result<String, Refusal>> + Send;
 
     /// What all procs have used, sorted by name.

@@ -1,7 +1,7 @@
 //! The API's socket file, `DIR/run/api.sock`.
 //!
-//! Who may connect is decided by file permissions alone, so the file never exists with other ones: it is bound inside a
-//! closed directory, given its mode and owner there and moved into place, over the file a dead daemon left. Whoever
+//! File permissions alone decide which users may connect, so the file never exists with other ones: it is bound inside a
+//! closed directory, given its mode and owner there and moved into place, over the file a dead daemon left. A client that
 //! may connect is as powerful as root on this machine.
 
 use crate::lock::DataLock;
@@ -59,7 +59,7 @@ impl ApiSocket {
 
 impl Drop for ApiSocket {
     fn drop(&mut self) {
-        // Leaving the file does no harm: nobody answers on it and the next daemon replaces it.
+        // Leaving the file does no harm: no process listens on it and the next daemon replaces it.
         let _ = std::fs::remove_file(&self.path);
     }
 }

@@ -1,6 +1,6 @@
 //! Tokens, which let clients in by TCP: `DIR/tokens.json`.
 //!
-//! A token is 256 random bits that are shown once. Kept is its hash, which leads nowhere: nobody guesses 256 bits. The file
+//! A token is 256 random bits that are shown once. Kept is its hash, which leads nowhere: 256 bits cannot be guessed. The file
 //! is replaced whole, so a crash leaves the tokens before or those after.
 
 use crate::answer::{Answer, Asked};
@@ -179,7 +179,7 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
         .delete(
             "/v1/tokens/{name}",
             remove::<S>,
-            doc("removeToken", "Removes a token: who has it is refused from now on. On the unix socket only."),
+            doc("removeToken", "Removes a token: clients with it are refused from now on. On the unix socket only."),
         )
 }
 

@@ -208,7 +208,7 @@ pub fn succeed<T>(
 }
 
 fn announce(word: &str) -> anyhow::Result<()> {
-    writeln!(std::io::stdout(), "{word}").context("nobody listens")
+    writeln!(std::io::stdout(), "{word}").context("no program listens")
 }
 
 /// Leaves the starter's session, directory and fate.

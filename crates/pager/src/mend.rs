@@ -30,7 +30,7 @@ pub(crate) fn mend(pid: u32, runs: &Runs, read: impl Fn(u32, &mut [u8]) -> io::R
     let touched: Vec<_> = zeros.iter().flat_map(|region| runs.inside(&region.range)).collect();
     let mended = put_back(pid, &touched, runs, read)?;
     if mended > 0 {
-        tracing::debug!(pid, pages = mended, "pages that somebody had touched from outside are put back");
+        tracing::debug!(pid, pages = mended, "pages that were touched from outside are put back");
     }
     Ok(mended)
 }

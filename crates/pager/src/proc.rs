@@ -370,8 +370,9 @@ impl Proc {
     /// Keeps a stopped process from running on with pages that are not its own: as with a page that is damaged, it waits to be killed
     /// and whoever does that is told. A signal that came while all its threads stood still is taken before any of them runs.
     fn must_not_run(&self, pid: u32, error: io::Error) -> io::Error {
-        let what =
-            format!("memory of process {pid} that somebody touched while it was taken out cannot be put back: {error}");
+        let what = format!(
+            "memory of process {pid} that was touched from outside while it was taken out cannot be put back: {error}"
+        );
         let told = io::Error::new(error.kind(), what);
         let stop = |pid| rustix::process::kill_process(pid, rustix::process::Signal::STOP);
         if let Some(Err(e)) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).map(stop) {

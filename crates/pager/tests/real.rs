@@ -242,7 +242,10 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     let refused = rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap_err();
     stopped.go();
     let told = rig.holder.1.lock().unwrap().join("; ");
-    assert!(told.contains("that somebody touched while it was taken out cannot be put back"), "{told}, {refused:?}");
+    assert!(
+        told.contains("that was touched from outside while it was taken out cannot be put back"),
+        "{told}, {refused:?}"
+    );
     child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     let state = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
     let begun = Instant::now();

@@ -150,7 +150,7 @@ pub struct LogLine {
 pub struct EventsRequest {
     /// After those that are kept, go on with new ones.
     pub follow: bool,
-    /// Only those after the one with this id: who reconnects gives the last that it has seen.
+    /// Only events after the one with this id: a client that reconnects gives the last that it has seen.
     pub since: Option<u64>,
 }
 
@@ -177,9 +177,9 @@ pub struct Moved {
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DownRequest {
-    /// Park everyone instead of ending them. Nobody wakes until the next daemon runs, and then those that were awake do.
+    /// Park every proc instead of ending it. No proc wakes until the next daemon runs; then those that were awake do.
     pub park: bool,
-    /// With `park`: how long that may take, milliseconds; who is not parked by then is left as it is. Without it [`PARK_WITHIN_MS`].
+    /// With `park`: how long that may take, milliseconds; a proc that is not parked by then is left as it is. Without it [`PARK_WITHIN_MS`].
     pub within_ms: Option<u64>,
 }
 
@@ -381,7 +381,7 @@ pub struct ProcView {
     /// What its probes were last answered, in the order of its spec. Looking here asks none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub probes: Vec<ProbeView>,
-    /// What it was asked to be. Values of its environment are empty but in an answer to who asks for them, `GET /v1/procs/NAME?env=true`.
+    /// The specification that it was made from. Values of its environment are empty but in the answer to `GET /v1/procs/NAME?env=true`.
     pub spec: Spec,
 }
 
@@ -499,7 +499,7 @@ pub struct SocketView {
     /// The newest packet either way, empty ones included, is at most this many milliseconds old, and at most a second
     /// younger. From the flow table of the host; null for what is not in it, such as connections within the proc.
     pub packet_ms: Option<u64>,
-    /// Who has it open.
+    /// The processes that have it open.
     pub programs: Vec<ProgramView>,
 }
 

@@ -67,7 +67,7 @@ impl FromStr for ImageSource {
 }
 
 impl ImageSource {
-    /// The same with an absolute path: whoever reads it may have another working directory.
+    /// The same with an absolute path: the process that reads it may have another working directory.
     pub fn absolute(self, absolute: impl FnOnce(PathBuf) -> std::io::Result<PathBuf>) -> std::io::Result<ImageSource> {
         Ok(match self {
             ImageSource::Oci { path, tag } => ImageSource::Oci { path: absolute(path)?, tag },
@@ -207,7 +207,7 @@ pub struct ImageRequest {
     pub reference: String,
 }
 
-/// Who asks a registry.
+/// The login for a registry.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegistryLogin {
@@ -232,7 +232,7 @@ pub struct PullRequest {
     /// Without TLS, which is what registries on this machine are asked anyway, unless `ca_pem` says how to know them.
     #[serde(default)]
     pub plain_http: bool,
-    /// Certificates, PEM, of those who may vouch for the registry, beside whom the daemon's machine trusts.
+    /// Certificates, PEM, of authorities that may vouch for the registry, beside those that the daemon's machine trusts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_pem: Option<String>,
 }

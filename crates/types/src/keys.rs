@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// One key, as far as anybody may see it: an element of `GET /v1/keys`, oldest first.
+/// One key without its secret part: an element of `GET /v1/keys`, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct KeyView {
     /// Its name: 32 hexadecimal digits.

@@ -1,4 +1,4 @@
-//! How a program lives: what becomes of it when it ends. Pure; whoever starts it again is the worker.
+//! How a program lives: what becomes of it when it ends. Pure; the worker starts programs again.
 
 use crate::lifecycle::Exit;
 use schemars::JsonSchema;
@@ -99,7 +99,7 @@ pub const HOOK_WITHIN_MS: u64 = 10_000;
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Hooks {
-    /// Before the program is frozen, whoever sends it to sleep. One that fails, or takes too long, refuses the sleep.
+    /// Before the program is frozen, for whatever reason it is put to sleep. One that fails, or takes too long, refuses the sleep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub before_sleep: Option<String>,
     /// When the program runs again, beside it. One that fails is an event and no more.

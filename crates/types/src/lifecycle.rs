@@ -75,7 +75,7 @@ pub enum Exit {
     Code(i32),
     /// Died of this signal.
     Signal(i32),
-    /// It is gone and nobody saw how (its init was killed from outside).
+    /// It is gone and its exit status is unknown (its init was killed from outside).
     Unknown,
 }
 
@@ -105,7 +105,7 @@ pub enum State {
         /// The newest generation, from which this run was woken or 0.
         generation: Generation,
     },
-    /// As Hot, but its memory is out and nobody has asked for it since.
+    /// As Hot, but its memory is paged out and has not been touched since.
     Hibernated {
         /// As in Hot.
         init: u32,
@@ -373,7 +373,7 @@ mod tests {
             }
         }
 
-        /// From any state a stop or an exit leads to Stopped within four inputs; what is elsewhere is nobody's to stop here.
+        /// From any state a stop or an exit leads to Stopped within four inputs; a proc that lives elsewhere cannot be stopped here.
         #[test]
         fn always_can_end(seq in proptest::collection::vec(inputs(), 0..50)) {
             let mut state = State::Stopped { exit: None };

@@ -339,7 +339,7 @@ pub struct Timing {
     pub park_after_ms: u64,
     /// Parked this long: archive, where there is a store.
     pub archive_after_ms: u64,
-    /// Nobody has said when: then not to a store that is a local directory, and not while connections are open.
+    /// The owner has not said when: then not to a store that is a local directory, and not while connections are open.
     pub archive_by_default: bool,
     /// Ticks (periodic timers, blocking calls' time-outs) shorter than this neither count as activity nor wake on time.
     pub tick_ms: u64,
@@ -362,10 +362,10 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Times to archive after that Kip has chosen itself, now and before it was asked whether somebody had said one.
+    /// Times to archive after that Kip has chosen itself, now and in versions that did not record whether the owner had said one.
     const USUAL_ARCHIVE_MS: [u64; 2] = [600_000, 86_400_000];
 
-    /// Of what does not say whether somebody has said when to archive, a request or an old record: another time than the usual was said.
+    /// For a request or an old record that does not say whether the owner chose when to archive: any time but the usual ones was chosen.
     pub fn settle_archive(&mut self) {
         self.archive_by_default &= Self::USUAL_ARCHIVE_MS.contains(&self.archive_after_ms);
     }
@@ -436,7 +436,7 @@ pub struct Spec {
     /// Lets setuid and setgid programs inside gain their owner's identity (within the proc's own user namespace).
     #[serde(default)]
     pub allow_setuid: bool,
-    /// Whom the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and /etc/group) or numbers; none is root.
+    /// The user that the program runs as, `USER[:GROUP]`, names (of the proc's own /etc/passwd and /etc/group) or numbers; none is root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// What `kip stop` sends first, name or number; none is SIGTERM.
@@ -466,7 +466,7 @@ pub struct Spec {
     /// A trial of `kip check`, which is removed when that ends. Kip's own to say, ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub trial: bool,
-    /// It reaches nobody by network but itself, and only the host reaches it: a trial. Kip's own to say, ignored in requests.
+    /// It reaches only itself by network, and only the host reaches it: a trial. Set by Kip alone, ignored in requests.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub alone: bool,
     /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null for procs of older daemons.
@@ -494,7 +494,7 @@ pub fn bad_secret(name: &str) -> Option<String> {
     })
 }
 
-/// What a program has to end in order, where nobody says otherwise, milliseconds.
+/// The time that a program has to end in order by default, milliseconds.
 pub const STOP_GRACE_MS: u64 = 10_000;
 
 impl Spec {

@@ -98,7 +98,7 @@ pub(crate) struct Noted {
 /// There is no backup.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BackupFailure {
-    #[error("nobody waits for it any more")]
+    #[error("no client waits for it any more")]
     Unwanted,
     #[error("{path}")]
     Io {

@@ -311,7 +311,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let replaces = config.supersede || Keeper::is_foreign(&config.data)?;
     // A pager of ours may be connected to a keeper that is not: it could not go on with another.
     if let Some(pid) = pager.supersede(replaces)? {
-        tracing::info!(pid, "the pager is of another version and is replaced; who was held runs");
+        tracing::info!(pid, "the pager is of another version and is replaced; procs that were held run");
     }
     fault::reach("supersede-pager");
     if replaces && let Some(held) = Keeper::supersede(&keeper_program, &config.data)? {
@@ -496,7 +496,7 @@ impl Machine {
     pub(crate) fn follow_output(&self, proc: &Proc) {
         let ends = [key::OUT, key::ERR].map(|k| proc.holdings.get(k));
         let [Some(out), Some(err)] = ends else {
-            tracing::warn!(proc = %proc.name, "its output is lost: nobody holds its pipes any more");
+            tracing::warn!(proc = %proc.name, "its output is lost: no process holds its pipes any more");
             return;
         };
         let rotation = Rotation::of(&proc.spec.limits);

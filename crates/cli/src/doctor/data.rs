@@ -41,7 +41,7 @@ fn rights(data: &Path) -> Check {
             "give another --data DIR",
         ),
         Ok(meta) if meta.permissions().mode() & 0o022 != 0 => {
-            let cost = "whoever may write there may become root: snapshots are run as they are";
+            let cost = "a user who may write there can become root: snapshots are run as they are";
             Check::fail(
                 NAME,
                 format!("{} may be written by others", data.display()),

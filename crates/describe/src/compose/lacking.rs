@@ -48,11 +48,11 @@ pub const LACKING: [(&str, Weight, &str); 56] = [
     ("oom_score_adj", Harmless, "it counts as any proc"),
     ("pid", Changes, "a proc has its own"),
     ("platform", Harmless, "it runs on this machine's"),
-    ("post_start", Changes, "nobody would run it"),
-    ("pre_stop", Changes, "nobody would run it"),
+    ("post_start", Changes, "Kip would not run it"),
+    ("pre_stop", Changes, "Kip would not run it"),
     ("privileged", Changes, "a proc is never privileged"),
-    ("provider", Changes, "Kip asks nobody else to provide services"),
-    ("read_only", Harmless, "it may write to its own files, which nobody else sees"),
+    ("provider", Changes, "Kip asks no other program to provide services"),
+    ("read_only", Harmless, "it may write to its own files, which no other proc sees"),
     ("runtime", Harmless, "there is one, Kip's"),
     ("security_opt", Harmless, "a proc has Kip's own filter, and no new privileges"),
     ("shm_size", Harmless, "/dev/shm is a directory of its own files, without a limit"),
@@ -82,7 +82,7 @@ const WITHIN: [(&str, Weight, &str); 14] = [
     ("secrets.uid", Harmless, SECRET),
     ("volumes.volume.labels", Harmless, "they are left out"),
 ];
-const SECRET: &str = "the file is its user's, who alone may read it";
+const SECRET: &str = "only the file's user may read it";
 
 /// Tells what nobody has asked for within a service that was read: as lacking, or as a mistake.
 pub fn unread(context: &mut Context<'_>, service: &str, node: &Node) {

@@ -28,7 +28,7 @@ pub fn declared(context: &mut Context<'_>, node: Option<&Node>) {
                     context.lacks(place, Weight::Changes, &path, "a proc may call out: nothing keeps it in");
                 }
                 "external" if context.flag(value, &path) => {
-                    let why = "services of this file find each other, and nobody else's find them by name";
+                    let why = "services of this file find each other by name, and no others find them";
                     context.lacks(place, Weight::Changes, &path, why);
                 }
                 "driver" => match context.text(value, &path).as_deref() {

@@ -241,7 +241,7 @@ impl SleptFile {
             }
             () if now.size < self.size && self.rewrites => Err("was cut while it slept"),
             () if self.rewrites && !shared && (now.size, now.mtime_ns) != (self.size, self.mtime_ns) => {
-                Err("was changed by somebody else while it slept")
+                Err("was changed from outside while the proc slept")
             }
             () => Ok(()),
         }
@@ -269,7 +269,7 @@ mod tests {
             .unwrap()
             .set_modified(SystemTime::now() + Duration::from_secs(9))
             .unwrap();
-        assert_eq!(check(true, false), Err("was changed by somebody else while it slept"));
+        assert_eq!(check(true, false), Err("was changed from outside while the proc slept"));
         assert_eq!((check(true, true), check(false, false)), (Ok(()), Ok(())));
         fs::write(&path, "56789").unwrap();
         assert_eq!((check(true, true), check(false, false)), (Ok(()), Ok(())), "it has grown");
