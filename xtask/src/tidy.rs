@@ -1,10 +1,11 @@
 //! The house's own rules (STYLE.md), as far as a program can see them.
 //!
 //! Reads every file git would commit and hands it to the rules: [`source`] looks at one source file, [`documents`] at
-//! what the documents promise. Each finding is one line, `path:line: what is wrong`.
+//! what the documents promise, [`words`] at the public surface's sentences. Each finding is one line, `path:line: what is wrong`.
 
 mod documents;
 mod source;
+mod words;
 
 use crate::steps::Outcome;
 use anyhow::Context;
@@ -42,6 +43,7 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<File>> {
 pub fn run(root: &Path) -> anyhow::Result<Outcome> {
     let files = files(root)?;
     let mut findings: Vec<String> = files.iter().flat_map(source::findings).collect();
+    findings.extend(files.iter().flat_map(words::findings));
     findings.extend(documents::findings(&files, &|path| root.join(path).exists()));
     findings.sort();
     Ok(if findings.is_empty() { Outcome::Passed(format!("{} files", files.len())) } else { Outcome::of(&findings) })

@@ -26,7 +26,7 @@ pub struct AbroadArgs {
 
 #[derive(Debug, Args)]
 pub struct ListenArgs {
-    /// Offer the API by TCP as well, to whoever has a token
+    /// Offer the API by TCP as well, to clients with a token
     #[arg(long, value_name = "ADDR:PORT", requires = "how")]
     pub listen: Option<SocketAddr>,
     /// PEM file of the certificate for --listen, with those that lead to its CA

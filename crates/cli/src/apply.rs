@@ -2,7 +2,7 @@
 //!
 //! Everything is looked at before anything is changed: the file, what would have to be replaced, images, and whether what is to be made
 //! could be started. Then those that are not described any more go, and procs are made one after the other, each when those that it
-//! depends on are ready. Whoever goes is stopped in order. A failure in the middle leaves what was done, says what that is, and the next
+//! depends on are ready. A proc that goes is stopped in order. A failure in the middle leaves what was done, says what that is, and the next
 //! apply goes on from there. Sleepers are looked at and not woken.
 
 mod plan;
@@ -335,7 +335,7 @@ async fn bring_about(client: &Client, change: &Change, described: &Described, ar
     }
 }
 
-/// Until it is ready, if it says what that is. Wakes nobody.
+/// Until it is ready, if it says what that is. Wakes no proc.
 async fn wait_for(client: &Client, name: &ProcName) -> anyhow::Result<()> {
     let view = client.inspect(name).await?;
     if view.spec.ready.is_some() || view.state == "starting" {

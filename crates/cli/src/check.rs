@@ -33,7 +33,7 @@ pub struct CheckArgs {
     /// Let the trial write to the volumes, if no proc has them that runs or sleeps
     #[arg(long)]
     pub use_volumes: bool,
-    /// Let the trial reach others by network, as the proc would; otherwise it reaches nobody
+    /// Let the trial reach others by network, as the proc would; otherwise it has no network
     #[arg(long)]
     pub with_network: bool,
     #[command(flatten)]

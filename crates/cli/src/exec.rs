@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// Bytes of input sent at once.
 const PIECE: usize = 64 << 10;
 
-/// What a program of a shell ends with when nobody reads its output: 128 and SIGPIPE.
+/// What a program of a shell ends with when its output is closed: 128 and SIGPIPE.
 const NOBODY_READS: u8 = 141;
 
 /// Runs the program and returns its code.

@@ -123,11 +123,11 @@ fn table(keys: &[KeyView]) -> String {
     text::table(&rows)
 }
 
-/// Made by us, for nobody else, and on the disk.
+/// Made by us, readable by root alone, and on the disk.
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     let written = file.write_all(bytes).and_then(|()| file.sync_all());
-    // What is not whole is of no use to anybody.
+    // What is not whole is of no use.
     written.inspect_err(|_| drop(fs::remove_file(path)))
 }
 
@@ -197,7 +197,7 @@ fn typed(is_new: bool) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What somebody types, with the keys that end and mend it.
+/// A line that a person types, with the keys that end and mend it.
 fn typed_line(keys: impl Iterator<Item = io::Result<u8>>) -> anyhow::Result<String> {
     /// ascii(7).
     const BACKSPACE: u8 = 8;

@@ -48,10 +48,10 @@ fn main() -> ExitCode {
     manual::complete();
     match dispatch(Cli::parse()) {
         Ok(code) => code,
-        // Whoever read the output has seen enough.
+        // The reader of the output has closed it.
         Err(e) if e.is::<StdoutGone>() => ExitCode::SUCCESS,
         Err(e) => {
-            // There is nobody left to tell when this fails.
+            // No reader is left when this fails.
             let _ = writeln!(std::io::stderr(), "kip: {}", text::one_line(&format!("{e:#}")));
             ExitCode::FAILURE
         }

@@ -19,7 +19,7 @@ pub fn goes_on() {
     notify(GOES_ON);
 }
 
-/// Where nobody asked, does nothing. A manager that cannot be told is no reason to end, and is in the log.
+/// Without $NOTIFY_SOCKET it does nothing. A manager that cannot be told is no reason to end, and is in the log.
 pub fn notify(state: &str) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
         && let Err(error) = send(&socket, state)

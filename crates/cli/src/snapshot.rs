@@ -50,7 +50,7 @@ async fn verify(client: &Client, request: &VerifyRequest, json: bool) -> anyhow:
     let watched = std::io::stderr().is_terminal() && !json;
     let progress = |text: &str| {
         if watched {
-            // It may be gone: then nobody watches.
+            // It may be gone: then no terminal shows it.
             let _ = write!(std::io::stderr(), "\r\x1b[K{text}");
         }
     };

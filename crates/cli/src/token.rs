@@ -22,7 +22,7 @@ pub enum TokenCommand {
         #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
         expires: Option<u64>,
     },
-    /// List them; not the tokens themselves, which nobody keeps
+    /// List them; not the tokens themselves, which Kip does not keep
     Ls,
     /// Remove one: who has it is refused from now on
     Rm {

@@ -1,6 +1,6 @@
 //! `kip top`: a screen of all procs, drawn anew every second.
 //!
-//! Asks what `kip ps` asks, so it wakes nobody and counts as nobody's activity. [`look`] makes one picture of two answers,
+//! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`look`] makes one picture of two answers,
 //! [`layout`] makes lines of it, [`screen`] owns the terminal and gives it back however this ends.
 
 mod layout;
@@ -24,7 +24,7 @@ const FIRST_SPAN: Duration = Duration::from_secs(1);
 /// What Ctrl-C is for a terminal that makes no signal of it.
 const CTRL_C: u8 = 3;
 
-/// Shows procs until the user has seen enough; one picture where nobody watches.
+/// Shows procs until the user has seen enough; one picture where the output is no terminal.
 pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<()> {
     let watched = std::io::stdout().is_terminal() && screen::takes_control_codes();
     if !args.once && !json && watched {

@@ -1,7 +1,7 @@
 //! Traces of wakes, by OTLP over HTTP: each wake is a trace of its own, with a span for each of its steps.
 //!
 //! Owns what is in a span and the way to the collector; queueing, encoding and the variables `OTEL_*` are the OpenTelemetry
-//! library's (<https://opentelemetry.io/docs/specs/otel/protocol/exporter>). A collector that does not answer costs nobody
+//! library's (<https://opentelemetry.io/docs/specs/otel/protocol/exporter>). A collector that does not answer costs no caller
 //! anything: spans are dropped, and one line says so.
 
 use anyhow::Context as _;
@@ -40,7 +40,7 @@ pub struct Traces {
 }
 
 impl Traces {
-    /// To the collector at `url`, or where the variables say; none if nobody says. To be called in a runtime.
+    /// To the collector at `url`, or where the variables say; none if neither says. To be called in a runtime.
     pub fn open(url: Option<&str>, data: &Path) -> anyhow::Result<Option<Arc<Traces>>> {
         let by_variable = || VARIABLES.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
         if url.is_none() && !by_variable() {
@@ -140,7 +140,7 @@ impl Wire {
     fn new() -> anyhow::Result<Wire> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        // A machine that trusts nobody can still send to its own collector.
+        // A machine that trusts no authority can still send to its own collector.
         let trusted = tls.clone().with_native_roots();
         let tls = trusted.unwrap_or_else(|_| tls.with_root_certificates(rustls::RootCertStore::empty()));
         let tls = tls.with_no_client_auth();

@@ -174,7 +174,7 @@ async fn serve<S: Service>(
     let hub = Hub::new(service, defaults, tokens);
     let address = format!("unix:{}", socket.path().display());
     let url = remote.as_ref().map(Remote::url);
-    // The socket listens already: whoever reads this line can connect. A reader that is gone is no reason to end.
+    // The socket listens already: a program that reads this line can connect. A reader that is gone is no reason to end.
     let said = match json {
         true => print_json(&serde_json::json!({ "ready": address, "listen": url })),
         false => {

@@ -57,7 +57,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Compares a file with what is there. Wakes nobody.
+    /// Compares a file with what is there. Wakes no proc.
     pub async fn new(client: &Client, asked: &Asked, prune: bool) -> anyhow::Result<Plan> {
         let there = client.list().await?;
         let mut plan = Plan { changes: Vec::new(), described: Vec::new(), left_over: Vec::new() };

@@ -33,7 +33,7 @@ pub(super) fn privileges() -> Vec<Check> {
 }
 
 pub(super) fn checks() -> Vec<Check> {
-    // Whoever may raises it.
+    // A process that may raises it.
     let status = read("/proc/self/status").unwrap_or_default();
     let may = effective(&status).unwrap_or(0) & (1 << SYS_RESOURCE) != 0;
     let most = if may { read_number("/proc/sys/fs/nr_open") } else { None };

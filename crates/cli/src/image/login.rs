@@ -1,4 +1,4 @@
-//! Who asks a registry: flags, else what `docker login` left in its configuration. Read here, in the name of whoever calls, and
+//! The login for a registry: flags, else what `docker login` left in its configuration. Read here, as the user that calls, and
 //! sent to the daemon with the one request.
 
 use anyhow::{Context, bail};

@@ -16,7 +16,7 @@ pub struct CheckRequest {
     /// The trial may write to the volumes. Not to those that a proc has which runs or sleeps.
     #[serde(default)]
     pub volumes: bool,
-    /// The trial reaches what the proc would: its network, the outside. Otherwise it reaches nobody but itself.
+    /// The trial reaches what the proc would: its network, the outside. Otherwise it reaches only itself.
     #[serde(default)]
     pub network: bool,
 }

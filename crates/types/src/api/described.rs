@@ -35,7 +35,7 @@ impl InFile {
 }
 
 /// `POST /v1/validate`.
-// The fields of a RunRequest, written out: what is flattened hides unknown fields from whoever refuses them.
+// The fields of a RunRequest, written out: a flattened struct hides unknown fields from the code that refuses them.
 #[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
 pub struct ValidateRequest {
     /// What would be run. A proc of its name may be there: it is taken for the one that makes room.

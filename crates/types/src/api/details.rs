@@ -41,21 +41,21 @@ pub enum Details {
     Maps(MapsView),
 }
 
-/// Of which proc, and how that was, when it was looked at.
+/// The proc that was inspected, as it was then.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct Looked {
     /// Its name.
     pub name: ProcName,
     /// The tier that it was and is in.
     pub tier: Tier,
-    /// Its newest generation: of a parked or archived one that which it was read from.
+    /// Its newest generation. For a parked or archived proc, the generation the data was read from.
     pub generation: Generation,
 }
 
 /// `kip inspect --files`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct FilesView {
-    /// Of whom.
+    /// The proc that was inspected.
     #[serde(flatten)]
     pub looked: Looked,
     /// By number inside.
@@ -134,7 +134,7 @@ pub struct OwnFileView {
 /// `kip inspect --env`. May hold secrets.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct EnvView {
-    /// Of whom.
+    /// The proc that was inspected.
     #[serde(flatten)]
     pub looked: Looked,
     /// By number inside.
@@ -169,7 +169,7 @@ pub struct ProcessEnv {
 /// `kip inspect --sockets`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct SocketsView {
-    /// Of whom.
+    /// The proc that was inspected.
     #[serde(flatten)]
     pub looked: Looked,
     /// Those that some process has open: TCP, UDP, unix, others.
@@ -211,7 +211,7 @@ pub struct OpenAt {
 /// `kip inspect --maps`.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 pub struct MapsView {
-    /// Of whom.
+    /// The proc that was inspected.
     #[serde(flatten)]
     pub looked: Looked,
     /// By number inside.
@@ -264,6 +264,6 @@ pub struct WhereView {
     pub store_bytes: u64,
     /// Nowhere: they are zeros.
     pub zero_bytes: u64,
-    /// As the mapped file has them, or what is behind shared memory while somebody has that, or the kernel.
+    /// As the mapped file has them, or what is behind shared memory while a process has that open, or as the kernel names it.
     pub file_bytes: u64,
 }

@@ -14,7 +14,7 @@ pub enum Health {
     Healthy,
     /// It did not.
     Unhealthy,
-    /// Nobody has asked yet.
+    /// No answer yet.
     Unknown,
 }
 

@@ -37,7 +37,7 @@ pub enum Code {
     /// 401: there is no token, or none that this daemon knows, or it has expired.
     Unauthorized,
     /// 403: the token does not allow this, or it can be asked for on the daemon's machine only; or a registry does not give an image to
-    /// whom it was asked for.
+    /// the login that asked for it.
     Forbidden,
     /// 404: there is no such proc, image, snapshot, volume, key or token, or no such file of an image.
     Unknown,

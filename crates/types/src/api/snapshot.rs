@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// Which generations somebody means: `NAME` or `NAME@GENERATION`. NAME is a proc's name, or its id in the store or as many of
+/// Which generations are meant: `NAME` or `NAME@GENERATION`. NAME is a proc's name, or its id in the store or as many of
 /// the id's first digits as no other has, 8 at least.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -213,7 +213,7 @@ pub struct SnapshotDetails {
     pub sockets: Option<u64>,
     /// Its timers.
     pub timers: Vec<SnapshotTimer>,
-    /// The volumes without which it does not wake, and where they are, a line for each; then nobody else can take it over.
+    /// The volumes without which it does not wake, and where they are, a line for each; then no other data directory can take it over.
     #[serde(default)]
     pub pinned_by: Vec<String>,
 }

@@ -1,0 +1,58 @@
+//! Words that leave a sentence without its subject (STYLE.md, Words).
+//!
+//! Looks at the public surface: the documents that a user reads and the crates that have its words. A crate that is clean joins them.
+
+use super::File;
+
+/// Pronouns that stand for a program, a client, a proc or a person that the sentence does not name.
+const PRONOUNS: [&str; 10] =
+    ["anybody", "anyone", "everybody", "everyone", "nobody", "somebody", "someone", "whoever", "whom", "whomever"];
+
+/// Directories and files without such words.
+const CLEAN: [&str; 7] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "recipes/README.md",
+    "docs/",
+    "crates/cli/src/",
+    "crates/hub/src/",
+    "crates/types/src/",
+];
+
+/// Each line with such a word.
+pub fn findings(file: &File) -> Vec<String> {
+    let clean = CLEAN.iter().any(|path| file.path.starts_with(path));
+    if !clean || file.path.starts_with("docs/design/") {
+        return Vec::new();
+    }
+    let lines = file.text.lines().enumerate();
+    lines
+        .filter_map(|(at, line)| {
+            pronoun(line).map(|word| format!("{}:{}: name the subject instead of {word:?}", file.path, at + 1))
+        })
+        .collect()
+}
+
+fn pronoun(line: &str) -> Option<&str> {
+    let mut words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.find(|word| PRONOUNS.iter().any(|pronoun| word.eq_ignore_ascii_case(pronoun)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pronouns_are_found_where_the_public_reads() {
+        let look = |path: &str, text: &str| findings(&File { path: path.to_owned(), text: text.to_owned() });
+        assert_eq!(
+            look("docs/time.md", "The pager waits.\nWhoever waits."),
+            ["docs/time.md:2: name the subject instead of \"Whoever\""]
+        );
+        assert_eq!(look("crates/hub/src/lib.rs", "/// Wakes nobody.").len(), 1);
+        assert!(
+            look("docs/design/old.md", "nobody").is_empty() && look("crates/pager/src/lib.rs", "nobody").is_empty()
+        );
+        assert!(look("docs/time.md", "A client that nobody_else knows.").is_empty(), "a name");
+    }
+}
