@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 17] = [
+const ALLOWED: [(&str, &[&str]); 18] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -17,6 +17,8 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("kip-net", &[TYPES, SYS]),
     ("kip-sandbox", &[TYPES, SYS]),
     ("kip-snapshot", &[TYPES]),
+    // Knows a directory and pipes, no procs.
+    ("kip-logs", &[TYPES]),
     // Layers are unpacked as tarballs are, by the one code that may do so.
     ("kip-image", &[TYPES, "kip-sandbox"]),
     // Blobs and references in object storage; what they mean is for those above.
@@ -39,6 +41,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
             "kip-image",
             "kip-checkpoint",
             "kip-snapshot",
+            "kip-logs",
             "kip-pager",
             "kip-archive",
             "kip-store",
@@ -60,6 +63,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
             "kip-sandbox",
             "kip-checkpoint",
             "kip-snapshot",
+            "kip-logs",
             "kip-worker",
             "kip-hub",
             "kip-client",

@@ -3,6 +3,7 @@
 use crate::notify;
 use anyhow::Context;
 use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
+use kip_logs::{FOLLOW_POLL, LogReader};
 use kip_types::api::{
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details,
     DownRequest, DownView, Event, EventsRequest, ExecRequest, HealthView, HistoryView, ImportRequest, Info, LogLine,
@@ -17,7 +18,6 @@ use kip_types::keys::{
 };
 use kip_types::name::ProcName;
 use kip_types::volume::{VolumeName, VolumeView};
-use kip_worker::logs::{self, FOLLOW_POLL, LogReader};
 use kip_worker::{Config, MemoryMarks, WakeObserver, Worker};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,18 +86,18 @@ pub async fn close(hosted: Arc<Hosted>, ending: Ending) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn line_of(line: logs::LogLine) -> LogLine {
-    let stream = if line.stream == logs::Stream::Stderr { LogStream::Stderr } else { LogStream::Stdout };
+fn line_of(line: kip_logs::LogLine) -> LogLine {
+    let stream = if line.stream == kip_logs::Stream::Stderr { LogStream::Stderr } else { LogStream::Stdout };
     LogLine { at_ms: line.at_ms, stream, text: String::from_utf8_lossy(&line.text).into_owned() }
 }
 
 fn read_log(dir: &Path, which: &LogsRequest, out: &mpsc::Sender<Result<LogLine, Refusal>>) {
     let from = match (which.tail, which.since_ms) {
-        (Some(lines), _) => logs::From::Last(lines as usize),
-        (None, Some(ms)) => logs::From::Since(ms),
-        (None, None) => logs::From::Start,
+        (Some(lines), _) => kip_logs::From::Last(lines as usize),
+        (None, Some(ms)) => kip_logs::From::Since(ms),
+        (None, None) => kip_logs::From::Start,
     };
-    let failed = |e: logs::ReadError| Refusal::new(Code::Failed, e.to_string());
+    let failed = |e: kip_logs::ReadError| Refusal::new(Code::Failed, e.to_string());
     let mut reader = match LogReader::open(dir, from) {
         Ok(reader) => reader,
         Err(e) => return drop(out.blocking_send(Err(failed(e)))),

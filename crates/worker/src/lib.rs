@@ -20,7 +20,7 @@
 //! | [`policy`] | what images from a store may ask for |
 //! | [`volumes`] | files of the host that procs have |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
-//! | [`logs`], [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
+//! | [`events`], [`view`], [`inspect`], [`why`], [`exec`] | what people see |
 //! | [`probe`] | ports on which Kip answers how a proc is |
 //! | [`check`] | a trial before a proc is trusted |
 //! | [`rehearse`] | whether a proc could be started, before another one goes for it |
@@ -51,7 +51,6 @@ mod instance;
 mod keys;
 mod kits;
 mod lifted;
-pub mod logs;
 mod machine;
 mod meter;
 mod metrics;

@@ -11,7 +11,6 @@ use crate::helper_pool::HelperPool;
 use crate::holdings::key;
 use crate::instance::{self, InstanceError};
 use crate::kits::Kits;
-use crate::logs::{LogPump, Rotation};
 use crate::machine::Machine;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
@@ -29,6 +28,7 @@ use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
 use kip_image::Images;
 use kip_keeper::Keeper;
+use kip_logs::{LogPump, Rotation};
 use kip_net::nat::{Forward, NatError, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
@@ -146,7 +146,7 @@ pub enum OpenError {
     Nat(#[from] kip_net::nat::NatError),
     /// The log pump.
     #[error("the logs")]
-    Logs(#[from] crate::logs::LogError),
+    Logs(#[from] kip_logs::LogError),
     /// The wake plane.
     #[error("the wake plane")]
     WakePlane(#[from] kip_net::wake::WakeError),
@@ -507,7 +507,7 @@ impl Machine {
 
     /// The last line a proc wrote, for an error message.
     pub(crate) fn last_words(&self, proc: &Proc) -> String {
-        use crate::logs::{From, LogReader};
+        use kip_logs::{From, LogReader};
         let _ = self.logs.flush(proc.name.as_str());
         let lines = LogReader::open(&proc.dir.join("logs"), From::Last(1)).and_then(|mut r| r.next_lines());
         let last = lines.ok().and_then(|l| l.last().map(|l| String::from_utf8_lossy(&l.text).into_owned()));

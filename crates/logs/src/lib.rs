@@ -12,6 +12,7 @@
 //! A record is `<unix ms> <stream> <text>\n`, where the stream is `o` or `e`, `O` or `E` for a piece whose line goes on in
 //! the next record of that stream, and `k` for a remark of Kip's own. Joining the texts of a stream, with a newline after
 //! each small letter, gives the program's bytes.
+#![forbid(unsafe_code)]
 
 mod file;
 mod reader;
