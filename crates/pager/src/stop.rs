@@ -26,7 +26,7 @@ const REST_AFTER: [Duration; 4] =
 /// How long to wait for threads that are to be let go and have not stopped yet. One that waits in vfork(2), or for a device, does not.
 const LET_GO_WITHIN: Duration = Duration::from_secs(1);
 /// How much longer to wait for one that only needs a processor: it will stop.
-const PROCESSOR_WITHIN: Duration = Duration::from_secs(30);
+const PROCESSOR_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why processes do not stop.
 #[derive(Debug, thiserror::Error)]
@@ -387,12 +387,6 @@ impl Stopped {
         if others.is_empty() { self.processes.keys().copied().collect() } else { others }
     }
 
-    /// Threads that were asked to stop and may not have, and their processes.
-    fn unheard(&self) -> Vec<(u32, u32)> {
-        let all = self.processes.values().flat_map(|process| process.threads.iter().map(|tid| (process.pid, *tid)));
-        all.filter(|(_, tid)| self.asked.contains(tid)).collect()
-    }
-
     /// Lets all run.
     pub fn go(self) {}
 
@@ -418,15 +412,41 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        let mut until = None;
-        // When the stop was given up: each has to be put back onto its call like all others.
-        for (pid, tid) in self.unheard() {
-            let until = *until.get_or_insert_with(|| Instant::now() + LET_GO_WITHIN);
+        let asked = self.take_asked();
+        self.release();
+        // The stop was given up before these had stopped: each has to be put back onto its call like all others.
+        self.processes = asked;
+        let all = self.processes.values().flat_map(|process| process.threads.iter().map(|tid| (process.pid, *tid)));
+        let until = Instant::now() + LET_GO_WITHIN;
+        for (pid, tid) in all.collect::<Vec<_>>() {
             let late = self.wait(pid, tid, until).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
             if late && is_runnable(tid) {
                 let _ = self.wait(pid, tid, until + PROCESSOR_WITHIN);
             }
         }
+        self.release();
+    }
+}
+
+impl Stopped {
+    /// Takes out the threads that were asked to stop and may not have.
+    fn take_asked(&mut self) -> BTreeMap<u32, StoppedProcess> {
+        let mut taken = BTreeMap::new();
+        for (pid, process) in &mut self.processes {
+            let (threads, stopped): (Vec<u32>, _) = process.threads.iter().partition(|tid| self.asked.contains(tid));
+            process.threads = stopped;
+            if !threads.is_empty() {
+                let one =
+                    StoppedProcess { pid: *pid, threads, mended: Vec::new(), ends: HashMap::new(), alarmed: false };
+                taken.insert(*pid, one);
+            }
+        }
+        taken
+    }
+
+    /// Lets the threads go that are known.
+    fn release(&mut self) {
+        let mut until = None;
         let processes = std::mem::take(&mut self.processes);
         let mut ends: Vec<(u32, End)> = processes.values().flat_map(|process| process.ends.clone()).collect();
         // What is left is reckoned when the pages that this needs are there: one that is brought in between makes the wait longer.
