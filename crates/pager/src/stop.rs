@@ -356,7 +356,10 @@ impl Stopped {
                 }
                 process.mended.extend(mended.map(|_| tid));
             }
-            Err(e) if ended(&e) => process.threads.retain(|t| *t != tid),
+            Err(e) if ended(&e) => {
+                self.asked.remove(&tid);
+                process.threads.retain(|t| *t != tid);
+            }
             Err(e) => return Err(e),
         }
         Ok(())
@@ -412,6 +415,9 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
+        if self.asked.is_empty() {
+            return self.release();
+        }
         let asked = self.take_asked();
         self.release();
         // The stop was given up before these had stopped: each has to be put back onto its call like all others.
@@ -444,7 +450,7 @@ impl Stopped {
         taken
     }
 
-    /// Lets the threads go that are known.
+    /// Lets all threads go that are listed.
     fn release(&mut self) {
         let mut until = None;
         let processes = std::mem::take(&mut self.processes);
