@@ -6,6 +6,7 @@
 
 use crate::swap::PAGE;
 use crate::timeouts;
+use kip_sys::armed::Armed;
 use kip_sys::ends::End;
 use kip_sys::inject::{self, Hand};
 use kip_sys::restart;
@@ -72,7 +73,7 @@ pub struct Stopped {
     pub processes: BTreeMap<u32, StoppedProcess>,
     /// When the first of them may have been stopped.
     pub began: Instant,
-    /// Threads that waited in a call with a relative time-out.
+    /// Threads that waited in a call with a relative time-out, and since when.
     since: timeouts::Since,
     /// How often each thread that slept before had left a processor by then.
     slept: HashMap<u32, u64>,
@@ -105,33 +106,20 @@ pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
 /// # Errors
 /// See [`StopError`]; all run on then.
 pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> Result<Stopped, StopError> {
-    let began = Instant::now();
+    let mut stopped = Stopped::none();
     let before = list().map_err(StopError::List)?;
     let alarmed: Vec<u32> = before.iter().copied().filter(|pid| is_alarmed(*pid)).collect();
-    let ((slept, halted), since) = (sleepers(&before), timeouts::since(&before));
-    let mut stopped = Stopped {
-        processes: BTreeMap::new(),
-        began,
-        since,
-        slept,
-        halted,
-        asked: HashSet::new(),
-        at: Instant::now(),
-        packet_ns: None,
-        _here: PhantomData,
-    };
+    (stopped.slept, stopped.halted) = sleepers(&before);
+    stopped.since = timeouts::since(&before);
     loop {
         let mut fresh = Vec::new();
         for pid in list().map_err(StopError::List)? {
             // A process that has just ended has no threads.
             for tid in threads(pid).unwrap_or_default() {
-                let process = stopped.processes.entry(pid).or_insert_with(|| StoppedProcess {
-                    pid,
-                    threads: Vec::new(),
-                    mended: Vec::new(),
-                    ends: HashMap::new(),
-                    alarmed: alarmed.contains(&pid),
-                });
+                let process = stopped
+                    .processes
+                    .entry(pid)
+                    .or_insert_with(|| StoppedProcess { alarmed: alarmed.contains(&pid), ..StoppedProcess::of(pid) });
                 if !process.threads.contains(&tid) && seize(pid, tid)? {
                     process.threads.push(tid);
                     stopped.asked.insert(tid);
@@ -148,9 +136,38 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
             return Err(StopError::Unstable);
         }
         for (pid, tid) in fresh {
-            stopped.wait(pid, tid, until).map_err(|source| StopError::Thread { pid, tid, source })?;
+            stopped.wait(pid, tid, until, None).map_err(|source| StopError::Thread { pid, tid, source })?;
         }
     }
+}
+
+/// Gives the call of each thread of which the kernel does not say since when it waits a record of its end, and the thread a time. The
+/// kernel has moved such a thread to another CPU while it was about to sleep. It is stopped and let go, alone: then its timer is the
+/// one that is gone. Faults must be served by others.
+///
+/// # Errors
+/// See [`StopError`]; all run on.
+pub fn find_ends(pids: &[u32], until: Instant) -> Result<(), StopError> {
+    find_ends_of(pids, until, kip_sys::ran::is_undated)
+}
+
+fn find_ends_of(pids: &[u32], until: Instant, is_unknown: impl Fn(u32) -> bool) -> Result<(), StopError> {
+    for pid in pids {
+        for tid in threads(*pid).unwrap_or_default().into_iter().filter(|tid| is_unknown(*tid)) {
+            let mut stopped = Stopped::none();
+            let before = timeouts::before(tid);
+            stopped.since.extend(before.map(|before| (tid, before)));
+            let armed = Armed::now();
+            if seize(*pid, tid)? {
+                let process = StoppedProcess { threads: vec![tid], ..StoppedProcess::of(*pid) };
+                stopped.processes.insert(*pid, process);
+                stopped.asked.insert(tid);
+                let failed = |source| StopError::Thread { pid: *pid, tid, source };
+                stopped.wait(*pid, tid, until, Some(&armed)).map_err(failed)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// As [`stop`], but tries again for a moment while not all of them were at rest. Tells whether they are at rest now.
@@ -332,7 +349,23 @@ fn has_ended(pid: u32, tid: u32) -> bool {
 }
 
 impl Stopped {
-    fn wait(&mut self, pid: u32, tid: u32, until: Instant) -> io::Result<()> {
+    fn none() -> Stopped {
+        let now = Instant::now();
+        Stopped {
+            processes: BTreeMap::new(),
+            began: now,
+            since: timeouts::Since::new(),
+            slept: HashMap::new(),
+            halted: HashSet::new(),
+            asked: HashSet::new(),
+            at: now,
+            packet_ns: None,
+            _here: PhantomData,
+        }
+    }
+
+    /// Waits until a thread that was asked to stop has. `armed`: see [`timeouts::end`].
+    fn wait(&mut self, pid: u32, tid: u32, until: Instant, armed: Option<&Armed>) -> io::Result<()> {
         let process = self.processes.get_mut(&pid).expect("its threads have just been added");
         let result = loop {
             match inject::until_stopped(tid, until) {
@@ -344,10 +377,9 @@ impl Stopped {
         match result {
             Ok(mended) => {
                 self.asked.remove(&tid);
-                let before = self.since.get(&tid).filter(|(_, _, waits)| waited_no_more(tid, *waits));
-                let before = before.map(|(call, since, _)| (*call, *since));
+                let before = self.since.get(&tid).filter(|before| waited_no_more(tid, before.waits)).copied();
                 // What fails here fails because it has died, or has no time-out that the kernel could read.
-                if let Ok(Some(end)) = timeouts::end(tid, mended.is_some(), before) {
+                if let Ok(Some(end)) = timeouts::end(tid, mended.is_some(), before, armed) {
                     process.ends.insert(tid, end);
                     if mended.is_some() {
                         // At once: if we die it does not wait its whole time anew.
@@ -425,9 +457,9 @@ impl Drop for Stopped {
         let all = self.processes.values().flat_map(|process| process.threads.iter().map(|tid| (process.pid, *tid)));
         let until = Instant::now() + LET_GO_WITHIN;
         for (pid, tid) in all.collect::<Vec<_>>() {
-            let late = self.wait(pid, tid, until).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+            let late = self.wait(pid, tid, until, None).is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
             if late && is_runnable(tid) {
-                let _ = self.wait(pid, tid, until + PROCESSOR_WITHIN);
+                let _ = self.wait(pid, tid, until + PROCESSOR_WITHIN, None);
             }
         }
         self.release();
@@ -442,9 +474,7 @@ impl Stopped {
             let (threads, stopped): (Vec<u32>, _) = process.threads.iter().partition(|tid| self.asked.contains(tid));
             process.threads = stopped;
             if !threads.is_empty() {
-                let one =
-                    StoppedProcess { pid: *pid, threads, mended: Vec::new(), ends: HashMap::new(), alarmed: false };
-                taken.insert(*pid, one);
+                taken.insert(*pid, StoppedProcess { threads, ..StoppedProcess::of(*pid) });
             }
         }
         taken
@@ -506,6 +536,10 @@ fn signals(status: &str, name: &str) -> u64 {
 }
 
 impl StoppedProcess {
+    fn of(pid: u32) -> StoppedProcess {
+        StoppedProcess { pid, threads: Vec::new(), mended: Vec::new(), ends: HashMap::new(), alarmed: false }
+    }
+
     /// A thread that makes calls for us: one that stands in a call if there is one, for it is in no critical section of
     /// rseq(2), which it would have to leave by its abort address.
     ///
@@ -524,5 +558,52 @@ impl StoppedProcess {
             }
         }
         Err(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    /// A wait of 2 s, which is looked for when a part of it has passed, and of which only its timer tells when it began.
+    #[test]
+    fn a_wait_whose_beginning_is_not_known_ends_when_its_timer_says() {
+        let waits = [
+            "select.poll().poll(2000)",
+            "select.epoll().poll(2)",
+            "signal.sigtimedwait([signal.SIGUSR1], 2)",
+            "time.sleep(2)",
+        ];
+        let start = |wait: &str| {
+            let script = format!(
+                "import select, signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])\n\
+                 began = time.monotonic()\n{wait}\nprint(time.monotonic() - began)"
+            );
+            Command::new("python3").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        let programs: Vec<_> = waits.iter().map(|wait| (wait, start(wait))).collect();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !programs.iter().all(|(_, program)| waits_in_one(program.id())) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // The second time the record says it.
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(500));
+            let pids: Vec<u32> = programs.iter().map(|(_, program)| program.id()).collect();
+            find_ends_of(&pids, until, |_| true).unwrap();
+        }
+        for (wait, program) in programs {
+            let said = program.wait_with_output().unwrap().stdout;
+            let took: f64 = String::from_utf8(said).unwrap().trim().parse().unwrap();
+            // Begun anew it takes half a second longer.
+            assert!((2.0..2.4).contains(&took), "{wait} takes {took} s");
+        }
+    }
+
+    /// poll, rt_sigtimedwait, clock_nanosleep, epoll_wait, epoll_pwait.
+    fn waits_in_one(pid: u32) -> bool {
+        let text = fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        ["7 ", "128 ", "230 ", "232 ", "281 "].iter().any(|call| text.starts_with(call))
     }
 }

@@ -12,7 +12,11 @@
 //! as long as the thread enters the call, and the call a mark that its record belongs to it.
 //!
 //! A wait for events whose time-out has passed meanwhile ends by it ([`timed`]).
+//!
+//! When a call ends is told by when its thread last ran, before the stop; or, where the kernel does not say that, by the timer that
+//! is gone when the thread has stopped ([`Armed`]).
 
+use kip_sys::armed::Armed;
 use kip_sys::ends::{self, Call, End};
 use kip_sys::inject;
 use kip_sys::process::{read_memory, write_memory};
@@ -56,8 +60,19 @@ const PPOLL: u64 = 271;
 const EPOLL_PWAIT: u64 = 281;
 const EPOLL_PWAIT2: u64 = 441;
 
-/// In which call a thread waited, since when (nanoseconds of CLOCK_MONOTONIC), and how often it had waited by then.
-pub(crate) type Since = HashMap<u32, (Call, i64, u64)>;
+/// What is known of a thread's wait before its stop.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Before {
+    /// The call.
+    call: Call,
+    /// Since when it waits, nanoseconds of CLOCK_MONOTONIC; none if that cannot be told.
+    since: Option<i64>,
+    /// How often it had waited by then.
+    pub(crate) waits: u64,
+}
+
+/// That of each thread that waits in such a call.
+pub(crate) type Since = HashMap<u32, Before>;
 
 /// Register with the address of a time-out that the kernel updates, and nanoseconds of its second half's unit.
 fn updated(call: u64) -> Option<(usize, i64)> {
@@ -97,17 +112,18 @@ fn is_timed(call: &Call) -> bool {
 /// Which threads of these processes wait in such a call, and since when. To be asked before they are stopped.
 pub(crate) fn since(pids: &[u32]) -> Since {
     let mut clocks = CpuClocks::default();
-    let mut found = HashMap::new();
-    for tid in pids.iter().flat_map(|pid| crate::stop::threads(*pid).unwrap_or_default()) {
-        let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).unwrap_or_default();
-        if let Some(call) = parse(&text).filter(is_timed)
-            && let Some(waits) = crate::stop::waits(tid)
-            && let Some(since) = clocks.last_ran(tid)
-        {
-            found.insert(tid, (call, since, waits));
-        }
-    }
-    found
+    let look = |tid| {
+        let before = before(tid)?;
+        Some((tid, Before { since: Some(clocks.last_ran(tid)?), ..before }))
+    };
+    pids.iter().flat_map(|pid| crate::stop::threads(*pid).unwrap_or_default()).filter_map(look).collect()
+}
+
+/// What is known of the wait of a thread but since when it waits; none if it is in no such call.
+pub(crate) fn before(tid: u32) -> Option<Before> {
+    let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
+    let call = parse(&text).filter(is_timed)?;
+    Some(Before { call, since: None, waits: crate::stop::waits(tid)? })
 }
 
 /// Number, arguments and stack pointer of proc_pid_syscall(5); none for a thread that runs.
@@ -121,11 +137,12 @@ fn parse(text: &str) -> Option<Call> {
 }
 
 /// When the call of a thread that has just stopped ends; none if it has no time-out, or one that the kernel updates. `before` is
-/// what [`since`] has found, if the thread slept from then on. `mended`: it is put back onto its call. Faults must be served.
+/// what [`since`] has found, if the thread slept from then on; if that is no time, `armed` has what the thread was to be woken by.
+/// `mended`: it is put back onto its call. Faults must be served.
 ///
 /// # Errors
 /// ESRCH when it has died; EFAULT for a time-out that cannot be read.
-pub(crate) fn end(tid: u32, mended: bool, before: Option<(Call, i64)>) -> io::Result<Option<End>> {
+pub(crate) fn end(tid: u32, mended: bool, before: Option<Before>, armed: Option<&Armed>) -> io::Result<Option<End>> {
     let registers = trace::get_general(tid)?;
     let call = call_of(&registers);
     if !(mended || RESTARTS.contains(&(registers[RAX] as i64))) || !is_timed(&call) {
@@ -139,8 +156,9 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<(Call, i64)>) -> io::Re
         return Ok(Some(end));
     }
     let now = monotonic_ns();
+    let before = before.filter(|before| before.call == call);
     // A thread that has run since the look began this call after it: late by what the look took, and never early.
-    let since = before.filter(|(was, _)| *was == call).map_or(now, |(_, since)| since);
+    let since = before.and_then(|before| before.since).unwrap_or(now);
     let [number, arguments @ .., _] = call;
     let whole = match (milliseconds(&call), ends::relative_timespec(number, &arguments)) {
         _ if number == PPOLL => return Ok(None),
@@ -163,7 +181,11 @@ pub(crate) fn end(tid: u32, mended: bool, before: Option<(Call, i64)>) -> io::Re
         };
         return Ok(Some(End { at_ns: now + left, whole_ns: all.max(left) }));
     }
-    Ok(Some(End { at_ns: since.saturating_add(whole), whole_ns: whole }))
+    let latest = since.saturating_add(whole);
+    let gone = armed.filter(|_| before.is_some()).map(Armed::gone).unwrap_or_default();
+    // The last of several: never early.
+    let at_ns = gone.into_iter().filter(|at| (now..latest).contains(at)).max().unwrap_or(latest);
+    Ok(Some(End { at_ns, whole_ns: whole }))
 }
 
 /// Whether a program filters its own calls, seccomp(2): it may refuse one that its call is exchanged for, or a descriptor with a

@@ -3,6 +3,7 @@
 //! A wrapper takes `BorrowedFd`, returns `OwnedFd`, names its man page and minimum kernel, and holds no policy.
 #![allow(unsafe_code)]
 
+pub mod armed;
 pub mod caps;
 pub mod ends;
 pub mod fdpass;

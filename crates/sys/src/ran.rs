@@ -127,6 +127,13 @@ fn settled_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
     None
 }
 
+/// Whether a thread has no stamp, though it sleeps. That of one that is moved while it is about to sleep, but is still counted with those
+/// that run, is gone until it runs again, however long it sleeps: Linux 6.12 and later.
+pub fn is_undated(tid: u32) -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{tid}/{name}")).unwrap_or_default();
+    exec_start(&read("sched")) == Some(0) && read("status").contains("\nState:\tS")
+}
+
 fn exec_start(text: &str) -> Option<i64> {
     let value = text.lines().find(|l| l.starts_with("se.exec_start"))?.split(':').nth(1)?.trim();
     let (ms, ns) = value.split_once('.')?;

@@ -59,6 +59,7 @@ pub(crate) struct Watched {
 pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, PagerError> {
     let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(crate::task::chain(&e)))?;
     let tree = Tree::read(&pids);
+    tree.find_ends();
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
     let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;

@@ -469,6 +469,7 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
+    tree().find_ends();
     let until = Instant::now() + REST_WITHIN;
     while Instant::now() < until {
         let now = tree();
