@@ -201,6 +201,23 @@ def test_a_ticker_ticks_on_time_while_it_is_hibernated(kip: Kip, tmp_path: Path)
     proc.wait_state("running", 30)
 
 
+TICKS = "import time\nwhile True: time.sleep(0.5)"
+
+
+def test_what_ticks_have_touched_stays_in_the_next_sleep(kip: Kip) -> None:
+    """So that its first ticks are on time; each page that has to come makes a tick later."""
+    proc = kip.run("ticks", ["python3", "-c", TICKS], flags=["--idle", "1h"])
+    came = []
+    for _ in range(4):
+        proc.hibernate()
+        time.sleep(2)
+        view = proc.inspect()
+        assert view["state"] == "hibernated", view
+        came.append(view["memory"]["working_set_misses"])
+        proc.wake()
+    assert came[0] > 20 and max(came[1:]) <= came[0] / 3, came
+
+
 def test_a_ticker_is_not_parked_by_itself(kip: Kip, tmp_path: Path) -> None:
     """Nothing is gathered by default: a wait below --tick keeps it hibernated, one above it parks, on time both."""
     script = "import sys, time, threading\nwhile True:\n    threading.Event().wait(float(sys.argv[1]))\n    print(time.time(), flush=True)"

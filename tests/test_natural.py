@@ -30,8 +30,9 @@ from harness.wait import wait_for
 
 SOURCES = programs.SOURCES / "natural"
 MODULES = Path(__file__).parents[1] / ".kip" / "npm" / "node_modules"
-# By default a proc sleeps after 10 s; then a client that pauses this long finds it asleep each time.
-PAUSE = 13.0
+# By default a proc sleeps after 10 s; then a client that pauses this long finds it asleep each time, also where the program has work
+# of its own for some seconds after a request, as a JVM does.
+PAUSE = 15.0
 # An answer that takes longer than this is late. A JVM's or Erlang's wake from disk is the longest.
 ANSWER = 1.0
 # How long a short sleep took too long, whenever that is longer than ever before.
@@ -147,14 +148,16 @@ PING = 5.0
 
 
 def events(proc: Proc, run: Run) -> None:
-    """Server-sent events."""
+    """Server-sent events, of a server that sleeps before its client comes."""
+    run.pause()
     with socket.create_connection(("127.0.0.1", proc.port()), 30) as s:
         s.sendall(b"GET /events HTTP/1.1\r\nHost: natural\r\n\r\n")
         on_time([at for at, line in lines_of(s, run) if line.startswith("data: ping")], PING, run)
 
 
 def pings(proc: Proc, run: Run) -> None:
-    """WebSocket's pings, each answered."""
+    """WebSocket's pings, each answered, of a server that sleeps before its client comes."""
+    run.pause()
     with socket.create_connection(("127.0.0.1", proc.port()), 30) as s:
         key = base64.b64encode(os.urandom(16)).decode()
         s.sendall(
@@ -221,7 +224,10 @@ def on_its_second(of: int, slack: float, read: Callable[[Proc], str]) -> Callabl
         due = [n for n in range(int(began // of) + 1, int(ended // of) + 1) if n * of + slack + run.timer() < ended]
         seen = [int(at // of) for at in times]
         assert sorted(set(seen)) == sorted(seen), "one job twice"
-        assert set(due) <= set(seen), (due, seen)
+        # A scheduler that jumps over a second by itself, though it was not late for its look.
+        jumped = [line.split()[1:] for line in proc.logs().splitlines() if line.startswith("jumped ")]
+        its_own = {int(second) // of for second, gap in jumped if int(second) % of == 0 and float(gap) < 1 + run.timer()}
+        assert set(due) <= set(seen) | its_own, (due, seen, jumped)
 
     return drive
 
@@ -257,7 +263,9 @@ def redis(proc: Proc, run: Run) -> None:
 
 
 def rabbit(proc: Proc, run: Run) -> None:
-    words = ["/usr/bin/python3", SOURCES / "rabbit.py", str(proc.port()), str(PAUSE), str(run.left())]
+    # A heartbeat is traffic: by default, one every 30 s, it keeps the proc from sleeping in each third pause.
+    heartbeat = 60 if run.long > 60 else 580
+    words = ["/usr/bin/python3", SOURCES / "rabbit.py", str(proc.port()), str(PAUSE), str(run.left()), str(heartbeat)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=run.left() + 60)
     assert done.returncode == 0, done.stderr
     took = [float(line.split()[1]) for line in done.stdout.splitlines()]
@@ -320,14 +328,16 @@ def naturals(long: float) -> dict[str, Natural]:
     celery = "redis-server --save '' >/dev/null & cd /srv && exec python3 -m celery -A tasks worker -B -c 1 -s /tmp/beat"
     celery_files = {"srv/tasks.py": SOURCES / "tasks.py", "srv/ran": ""}
     every = [
+        # The first, for it takes longest to start.
+        Natural("rabbitmq", ["rabbitmq-server"], rabbit, 5672, {"etc/rabbitmq/rabbitmq.conf": "loopback_users = none\n"}),
         gunicorn("gunicorn-sync", "-t", "5"),
         gunicorn("gunicorn-gthread", "-k", "gthread", "--threads", "4", "--keep-alive", "8"),
         Natural("uvicorn", uvicorn.split(), web, 8000, WEB_PY),
         node("node", web),
         node("node-timer", long_timer, long),
-        # A program that sends something every few seconds is awake or ticks all the while.
+        # A program that sends something every few seconds is awake all the while.
         node("node-events", events, sleeps=1),
-        node("node-pings", pings, sleeps=0),
+        node("node-pings", pings, sleeps=1),
         Natural("haproxy", ["haproxy", "-db", "-f", "/srv/haproxy.cfg"], web, 8000, {"srv/haproxy.cfg": HAPROXY}),
         Natural("jetty", jetty.split(), web, 8080, jetty_files()),
         Natural("apscheduler", ["python3", "/srv/jobs.py", "apscheduler", "7"], jobs(7), files=jobs_py),
@@ -340,7 +350,6 @@ def naturals(long: float) -> dict[str, Natural]:
         # It looks a second after each minute has begun.
         Natural("cron", ["cron", "-f"], on_its_second(60, 2.5, file), files=cron_files),
         Natural("redis", redis_server, redis, 6379, sleeps=1),
-        Natural("rabbitmq", ["rabbitmq-server"], rabbit, 5672, {"etc/rabbitmq/rabbitmq.conf": "loopback_users = none\n"}),
     ]
     return {natural.name: natural for natural in every}
 

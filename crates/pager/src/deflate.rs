@@ -25,12 +25,13 @@ use crate::slots::{Change, Runs};
 use crate::space::{Kind, Mapping, Reason, mappings};
 use crate::stored::{Keep, NEEDED_TOGETHER, Page as SetPage, Stored};
 use crate::swap::{Aligned, PAGE};
+use crate::ticking;
 use crate::timers::Timer;
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, Region, States};
 use kip_sys::process::write_memory;
 use kip_sys::uffd::{self, Catch};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
@@ -72,6 +73,8 @@ pub struct Deflated {
 pub struct How<'a> {
     /// Drops clean pages of files too; they come back from the page cache.
     pub drop_files: bool,
+    /// It goes on ticking, and what its ticks touch stays.
+    pub ticks: bool,
     /// Where its working set is kept.
     pub sets: Sets,
     /// The file that it is made in.
@@ -112,14 +115,19 @@ pub(crate) fn save_all(
     let kept = arguments::pages(pid)?;
     let (segments, pages) = register(memory, &maps, &regions, &kept, &mut report)?;
     fault::reach("watched")?;
-    let stored = save(pid, memory, &pages, histories, (how.sets, how.path), &mut report)?;
-    let cut = |range: Range<u64>| Part { drop: arguments::without(&range, &kept), watched: Some(range) };
+    let stay = if how.ticks { memory.state().touched.stay() } else { BTreeSet::new() };
+    let stored = save(pid, memory, &pages, histories, (how.sets, how.path, &stay), &mut report)?;
+    let cut = |range: Range<u64>| {
+        let parts = arguments::without(&range, &kept).into_iter();
+        Part { drop: parts.flat_map(|part| ticking::without(part, &stay)).collect(), watched: Some(range) }
+    };
     let mut parts: Vec<_> = segments.into_iter().map(cut).filter(|part| !part.drop.is_empty()).collect();
     if how.drop_files {
         let clean = clean_files(&maps, &regions, &mut report);
         parts.extend(clean.map(|range| Part { drop: vec![range], watched: None }));
     }
-    Ok((Saved { report, parts, pages: pages.len() as u64 }, stored))
+    let dropped = pages.iter().filter(|page| !stay.contains(&page.address)).count() as u64;
+    Ok((Saved { report, parts, pages: dropped }, stored))
 }
 
 /// A mapping of which something is dropped.
@@ -141,8 +149,8 @@ impl Saved {
         scratch: &Scratch,
         memory: &Memory,
     ) -> Result<Deflated, DropError> {
-        // What is kept cuts one mapping in two at most, or the ends of two.
-        let dropped = self.parts.chunks(RANGES - 2).try_for_each(|parts| drop_parts(pid, hand, scratch, memory, parts));
+        let mut portions = portions(&self.parts).into_iter();
+        let dropped = portions.try_for_each(|parts| drop_parts(pid, hand, scratch, memory, &parts));
         let mended = {
             let state = memory.state();
             mend(pid, state.map.runs(), |slot, page| state.read(slot, page)).map_err(DropError::Lost)
@@ -155,6 +163,23 @@ impl Saved {
         self.report.dropped_pages += self.pages;
         Ok(self.report)
     }
+}
+
+/// What each call drops. A part of more ranges than one call takes is dropped by several.
+fn portions(parts: &[Part]) -> Vec<Vec<Part>> {
+    let (mut portions, mut room): (Vec<Vec<Part>>, _) = (Vec::new(), 0);
+    for part in parts {
+        for ranges in part.drop.chunks(RANGES) {
+            if ranges.len() > room {
+                portions.push(Vec::new());
+                room = RANGES;
+            }
+            room -= ranges.len();
+            let portion = portions.last_mut().expect("just begun, or it had room");
+            portion.push(Part { drop: ranges.to_vec(), watched: part.watched.clone() });
+        }
+    }
+    portions
 }
 
 /// Not all that was saved could be dropped.
@@ -310,14 +335,16 @@ fn save(
     memory: &Memory,
     pages: &[Page],
     histories: &mut Histories,
-    (sets, path): (Sets, &Path),
+    (sets, path, stay): (Sets, &Path, &BTreeSet<u64>),
     report: &mut Deflated,
 ) -> io::Result<Option<Stored>> {
     let mut state = memory.state();
     if let Some(record) = record(&state.since, pages) {
         histories.push(&state.since.kind, record);
     }
-    let mut set = Collected::new(if sets == Sets::None { Expectation::default() } else { histories.expect() });
+    let mut expected = if sets == Sets::None { Expectation::default() } else { histories.expect() };
+    expected.pages.retain(|(page, _)| !stay.contains(page));
+    let mut set = Collected::new(expected);
     let needed: Vec<&Page> = pages.iter().filter(|p| p.written || set.index.contains_key(&p.address)).collect();
     let mut buffer = Aligned::new(CHUNK * PAGE);
     let mut changes = Vec::new();
@@ -584,6 +611,21 @@ mod tests {
             assert_eq!(record.missed, (64, 100), "written: {written}");
             assert_eq!(record.from_set.len(), 100);
         }
+    }
+
+    #[test]
+    fn no_call_drops_more_than_it_takes() {
+        let part = |start: u64, count: u64| Part {
+            drop: (0..count).map(|n| start + 2 * n..start + 2 * n + 1).collect(),
+            watched: Some(start..start + 2 * count),
+        };
+        let most = RANGES as u64;
+        let parts = [part(0, most - 1), part(10_000, 2), part(20_000, 2 * most + 1), part(40_000, 0)];
+        let portions = portions(&parts);
+        let counts: Vec<usize> = portions.iter().map(|parts| parts.iter().map(|part| part.drop.len()).sum()).collect();
+        assert_eq!(counts, [RANGES - 1, 2, RANGES, RANGES, 1]);
+        let all = |parts: &[Part]| parts.iter().flat_map(|part| part.drop.clone()).collect::<Vec<_>>();
+        assert_eq!(portions.iter().flat_map(|parts| all(parts)).collect::<Vec<_>>(), all(&parts));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::source::{PARKED, PageSource};
 use crate::stop::Settling;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE};
-use crate::ticking::Ticking;
+use crate::ticking::{Ticking, Touched};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
@@ -35,6 +35,11 @@ const READ_AHEAD: usize = 8;
 
 /// The least of one that was parked: what it needs is less known (paper P, section 6.4, B).
 const PARKED_AHEAD: usize = 32;
+
+/// Pages that are read for one that a tick touches, those among which it is.
+const TICK_AHEAD: usize = 64;
+/// As many of them are at hand at most, 8 MiB, until the next tick.
+const MOST_FOR_TICK: usize = 2048;
 
 /// Pages of zeros that a fault in memory that was never used brings at least.
 const ZERO_AHEAD: usize = 32;
@@ -110,6 +115,8 @@ pub struct State {
     pub settling: Option<Settling>,
     /// The program ticks while it sleeps: tells ticks from the wake.
     pub ticking: Option<Ticking>,
+    /// What its ticks touch.
+    pub touched: Touched,
     /// What happened since the last sleep.
     pub since: Since,
     /// Pages of the set that were held back, by address, with the slots that they had.
@@ -132,12 +139,12 @@ pub struct State {
 
 thread_local! {
     /// Where pages of a fault are read to. Of the threads that serve faults, for these are few and address spaces are many.
-    static BUFFER: RefCell<Aligned> = RefCell::new(Aligned::new(PARKED_AHEAD * PAGE));
+    static BUFFER: RefCell<Aligned> = RefCell::new(Aligned::new(PARKED_AHEAD.max(TICK_AHEAD) * PAGE));
 }
 
 /// Calls `f` with room for so many pages.
 fn with_buffer<T>(pages: usize, f: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
-    if pages > PARKED_AHEAD {
+    if pages > PARKED_AHEAD.max(TICK_AHEAD) {
         return f(&mut Aligned::new(pages * PAGE));
     }
     BUFFER.with_borrow_mut(|buffer| f(&mut buffer[..pages * PAGE]))
@@ -253,6 +260,7 @@ impl Memory {
             bell: None,
             settling: None,
             ticking: None,
+            touched: Touched::default(),
             since: Since::default(),
             at_hand: HashMap::new(),
             read_ahead: false,
@@ -353,12 +361,15 @@ impl Memory {
 
     fn fault(&self, state: &mut State, (address, write, thread): (u64, bool, u32)) -> io::Result<()> {
         let wakes = state.settling.as_mut().is_none_or(|settling| settling.is_at_work(address, thread))
-            && !state.ticking.as_mut().is_some_and(Ticking::is_tick);
+            && !state.ticking.as_mut().is_some_and(|ticking| ticking.is_tick(address, &mut state.touched));
         let first = wakes && state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
             state.at_hand = HashMap::new();
         }
         let bell = if wakes { state.bell.take() } else { None };
+        if wakes && state.ticking.is_some() || state.ticking.as_ref().is_some_and(Ticking::begins) {
+            state.at_hand = HashMap::new();
+        }
         if wakes {
             (state.settling, state.ticking) = (None, None);
         }
@@ -413,9 +424,17 @@ impl Memory {
             };
             if filled.is_ok() {
                 state.at_hand.remove(&address);
-                state.since.probed += 1;
+                state.since.probed += usize::from(state.ticking.is_none());
             }
             return filled;
+        }
+        if state.ticking.is_some() && slot < PARKED {
+            let place = (address / PAGE64) as usize % TICK_AHEAD;
+            let (start, first, before) = state.map.runs().before(address, place + 1).expect("it has a slot");
+            let behind = (TICK_AHEAD - place).min(((end - address) / PAGE64) as usize);
+            let filled = self.bring_for_tick(state, address, (start, first), before - 1 + behind);
+            // If one beside it cannot be read: it alone.
+            return filled.or_else(|_| self.bring_for_tick(state, address, (address, slot), 1));
         }
         if slot >= PARKED && readable(state, slot, 1) == 0 {
             // It is asked for alone: what else is fetched with it is not ours to say.
@@ -463,6 +482,24 @@ impl Memory {
             state.streams.went(brought);
         }
         Ok(filled)
+    }
+
+    /// Fills a page that a tick touches, alone, for what it does not touch is to stay out. Those beside it, `pages` in all from an address
+    /// and its slot on, are read with it and are at hand for a moment: a tick whose pages are not known yet would wait for the disk for
+    /// each.
+    fn bring_for_tick(&self, state: &mut State, address: u64, from: (u64, u32), pages: usize) -> io::Result<Filled> {
+        if state.at_hand.len() > MOST_FOR_TICK {
+            state.at_hand = HashMap::new();
+        }
+        with_buffer(pages, |buffer| {
+            read(&state.map, None, from.1, buffer)?;
+            for (n, bytes) in (0..).zip(buffer.chunks_exact(PAGE)) {
+                state.at_hand.insert(from.0 + u64::from(n) * PAGE64, (from.1 + n, Some(bytes.into())));
+            }
+            state.at_hand.remove(&address);
+            let at = (address - from.0) as usize;
+            fill(self.uffd.as_fd(), address, &buffer[at..at + PAGE], true)
+        })
     }
 
     /// Brings every page back that is out, in parts of `PART` pages between which other faults are served. `present` are

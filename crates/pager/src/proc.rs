@@ -77,6 +77,8 @@ pub struct Way {
     pub drop_files: bool,
     /// Where working sets are kept.
     pub sets: Sets,
+    /// The program goes on ticking: what its ticks touch stays.
+    pub ticks: bool,
     /// Asks what is left of the processes' timers, because they will not run when these fire.
     pub timers: bool,
 }
@@ -340,7 +342,7 @@ impl Proc {
             let path = self.family.path(memory.id, "set");
             let known = self.known.get_mut(&pid).expect("it has a space");
             let leave = scratch.at..scratch.at + scratch.length();
-            let how = How { drop_files: way.drop_files, sets: way.sets, path: &path, leave };
+            let how = How { drop_files: way.drop_files, ticks: way.ticks, sets: way.sets, path: &path, leave };
             let (mut saved, set) = deflate::save_all(pid, &memory, &mut known.histories, how)?;
             known.set = set;
             saved.report.converted = converted;

@@ -328,7 +328,8 @@ impl Service {
             (true, 0) => Sets::Disk,
             (true, left) => Sets::Cached(left),
         };
-        let way = Way { drop_files: order.drop_files, sets, timers: hold };
+        let ticks = order.patience > 0 && !hold;
+        let way = Way { drop_files: order.drop_files, ticks, sets, timers: hold };
         let deflated = entry.proc.deflate(&stopped, way).map_err(line)?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));

@@ -7,9 +7,14 @@
 //! last burst of faults, when a burst is longer than a tick of this program may be, or when more pages
 //! came back than ticks can need.
 //!
-//! Owns counters only. A crash loses nothing: the next pager takes the program for awake.
+//! What the ticks of one sleep touched stays where it is in the next ([`Touched`]), so that already the first tick of that is on time.
+//!
+//! Owns counters and addresses only. A crash loses nothing that is needed: the next pager takes the program for awake.
 
+use crate::swap::PAGE;
+use std::collections::BTreeSet;
 use std::fs;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Faults that follow each other within this time belong to one burst.
@@ -37,10 +42,17 @@ impl Ticking {
         Ticking { pid, patience, left: LEAST.max(out / SHARE), burst: 0, last: None, came }
     }
 
-    /// Whether a fault that comes now belongs to a tick; otherwise it is the wake.
-    pub fn is_tick(&mut self) -> bool {
+    /// Whether a fault at `page` that comes now belongs to a tick, which `touched` notes; otherwise it is the wake.
+    pub fn is_tick(&mut self, page: u64, touched: &mut Touched) -> bool {
         let pid = self.pid;
-        self.judge(Instant::now(), || packets(pid))
+        let tick = self.judge(Instant::now(), || packets(pid));
+        touched.saw(page, tick, self.burst <= 1);
+        tick
+    }
+
+    /// Whether a burst begins with the fault that was judged last.
+    pub fn begins(&self) -> bool {
+        self.burst == 1
     }
 
     fn judge(&mut self, now: Instant, packets: impl FnOnce() -> Option<u64>) -> bool {
@@ -58,6 +70,61 @@ impl Ticking {
         self.left -= 1;
         true
     }
+}
+
+/// Pages that the ticks of a program touch.
+#[derive(Debug, Default)]
+pub struct Touched {
+    pages: BTreeSet<u64>,
+    /// Those of the burst that goes on, which may turn out to be the wake.
+    burst: Vec<u64>,
+    turn: u64,
+}
+
+impl Touched {
+    /// The most that are known, 4 MiB: what ticks may bring back at least, they may keep.
+    const MOST: usize = LEAST;
+    /// A page is taken out in one of so many sleeps, so that one that is touched no more does not stay for good.
+    const TURNS: u64 = 32;
+
+    /// Notes a fault: of a tick or of the wake, and whether a burst begins with it.
+    fn saw(&mut self, page: u64, tick: bool, begins: bool) {
+        if !tick {
+            self.burst.clear();
+            return;
+        }
+        if begins {
+            self.end_burst();
+        }
+        self.burst.push(page);
+    }
+
+    fn end_burst(&mut self) {
+        let room = Self::MOST.saturating_sub(self.pages.len());
+        self.pages.extend(self.burst.drain(..).take(room));
+    }
+
+    /// The pages that stay in the sleep that begins.
+    pub fn stay(&mut self) -> BTreeSet<u64> {
+        self.end_burst();
+        self.turn += 1;
+        let turn = self.turn % Self::TURNS;
+        let mixed = |page: u64| (page / PAGE as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.pages.retain(|page| mixed(*page) % Self::TURNS != turn);
+        self.pages.clone()
+    }
+}
+
+/// A range without some pages.
+pub(crate) fn without(range: Range<u64>, pages: &BTreeSet<u64>) -> Vec<Range<u64>> {
+    let (mut parts, mut start) = (Vec::new(), range.start);
+    for page in pages.range(range.clone()) {
+        parts.push(start..*page);
+        start = page + PAGE as u64;
+    }
+    parts.push(start..range.end);
+    parts.retain(|part| part.start < part.end);
+    parts
 }
 
 /// How many TCP segments and UDP datagrams have come into the network namespace of a process: proc_net(5).
@@ -113,6 +180,34 @@ mod tests {
             (0..20_000u32).take_while(|n| ticking.judge(start + MS * 30 * *n, || None)).count()
         };
         assert_eq!((count(0), count(100), count(40_000)), (LEAST, LEAST, 10_000));
+    }
+
+    #[test]
+    fn what_ticks_touch_stays_and_what_a_wake_touches_does_not() {
+        let page = |n: u64| n * PAGE as u64;
+        let mut touched = Touched::default();
+        // Two ticks, and a wake that looked like one at first.
+        [(1, true, true), (2, true, false), (3, true, true), (4, true, true), (5, true, false), (6, false, false)]
+            .into_iter()
+            .for_each(|(n, tick, begins)| touched.saw(page(n), tick, begins));
+        let stay = touched.stay();
+        assert!(stay.len() >= 2 && stay.is_subset(&BTreeSet::from([1, 2, 3].map(page))), "{stay:?}");
+        // A page that no tick touches any more falls out, and as many as there is room for stay.
+        (0..Touched::TURNS).for_each(|_| drop(touched.stay()));
+        assert!(touched.stay().is_empty());
+        (0..5000).for_each(|n| touched.saw(page(n), true, n % 50 == 0));
+        let stay = touched.stay().len();
+        assert!((Touched::MOST * 9 / 10..=Touched::MOST).contains(&stay), "{stay}");
+    }
+
+    #[test]
+    fn ranges_are_cut_at_what_stays() {
+        let page = |n: u64| n * PAGE as u64;
+        let stay = BTreeSet::from([1, 4, 5, 9].map(page));
+        let cut = |from, to| without(page(from)..page(to), &stay).into_iter().map(|r| r.start / page(1)..r.end / page(1));
+        assert_eq!(cut(0, 8).collect::<Vec<_>>(), [0..1, 2..4, 6..8]);
+        assert_eq!(cut(4, 6).count(), 0);
+        assert_eq!(cut(6, 9).next(), Some(6..9));
     }
 
     #[test]

@@ -42,7 +42,7 @@ fn pager_process() {
     }
     let stopped = stopped(pid);
     let pids: Vec<u32> = stopped.processes.keys().copied().collect();
-    let deflated = proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false });
+    let deflated = proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::Memory, timers: false });
     assert_eq!(deflated.is_err(), fault.is_some_and(|fault| fault.ends_with("Fail")), "{deflated:?}");
     proc.arm(&pids, None, None);
     stopped.go();
@@ -115,7 +115,7 @@ fn round(number: u64, letters: &str) {
         assert_eq!(answer, "ok", "round {number}, {letter}, ended: {:?}", torture.child.try_wait());
     }
     let stopped = stopped(pid);
-    proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap();
+    proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap();
     stopped.go();
     torture.good("cwdc");
 }
@@ -166,7 +166,7 @@ fn a_hibernation_that_fails_at_a_step_costs_nothing() {
             let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
             assert!(status.contains("SigBlk:\t0000000000000000\n"), "{what}: {status}");
             let stopped = stopped(pid);
-            proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap();
+            proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap();
             stopped.go();
             torture.good("cwdc");
         }

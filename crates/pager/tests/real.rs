@@ -24,7 +24,7 @@ fn all_comes_back_by_faults() {
     assert_eq!(descriptors(), before);
     torture.good("cscc");
     let stopped = stopped(torture.pid);
-    let report = rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap();
+    let report = rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap();
     stopped.go();
     let written = report[&torture.pid].written_pages;
     assert!((4096 / 7..1000).contains(&written), "only what was written is: {written}");
@@ -55,7 +55,7 @@ fn held_processes_come_back_complete() {
     rig.sleep(torture.pid, Sets::Memory);
     torture.good("wc");
     let stopped = stopped(torture.pid);
-    rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::Memory, timers: false }).unwrap();
+    rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::Memory, timers: false }).unwrap();
     let asleep = rss(torture.pid);
     assert!(asleep <= 64 << 10, "{asleep}");
     torture.send('c');
@@ -76,7 +76,7 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
     let mut rig = Rig::new();
     rig.sleep(torture.pid, Sets::Memory);
     torture.good("wc");
-    let way = Way { drop_files: true, sets: Sets::Memory, timers: false };
+    let way = Way { drop_files: true, ticks: false, sets: Sets::Memory, timers: false };
     for round in 0..8 {
         let busy = round % 2 == 1;
         let rings = Arc::new(AtomicUsize::new(0));
@@ -239,7 +239,7 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     rig.proc.swap().release(room..room + 4096);
     memory.state().map.change(&[Change::Set(at..at + 4096, slot)]).unwrap();
     let stopped = stopped(child.id());
-    let refused = rig.proc.deflate(&stopped, Way { drop_files: true, sets: Sets::None, timers: false }).unwrap_err();
+    let refused = rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap_err();
     stopped.go();
     let told = rig.holder.1.lock().unwrap().join("; ");
     assert!(

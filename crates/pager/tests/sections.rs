@@ -17,7 +17,7 @@ fn a_section_that_is_broken_off_is_aborted() {
     for round in 0..300 {
         let stopped = stopped(program.pid);
         let sets = if round % 2 == 0 { Sets::Memory } else { Sets::None };
-        rig.proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).unwrap();
+        rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).unwrap();
         rig.proc.wake(&[program.pid], "");
         stopped.go();
         // So that each processor's counter is somebody else's in between.

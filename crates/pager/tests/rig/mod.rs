@@ -139,7 +139,7 @@ impl Rig {
         comes_to_rest(pid);
         let stopped = stopped(pid);
         let pids: Vec<u32> = stopped.processes.keys().copied().collect();
-        self.proc.deflate(&stopped, Way { drop_files: true, sets, timers: false }).unwrap();
+        self.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).unwrap();
         self.proc.arm(&pids, None, None);
         stopped.go();
         self.proc.rest(&pids, Duration::from_millis(100));
