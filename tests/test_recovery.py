@@ -65,7 +65,7 @@ def test_killed_while_a_proc_runs(fresh_kip: Callable[..., Kip], torture_tar: Pa
     """The program does not notice: same processes, same connections; what it writes meanwhile is in the log.
 
     Output is written to the log before it is taken out of its pipe, so that none is lost: a daemon that is killed in between
-    leaves its newest lines to the next one, which writes them again (ARCHITECTURE.md, "What a crash leaves")."""
+    leaves its newest lines to the next one, which writes them again (docs/design/upgrade.md)."""
     kip = fresh_kip()
     proc = run_torture(kip, torture_tar)
     client = Lines(proc.port())

@@ -99,7 +99,7 @@ def program(kip: Kip, name: str, *flags: str) -> tuple[Proc, Lines]:
 
 
 def addresses(proc: Proc) -> dict[str, str]:
-    """By family: an instance has both of the same numbers, ARCHITECTURE.md."""
+    """By family: an instance has both of the same numbers, docs/design/machine.md."""
     v4 = ipaddress.IPv4Address(proc.address(7001))
     instance, slot = divmod(int(v4) & 0xFFFF, 2048)
     return {"v4": str(v4), "v6": f"fd6b:6970:0:{instance:x}::{slot:x}"}

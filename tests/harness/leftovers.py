@@ -1,7 +1,7 @@
 """What a daemon may leave behind when it is down: nothing.
 
 Several daemons, of other people even, may share the machine, so each check looks only for what carries this
-daemon's data directory or instance number (the names are those of ARCHITECTURE.md: `kpI-` interfaces, nft table
+daemon's data directory or instance number (the names are those of docs/design/machine.md: `kpI-` interfaces, nft table
 `inet kip_I`, cgroups `kip-I`, user ids from 0x20000000, addresses 10.213.0.0/16)."""
 
 from __future__ import annotations

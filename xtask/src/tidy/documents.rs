@@ -2,16 +2,24 @@
 //! exists, and every test that they name is there.
 //!
 //! A test is named as `FILE::[module::]name` (for example `tests/test_park.py::test_keeps_data`) or, for a unit test of
-//! a crate, as `kip_net::module::tests::name`. Documents under docs/design/ are frozen and not looked at.
+//! a crate, as `kip_net::module::tests::name`. Documents under docs/design/ with a date are frozen and not looked at. Those that a
+//! stranger reads first stay short.
 
 use super::File;
 
 const TOP_LEVEL: [&str; 8] = ["crates/", "xtask/", "tests/", "bench/", "scripts/", "docs/", ".ci/", "sdk/"];
 
-/// What the documents name and the project does not have. `exists` answers for a path relative to the workspace.
+/// The most bytes of a document that is to be read at one sitting.
+const SHORT: [(&str, usize); 3] = [("README.md", 8 << 10), ("ARCHITECTURE.md", 12 << 10), ("STYLE.md", 6 << 10)];
+
+/// What the documents name and the project does not have, and what is too long. `exists` answers for a path relative to the workspace.
 pub fn findings(files: &[File], exists: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     for document in files.iter().filter(|file| is_document(&file.path)) {
+        let (path, length) = (&document.path, document.text.len());
+        if let Some((_, most)) = SHORT.iter().find(|(short, most)| path == short && length > *most) {
+            found.push(format!("{path}: {length} bytes; at most {most}, move details to docs/"));
+        }
         for (at, line) in document.text.lines().enumerate() {
             let place = format!("{}:{}", document.path, at + 1);
             for path in
@@ -32,7 +40,7 @@ pub fn findings(files: &[File], exists: &dyn Fn(&str) -> bool) -> Vec<String> {
 }
 
 fn is_document(path: &str) -> bool {
-    let watched = !path.contains('/') || path.starts_with("docs/") && !path.starts_with("docs/design/");
+    let watched = !path.contains('/') || path.starts_with("docs/") && !path.starts_with("docs/design/2");
     watched && path.ends_with(".md")
 }
 
@@ -133,6 +141,20 @@ mod tests {
         let found = look("SPECIFICATION.md", "`tests/test_park.py::test_gone` and `kip_net::pool::tests::is_gone`");
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found.iter().all(|line| line.contains("there is no test")), "{found:?}");
+    }
+
+    #[test]
+    fn what_is_to_be_read_at_one_sitting_is_short() {
+        let text = "long\n".repeat(2000);
+        assert_eq!(look("README.md", &text), ["README.md: 10000 bytes; at most 8192, move details to docs/"]);
+        assert_eq!(look("ARCHITECTURE.md", &text), Vec::<String>::new());
+        assert_eq!(look("docs/tour.md", &text), Vec::<String>::new());
+    }
+
+    #[test]
+    fn design_documents_are_looked_at_unless_they_have_a_date() {
+        assert_eq!(look("docs/design/wake.md", "`crates/gone`").len(), 1);
+        assert_eq!(look("docs/design/2026-11-21-foundation.md", "`crates/gone`"), Vec::<String>::new());
     }
 
     #[test]
