@@ -1,11 +1,11 @@
 //! `cargo xtask check`: format, lints, dependencies, the house's own rules and documentation.
 
 use crate::steps::{self, Outcome};
-use crate::{deny, edges, metadata, tidy};
+use crate::{cycles, deny, edges, metadata, tidy};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-const STEPS: [&str; 8] = ["fmt", "clippy", "dependencies", "advisories", "edges", "tidy", "scripts", "docs"];
+const STEPS: [&str; 9] = ["fmt", "clippy", "dependencies", "advisories", "edges", "cycles", "tidy", "scripts", "docs"];
 
 /// Runs the steps named, or all. True if none failed.
 pub fn run(root: &Path, chosen: &[String]) -> anyhow::Result<bool> {
@@ -39,6 +39,7 @@ fn one(root: &Path, name: &str) -> anyhow::Result<Outcome> {
         }
         "advisories" => advisories(root),
         "edges" => Ok(Outcome::of(&edges::findings(&metadata::load(root)?))),
+        "cycles" => Ok(Outcome::of(&cycles::findings(&tidy::files(root)?))),
         "tidy" => tidy::run(root),
         "scripts" => scripts(root),
         "docs" => docs(root),

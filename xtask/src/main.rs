@@ -6,6 +6,7 @@
 mod binaries;
 mod check;
 mod counts;
+mod cycles;
 mod deny;
 mod edges;
 mod licence;

@@ -8,11 +8,10 @@
 //! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the
 //! way, and never touches a process. Nothing is kept here but one block.
 
-use crate::front::left_out;
 use crate::index::{Blocks, ContentHash, FileKey, Known, Place};
 use crate::packing::{PackError, Packing};
 use crate::table::{Found, Home, PageTable, Remote, Space};
-use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
+use kip_snapshot::pages::{PAGE, PageMap, Process, Run, WorkingSet, damaged};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
@@ -438,10 +437,43 @@ impl Work {
     }
 }
 
+/// One in as many pages of a set is held back to see whether it is still needed, at least; beyond that the set as a whole is doubted.
+const DOUBTED: usize = 4;
+
+/// The pages of sets that do not come with the front if they lie in blocks: those held back by a set of which so much is that
+/// this was a wake of another kind, or that most of it only came along. They follow the wake.
+pub fn left_out(sets: &[WorkingSet]) -> HashSet<u64> {
+    let is_doubted =
+        |set: &&WorkingSet| set.pages.iter().filter(|page| page.held_back).count() * DOUBTED > set.pages.len();
+    let doubted = sets.iter().filter(is_doubted).flat_map(|set| &set.pages).filter(|page| page.held_back);
+    let mut left: HashSet<u64> = doubted.map(|page| page.address).collect();
+    for page in sets.iter().flat_map(|set| &set.pages).filter(|page| !page.held_back) {
+        left.remove(&page.address);
+    }
+    left
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kip_snapshot::pages::Expected;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_is_doubted_as_a_whole_is_left_out() {
+        let page = |number: u64, held_back| Expected { address: number * PAGE as u64, confirmed: 1, held_back };
+        let set = |pages| WorkingSet { pages, ..WorkingSet::default() };
+        let left = |sets: &[WorkingSet]| {
+            let mut left: Vec<u64> = left_out(sets).into_iter().map(|address| address / PAGE as u64).collect();
+            left.sort_unstable();
+            left
+        };
+        let probed: Vec<Expected> = (0..32).map(|number| page(number, number % 4 == 3)).collect();
+        assert!(left(&[set(probed)]).is_empty(), "each in its turn");
+        let doubted: Vec<Expected> = (30..40).map(|number| page(number, number >= 31)).collect();
+        assert_eq!(left(&[set(doubted.clone())]), (31..40).collect::<Vec<u64>>());
+        assert_eq!(left(&[set(doubted), set(vec![page(35, false)])]), [31, 32, 33, 34, 36, 37, 38, 39]);
+    }
 
     proptest! {
         #[test]

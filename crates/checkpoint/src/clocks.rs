@@ -18,9 +18,9 @@ mod timers;
 pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
-use crate::hold::has_own_filters;
+use crate::hold::{has_own_filters, stopped_threads};
 use crate::image::{Image, ImageError, numbered};
-use crate::wire::{Malformed, Value};
+use crate::wire::Malformed;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -410,32 +410,6 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
         std::fs::remove_file(&path).map_err(|source| ImageError::Io { path, source })?;
     }
     Ok(clocks)
-}
-
-/// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
-pub fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
-    const STOPPED: u64 = 3;
-    let mut stopped = BTreeSet::new();
-    for (pid, path) in numbered(images, "core")? {
-        for core in Image::read(&path)?.entries {
-            let task = core.message(3).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
-            if task.is_some_and(|t| t.number(1) == STOPPED) {
-                stopped.insert(pid);
-            }
-        }
-    }
-    if stopped.is_empty() {
-        return Ok(stopped);
-    }
-    for process in Image::read(&images.join("pstree.img"))?.entries {
-        if stopped.contains(&(process.number(1) as u32)) {
-            stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
-                Value::Varint(thread) if *n == 5 => Some(*thread as u32),
-                _ => None,
-            }));
-        }
-    }
-    Ok(stopped)
 }
 
 fn push_due(dues: &mut Vec<Due>, source: Source, now: Now, (left_ns, every_ns): (i64, i64), monotonic: bool) {

@@ -4,8 +4,8 @@
 //! error still means that the program goes on, and before the local copy of a generation is given up. Reads a few small images and
 //! decides nothing: what CRIU cannot restore a plan ([`crate::plan`]) may. What is not on the list is taken for restorable.
 
+use crate::codes::kind;
 use crate::image::{Image, ImageError};
-use crate::plan::kind;
 use crate::wire::{Malformed, Message};
 use std::collections::BTreeMap;
 use std::path::Path;

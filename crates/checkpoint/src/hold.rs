@@ -5,12 +5,11 @@
 //! on which it stands or by one of the vdso's; [`crate::resume`] then takes it and gives it what it is to have. The call's first
 //! argument is a mark, by which a tree is known that was left so.
 
-use crate::clocks::stopped_threads;
+use crate::codes::status;
 use crate::image::{Image, ImageError, numbered};
-use crate::plan::memory::status;
 use crate::registers::{self, Registers};
 use crate::resume::syscall_offset;
-use crate::wire::{Malformed, Message};
+use crate::wire::{Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -91,6 +90,32 @@ fn vdsos(images: &Path) -> Result<BTreeMap<u32, u64>, ImageError> {
         }
     }
     Ok(found)
+}
+
+/// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
+pub fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
+    const STOPPED: u64 = 3;
+    let mut stopped = BTreeSet::new();
+    for (pid, path) in numbered(images, "core")? {
+        for core in Image::read(&path)?.entries {
+            let task = core.message(3).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+            if task.is_some_and(|t| t.number(1) == STOPPED) {
+                stopped.insert(pid);
+            }
+        }
+    }
+    if stopped.is_empty() {
+        return Ok(stopped);
+    }
+    for process in Image::read(&images.join("pstree.img"))?.entries {
+        if stopped.contains(&(process.number(1) as u32)) {
+            stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
+                Value::Varint(thread) if *n == 5 => Some(*thread as u32),
+                _ => None,
+            }));
+        }
+    }
+    Ok(stopped)
 }
 
 /// Whether any program has filters besides its sandbox's, seccomp(2).

@@ -5,8 +5,9 @@
 //! that of a volume anyway. /proc ends with the tree, so an instance that watches something there is CRIU's to make anew.
 //! For CRIU an instance that is held becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
 
+use crate::codes::kind;
 use crate::image::{Image, ImageError};
-use crate::plan::{Object, kind};
+use crate::objects::Object;
 use crate::sockets::{self, as_file};
 use crate::wire::{Malformed, Message};
 use std::collections::BTreeSet;

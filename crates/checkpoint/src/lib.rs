@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clocks;
+mod codes;
 pub mod comeback;
 pub mod dump;
 pub mod helper;
@@ -18,6 +19,7 @@ pub mod inotify;
 pub mod limits;
 pub mod locate;
 pub mod look;
+mod objects;
 pub mod owners;
 pub mod pages;
 pub mod plan;

@@ -15,10 +15,9 @@ pub(crate) mod memory;
 mod settings;
 mod tasks;
 
-pub(crate) use files::kind;
-pub use files::{Object, objects};
+pub use crate::objects::Object;
+pub use files::objects;
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
-pub(crate) use memory::status;
 
 use crate::clocks::Clocks;
 use crate::image::ImageError;

@@ -14,9 +14,10 @@ mod networks;
 mod ports;
 mod service;
 
+use crate::document::{Document, Reading, lettered};
 use crate::place::{Fault, Faults, Note, Place, Weight, meant};
 use crate::yaml::{self, Node, Value};
-use crate::{Document, Reading, environ, file, lettered};
+use crate::{environ, file};
 use context::Context;
 use kip_types::name::ProcName;
 use service::Service;

@@ -3,7 +3,7 @@
 //! One variable a line, `NAME=VALUE`; `NAME` alone takes the caller's own value. In a `kip.toml` values are taken as they stand, as by
 //! `kip run --env-file`; Compose takes quotes and comments off and replaces references to variables.
 
-use crate::Lookup;
+use crate::document::Lookup;
 use std::path::Path;
 
 /// What a variable refers to, which may be nothing.

@@ -3,9 +3,10 @@
 //! Every key of a proc is looked at by name first, so that all that are not known are told at once, then the table is read as a
 //! whole; procs are read one by one, so that the mistakes of one do not hide those of another.
 
+use crate::document::{Described, Document, Reading};
+use crate::environ;
 use crate::place::{Fault, Faults, Place, meant};
 use crate::table::{ProcTable, read_secrets};
-use crate::{Described, Document, Reading, environ};
 use kip_types::name::ProcName;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;

@@ -5,6 +5,7 @@ use crate::error::ImageError;
 use kip_types::image::ImageConfig;
 use serde::Deserialize;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// Most bytes of a manifest, index or configuration.
 pub(crate) const MOST_JSON: u64 = 8 << 20;
@@ -189,6 +190,27 @@ impl Config {
             volumes: keys(run.volumes),
         }
     }
+}
+
+/// The packed bytes of a layer.
+#[derive(Debug, Clone)]
+pub(crate) enum Blob {
+    /// By their digest.
+    Named(Descriptor),
+    /// A file of an archive.
+    File(PathBuf),
+}
+
+/// What a source says of the image that is meant.
+#[derive(Debug)]
+pub(crate) struct Found {
+    /// What it is called there, complete.
+    pub(crate) name: Option<String>,
+    /// The manifest or index that it begins with.
+    pub(crate) top: Option<Vec<u8>>,
+    pub(crate) config: Vec<u8>,
+    /// Lowest first.
+    pub(crate) layers: Vec<Blob>,
 }
 
 #[cfg(test)]

@@ -38,9 +38,10 @@ mod origin;
 mod parents;
 mod pull;
 mod registry;
+mod request;
 
 pub use content::Config;
 pub use digest::Digest;
 pub use error::ImageError;
 pub use images::{ImageRecord, Images, InUse};
-pub use pull::Pull;
+pub use request::Pull;

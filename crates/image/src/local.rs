@@ -1,10 +1,9 @@
 //! Images in files: an OCI layout (a directory or a tar of one) and what `docker save` writes. Reads, never writes.
 
-use crate::content::{self, Descriptor, MOST_JSON, Top};
+use crate::content::{self, Blob, Descriptor, Found, MOST_JSON, Top};
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::full_name;
-use crate::origin::{Blob, Found};
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::fs::File;

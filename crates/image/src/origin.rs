@@ -1,12 +1,11 @@
 //! Where an image comes from, as the steps of a pull see it.
 
-use crate::content::Descriptor;
+use crate::content::Found;
 use crate::error::ImageError;
 use crate::local::Local;
-use crate::pull::Pull;
 use crate::registry::Registry;
+use crate::request::{Pull, blocking};
 use kip_types::image::ImageSource;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// A registry or files.
@@ -14,27 +13,6 @@ use std::sync::Arc;
 pub(crate) enum Origin {
     Registry(Arc<Registry>),
     Local(Arc<Local>),
-}
-
-/// The packed bytes of a layer.
-#[derive(Debug, Clone)]
-pub(crate) enum Blob {
-    /// By their digest.
-    Named(Descriptor),
-    /// A file of an archive.
-    File(PathBuf),
-}
-
-/// What a source says of the image that is meant.
-#[derive(Debug)]
-pub(crate) struct Found {
-    /// What it is called there, complete.
-    pub(crate) name: Option<String>,
-    /// The manifest or index that it begins with.
-    pub(crate) top: Option<Vec<u8>>,
-    pub(crate) config: Vec<u8>,
-    /// Lowest first.
-    pub(crate) layers: Vec<Blob>,
 }
 
 impl Origin {
@@ -56,7 +34,7 @@ impl Origin {
             Origin::Registry(registry) => registry.find().await,
             Origin::Local(local) => {
                 let local = Arc::clone(local);
-                crate::pull::blocking(move || local.find()).await
+                blocking(move || local.find()).await
             }
         }
     }

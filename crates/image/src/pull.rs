@@ -3,14 +3,15 @@
 //! The name comes last, when all that it means is here and synced. Until then a pull leaves layers that may be of use to another,
 //! and nothing that counts.
 
-use crate::content::{Config, Descriptor};
+use crate::content::{Blob, Config, Descriptor};
 use crate::digest::Digest;
 use crate::error::ImageError;
 use crate::images::{ImageRecord, Images, InUse, full_name};
-use crate::origin::{Blob, Origin};
+use crate::origin::Origin;
 use crate::registry::Registry;
+use crate::request::{Pull, blocking};
 use futures_util::{StreamExt as _, TryStreamExt as _};
-use kip_types::image::{ImageSource, PullProgress};
+use kip_types::image::PullProgress;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
@@ -21,21 +22,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const AT_ONCE: usize = 3;
 /// Progress is told about so often, bytes.
 const TELL_EVERY: u64 = 1 << 20;
-
-/// What is to be pulled.
-#[derive(Debug, Clone)]
-pub struct Pull {
-    /// From where. Paths are absolute.
-    pub source: ImageSource,
-    /// By what it is called here; none for its own name.
-    pub name: Option<String>,
-    /// User and password.
-    pub login: Option<(String, String)>,
-    /// Without TLS, wherever the registry is.
-    pub plain_http: bool,
-    /// Certificates, PEM, of those who may vouch for a registry, beside those that are trusted anyway.
-    pub ca_pem: Option<String>,
-}
 
 /// Told how far a pull is, from any thread.
 type Tell = Arc<dyn Fn(PullProgress) + Send + Sync>;
@@ -161,13 +147,5 @@ fn name_of(request: &Pull, own: Option<String>) -> Result<String, ImageError> {
         Some(name) if *name == source => Ok(source),
         Some(name) => full_name(name),
         None => Ok(own.unwrap_or(source)),
-    }
-}
-
-/// Runs it where it may block.
-pub(crate) async fn blocking<T: Send + 'static>(f: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(f).await {
-        Ok(done) => done,
-        Err(e) => std::panic::resume_unwind(e.into_panic()),
     }
 }

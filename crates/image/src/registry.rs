@@ -1,11 +1,10 @@
 //! Images in a registry: the words are `oci-client`'s, what comes is checked here.
 
-use crate::content::{self, Descriptor, MOST_JSON, Top};
+use crate::content::{self, Blob, Descriptor, Found, MOST_JSON, Top};
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::parse_name;
-use crate::origin::{Blob, Found};
-use crate::pull::{Pull, blocking};
+use crate::request::{Pull, blocking};
 use futures_util::StreamExt as _;
 use oci_client::client::{
     BlobResponse, Certificate, CertificateEncoding, Client, ClientConfig, ClientProtocol, LayerDescriptor,

@@ -3,18 +3,12 @@
 //! No descriptor is kept, for there are thousands of procs and most are asleep. After a failed write the file is cut
 //! back to its last whole record. A crash may leave a record without its end, which [`LogFile::open`] mends.
 
-use super::reader::{Stream, parse};
+use super::record::{MAX_FILES, MAX_RECORD, Stream, encode, file_name, parse};
 use kip_types::Limits;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-
-/// Most files of one log.
-pub(super) const MAX_FILES: usize = kip_types::spec::MOST_LOG_FILES as usize;
-
-/// The largest record: text, time, two blanks, stream, newline.
-pub(super) const MAX_RECORD: usize = super::MAX_TEXT + 32;
 
 /// When a log's files change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,19 +30,6 @@ impl Rotation {
     pub fn of(limits: &Limits) -> Rotation {
         Rotation { max_bytes: limits.log_bytes, files: limits.log_files as usize }
     }
-}
-
-/// The file name of the `age`th file, 0 being the current one.
-pub(super) fn file_name(age: usize) -> String {
-    if age == 0 { "current".to_owned() } else { format!("current.{age}") }
-}
-
-/// Appends one record to a batch.
-pub(super) fn encode(batch: &mut Vec<u8>, at_ms: u64, stream: Stream, complete: bool, text: &[u8]) {
-    batch.extend_from_slice(at_ms.to_string().as_bytes());
-    batch.extend_from_slice(&[b' ', stream.letter(complete), b' ']);
-    batch.extend_from_slice(text);
-    batch.push(b'\n');
 }
 
 /// What could not be written since it last worked.

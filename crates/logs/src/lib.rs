@@ -16,13 +16,16 @@
 
 mod file;
 mod reader;
+mod record;
 #[cfg(test)]
 mod tests;
 
 pub use file::Rotation;
-pub use reader::{FOLLOW_POLL, From, LogLine, LogReader, ReadError, Stream};
+pub use reader::{FOLLOW_POLL, From, LogReader, ReadError};
+pub use record::{LogLine, Stream};
 
-use file::{LogFile, encode};
+use file::LogFile;
+use record::encode;
 use rustix::event::{EventfdFlags, Timespec, epoll};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;

@@ -3,7 +3,7 @@
 //! A reader holds its files open, so rotation cannot take them away under it. It keeps its place at the end of a whole
 //! record, because the writer may cut off a torn one.
 
-use super::file::{MAX_FILES, MAX_RECORD, file_name};
+use super::record::{LogLine, MAX_FILES, MAX_RECORD, Stream, file_name, parse};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -26,42 +26,6 @@ pub struct ReadError {
     pub source: io::Error,
 }
 
-/// Where a line comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stream {
-    /// The program's standard output.
-    Stdout,
-    /// The program's standard error.
-    Stderr,
-    /// Kip itself, about the log.
-    Kip,
-}
-
-impl Stream {
-    pub(super) fn letter(self, complete: bool) -> u8 {
-        match (self, complete) {
-            (Stream::Stdout, true) => b'o',
-            (Stream::Stdout, false) => b'O',
-            (Stream::Stderr, true) => b'e',
-            (Stream::Stderr, false) => b'E',
-            (Stream::Kip, _) => b'k',
-        }
-    }
-}
-
-/// One record.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LogLine {
-    /// When it was read from the program, milliseconds since the epoch.
-    pub at_ms: u64,
-    /// Where it comes from.
-    pub stream: Stream,
-    /// A newline followed; if not, the line goes on in the next one of the same stream.
-    pub complete: bool,
-    /// The line without its newline; any bytes.
-    pub text: Vec<u8>,
-}
-
 /// Where to begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum From {
@@ -71,22 +35,6 @@ pub enum From {
     Last(usize),
     /// With the first line of this time or later, milliseconds since the epoch.
     Since(u64),
-}
-
-/// Understands a record without its newline.
-pub(super) fn parse(record: &[u8]) -> Option<LogLine> {
-    let digits = record.iter().position(|b| *b == b' ')?;
-    let at_ms = std::str::from_utf8(&record[..digits]).ok()?.parse().ok()?;
-    let [b' ', letter, b' ', text @ ..] = &record[digits..] else { return None };
-    let (stream, complete) = match letter {
-        b'o' => (Stream::Stdout, true),
-        b'O' => (Stream::Stdout, false),
-        b'e' => (Stream::Stderr, true),
-        b'E' => (Stream::Stderr, false),
-        b'k' => (Stream::Kip, true),
-        _ => return None,
-    };
-    Some(LogLine { at_ms, stream, complete, text: text.to_owned() })
 }
 
 fn remark(at_ms: u64, text: String) -> LogLine {

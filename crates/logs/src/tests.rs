@@ -485,6 +485,6 @@ fn a_full_disk_blocks_nobody_and_is_told() {
 }
 
 fn parse_line(line: &str) -> (Stream, String) {
-    let line = reader::parse(line.as_bytes()).unwrap();
+    let line = record::parse(line.as_bytes()).unwrap();
     (line.stream, String::from_utf8(line.text).unwrap())
 }

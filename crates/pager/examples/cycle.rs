@@ -44,7 +44,8 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
     let mut down = |proc: &mut Proc, sets| {
         let began = Instant::now();
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
-        let report = proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).expect("goes down");
+        let report =
+            proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).expect("goes down");
         proc.arm(&[pid], None, None);
         stopped.go();
         let took = began.elapsed().as_secs_f64() * 1e3;

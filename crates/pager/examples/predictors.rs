@@ -64,7 +64,8 @@ fn wakes(
     let mut all = Vec::new();
     for _ in 0..WAKES {
         let stopped = stop(|| Ok(vec![pid]), Instant::now() + Duration::from_secs(5)).expect("stops");
-        let report = proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).expect("goes down");
+        let report =
+            proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).expect("goes down");
         proc.arm(&[pid], None, None);
         stopped.go();
         proc.rest(&[pid], Duration::from_millis(100));

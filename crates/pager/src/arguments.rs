@@ -5,8 +5,7 @@
 //! kernel's.
 
 use crate::memory::Memory;
-use crate::source::PARKED;
-use crate::swap::PAGE;
+use crate::swap::{PAGE, PARKED};
 use kip_sys::pagemap::{self, Filter, States};
 use std::io;
 use std::ops::Range;

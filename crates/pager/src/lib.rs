@@ -46,6 +46,7 @@ pub mod space;
 pub mod stop;
 pub mod stored;
 pub mod swap;
+mod tasks;
 pub mod ticking;
 mod timeouts;
 pub mod timers;

@@ -13,10 +13,10 @@
 
 use crate::ahead::Streams;
 use crate::slots::{Change, Runs, SlotMap};
-use crate::source::{PARKED, PageSource};
+use crate::source::PageSource;
 use crate::stop::Settling;
 use crate::stored::Stored;
-use crate::swap::{Aligned, PAGE};
+use crate::swap::{Aligned, PAGE, PARKED};
 use crate::ticking::{Ticking, Touched};
 use kip_sys::uffd::{self, CopyMode, Event, Features};
 use parking_lot::{Mutex, MutexGuard};

@@ -4,8 +4,8 @@
 //! with its checksum before anybody gets it. The generation itself may go while its pages are still needed: [`keep`]. Pages of
 //! remote page files may not be here: reading one asks for it ([`AskFor`]) and fails with `WouldBlock` until it came.
 
-use crate::source::{PARKED, PageSource};
-use crate::swap::PAGE;
+use crate::source::PageSource;
+use crate::swap::{PAGE, PARKED};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGES, PageFile, PageMap, Process, Run, SETS, damaged};
 use kip_snapshot::remote::RemoteFile;

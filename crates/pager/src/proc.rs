@@ -25,6 +25,7 @@ use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
 use crate::stop::{Settling, Stopped, StoppedProcess};
+pub use crate::stored::Sets;
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
 use crate::ticking::Ticking;
@@ -54,20 +55,6 @@ pub trait Custodian: Send + Sync {
     fn damaged(&self, _error: &io::Error) {}
     /// Hears that pages of a remote page file are needed, and not here: see [`crate::parked::AskFor`].
     fn missing(&self, _file: &str, _pages: Range<u32>) {}
-}
-
-/// Where working sets are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sets {
-    /// In memory.
-    Memory,
-    /// In memory if they are small, else in files that stay in the page cache, while all sets of the proc together take at
-    /// most so many bytes; beyond that on disk.
-    Cached(usize),
-    /// On disk.
-    Disk,
-    /// There are none.
-    None,
 }
 
 /// How a proc's memory is taken out.

@@ -1,11 +1,8 @@
 //! Where a page that is missing comes from: one notion for the swap file of a proc and for the page file of a parked
-//! snapshot. A slot number says which: from [`PARKED`] on it is one of the snapshot's, which nobody counts.
+//! snapshot. A slot number says which: from [`crate::swap::PARKED`] on it is one of the snapshot's, which nobody counts.
 
 use crate::swap::Swap;
 use std::io;
-
-/// The first slot number of a parked snapshot's page file.
-pub const PARKED: u32 = 1 << 31;
 
 /// Pages by the number of their slots.
 pub trait PageSource: Send + Sync + std::fmt::Debug {

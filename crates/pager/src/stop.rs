@@ -5,6 +5,9 @@
 //! A thread that does not stop in time (it waits in vfork(2), or for a device) makes [`stop`] give up and let all go.
 
 use crate::swap::PAGE;
+use crate::tasks::{
+    has_ended, is_alarmed, is_halted, is_init, is_runnable, sleepers, slept_through, threads, waited_no_more,
+};
 use crate::timeouts;
 use kip_sys::armed::Armed;
 use kip_sys::ends::End;
@@ -94,11 +97,6 @@ fn ended(error: &io::Error) -> bool {
 
 fn libc_esrch() -> i32 {
     rustix::io::Errno::SRCH.raw_os_error()
-}
-
-pub(crate) fn threads(pid: u32) -> io::Result<Vec<u32>> {
-    let ids = fs::read_dir(format!("/proc/{pid}/task"))?;
-    Ok(ids.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
 /// Stops all threads of all processes that `list` tells, until nothing new comes. Processes that end are left out.
@@ -268,66 +266,6 @@ fn stands(pid: u32, tid: u32, page: u64) -> Stands {
     if elsewhere && !is_halted(tid) { Stands::AtWork } else { Stands::InCall }
 }
 
-/// Threads that sleep or are stopped by a signal, and how often each has left a processor; and which of them are stopped.
-fn sleepers(pids: &[u32]) -> (HashMap<u32, u64>, HashSet<u32>) {
-    let (mut slept, mut halted) = (HashMap::new(), HashSet::new());
-    for tid in pids.iter().flat_map(|pid| threads(*pid).unwrap_or_default()) {
-        let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-        let Some(left) = left_processor(&status) else { continue };
-        if status.contains(HALTED) {
-            halted.insert(tid);
-        }
-        if status.contains(HALTED) || status.contains("\nState:\tS") {
-            slept.insert(tid, left);
-        }
-    }
-    (slept, halted)
-}
-
-/// How a thread that a signal has stopped is shown: proc_pid_status(5).
-const HALTED: &str = "\nState:\tT";
-
-/// Whether a signal has stopped a thread: it is not about to do anything, wherever it stands.
-fn is_halted(tid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| status.contains(HALTED))
-}
-
-/// Whether a thread runs, or would if a processor had time for it.
-fn is_runnable(tid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| status.contains("\nState:\tR"))
-}
-
-/// How often a thread has left a processor: proc_pid_status(5).
-fn left_processor(status: &str) -> Option<u64> {
-    let count = |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.trim().parse::<u64>().ok();
-    Some(count("voluntary_ctxt_switches:")? + count("nonvoluntary_ctxt_switches:")?)
-}
-
-/// Whether a stopped thread that slept before has run for nothing but to stop.
-fn slept_through(slept: &HashMap<u32, u64>, tid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-    slept.get(&tid).is_some_and(|before| left_processor(&status).is_some_and(|now| now <= before + 1))
-}
-
-/// How often a thread has left a processor to wait; that one was taken away from it does not count.
-pub(crate) fn waits(tid: u32) -> Option<u64> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
-}
-
-/// Whether a stopped thread that had waited so often before has waited for nothing since but in its stop. On a busy machine the
-/// processor may have been taken away from it on the way.
-fn waited_no_more(tid: u32, before: u64) -> bool {
-    waits(tid).is_some_and(|now| now <= before + 1)
-}
-
-/// Pid 1 of a pid namespace: NSpid in proc_pid_status(5).
-pub(crate) fn is_init(pid: u32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let inside = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
-    inside.is_some_and(|ids| ids.split_whitespace().next_back() == Some("1"))
-}
-
 /// Begins to stop a thread; not so if it has ended.
 fn seize(pid: u32, tid: u32) -> Result<bool, StopError> {
     // One that is just ending is refused like one that somebody else traces, for some microseconds.
@@ -340,12 +278,6 @@ fn seize(pid: u32, tid: u32) -> Result<bool, StopError> {
             Err(_) => std::thread::yield_now(),
         }
     }
-}
-
-/// A thread that is gone, a leader that has called pthread_exit, or a process nobody has waited for.
-fn has_ended(pid: u32, tid: u32) -> bool {
-    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")) else { return true };
-    stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z") || rest.starts_with(" X"))
 }
 
 impl Stopped {
@@ -521,18 +453,6 @@ fn let_go(tid: u32, until: Instant) {
             _ => std::thread::yield_now(),
         }
     }
-}
-
-/// Whether the signal of a process's interval timer waits: SIGALRM in proc_pid_status(5).
-fn is_alarmed(pid: u32) -> bool {
-    const ALARM: u64 = 1 << 13;
-    signals(&fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default(), "ShdPnd:") & ALARM != 0
-}
-
-/// A mask of signals in proc_pid_status(5): signal N as bit N - 1.
-fn signals(status: &str, name: &str) -> u64 {
-    let line = status.lines().find_map(|line| line.strip_prefix(name));
-    line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok()).unwrap_or(0)
 }
 
 impl StoppedProcess {

@@ -42,6 +42,20 @@ pub enum Keep<'a> {
     Nowhere,
 }
 
+/// Where working sets are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sets {
+    /// In memory.
+    Memory,
+    /// In memory if they are small, else in files that stay in the page cache, while all sets of the proc together take at
+    /// most so many bytes; beyond that on disk.
+    Cached(usize),
+    /// On disk.
+    Disk,
+    /// There are none.
+    None,
+}
+
 #[derive(Debug)]
 enum Data {
     Plain(Aligned),

@@ -5,13 +5,15 @@
 //! that nobody refers to, which are free then. Nothing is synced: the file is of no use once its processes are gone, and
 //! they go with the machine.
 
-use crate::source::PARKED;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Mutex;
+
+/// The first slot number of a parked snapshot's page file: those below are this file's.
+pub const PARKED: u32 = 1 << 31;
 
 /// Bytes of a page and of a slot.
 pub const PAGE: usize = 4096;

@@ -204,7 +204,8 @@ mod tests {
     fn ranges_are_cut_at_what_stays() {
         let page = |n: u64| n * PAGE as u64;
         let stay = BTreeSet::from([1, 4, 5, 9].map(page));
-        let cut = |from, to| without(page(from)..page(to), &stay).into_iter().map(|r| r.start / page(1)..r.end / page(1));
+        let cut =
+            |from, to| without(page(from)..page(to), &stay).into_iter().map(|r| r.start / page(1)..r.end / page(1));
         assert_eq!(cut(0, 8).collect::<Vec<_>>(), [0..1, 2..4, 6..8]);
         assert_eq!(cut(4, 6).count(), 0);
         assert_eq!(cut(6, 9).next(), Some(6..9));

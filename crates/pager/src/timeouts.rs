@@ -116,14 +116,14 @@ pub(crate) fn since(pids: &[u32]) -> Since {
         let before = before(tid)?;
         Some((tid, Before { since: Some(clocks.last_ran(tid)?), ..before }))
     };
-    pids.iter().flat_map(|pid| crate::stop::threads(*pid).unwrap_or_default()).filter_map(look).collect()
+    pids.iter().flat_map(|pid| crate::tasks::threads(*pid).unwrap_or_default()).filter_map(look).collect()
 }
 
 /// What is known of the wait of a thread but since when it waits; none if it is in no such call.
 pub(crate) fn before(tid: u32) -> Option<Before> {
     let text = std::fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?;
     let call = parse(&text).filter(is_timed)?;
-    Some(Before { call, since: None, waits: crate::stop::waits(tid)? })
+    Some(Before { call, since: None, waits: crate::tasks::waits(tid)? })
 }
 
 /// Number, arguments and stack pointer of proc_pid_syscall(5); none for a thread that runs.

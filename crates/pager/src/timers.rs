@@ -4,8 +4,9 @@
 
 use crate::limits::{self, Lifted};
 use crate::plant::{Scratch, call};
-use crate::stop::{StoppedProcess, is_init};
+use crate::stop::StoppedProcess;
 use crate::swap::PAGE;
+use crate::tasks::is_init;
 use kip_sys::inject::Hand;
 use kip_sys::process::read_memory;
 use rustix::io::Errno;

@@ -24,7 +24,8 @@ fn all_comes_back_by_faults() {
     assert_eq!(descriptors(), before);
     torture.good("cscc");
     let stopped = stopped(torture.pid);
-    let report = rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap();
+    let report =
+        rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap();
     stopped.go();
     let written = report[&torture.pid].written_pages;
     assert!((4096 / 7..1000).contains(&written), "only what was written is: {written}");
@@ -239,7 +240,10 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     rig.proc.swap().release(room..room + 4096);
     memory.state().map.change(&[Change::Set(at..at + 4096, slot)]).unwrap();
     let stopped = stopped(child.id());
-    let refused = rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false }).unwrap_err();
+    let refused = rig
+        .proc
+        .deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false })
+        .unwrap_err();
     stopped.go();
     let told = rig.holder.1.lock().unwrap().join("; ");
     assert!(

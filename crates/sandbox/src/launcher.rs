@@ -6,8 +6,8 @@
 
 use crate::init::exit_of;
 use crate::launch::DEFAULT_PATH;
+use crate::mounts::Mounts;
 use crate::protocol::{Ended, Failure, Ids, Lower, Program, Reply, Request, Step};
-use crate::rootfs::Mounts;
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
 use rustix::fs::OFlags;
@@ -306,7 +306,7 @@ impl Launcher {
         Ok(Mounts { root, usr, volumes: Vec::new() })
     }
 
-    /// For [`crate::rootfs::RootfsSpec::mount`].
+    /// Mounts the overlays of a proc.
     pub(crate) fn mount(&self, lower: Lower, fds: &[BorrowedFd<'_>]) -> Result<Mounts, LaunchError> {
         let [root, usr] = self.ready(&Request::Mount(lower), fds)?;
         Ok(Mounts { root, usr, volumes: Vec::new() })

@@ -14,6 +14,7 @@ pub mod disk;
 pub mod init;
 pub mod launch;
 pub mod launcher;
+mod mounts;
 mod protocol;
 pub mod restorer;
 pub mod rootfs;

@@ -21,8 +21,8 @@
 //! ([`RootfsError::InUse`]). So a proc keeps its base, and its pins directories exist from the first mount on.
 
 use crate::launcher::{LaunchError, Launcher};
+pub use crate::mounts::Mounts;
 use crate::protocol::{Lower, Step};
-use crate::volume::Volume;
 use rustix::fs::{CWD, getxattr};
 use rustix::io::Errno;
 use rustix::mount::{FsPickFlags, OpenTreeFlags, fsconfig_reconfigure, fspick, open_tree};
@@ -38,33 +38,6 @@ pub const OPAQUE: &str = "trusted.overlay.opaque";
 
 /// How long a mount may take to go after the last process in it has ended: the kernel does that later, by a worker.
 const OLD_MOUNT_GOES: Duration = Duration::from_millis(1000);
-
-/// The two overlays of a proc, as detached mounts that can be attached once, and its volumes.
-#[derive(Debug)]
-pub struct Mounts {
-    /// `/`
-    pub root: OwnedFd,
-    /// `/usr`
-    pub usr: OwnedFd,
-    /// What lies on them, in the order in which it is attached.
-    pub volumes: Vec<Volume>,
-}
-
-impl Mounts {
-    /// Other detached mounts of the same overlays, so that the originals can be kept and given out again and again:
-    /// open_tree(2), from Linux 6.15 on. On older kernels mount again when the old mounts are gone.
-    ///
-    /// # Errors
-    /// EINVAL where it does not work, and when the mount was attached and has been unmounted since.
-    pub fn duplicate(&self) -> io::Result<Mounts> {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-        Ok(Mounts {
-            root: open_tree(&self.root, "", flags)?,
-            usr: open_tree(&self.usr, "", flags)?,
-            volumes: Vec::new(),
-        })
-    }
-}
 
 /// Lets go what the kernel remembers of a filesystem's files and nobody has open, as a remount does: it takes memory and, of
 /// files of a lower layer that have been replaced since, disk.

@@ -4,9 +4,9 @@
 //! So the files of a generation are never more than twice what is needed of them. Never looks at a process: the caller knows
 //! which pages are still out.
 
+use crate::error::{SnapshotError, io_at};
 use crate::pages::{PAGE, PageMap, Run, damaged};
 use crate::remote::OpenPages;
-use crate::{SnapshotError, io_at};
 use kip_types::Generation;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};

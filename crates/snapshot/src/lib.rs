@@ -11,10 +11,13 @@
 #![forbid(unsafe_code)]
 
 pub mod carry;
+mod error;
 pub mod pages;
 pub mod remote;
 
+use crate::error::io_at;
 use crate::pages::{PAGE, PageFile, PageMap, Run};
+pub use error::{FORMAT, SnapshotError};
 use kip_types::Generation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,8 +27,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Version of the manifest's layout: 2 if pages of it come from elsewhere, which older ones did not have, else 1.
-pub const FORMAT: u32 = 2;
 /// The manifest's file name.
 pub const MANIFEST: &str = "manifest.json";
 /// Logs and statistics of CRIU's, and what is derived from the rest; they are not part of a generation.
@@ -69,49 +70,6 @@ pub struct Manifest<B> {
 /// `uname -r` of this machine.
 pub fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
-}
-
-/// A generation cannot be made, read or trusted.
-#[derive(Debug, thiserror::Error)]
-pub enum SnapshotError {
-    /// The file system's word.
-    #[error("snapshot file {path}")]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: io::Error,
-    },
-    /// A file is not what was recorded.
-    #[error("snapshot file {path} is damaged: its {what} is not the recorded one")]
-    Damaged {
-        /// Which.
-        path: PathBuf,
-        /// `size` or `checksum`.
-        what: &'static str,
-    },
-    /// The manifest cannot be read.
-    #[error("snapshot manifest {path} cannot be read")]
-    Manifest {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        #[source]
-        source: serde_json::Error,
-    },
-    /// It was made by a newer Kip.
-    #[error("snapshot {path} has format {found}, this Kip reads up to {FORMAT}: upgrade Kip")]
-    Newer {
-        /// Which.
-        path: PathBuf,
-        /// Its format.
-        found: u32,
-    },
-}
-
-fn io_at(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + '_ {
-    move |source| SnapshotError::Io { path: path.to_owned(), source }
 }
 
 /// The directory of a generation.

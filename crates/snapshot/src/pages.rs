@@ -11,8 +11,8 @@
 //! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind padded to words, the
 //! addresses in the order in which they are needed, with 1 added to those held back, 16 for each time that they are confirmed.
 
+use crate::error::{SnapshotError, io_at};
 use crate::remote::RemoteFile;
-use crate::{SnapshotError, io_at};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;

@@ -8,13 +8,14 @@
 
 mod files;
 
+use crate::address::OpenError;
 use crate::counters::{Count, Tally};
 use crate::failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
 use crate::key::Key;
+use crate::listing::{Listed, Placed};
 use crate::reference::Version;
 use crate::settings::Settings;
 use crate::wire::Cause;
-use crate::{Listed, OpenError, Placed};
 use bytes::Bytes;
 use files::{NewFile, Over, Reading, Root};
 use futures_util::stream::{self, Stream, StreamExt, TryStreamExt};

@@ -25,6 +25,7 @@ mod counters;
 mod directory;
 mod failure;
 mod key;
+mod listing;
 mod probe;
 mod reference;
 mod remote;
@@ -37,6 +38,7 @@ pub use address::OpenError;
 pub use counters::{Counters, FIRST_BYTE_BOUNDS, FirstByte};
 pub use failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
 pub use key::{Key, KeyError, LONGEST_COMPONENT, LONGEST_KEY};
+pub use listing::{Listed, Placed};
 pub use probe::CheckSwapsError;
 pub use reference::Version;
 pub use settings::{Credentials, Hedge, Settings};
@@ -51,7 +53,7 @@ use futures_util::stream::{BoxStream, Stream, StreamExt};
 use std::ops::Range;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use writer::Destination;
 
 /// A store, opened. A handle that is owned: clones are handles on the same one, cheap to make and to give to tasks, and count
@@ -65,26 +67,6 @@ pub struct Store(Backend);
 enum Backend {
     Directory(Directory),
     Remote(Remote),
-}
-
-/// What [`Store::put_if_absent`] found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placed {
-    /// Nothing: the object is there now.
-    New,
-    /// An object, which stays as it was.
-    AlreadyThere,
-}
-
-/// One object of a listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
-    pub key: Key,
-    /// Bytes.
-    pub size: u64,
-    /// When it was written, by the clock of the store; in full seconds in a bucket.
-    pub modified: SystemTime,
 }
 
 /// An object on its way: a stream of its bytes in order, in pieces as they come. After an error it gives no more.
@@ -183,13 +165,6 @@ impl Store {
     /// Whether the store is there and lets itself be read, with one request. Says nothing about writing.
     pub async fn check(&self) -> Result<(), Failure> {
         either!(self, backend => backend.check().await)
-    }
-
-    /// Whether references can be kept here: whether a bucket honours If-Match and If-None-Match, whether locks in a directory
-    /// exclude. Writes, swaps and deletes a small reference `kip-probe-<number>`, which stays if this is cut off; five to ten
-    /// requests. Worth asking once, before a store is first used.
-    pub async fn check_swaps(&self) -> Result<(), CheckSwapsError> {
-        probe::check_swaps(self).await
     }
 
     /// Removes what processes that died left in a directory at least this long ago: files half written (`name#new.<number>`),

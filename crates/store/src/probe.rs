@@ -4,8 +4,10 @@
 //! ignores a condition takes them. What is left if this is cut off is one small object `kip-probe-<number>`.
 
 use crate::failure::{Failure, PutError, ReadReferenceError, SwapError};
+use crate::key::Key;
+use crate::listing::Placed;
 use crate::reference::{Nonce, Version};
-use crate::{Backend, Key, Placed, Store};
+use crate::{Backend, Store};
 use bytes::Bytes;
 use std::sync::Arc;
 
@@ -48,18 +50,23 @@ struct Probe<'a> {
     key: Key,
 }
 
-pub(crate) async fn check_swaps(store: &Store) -> Result<(), CheckSwapsError> {
-    let key = Key::new(format!("kip-probe-{:?}", Nonce::random())).expect("hex digits");
-    let probe = Probe { store, key };
-    if let Backend::Directory(directory) = &store.0
-        && !directory.locks_exclude().await?
-    {
-        return Err(probe.unfit("lets two hold the same lock"));
+impl Store {
+    /// Whether references can be kept here: whether a bucket honours If-Match and If-None-Match, whether locks in a directory
+    /// exclude. Writes, swaps and deletes a small reference `kip-probe-<number>`, which stays if this is cut off; five to ten
+    /// requests. Worth asking once, before a store is first used.
+    pub async fn check_swaps(&self) -> Result<(), CheckSwapsError> {
+        let key = Key::new(format!("kip-probe-{:?}", Nonce::random())).expect("hex digits");
+        let probe = Probe { store: self, key };
+        if let Backend::Directory(directory) = &self.0
+            && !directory.locks_exclude().await?
+        {
+            return Err(probe.unfit("lets two hold the same lock"));
+        }
+        let found = probe.swaps().await;
+        let removed = self.delete(&probe.key).await;
+        found?;
+        Ok(removed?)
     }
-    let found = probe.swaps().await;
-    let removed = store.delete(&probe.key).await;
-    found?;
-    Ok(removed?)
 }
 
 impl Probe<'_> {

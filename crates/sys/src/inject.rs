@@ -13,6 +13,7 @@ use crate::restart;
 use crate::rseq;
 use crate::stub::{self, Stub};
 use crate::trace::{self, GENERAL, Stop};
+pub use crate::trace::{in_call, is_64_bit};
 use std::cell::Cell;
 use std::io;
 use std::time::{Duration, Instant};
@@ -20,7 +21,6 @@ use std::time::{Duration, Instant};
 const RAX: usize = 10;
 const ORIG_RAX: usize = 15;
 const RIP: usize = 16;
-const CS: usize = 17;
 /// The call's arguments: rdi rsi rdx r10 r8 r9.
 const ARGUMENTS: [usize; 6] = [14, 13, 12, 7, 9, 8];
 const SYSGOOD: i32 = libc::PTRACE_O_TRACESYSGOOD;
@@ -108,16 +108,6 @@ pub fn until_stopped(tid: u32, until: Instant) -> io::Result<Stop> {
     }
 }
 
-/// Whether registers are those of a 64-bit thread.
-pub fn is_64_bit(registers: &[u64; GENERAL]) -> bool {
-    registers[CS] == 0x33
-}
-
-/// Whether registers are those of a 64-bit thread that stands in a call which was broken off.
-pub fn in_call(registers: &[u64; GENERAL]) -> bool {
-    is_64_bit(registers) && registers[ORIG_RAX] as i64 >= 0
-}
-
 /// Puts a stopped thread back onto a call that ended with EINTR because of the stop; tells which call that was.
 ///
 /// # Errors
@@ -183,7 +173,7 @@ impl Hand {
     /// filter ourselves. The thread is as it was.
     pub fn take(tid: u32, vdso: u64) -> io::Result<Self> {
         let mut saved = trace::get_general(tid)?;
-        if saved[CS] != 0x33 {
+        if !is_64_bit(&saved) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, format!("thread {tid} runs 32-bit code")));
         }
         if let Some(abort) = rseq::abort_of(tid, saved[RIP])? {

@@ -7,7 +7,6 @@
 //! signal(7) says. [`leave_to_kernel`] gives it that choice back, by registers that say that the call was broken off.
 
 use crate::ends;
-use crate::inject;
 use crate::process::{read_memory, write_memory};
 use crate::trace::{self, GENERAL};
 use std::io;
@@ -73,7 +72,7 @@ fn broken_off(call: u64, arguments: &[u64; 6]) -> Option<i64> {
 /// The registers of a thread that stands on such a call, as if it had been broken off in it; none for any other. `ended`: the call
 /// had ended with EINTR, as one does that no flag of a handler has made again. `code` reads the instruction at an address.
 fn after(registers: &[u64; GENERAL], ended: bool, code: impl FnOnce(u64) -> Option<[u8; 2]>) -> Option<[u64; GENERAL]> {
-    if !inject::is_64_bit(registers) {
+    if !trace::is_64_bit(registers) {
         return None;
     }
     let call = registers[RAX];
@@ -135,6 +134,7 @@ pub fn leave_to_kernel(tid: u32, ended: bool) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inject;
     use crate::process::{Signal, send_thread_signal};
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};

@@ -142,6 +142,21 @@ pub fn detach(tid: u32) -> io::Result<()> {
     request(libc::PTRACE_DETACH, tid, 0, 0)
 }
 
+/// Where they have the code segment.
+const CS: usize = 17;
+/// Where they have the number of the call, or -1.
+const ORIG_RAX: usize = 15;
+
+/// Whether registers are those of a 64-bit thread.
+pub fn is_64_bit(registers: &[u64; GENERAL]) -> bool {
+    registers[CS] == 0x33
+}
+
+/// Whether registers are those of a 64-bit thread that stands in a call which was broken off.
+pub fn in_call(registers: &[u64; GENERAL]) -> bool {
+    is_64_bit(registers) && registers[ORIG_RAX] as i64 >= 0
+}
+
 /// A stopped thread's general registers, in the order of [`GENERAL`]: ptrace(2) PTRACE_GETREGSET NT_PRSTATUS.
 ///
 /// # Errors

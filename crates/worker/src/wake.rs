@@ -394,7 +394,7 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
 /// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one
 /// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing where nobody could end the stop.
 fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
-    let stopped = clocks::stopped_threads(images)?;
+    let stopped = hold::stopped_threads(images)?;
     if stopped.is_empty() {
         return Ok(());
     }

@@ -1,8 +1,8 @@
 //! What is open.
 
 use super::{Images, damaged};
+use crate::codes::kind;
 use crate::image::ImageError;
-use crate::plan::kind;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 

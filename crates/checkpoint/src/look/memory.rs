@@ -2,8 +2,8 @@
 
 use super::Images;
 use super::files::Files;
+use crate::codes::status;
 use crate::pages::{PRESENT, pages_of};
-use crate::plan::status;
 use crate::wire::{Malformed, Message};
 use std::ops::Range;
 

@@ -2,28 +2,14 @@
 
 use super::layout::{Span, Writer};
 use super::{PlanError, Received, unsupported};
+use crate::codes::kind;
 use crate::image::Image;
 use crate::inotify;
+use crate::objects::Object;
 use crate::sockets;
 use crate::wire::Message;
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// `fd_types` of CRIU's images.
-pub(crate) mod kind {
-    pub(crate) const REG: u64 = 1;
-    pub(crate) const PIPE: u64 = 2;
-    pub(crate) const FIFO: u64 = 3;
-    pub(crate) const UNIXSK: u64 = 5;
-    pub(crate) const EVENTFD: u64 = 6;
-    pub(crate) const EVENTPOLL: u64 = 7;
-    pub(crate) const INOTIFY: u64 = 8;
-    pub(crate) const SIGNALFD: u64 = 9;
-    pub(crate) const NETLINKSK: u64 = 13;
-    pub(crate) const TIMERFD: u64 = 17;
-    pub(crate) const MEMFD: u64 = 18;
-    pub(crate) const PIDFD: u64 = 20;
-}
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
 const LEAST_BASE: u64 = 320;
@@ -36,17 +22,6 @@ const TMPFILE: u64 = 0o20_000_000;
 const O_RDWR: u64 = 2;
 /// pidfd_open(2).
 const PIDFD_NONBLOCK: u64 = 0o4000;
-
-/// A kernel object that outlives the tree, held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Object {
-    /// Its file id in the images.
-    pub id: u64,
-    /// A process that has it open, as numbered inside.
-    pub pid: u32,
-    /// Its descriptor there.
-    pub fd: i32,
-}
 
 /// What has to be held for a plan beyond the INET sockets; empty if the tree has something open that can be in no plan.
 pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {

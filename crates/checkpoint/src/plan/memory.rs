@@ -3,41 +3,13 @@
 use super::files::{Files, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
+use crate::codes::status;
 use crate::image::Image;
 use crate::pages::{IN_PARENT, PRESENT, pages_of, part};
 use crate::wire::Message;
 use kip_snapshot::pages::{PageMap, Run};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// VMA_AREA_* of CRIU's images.
-pub(crate) mod status {
-    pub(crate) const REGULAR: u64 = 1;
-    pub(crate) const STACK: u64 = 1 << 1;
-    pub(crate) const VSYSCALL: u64 = 1 << 2;
-    pub(crate) const VDSO: u64 = 1 << 3;
-    pub(crate) const HEAP: u64 = 1 << 5;
-    pub(crate) const FILE_PRIVATE: u64 = 1 << 6;
-    pub(crate) const FILE_SHARED: u64 = 1 << 7;
-    pub(crate) const ANON_SHARED: u64 = 1 << 8;
-    pub(crate) const ANON_PRIVATE: u64 = 1 << 9;
-    pub(crate) const VVAR: u64 = 1 << 12;
-    pub(crate) const MEMFD: u64 = 1 << 14;
-    /// Not a mapping but guards (MADV_GUARD_INSTALL) in others.
-    pub(crate) const GUARD: u64 = 1 << 16;
-    pub(crate) const KNOWN: u64 = REGULAR
-        | STACK
-        | VSYSCALL
-        | VDSO
-        | HEAP
-        | FILE_PRIVATE
-        | FILE_SHARED
-        | ANON_SHARED
-        | ANON_PRIVATE
-        | VVAR
-        | MEMFD
-        | GUARD;
-}
 
 const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;

@@ -1,12 +1,13 @@
 //! Processes and threads.
 
 use super::family::{self, Entry, Joins, Maker, Member};
-use super::files::{Files, Ref, base_above, kind};
+use super::files::{Files, Ref, base_above};
 use super::layout::{Program, Span, Writer};
 use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
 use crate::clocks::Now;
+use crate::codes::kind;
 use crate::image::Image;
 use crate::registers;
 use crate::wire::Message;

@@ -5,7 +5,7 @@
 
 use super::Proc;
 use crate::slots::Runs;
-use crate::source::{self, PageSource as _};
+use crate::source::PageSource as _;
 use crate::space::{self, Kind};
 use crate::swap::{Aligned, PAGE};
 use kip_snapshot::pages::{PageFile, PageMap, Process, Run};
@@ -49,7 +49,9 @@ impl Proc {
         for (range, slot) in runs.iter() {
             let pages = ((range.end - range.start) / PAGE as u64) as u32;
             let place = match &self.family.parked {
-                Some(parked) if slot >= source::PARKED => parked.place(slot).map(|(file, first)| (file as u32, first)),
+                Some(parked) if slot >= crate::swap::PARKED => {
+                    parked.place(slot).map(|(file, first)| (file as u32, first))
+                }
                 _ => Some((swap, slot)),
             };
             let (file, first) = place.ok_or(io::ErrorKind::InvalidData)?;
@@ -96,7 +98,7 @@ impl Proc {
     fn peek_slot(&self, slot: u32, bytes: &mut [u8; PAGE]) -> io::Result<Peeked<'_>> {
         let mut page = Aligned::new(PAGE);
         match &self.family.parked {
-            Some(parked) if slot >= source::PARKED => {
+            Some(parked) if slot >= crate::swap::PARKED => {
                 if let Some((file, page)) = parked.away(slot)? {
                     return Ok(Peeked::Away { file, page });
                 }

@@ -4,9 +4,9 @@
 
 use crate::failure::{Failure, GetError, PutError, ReadReferenceError, SwapError};
 use crate::key::Key;
+use crate::listing::{Listed, Placed};
 use crate::reference::{Nonce, Version, random, seal, unseal};
 use crate::settings::Settings;
-use crate::{Listed, Placed};
 use bytes::Bytes;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;

@@ -1,0 +1,50 @@
+//! Why a generation cannot be made, read or trusted.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Version of the manifest's layout: 2 if pages of it come from elsewhere, which older ones did not have, else 1.
+pub const FORMAT: u32 = 2;
+
+/// A generation cannot be made, read or trusted.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The file system's word.
+    #[error("snapshot file {path}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is not what was recorded.
+    #[error("snapshot file {path} is damaged: its {what} is not the recorded one")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// `size` or `checksum`.
+        what: &'static str,
+    },
+    /// The manifest cannot be read.
+    #[error("snapshot manifest {path} cannot be read")]
+    Manifest {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// It was made by a newer Kip.
+    #[error("snapshot {path} has format {found}, this Kip reads up to {FORMAT}: upgrade Kip")]
+    Newer {
+        /// Which.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+    },
+}
+
+pub(crate) fn io_at(path: &Path) -> impl FnOnce(io::Error) -> SnapshotError + '_ {
+    move |source| SnapshotError::Io { path: path.to_owned(), source }
+}
