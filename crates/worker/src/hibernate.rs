@@ -35,7 +35,12 @@ pub(crate) struct Done {
     pub(crate) ticks: bool,
     /// The thread that ticks most often, if one shows that it does, in words.
     pub(crate) ticker: Option<String>,
+    /// When the first wait ends that a park must not be in the way of, nanoseconds of CLOCK_MONOTONIC.
+    pub(crate) first_due_ns: Option<i64>,
 }
+
+/// A wait that comes at least as seldom as this can have a park put off for it each time.
+const SELDOM_NS: i64 = 10_000_000_000;
 
 /// What is known of a program's ticks before its hibernation.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +69,8 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
     let ticker = if ticks { ticker(&tree, proc.spec.timing.tick_ms) } else { None };
+    let first_due_ns =
+        dues.iter().filter(|due| due.every_ns.is_none_or(|ns| ns >= SELDOM_NS)).map(|due| due.at_ns).min();
     let hold = match proc.spec.timing.hibernate {
         Hibernate::Held => true,
         Hibernate::Blocked | Hibernate::Off => false,
@@ -117,7 +124,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
     });
     let ticks = ticks && held.is_none();
-    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker })
+    Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
 }
 
 /// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:

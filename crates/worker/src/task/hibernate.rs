@@ -12,6 +12,7 @@ use crate::page_out;
 use crate::pressure::{Grant, Sets};
 use crate::state::Record;
 use crate::wake::Steps;
+use kip_checkpoint::clocks::Now;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal, SleepView, StepView, WakeView};
@@ -31,6 +32,20 @@ const AFTER_WAKE: Duration = Duration::from_millis(2);
 const PAGE: u64 = 4096;
 /// A wake from hibernation is taken to need this long ahead of a timer.
 const LEAD: Duration = Duration::from_millis(3);
+
+/// A park that begins less than this before a wait ends may be in its way: the program stands still for most of it, longer on a busy
+/// machine.
+const BEFORE_DUE: Duration = Duration::from_secs(2);
+/// After the end of the wait the program is awake, unless nothing came of it.
+const AFTER_DUE: Duration = Duration::from_secs(1);
+
+/// After how long a proc is parked that is to be parked after `park_in`, and whose first wait ends after `due_in`.
+fn not_just_before(due_in: Option<Duration>, park_in: Duration) -> Duration {
+    match due_in {
+        Some(due_in) if (park_in..park_in + BEFORE_DUE).contains(&due_in) => due_in + AFTER_DUE,
+        _ => park_in,
+    }
+}
 
 /// Memory that a hibernated proc takes, bytes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -132,7 +147,7 @@ impl Task {
         (init, before): (u32, Sample<Traffic>),
         begin: Instant,
     ) -> Result<(), Refusal> {
-        let Done { report, memory_bytes, there_bytes, held, ticks, ticker } = done;
+        let Done { report, memory_bytes, there_bytes, held, ticks, ticker, first_due_ns } = done;
         let view = SleepView {
             to: Tier::Hibernated,
             frozen_us: report.frozen_us,
@@ -161,6 +176,11 @@ impl Task {
         self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
         if let Some(hibernating) = &mut self.hibernating {
             hibernating.ticker = ticker;
+            let now_ns = Now::read().monotonic_ns;
+            let due_in = first_due_ns.map(|ns| Duration::from_nanos(ns.saturating_sub(now_ns).max(0) as u64));
+            let now = Instant::now();
+            hibernating.parks_at =
+                hibernating.parks_at.map(|at| now + not_just_before(due_in, at.saturating_duration_since(now)));
         }
         self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
         Ok(())
@@ -357,5 +377,20 @@ impl Task {
         };
         self.proc.shared.metrics.refused(to, cause);
         Err(Refusal::new(Code::CannotSleep, format!("{} cannot sleep: {why}", self.proc.name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_park_is_not_in_the_way_of_a_wait_that_ends() {
+        let seconds = Duration::from_secs;
+        assert_eq!(not_just_before(None, seconds(60)), seconds(60));
+        assert_eq!(not_just_before(Some(seconds(61)), seconds(60)), seconds(62), "after it");
+        assert_eq!(not_just_before(Some(seconds(60)), seconds(60)), seconds(61));
+        assert_eq!(not_just_before(Some(seconds(62)), seconds(60)), seconds(60), "there is time for it");
+        assert_eq!(not_just_before(Some(seconds(59)), seconds(60)), seconds(60), "it will be awake by then");
     }
 }
