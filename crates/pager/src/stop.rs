@@ -139,9 +139,9 @@ pub fn stop(mut list: impl FnMut() -> io::Result<Vec<u32>>, until: Instant) -> R
     }
 }
 
-/// Gives the call of each thread of which the kernel does not say since when it waits a record of its end, and the thread a time. The
-/// kernel has moved such a thread to another CPU while it was about to sleep. It is stopped and let go, alone: then its timer is the
-/// one that is gone. Faults must be served by others.
+/// Looks for threads of which the kernel does not say since when they wait, because it moved them to another CPU while they were about to
+/// sleep. Each is stopped and let go alone, so that its timer is the one that is gone; its call goes on with a record of its end.
+/// Faults must be served by other threads.
 ///
 /// # Errors
 /// See [`StopError`]; all run on.

@@ -73,7 +73,7 @@ pub(crate) fn is_init(pid: u32) -> bool {
     inside.is_some_and(|ids| ids.split_whitespace().next_back() == Some("1"))
 }
 
-/// A thread that is gone, a leader that has called pthread_exit, or a process nobody has waited for.
+/// Whether a thread is gone, is a leader that has called pthread_exit, or belongs to a process that its parent has yet to wait for.
 pub(crate) fn has_ended(pid: u32, tid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")) else { return true };
     stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" Z") || rest.starts_with(" X"))

@@ -13,8 +13,8 @@
 //!
 //! A wait for events whose time-out has passed meanwhile ends by it ([`timed`]).
 //!
-//! When a call ends is told by when its thread last ran, before the stop; or, where the kernel does not say that, by the timer that
-//! is gone when the thread has stopped ([`Armed`]).
+//! The pager reckons the end of a call from when its thread last ran before the stop; where the kernel does not say that, from the
+//! timer that is gone when the thread has stopped ([`Armed`]).
 
 use kip_sys::armed::Armed;
 use kip_sys::ends::{self, Call, End};
