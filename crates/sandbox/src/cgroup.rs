@@ -411,20 +411,25 @@ impl Cgroup {
         held(&self.memory_stat(), self.v2)
     }
 
-    /// How much more was charged to it than [`Cgroup::held_bytes`] has heard of, bytes. The kernel's statistics of a group
-    /// may lag behind those of the groups below it, by two seconds at most, if one was read while the other changed.
-    pub fn unaccounted_bytes(&self) -> u64 {
+    /// As [`Cgroup::held_bytes`], behind by no more than `lag` bytes. The kernel's statistics of a group may lag behind those
+    /// of the groups below it, by two seconds at most, if one was read while the other changed. Where more than `lag` was
+    /// charged to the group and is not in its statistics, those of the groups right below it are summed instead, which is as
+    /// much work as there are groups.
+    pub fn held_within(&self, lag: u64) -> u64 {
         let number = |name| self.number("memory", name).unwrap_or(0);
-        let accounted = accounted(&self.memory_stat(), self.v2);
+        let stat = self.memory_stat();
         let charged = match self.v2 {
             true => number("memory.current"),
             false => number("memory.usage_in_bytes").saturating_sub(number("memory.kmem.usage_in_bytes")),
         };
-        charged.saturating_sub(accounted)
+        let held = held(&stat, self.v2);
+        match charged.saturating_sub(accounted(&stat, self.v2)) <= lag {
+            true => held,
+            false => held.max(self.held_below_bytes()),
+        }
     }
 
-    /// As [`Cgroup::held_bytes`], summed over the groups right below it: never behind, but as much work as there are groups.
-    pub fn held_below_bytes(&self) -> u64 {
+    fn held_below_bytes(&self) -> u64 {
         let below = fs::read_dir(self.file("memory", "")).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
         let stat = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("memory.stat")).unwrap_or_default();
         below.map(|entry| held(&stat(entry), self.v2)).sum()

@@ -6,6 +6,7 @@ use harness::{Place, wait_for};
 use kip_sandbox::cgroup::{CgroupError, Cgroups};
 use kip_types::Limits;
 use kip_types::lifecycle::Exit;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -36,6 +37,43 @@ fn cpu_time_is_limited_and_counted() {
     assert!(share > 0.02 && share < 0.2, "{share}");
     assert!(before.memory_bytes > 0);
     running.kill();
+}
+
+/// The statistics of both groups are read all the time while memory comes, which is when the kernel leaves those of the upper
+/// one behind. The two readings at the end are of memory that stands still.
+#[test]
+fn what_a_group_holds_is_not_behind() {
+    const ROUNDS: usize = 60;
+    const LAG: u64 = 1 << 20;
+    let place = Place::new();
+    let group = place.group();
+    let program = format!(
+        "import mmap, time\nfor _ in range({ROUNDS}):\n  m = mmap.mmap(-1, 30 << 20, flags=mmap.MAP_PRIVATE)\n  \
+         for i in range(0, len(m), 4096): m[i] = 1\n  print('up', flush=True)\n  time.sleep(0.05)\n  m.close()\ntime.sleep(1000)"
+    );
+    let mut running = place.start(&["/usr/bin/python3", "-c", &program]);
+    let came = AtomicBool::new(false);
+    let (mut worst, mut most) = (0, 0);
+    for _ in 0..ROUNDS {
+        came.store(false, Ordering::SeqCst);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                running.wait_for_line("up");
+                came.store(true, Ordering::SeqCst);
+            });
+            while !came.load(Ordering::SeqCst) {
+                std::hint::black_box((group.held_bytes(), place.cgroup.held_bytes()));
+            }
+        });
+        let held = group.held_within(LAG);
+        let below = place.cgroup.held_bytes();
+        worst = worst.max(below.saturating_sub(held));
+        most = most.max(below);
+    }
+    running.kill();
+    assert!(most > 30 << 20, "{most}");
+    // A group's own figure may lack what the kernel gathers for each processor before it adds it up.
+    assert!(worst <= LAG + (512 << 10), "behind by {worst} bytes");
 }
 
 #[test]

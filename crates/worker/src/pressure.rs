@@ -47,6 +47,8 @@ use tokio::sync::{Notify, Semaphore, watch};
 pub(crate) const QUIET: Duration = Duration::from_secs(1);
 /// So often at most is measured for one figure: in a storm wakes end all the time.
 const MEASURES: u32 = 3;
+/// What procs use may be behind by this part of the limit; were it by more, each proc's own figure is read instead.
+const LAG_PART: u64 = 64;
 
 /// What relief found at its last look.
 #[derive(Debug, Clone, Copy, Default)]
@@ -154,7 +156,12 @@ impl Pressure {
     /// Measures; returns what is used and what wakes under way will use beyond that, bytes. Takes well below a
     /// millisecond.
     pub(crate) fn measure(&self) -> u64 {
-        self.measure_by(|| self.procs.held_bytes())
+        self.measure_by(|| self.procs.held_within(self.lag_bytes()))
+    }
+
+    /// By how much the figures may be behind, bytes.
+    fn lag_bytes(&self) -> u64 {
+        self.marks.limit_bytes / LAG_PART
     }
 
     /// What `held` reads may or may not have what a wake took that ended meanwhile, which is then counted beside it. That
@@ -184,10 +191,8 @@ impl Pressure {
     /// As [`Pressure::measure`], but so near to the high mark that it matters it is not deceived by figures that lag.
     fn measure_for_new(&self) -> u64 {
         let (used, high) = (self.measure(), self.marks.high_bytes());
-        if used > high || used.saturating_add(self.procs.unaccounted_bytes()) <= high {
-            return used;
-        }
-        used.max(self.marks.used(self.procs.held_below_bytes() + self.sets.load(Ordering::SeqCst)))
+        let near = used <= high && high - used < self.lag_bytes();
+        if near { self.measure_by(|| self.procs.held_within(high - used)) } else { used }
     }
 
     /// What the wakes that wait need together, bytes.

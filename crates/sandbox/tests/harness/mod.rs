@@ -129,6 +129,11 @@ impl Place {
         }
     }
 
+    /// The group above the one of this place.
+    pub fn group(&self) -> Cgroup {
+        self.cgroups.open(&self.group)
+    }
+
     /// Runs a shell command to its end: output and exit.
     pub fn sh(&self, script: &str) -> (String, Exit) {
         self.start(&["/bin/sh", "-c", script]).finish()
