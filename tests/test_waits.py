@@ -156,6 +156,31 @@ def test_every_wait_ends_on_time(kip: Kip) -> None:
     run(kip, SHORT, 25)
 
 
+# Much memory, which takes longer to put away than a wait may be late.
+WAITS_AND_SAYS = """
+import os, select, time
+memory = os.urandom(200 << 20)
+while True:
+    began = time.monotonic()
+    select.poll().poll(11000)
+    print(time.monotonic() - began - 11, flush=True)
+"""
+
+
+@pytest.mark.parametrize("tier", ["hibernated", "parked"])
+def test_a_sleep_does_not_begin_just_before_a_wait_ends(kip: Kip, tier: str) -> None:
+    """It would have begun about a second before; and it is put off once, not for ever."""
+    way = ["--park-after", "1h"] if tier == "hibernated" else ["--hibernate", "off", "--park-after", "0s"]
+    proc = kip.run(f"big-{tier}", ["python3", "-c", WAITS_AND_SAYS], flags=["--tick", "0s", "--idle", "9500ms", *way])
+    wait_for("the first wait ends", proc.logs, 20)
+    kinds = {event["kind"] for event in kip.events() if event["name"] == proc.name}
+    assert not kinds & {"hibernated", "parking"}, kinds
+    proc.wait_state(tier, timeout=6)
+    wait_for("the second wait ends", lambda: len(proc.logs().split()) == 2, 20)
+    late = [float(line) for line in proc.logs().split()]
+    assert 0 <= late[0] < LATE_S, late
+
+
 # The program blocks the signal of its interval timer until it waits, and answers each client with how often the timer expired after that.
 ITS_SIGNAL_WAITS = """
 import signal, socket, time

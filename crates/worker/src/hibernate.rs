@@ -69,8 +69,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
     let ticker = if ticks { ticker(&tree, proc.spec.timing.tick_ms) } else { None };
-    let first_due_ns =
-        dues.iter().filter(|due| due.every_ns.is_none_or(|ns| ns >= SELDOM_NS)).map(|due| due.at_ns).min();
+    let first_due_ns = first_seldom(&dues);
     let hold = match proc.spec.timing.hibernate {
         Hibernate::Held => true,
         Hibernate::Blocked | Hibernate::Off => false,
@@ -125,6 +124,19 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     });
     let ticks = ticks && held.is_none();
     Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
+}
+
+/// The end of the first wait that a sleep can be put off for each time.
+fn first_seldom(dues: &[Due]) -> Option<i64> {
+    dues.iter().filter(|due| due.every_ns.is_none_or(|ns| ns >= SELDOM_NS)).map(|due| due.at_ns).min()
+}
+
+/// After how long the first wait of a running program ends that a sleep can be put off for, as far as its threads' waits and its
+/// timerfds show.
+pub(crate) fn first_due_in(proc: &Proc) -> Option<Duration> {
+    let (tree, now) = (Tree::read(&proc.cgroup.pids().ok()?), Now::read());
+    let at_ns = first_seldom(&dues(&tree, now))?;
+    Some(Duration::from_nanos((at_ns - now.monotonic_ns).max(0) as u64))
 }
 
 /// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:

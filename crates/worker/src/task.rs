@@ -128,6 +128,8 @@ struct Running {
     for_ticks: bool,
     /// No automatic sleep before this.
     not_before: Instant,
+    /// When a sleep was put off because a wait was about to end.
+    put_off: Option<Instant>,
     /// Where it woke from; hot for one that was started.
     from: Tier,
     /// It woke by touching its memory, nobody saw for what.
@@ -520,6 +522,7 @@ impl Task {
             levels: Levels::since(now),
             for_ticks,
             not_before: now,
+            put_off: None,
             from: Tier::Hot,
             by_itself: false,
             no_hibernation: false,

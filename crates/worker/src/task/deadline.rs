@@ -1,5 +1,6 @@
 //! What a task does by itself when its time has come: looks at a running proc, puts an idle one to sleep, wakes for a timer, sinks.
 
+use super::hibernate::{AFTER_DUE, BEFORE_DUE};
 use super::ticks::sample;
 use super::*;
 use crate::meter::WRITE_EVERY;
@@ -100,6 +101,24 @@ impl Task {
         true
     }
 
+    /// Puts the sleep off until after the first wait of the program that is about to end. Not twice while it is quiet: a program
+    /// with one such wait after the other would never sleep.
+    async fn puts_off(&mut self, quiet_since: Instant) -> bool {
+        let was_put_off = |running: &Running| running.put_off.is_some_and(|at| at >= quiet_since);
+        if self.running.as_ref().is_none_or(was_put_off) {
+            return false;
+        }
+        let proc = Arc::clone(&self.proc);
+        let due_in = blocking(move || crate::hibernate::first_due_in(&proc)).await;
+        let Some(due_in) = due_in.filter(|due_in| *due_in < BEFORE_DUE) else { return false };
+        let now = Instant::now();
+        if let Some(running) = &mut self.running {
+            running.put_off = Some(now);
+            running.not_before = now + due_in + AFTER_DUE;
+        }
+        true
+    }
+
     /// So that a daemon that is killed leaves it with no more than a minute missing.
     fn write_meter(&mut self) {
         if self.written.elapsed() >= WRITE_EVERY {
@@ -125,6 +144,9 @@ impl Task {
                 self.proc.shared.events.tell(Some(&self.proc.name), "would-sleep", detail);
             }
             if !sleepy || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
+                return;
+            }
+            if self.puts_off(now - quiet).await {
                 return;
             }
             let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park_from_hot().await };

@@ -33,11 +33,11 @@ const PAGE: u64 = 4096;
 /// A wake from hibernation is taken to need this long ahead of a timer.
 const LEAD: Duration = Duration::from_millis(3);
 
-/// A park that begins less than this before a wait ends may be in its way: the program stands still for most of it, longer on a busy
+/// A sleep that begins less than this before a wait ends may be in its way: the program stands still for most of it, longer on a busy
 /// machine.
-const BEFORE_DUE: Duration = Duration::from_secs(2);
+pub(super) const BEFORE_DUE: Duration = Duration::from_secs(2);
 /// After the end of the wait the program is awake, unless nothing came of it.
-const AFTER_DUE: Duration = Duration::from_secs(1);
+pub(super) const AFTER_DUE: Duration = Duration::from_secs(1);
 
 /// After how long a proc is parked that is to be parked after `park_in`, and whose first wait ends after `due_in`.
 fn not_just_before(due_in: Option<Duration>, park_in: Duration) -> Duration {
