@@ -7,7 +7,7 @@ use crate::tidy::File;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Modules that are in a circle today, by crate.
-const KNOTS: [(&str, &[&str]); 6] = [
+const KNOTS: [(&str, &[&str]); 3] = [
     (
         "cli",
         &[
@@ -15,7 +15,6 @@ const KNOTS: [(&str, &[&str]); 6] = [
             "token", "top", "up", "volume",
         ],
     ),
-    ("client", &["connect", "error", "exec", "lib", "remote"]),
     (
         "hub",
         &[
@@ -33,8 +32,6 @@ const KNOTS: [(&str, &[&str]); 6] = [
             "volumes",
         ],
     ),
-    ("snapshot", &["pages", "remote"]),
-    ("types", &["api", "spec"]),
     (
         "worker",
         &[

@@ -1,6 +1,7 @@
 //! One HTTP/1.1 exchange over a fresh connection.
 
-use crate::{CallError, Client, SOCKET, Way};
+use crate::error::CallError;
+use crate::remote::{Remote, Stream};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -10,14 +11,21 @@ use kip_types::api::Refusal;
 use rustix::fs::{Mode, OFlags};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
-use tokio::io::{AsyncRead, AsyncWrite};
+use std::path::{Path, PathBuf};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
-/// What an exchange goes over.
-pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug> Stream for T {}
+/// Path of the API's socket below a data directory.
+pub const SOCKET: &str = "run/api.sock";
+
+/// How a daemon is reached.
+#[derive(Debug, Clone)]
+pub(crate) enum Way {
+    /// By the unix socket of this data directory.
+    Local(PathBuf),
+    /// By TCP.
+    Remote(Remote),
+}
 
 /// An answer whose body is still to be read. The connection ends when this is dropped.
 #[derive(Debug)]
@@ -37,8 +45,8 @@ impl Drop for Connection {
 }
 
 /// Sends `request` and returns its answer if that is not a refusal.
-pub async fn send(client: &Client, request: Request<Full<Bytes>>) -> Result<Sent, CallError> {
-    let stream: Box<dyn Stream> = match &client.way {
+pub async fn send(way: &Way, request: Request<Full<Bytes>>) -> Result<Sent, CallError> {
+    let stream: Box<dyn Stream> = match way {
         Way::Local(data) => Box::new(local(data).await?),
         Way::Remote(remote) => remote.connect().await?,
     };

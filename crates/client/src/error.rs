@@ -1,6 +1,6 @@
 //! Why a call did not do what was asked. Each Display is one line for a person.
 
-use crate::RemoteError;
+use crate::remote::RemoteError;
 use kip_types::api::Refusal;
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,9 @@
 //! The calls of `kip image`.
 
-use crate::{CallError, Client, Feed, collect, json, parse};
+use crate::client::{Client, json, parse};
+use crate::connect::collect;
+use crate::error::CallError;
+use crate::feed::Feed;
 use hyper::Method;
 use hyper::body::Bytes;
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};

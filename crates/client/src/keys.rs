@@ -1,6 +1,8 @@
 //! Calls about the realm's keys, and about what is closed by one of its own.
 
-use crate::{CallError, Client, Feed, Nothing, json};
+use crate::client::{Client, Nothing, json};
+use crate::error::CallError;
+use crate::feed::Feed;
 use hyper::Method;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::keys::{

@@ -1,7 +1,8 @@
 //! The calls of `kip meter` and `kip metrics`.
 
+use crate::client::{Client, with_query};
 use crate::connect::collect;
-use crate::{CallError, Client, with_query};
+use crate::error::CallError;
 use hyper::Method;
 use hyper::body::Bytes;
 use kip_types::ProcName;

@@ -1,6 +1,5 @@
 //! The way to a daemon by TCP: its address, whom to trust for its certificate, and the token.
 
-use crate::connect::Stream;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{CertificateError, ClientConfig, RootCertStore};
@@ -8,8 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+/// What an exchange goes over.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + std::fmt::Debug> Stream for T {}
 
 /// For the connection and for the TLS handshake, each.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,6 +1,8 @@
 //! The calls of `kip snapshot`.
 
-use crate::{CallError, Client, Feed, json, with_query};
+use crate::client::{Client, json, with_query};
+use crate::error::CallError;
+use crate::feed::Feed;
 use hyper::Method;
 use kip_types::api::{
     CarriedView, CollectRequest, CollectView, ExportRequest, ImportRequest, SnapshotDetails, SnapshotName,

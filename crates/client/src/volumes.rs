@@ -1,7 +1,8 @@
 //! The calls of `kip volume`.
 
+use crate::client::Client;
 use crate::connect::collect;
-use crate::{CallError, Client};
+use crate::error::CallError;
 use hyper::Method;
 use hyper::body::Bytes;
 use kip_types::volume::{VolumeName, VolumeView};

@@ -5,8 +5,8 @@
 //! which pages are still out.
 
 use crate::error::{SnapshotError, io_at};
+use crate::pages::remote::OpenPages;
 use crate::pages::{PAGE, PageMap, Run, damaged};
-use crate::remote::OpenPages;
 use kip_types::Generation;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -198,8 +198,8 @@ pub fn write_sets(map: &mut PageMap, growing: &Path) -> Result<(), SnapshotError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::remote::RemoteFile;
     use crate::pages::{Expected, Process, WorkingSet};
-    use crate::remote::RemoteFile;
 
     fn run(start: u64, pages: u32, file: u32, first: u32) -> Run {
         Run { start: start * PAGE as u64, pages, file, first }

@@ -13,12 +13,12 @@
 pub mod carry;
 mod error;
 pub mod pages;
-pub mod remote;
 
 use crate::error::io_at;
 use crate::pages::{PAGE, PageFile, PageMap, Run};
 pub use error::{FORMAT, SnapshotError};
 use kip_types::Generation;
+pub use pages::remote;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,13 +6,15 @@
 //!
 //! Layout, little-endian 64-bit words: `KIPPAGES`, CRC-32 of all that follows, number of files, number of processes; per file
 //! the length of its name, the number of its pages, the name padded to words, the CRC-32 of each page, two to a word; of a
-//! remote one ([`crate::remote`]) the highest bit of the length of the name is set and there are no checksums here; per
+//! remote one ([`remote`]) the highest bit of the length of the name is set and there are no checksums here; per
 //! process its number, the count of its runs, the count of its working sets; then each run as start, pages, file, first
 //! page in it; then each set as the length of its kind, its turn, the count of its pages, the kind padded to words, the
 //! addresses in the order in which they are needed, with 1 added to those held back, 16 for each time that they are confirmed.
 
+pub mod remote;
+
 use crate::error::{SnapshotError, io_at};
-use crate::remote::RemoteFile;
+use remote::RemoteFile;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
@@ -58,7 +60,7 @@ pub struct PageFile {
     pub name: String,
     /// CRC-32 (ISO-HDLC) of each page; empty as long as nobody has read it ([`crate::seal`]), and of a remote one.
     pub sums: Vec<u32>,
-    /// How many pages it has if it is a remote one: [`crate::remote`].
+    /// How many pages it has if it is a remote one: [`remote`].
     pub remote: Option<u32>,
 }
 
@@ -273,7 +275,7 @@ impl PageMap {
 impl PageFile {
     /// The names of all files that belong to it.
     pub fn names(&self) -> impl Iterator<Item = String> + '_ {
-        let companions = self.remote.iter().flat_map(|_| [crate::remote::HERE, crate::remote::TABLE]);
+        let companions = self.remote.iter().flat_map(|_| [remote::HERE, remote::TABLE]);
         std::iter::once(self.name.clone()).chain(companions.map(|suffix| format!("{}{suffix}", self.name)))
     }
 

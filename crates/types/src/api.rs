@@ -24,7 +24,8 @@ pub use snapshot::*;
 pub use token::*;
 pub use top::*;
 
-use crate::keys::Hex;
+pub use crate::spec::request::{InFile, LeftOpen, RunRequest};
+
 use crate::lifecycle::{Generation, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Clock, Protocol, Spec};
@@ -33,45 +34,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// `POST /v1/procs`.
-#[derive(Debug, Clone, PartialEq, JsonSchema, Serialize, Deserialize)]
-pub struct RunRequest {
-    /// What to run.
-    pub spec: Spec,
-    /// Return only when the ports listen.
-    #[serde(default)]
-    pub wait_ready: bool,
-    /// Contents of the proc's secrets by their names. `spec.secrets` follows from them.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub secrets: BTreeMap<String, Hex>,
-    /// What in `spec` the caller left to the daemon. The hub fills it in; a worker sees nothing left open.
-    #[serde(default)]
-    pub left_open: LeftOpen,
-    /// What the file that describes it says about making it.
-    #[serde(default, skip_serializing_if = "InFile::is_none")]
-    pub in_file: InFile,
-}
-
 /// `POST /v1/procs/NAME/start`, as its query.
 #[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StartRequest {
     /// Answer only when its ports listen.
     pub wait_ready: bool,
-}
-
-/// Parts of a [`Spec`] that a caller left to the daemon.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LeftOpen {
-    /// `spec.name` is only a stem: `-` and the lowest number that is free are added to it.
-    pub name: bool,
-    /// `spec.timing.idle_ms` is the daemon's default.
-    pub idle: bool,
-    /// `spec.timing.park_after_ms` is the daemon's default.
-    pub park_after: bool,
-    /// `spec.timing.archive_after_ms` is the daemon's default.
-    pub archive_after: bool,
 }
 
 /// `POST /v1/procs/NAME/stop`.

@@ -1,10 +1,12 @@
 //! What a proc's owner asked for. Immutable once the proc exists.
 
-use crate::api::RunRequest;
+pub(crate) mod request;
+
 use crate::image::OciImage;
 use crate::life::{Hooks, Probe, Ready, Restart};
 use crate::name::{ProcName, Realm};
 use crate::volume::VolumeSpec;
+use request::RunRequest;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;

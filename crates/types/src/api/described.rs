@@ -1,38 +1,12 @@
-//! What files that describe procs need of the API: how they have procs made, and what is looked at before one goes for another.
+//! What files that describe procs need of the API: what is looked at before one proc goes for another.
 
-use super::{LeftOpen, RunRequest};
-use crate::image::Pull;
+use super::{InFile, LeftOpen, RunRequest};
 use crate::keys::Hex;
 use crate::name::ProcName;
 use crate::spec::Spec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// How a file that describes a proc has it made. Kept with the request for `kip export`; nothing else goes by it.
-#[derive(Debug, Clone, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-#[serde(default)]
-pub struct InFile {
-    /// Those that are started before it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub depends_on: Vec<ProcName>,
-    /// When its image is brought, where the file says so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pull: Option<Pull>,
-    /// Its registry is asked without TLS.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub plain_http: bool,
-    /// The name that the file gives its procs together.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub project: Option<String>,
-}
-
-impl InFile {
-    /// Nothing is said.
-    pub fn is_none(&self) -> bool {
-        *self == InFile::default()
-    }
-}
 
 /// `POST /v1/validate`.
 // The fields of a RunRequest, written out: a flattened struct hides unknown fields from the code that refuses them.

@@ -8,8 +8,8 @@
 //!
 //! `NAME.here`: a byte per page (0 not here, 1 here, 2 here and zeros), padded to 8 bytes, then the CRC-32 of each page.
 
+use super::{PAGE, PageFile};
 use crate::error::{SnapshotError, io_at};
-use crate::pages::{PAGE, PageFile};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
