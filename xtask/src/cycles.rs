@@ -7,29 +7,12 @@ use crate::tidy::File;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Modules that are in a circle today, by crate.
-const KNOTS: [(&str, &[&str]); 3] = [
+const KNOTS: [(&str, &[&str]); 2] = [
     (
         "cli",
         &[
             "abroad", "apply", "args", "check", "commands", "exec", "image", "life", "manual", "meter", "snapshot",
             "token", "top", "up", "volume",
-        ],
-    ),
-    (
-        "hub",
-        &[
-            "backup",
-            "dashboard",
-            "describe",
-            "images",
-            "keys",
-            "meters",
-            "remote",
-            "routes",
-            "server",
-            "snapshots",
-            "tokens",
-            "volumes",
         ],
     ),
     (

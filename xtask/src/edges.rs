@@ -1,4 +1,4 @@
-//! Which crate of the workspace may depend on which: ideas point down, from hub to worker to mechanisms to `types`.
+//! Which crate of the workspace may depend on which: ideas point down, from the API to worker to mechanisms to `types`.
 //!
 //! The table is the rule, DESIGN.md's order of ideas its reason. A new edge is a line here, in a commit of its own that
 //! says why. Dependencies of tests are free.
@@ -48,7 +48,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
         ],
     ),
     // The edge: knows a worker only by the interface that it defines itself.
-    ("kip-hub", &[TYPES]),
+    ("kip-api", &[TYPES]),
     ("kip-client", &[TYPES]),
     // Files that describe procs: text to requests and back.
     ("kip-describe", &[TYPES]),
@@ -65,7 +65,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "kip-snapshot",
             "kip-logs",
             "kip-worker",
-            "kip-hub",
+            "kip-api",
             "kip-client",
             "kip-describe",
         ],
@@ -124,10 +124,10 @@ mod tests {
         let sys = package(SYS, &[(TYPES, Some("dev"))]);
         let net = package("kip-net", &[(TYPES, None), (SYS, None), ("serde", None)]);
         assert_eq!(findings(&[types.clone(), sys.clone(), net]), Vec::<String>::new());
-        let upward = package("kip-net", &[("kip-hub", None)]);
-        let found = findings(&[types.clone(), package("kip-hub", &[]), upward]);
+        let upward = package("kip-net", &[("kip-api", None)]);
+        let found = findings(&[types.clone(), package("kip-api", &[]), upward]);
         assert_eq!(found.len(), 1);
-        assert!(found[0].starts_with("kip-net may not depend on kip-hub"), "{found:?}");
+        assert!(found[0].starts_with("kip-net may not depend on kip-api"), "{found:?}");
         assert!(findings(&[types, package(SYS, &[(TYPES, Some("build"))])])[0].starts_with("kip-sys may not"));
     }
 

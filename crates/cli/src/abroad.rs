@@ -42,10 +42,10 @@ pub struct ListenArgs {
 
 impl ListenArgs {
     /// Listens, if that is asked for.
-    pub async fn bind(&self) -> anyhow::Result<Option<kip_hub::Remote>> {
+    pub async fn bind(&self) -> anyhow::Result<Option<kip_api::Remote>> {
         let Some(address) = self.listen else { return Ok(None) };
         let tls = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
-        Ok(Some(kip_hub::Remote::bind(address, tls).await?))
+        Ok(Some(kip_api::Remote::bind(address, tls).await?))
     }
 }
 

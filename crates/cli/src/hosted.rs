@@ -1,8 +1,8 @@
-//! The worker behind the hub's interface. Hub and worker do not know each other; this adapter is where they meet.
+//! The worker behind the API's interface. API and worker do not know each other; this adapter is where they meet.
 
 use crate::notify;
 use anyhow::Context;
-use kip_hub::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
+use kip_api::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_logs::{FOLLOW_POLL, LogReader};
 use kip_types::api::{
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details,
@@ -78,7 +78,7 @@ fn programs() -> anyhow::Result<PathBuf> {
     Ok(dir)
 }
 
-/// Lets go of the worker: procs run on unless the hub went down.
+/// Lets go of the worker: procs run on unless the API went down.
 pub async fn close(hosted: Arc<Hosted>, ending: Ending) -> anyhow::Result<()> {
     if ending == Ending::Asked {
         hosted.worker.close().await;

@@ -94,7 +94,7 @@ pub fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A name for a command, or an image, to which the hub adds a number: its base name in a name's alphabet.
+/// A name for a command, or an image, to which the daemon adds a number: its base name in a name's alphabet.
 pub fn stem(image: Option<&str>, command: &[String]) -> ProcName {
     /// Leaves room for the number.
     const LONGEST: usize = MAX_NAME - 20;

@@ -13,7 +13,7 @@ use crate::output::{print, print_json};
 use crate::traces;
 use anyhow::{Context, bail};
 use clap::Args;
-use kip_hub::{ApiSocket, DataLock, Ending, Hub, Remote, Service, Tls, Tokens};
+use kip_api::{Api, ApiSocket, DataLock, Ending, Remote, Service, Tls, Tokens};
 use kip_types::spec::{Timing, parse_duration_ms, parse_size};
 use kip_worker::MemoryMarks;
 use std::future::Future;
@@ -171,7 +171,7 @@ async fn serve<S: Service>(
     end: impl Future<Output = ()> + Send,
 ) -> anyhow::Result<Ending> {
     let mut socket = ApiSocket::bind(lock, group)?;
-    let hub = Hub::new(service, defaults, tokens);
+    let api = Api::new(service, defaults, tokens);
     let address = format!("unix:{}", socket.path().display());
     let url = remote.as_ref().map(Remote::url);
     // The socket listens already: a program that reads this line can connect. A reader that is gone is no reason to end.
@@ -185,7 +185,7 @@ async fn serve<S: Service>(
         tracing::debug!("no program reads the ready line");
     }
     notify::notify(notify::READY);
-    let ending = hub.serve(&mut socket, remote, end).await?;
+    let ending = api.serve(&mut socket, remote, end).await?;
     notify::notify(notify::STOPPING);
     Ok(ending)
 }
@@ -246,7 +246,7 @@ fn group_in(file: &str, group: &str) -> Option<u32> {
 }
 
 #[cfg(test)]
-#[path = "../../hub/tests/fake/mod.rs"]
+#[path = "../../api/tests/fake/mod.rs"]
 mod fake;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! The `kip` program itself, against a hub before a worker in memory: what it prints, on which stream, and its exit codes.
+//! The `kip` program itself, against an API before a worker in memory: what it prints, on which stream, and its exit codes.
 #![forbid(unsafe_code)]
 
-#[path = "../../hub/tests/fake/mod.rs"]
+#[path = "../../api/tests/fake/mod.rs"]
 mod fake;
 
 use fake::{Served, serve, until};
@@ -17,7 +17,7 @@ fn command(data: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Runs `kip` beside the hub, which lives on this test's runtime.
+/// Runs `kip` beside the API, which lives on this test's runtime.
 async fn kip(data: &Path, words: &[&str]) -> Output {
     let mut command = command(data, words);
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()

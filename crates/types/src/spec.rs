@@ -474,7 +474,7 @@ pub struct Spec {
     /// Digest of the tarball that it was made from. Found by the worker, ignored in requests; null for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tar_digest: Option<String>,
-    /// The request that made it, before daemon and image completed it. Kept by the hub, ignored in requests, left out of listings; null
+    /// The request that made it, before daemon and image completed it. Kept by the daemon, ignored in requests, left out of listings; null
     /// for procs of older daemons.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked: Option<Box<RunRequest>>,

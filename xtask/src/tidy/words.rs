@@ -15,7 +15,7 @@ const CLEAN: [&str; 7] = [
     "recipes/README.md",
     "docs/",
     "crates/cli/src/",
-    "crates/hub/src/",
+    "crates/api/src/",
     "crates/types/src/",
 ];
 
@@ -49,7 +49,7 @@ mod tests {
             look("docs/time.md", "The pager waits.\nWhoever waits."),
             ["docs/time.md:2: name the subject instead of \"Whoever\""]
         );
-        assert_eq!(look("crates/hub/src/lib.rs", "/// Wakes nobody.").len(), 1);
+        assert_eq!(look("crates/api/src/lib.rs", "/// Wakes nobody.").len(), 1);
         assert!(
             look("docs/design/old.md", "nobody").is_empty() && look("crates/pager/src/lib.rs", "nobody").is_empty()
         );

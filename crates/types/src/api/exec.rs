@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 /// One frame of an exec: 1 byte channel, 4 bytes length (big endian), then at most [`FRAME_MAX`] bytes.
 ///
 /// Channels: 0 stdin (an empty frame is end of file), 1 stdout, 2 stderr, 3 end: JSON [`ExecEnd`]. An empty frame of
-/// channel 1 or 2 carries nothing; the hub sends one now and then to learn whether its client is still there.
+/// channel 1 or 2 carries nothing; the daemon sends one now and then to learn whether its client is still there.
 pub const FRAME_HEADER: usize = 5;
 
 /// Most bytes of payload in one frame.

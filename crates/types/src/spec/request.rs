@@ -19,7 +19,7 @@ pub struct RunRequest {
     /// Contents of the proc's secrets by their names. `spec.secrets` follows from them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, Hex>,
-    /// What in `spec` the caller left to the daemon. The hub fills it in; a worker sees nothing left open.
+    /// What in `spec` the caller left to the daemon. The API fills it in; a worker sees nothing left open.
     #[serde(default)]
     pub left_open: LeftOpen,
     /// What the file that describes it says about making it.

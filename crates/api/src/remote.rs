@@ -7,8 +7,8 @@
 
 use crate::answer::Refused;
 use crate::routes;
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::http::header::{AUTHORIZATION, HeaderMap};
@@ -152,8 +152,8 @@ impl Remote {
     }
 
     /// Serves the API until `ending` becomes true and then what was begun. Dropped, it ends at once.
-    pub(crate) async fn serve<S: Service>(self, hub: Hub<S>, mut ending: watch::Receiver<bool>) {
-        let router = routes::router(hub.clone()).layer(axum::middleware::from_fn_with_state(hub, admit::<S>));
+    pub(crate) async fn serve<S: Service>(self, api: Api<S>, mut ending: watch::Receiver<bool>) {
+        let router = routes::router(api.clone()).layer(axum::middleware::from_fn_with_state(api, admit::<S>));
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let mut tasks = tokio::task::JoinSet::new();
         loop {
@@ -276,11 +276,11 @@ async fn exchange(
 }
 
 /// Lets those in whose token allows what they ask for.
-async fn admit<S: Service>(State(hub): State<Hub<S>>, mut request: Request, next: Next) -> Result<Response, Refused> {
-    if *request.method() == Method::GET && crate::dashboard::is_public(request.uri().path()) {
+async fn admit<S: Service>(State(api): State<Api<S>>, mut request: Request, next: Next) -> Result<Response, Refused> {
+    if *request.method() == Method::GET && routes::dashboard::is_public(request.uri().path()) {
         return Ok(next.run(request).await);
     }
-    let scope = hub.tokens.scope(bearer(request.headers())?)?;
+    let scope = api.tokens.scope(bearer(request.headers())?)?;
     let path = request.uri().path();
     if path == "/v1/tokens" || path.starts_with("/v1/tokens/") {
         return Err(Refusal::new(Code::Forbidden, "tokens are seen and made on the daemon's machine only")

@@ -1,11 +1,11 @@
-//! Hub and client over a real unix socket: every route, what is refused and how, and both ends of a hub's life.
+//! Api and client over a real unix socket: every route, what is refused and how, and both ends of an API's life.
 #![forbid(unsafe_code)]
 
 mod fake;
 
 use fake::{Served, request, serve, until, with_port};
+use kip_api::Ending;
 use kip_client::{CallError, Client};
-use kip_hub::Ending;
 use kip_types::Tier;
 use kip_types::api::*;
 use kip_types::keys::{Hidden, KeysWrap};
@@ -40,7 +40,7 @@ fn refusal<T: std::fmt::Debug>(result: Result<T, CallError>) -> Refusal {
 
 /// Status and body of a request written by hand.
 fn by_hand(data: &Path, head: &str, body: &str) -> (u16, String) {
-    let mut stream = UnixStream::connect(data.join(kip_hub::SOCKET)).unwrap();
+    let mut stream = UnixStream::connect(data.join(kip_api::SOCKET)).unwrap();
     write!(stream, "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len())
         .unwrap();
     // A body that is too long is refused before it is read whole.
@@ -168,7 +168,7 @@ async fn refusals_carry_code_line_and_status() {
     }
     let died = refusal(client.start(&name("panic"), &StartRequest::default()).await);
     assert_eq!(died.code, Code::Failed);
-    client.info().await.expect("the hub lives on");
+    client.info().await.expect("the API lives on");
 }
 
 #[tokio::test]
@@ -270,13 +270,13 @@ async fn an_ending_hub_finishes_what_was_begun() {
         events.next().await.unwrap().unwrap();
     }
     served.stop();
-    assert!(events.next().await.unwrap().is_none(), "a feed ends with the hub");
-    until("the hub takes nobody new", || UnixStream::connect(dir.path().join(kip_hub::SOCKET)).is_err()).await;
+    assert!(events.next().await.unwrap().is_none(), "a feed ends with the api");
+    until("the api takes nobody new", || UnixStream::connect(dir.path().join(kip_api::SOCKET)).is_err()).await;
     assert!(!served.ended.is_finished(), "it waits for the run");
     served.fake.gate.add_permits(1);
     assert_eq!(run.await.unwrap().unwrap().name.as_str(), "slow");
     assert_eq!(served.ended.await.unwrap(), Ending::Asked);
-    assert!(!dir.path().join(kip_hub::SOCKET).exists());
+    assert!(!dir.path().join(kip_api::SOCKET).exists());
 }
 
 #[tokio::test]
@@ -298,7 +298,7 @@ async fn down_answers_and_then_ends_the_hub() {
 async fn a_new_hub_replaces_the_socket_of_a_killed_one() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("run")).unwrap();
-    drop(std::os::unix::net::UnixListener::bind(dir.path().join(kip_hub::SOCKET)).unwrap());
+    drop(std::os::unix::net::UnixListener::bind(dir.path().join(kip_api::SOCKET)).unwrap());
     let client = Client::new(dir.path());
     assert!(matches!(client.info().await, Err(CallError::NoDaemon { .. })));
     let _served = serve(dir.path()).await;

@@ -142,7 +142,7 @@ async fn a_client_that_goes_ends_its_exec() {
     drop((input, output));
     until("a writing program is ended", || open.load(Ordering::SeqCst) == 0).await;
 
-    // The hub cannot read from this client, because the program does not take what came before.
+    // The API cannot read from this client, because the program does not take what came before.
     let Exec { mut input, output } = exec(&client, &["deaf"]).await;
     let stuck = tokio::time::timeout(std::time::Duration::from_millis(300), input.write(&[7; 8 << 20])).await;
     assert!(stuck.is_err(), "the client is held back");

@@ -1,6 +1,6 @@
 //! Turns a [`Feed`] into a chunked body of JSON lines.
 //!
-//! The feed is dropped with the body, which hyper does as soon as the client is gone, and ends when the hub does.
+//! The feed is dropped with the body, which hyper does as soon as the client is gone, and ends when the API does.
 
 use crate::service::Feed;
 use axum::body::{Body, Bytes};

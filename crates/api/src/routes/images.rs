@@ -3,8 +3,8 @@
 use crate::answer::{Answer, Asked, AskedQuery, Refused};
 use crate::describe::{Routes, doc};
 use crate::feed;
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
@@ -45,38 +45,38 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
         )
 }
 
-async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<ImageView>>> {
-    Ok(Json(hub.service.images().await?))
+async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<ImageView>>> {
+    Ok(Json(api.service.images().await?))
 }
 
 async fn inspect<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     AskedQuery(which): AskedQuery<ImageRequest>,
 ) -> Answer<Json<ImageDetails>> {
-    Ok(Json(hub.service.image(which.reference).await?))
+    Ok(Json(api.service.image(which.reference).await?))
 }
 
-async fn pull<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<PullRequest>) -> Answer<Response> {
+async fn pull<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<PullRequest>) -> Answer<Response> {
     if let ImageSource::Oci { path, .. } | ImageSource::DockerArchive { path, .. } = &request.source
         && !path.is_absolute()
     {
         return Err(Refused::invalid(format!("the path {} is not absolute", path.display())));
     }
-    Ok(feed::lines(hub.service.pull_image(request).await?, hub.ending()))
+    Ok(feed::lines(api.service.pull_image(request).await?, api.ending()))
 }
 
 async fn remove<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     AskedQuery(which): AskedQuery<ImageRequest>,
 ) -> Answer<Json<ImagesRemoved>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.remove_image(which.reference).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.remove_image(which.reference).await }).await?))
 }
 
 async fn collect<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(request): Asked<ImagesCollectRequest>,
 ) -> Answer<Json<ImagesRemoved>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.collect_images(request).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.collect_images(request).await }).await?))
 }

@@ -3,7 +3,7 @@
 //! Schemas are those of the types that travel ([`schemars`]); their fields' comments, which name the units, are the
 //! descriptions. Nothing here looks at a request.
 
-use crate::server::Hub;
+use crate::state::Api;
 use axum::Router;
 use axum::handler::Handler;
 use axum::routing::{MethodRouter, delete, get, post};
@@ -85,7 +85,7 @@ impl Doc {
 
 /// Routes and what is said of them.
 pub struct Routes<S> {
-    router: Router<Hub<S>>,
+    router: Router<Api<S>>,
     paths: Map<String, Value>,
     schemas: SchemaGenerator,
 }
@@ -96,19 +96,19 @@ impl<S: Send + Sync + 'static> Routes<S> {
         Routes { router: Router::new(), paths: Map::new(), schemas: settings.into_generator() }
     }
 
-    pub fn get<T: 'static>(self, path: &'static str, handler: impl Handler<T, Hub<S>>, doc: Doc) -> Self {
+    pub fn get<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api<S>>, doc: Doc) -> Self {
         self.at(path, "get", get(handler), doc)
     }
 
-    pub fn post<T: 'static>(self, path: &'static str, handler: impl Handler<T, Hub<S>>, doc: Doc) -> Self {
+    pub fn post<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api<S>>, doc: Doc) -> Self {
         self.at(path, "post", post(handler), doc)
     }
 
-    pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Hub<S>>, doc: Doc) -> Self {
+    pub fn delete<T: 'static>(self, path: &'static str, handler: impl Handler<T, Api<S>>, doc: Doc) -> Self {
         self.at(path, "delete", delete(handler), doc)
     }
 
-    fn at(mut self, path: &'static str, method: &str, to: MethodRouter<Hub<S>>, doc: Doc) -> Self {
+    fn at(mut self, path: &'static str, method: &str, to: MethodRouter<Api<S>>, doc: Doc) -> Self {
         let operation = self.operation(path, doc);
         let at_path = self.paths.entry(path).or_insert_with(|| json!({}));
         at_path[method] = operation;
@@ -147,7 +147,7 @@ impl<S: Send + Sync + 'static> Routes<S> {
     }
 
     /// The routes alone.
-    pub fn router(self) -> Router<Hub<S>> {
+    pub fn router(self) -> Router<Api<S>> {
         self.router
     }
 

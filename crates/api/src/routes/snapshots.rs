@@ -3,8 +3,8 @@
 use crate::answer::{Answer, Asked, AskedQuery, Refused};
 use crate::describe::{Routes, doc};
 use crate::feed;
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -64,41 +64,41 @@ fn named(text: &str) -> Answer<SnapshotName> {
 }
 
 async fn list<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     AskedQuery(which): AskedQuery<SnapshotsRequest>,
 ) -> Answer<Json<Vec<SnapshotsView>>> {
-    Ok(Json(hub.service.snapshots(which.name).await?))
+    Ok(Json(api.service.snapshots(which.name).await?))
 }
 
-async fn show<S: Service>(State(hub): State<Hub<S>>, Path(name): Path<String>) -> Answer<Json<SnapshotDetails>> {
-    Ok(Json(hub.service.snapshot(named(&name)?).await?))
+async fn show<S: Service>(State(api): State<Api<S>>, Path(name): Path<String>) -> Answer<Json<SnapshotDetails>> {
+    Ok(Json(api.service.snapshot(named(&name)?).await?))
 }
 
-async fn verify<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<VerifyRequest>) -> Answer<Response> {
-    Ok(feed::lines(hub.service.verify(request).await?, hub.ending()))
+async fn verify<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<VerifyRequest>) -> Answer<Response> {
+    Ok(feed::lines(api.service.verify(request).await?, api.ending()))
 }
 
 async fn export<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Path(name): Path<String>,
     Asked(request): Asked<ExportRequest>,
 ) -> Answer<Json<CarriedView>> {
-    let (service, which) = (hub.service.clone(), named(&name)?);
-    Ok(Json(hub.operate(async move { service.export(which, request.file).await }).await?))
+    let (service, which) = (api.service.clone(), named(&name)?);
+    Ok(Json(api.operate(async move { service.export(which, request.file).await }).await?))
 }
 
 async fn import<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(request): Asked<ImportRequest>,
 ) -> Answer<Json<CarriedView>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.import(request).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.import(request).await }).await?))
 }
 
 async fn collect<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(request): Asked<CollectRequest>,
 ) -> Answer<Json<CollectView>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.collect(request).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.collect(request).await }).await?))
 }

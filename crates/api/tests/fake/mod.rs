@@ -6,7 +6,7 @@
 //! * `exec` knows the programs `cat`, `count`, `exit N`, `err`, `deaf` and `missing`.
 #![allow(dead_code, reason = "each test binary that includes this uses another part")]
 
-use kip_hub::{ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Hub, Service, Tokens};
+use kip_api::{Api, ApiSocket, DataLock, Ending, ExecOutput, ExecSession, Feed, Service, Tokens};
 use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
@@ -46,7 +46,7 @@ impl Default for Fake {
     }
 }
 
-/// A hub before a [`Fake`], on a socket below `data`.
+/// An API before a [`Fake`], on a socket below `data`.
 pub struct Served {
     pub fake: Arc<Fake>,
     stop: Option<oneshot::Sender<()>>,
@@ -59,10 +59,10 @@ pub async fn serve(data: &Path) -> Served {
     let mut socket = ApiSocket::bind(&lock, None).unwrap();
     let fake = Arc::new(Fake::default());
     let defaults = Timing { idle_ms: 111, park_after_ms: 222, ..Timing::default() };
-    let hub = Hub::new(fake.clone(), defaults, Tokens::open(&lock).unwrap());
+    let api = Api::new(fake.clone(), defaults, Tokens::open(&lock).unwrap());
     let (stop, stopped) = oneshot::channel();
     let ended = tokio::spawn(async move {
-        let ending = hub.serve(&mut socket, None, async { drop(stopped.await) }).await.unwrap();
+        let ending = api.serve(&mut socket, None, async { drop(stopped.await) }).await.unwrap();
         drop((socket, lock));
         ending
     });
@@ -70,7 +70,7 @@ pub async fn serve(data: &Path) -> Served {
 }
 
 impl Served {
-    /// Asks the hub to end.
+    /// Asks the API to end.
     pub fn stop(&mut self) {
         drop(self.stop.take());
     }

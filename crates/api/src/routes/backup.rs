@@ -3,8 +3,8 @@
 use crate::answer::{Answer, Asked};
 use crate::describe::{Routes, doc};
 use crate::feed;
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::extract::State;
 use axum::response::Response;
 use kip_types::backup::{BackupProgress, BackupRequest};
@@ -23,6 +23,6 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
     )
 }
 
-async fn backup<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<BackupRequest>) -> Answer<Response> {
-    Ok(feed::lines(hub.service.backup(request).await?, hub.ending()))
+async fn backup<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<BackupRequest>) -> Answer<Response> {
+    Ok(feed::lines(api.service.backup(request).await?, api.ending()))
 }

@@ -1,6 +1,6 @@
 //! Carries an exec between a client's connection, in frames, and the worker's [`ExecSession`].
 //!
-//! The session lives as long as this task: when the client goes away, or the hub ends, both its ends are dropped and the
+//! The session lives as long as this task: when the client goes away, or the API ends, both its ends are dropped and the
 //! worker kills the program. A program that does not read fills the session's queue and then the client's socket, so
 //! memory stays bounded; whether the client is still there is then seen by the empty frames sent to it.
 

@@ -1,6 +1,6 @@
-//! The interface between hub and worker: everything the API can ask of the machine.
+//! The interface between API and worker: everything the API can ask of the machine.
 //!
-//! The hub calls what changes something from a task of its own and lets it run to its end even when no client waits for
+//! The API calls what changes something from a task of its own and lets it run to its end even when no client waits for
 //! the answer any more. Only a [`Feed`] or an [`ExecSession`] is tied to its client: it is dropped when the client goes.
 
 use kip_types::api::{
@@ -39,12 +39,12 @@ pub enum ExecOutput {
 pub struct ExecSession {
     /// Bytes for its standard input. Dropped at the client's end of file.
     pub stdin: mpsc::Sender<Vec<u8>>,
-    /// What it writes. When the hub drops this before [`ExecOutput::End`] came, the client is gone and the program is
+    /// What it writes. When the API drops this before [`ExecOutput::End`] came, the client is gone and the program is
     /// to be killed.
     pub output: mpsc::Receiver<ExecOutput>,
 }
 
-/// What a worker does for the hub.
+/// What a worker does for the API.
 pub trait Service: Send + Sync + 'static {
     /// Creates a proc; returns when its program has been exec'd or, with `wait_ready`, when its ports listen. Nothing in
     /// the request is left open any more. A name in use is `Code::Taken`, and so is a port.
@@ -181,6 +181,6 @@ pub trait Service: Send + Sync + 'static {
     fn info(&self) -> impl Future<Output = Result<Info, Refusal>> + Send;
 
     /// Ends all procs, sleeping ones included, and what is kept running for them; or parks them and keeps what they need to come
-    /// back. After `Ok` the hub ends.
+    /// back. After `Ok` the API ends.
     fn down(&self, how: DownRequest) -> impl Future<Output = Result<DownView, Refusal>> + Send;
 }

@@ -2,8 +2,8 @@
 
 use crate::answer::{Answer, Refused};
 use crate::describe::{Routes, doc};
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
@@ -17,13 +17,13 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
         .delete("/v1/volumes/{name}", remove::<S>, doc("removeVolume", "Deletes a named volume with its files."))
 }
 
-async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<VolumeView>>> {
-    Ok(Json(hub.service.volumes().await?))
+async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<VolumeView>>> {
+    Ok(Json(api.service.volumes().await?))
 }
 
-async fn remove<S: Service>(State(hub): State<Hub<S>>, Path(name): Path<String>) -> Answer<StatusCode> {
+async fn remove<S: Service>(State(api): State<Api<S>>, Path(name): Path<String>) -> Answer<StatusCode> {
     let name: VolumeName = name.parse().map_err(|e| Refused::invalid(format!("{e}")))?;
-    let service = hub.service.clone();
-    hub.operate(async move { service.remove_volume(name).await }).await?;
+    let service = api.service.clone();
+    api.operate(async move { service.remove_volume(name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }

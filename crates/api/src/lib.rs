@@ -1,6 +1,6 @@
 //! Control plane: the API of one data directory on a unix socket and, if asked to, by TCP.
 //!
-//! Owns the [`Service`] interface between hub and worker, the routes, the edge checks of a request ([`admit`]), the
+//! Owns the [`Service`] interface between API and worker, the routes, the edge checks of a request ([`admit`]), the
 //! lock that makes a daemon the only one of its data directory ([`DataLock`]) and the socket's file ([`ApiSocket`]).
 //! Never sits in a data path and knows nothing of sandboxes, memory or checkpoints.
 //!
@@ -11,28 +11,23 @@
 
 pub mod admit;
 mod answer;
-mod backup;
-mod dashboard;
 mod describe;
 mod exec;
 mod feed;
-mod images;
-mod keys;
 mod lock;
-mod meters;
 mod remote;
 mod routes;
 mod server;
 mod service;
-mod snapshots;
 mod socket;
+mod state;
 mod tokens;
-mod volumes;
 
 pub use lock::{DataLock, LockError};
 pub use remote::{Remote, RemoteError, Tls};
 pub use routes::openapi;
-pub use server::{Ending, Hub, ServeError};
+pub use server::{Ending, ServeError};
 pub use service::{ExecOutput, ExecSession, Feed, Service};
 pub use socket::{ApiSocket, BindError, SOCKET};
+pub use state::Api;
 pub use tokens::{Tokens, TokensError};

@@ -3,8 +3,8 @@
 
 use crate::answer::Answer;
 use crate::describe::{Routes, doc};
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::extract::State;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
@@ -48,6 +48,6 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
     routes.get("/v1/history", history::<S>, lately.json::<HistoryView>())
 }
 
-async fn history<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<HistoryView>> {
-    Ok(Json(hub.service.history().await?))
+async fn history<S: Service>(State(api): State<Api<S>>) -> Answer<Json<HistoryView>> {
+    Ok(Json(api.service.history().await?))
 }

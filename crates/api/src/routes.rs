@@ -1,12 +1,21 @@
 //! The REST API. Each handler parses, has the service do it and answers.
 
+mod backup;
+pub(crate) mod dashboard;
+mod images;
+mod keys;
+mod meters;
+mod snapshots;
+mod tokens;
+mod volumes;
+
 use crate::admit;
 use crate::answer::{self, Answer, Asked, AskedQuery, BODY_MAX, By, Name, Refused};
 use crate::describe::{Routes, doc};
 use crate::exec;
 use crate::feed;
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::request::Parts;
@@ -25,13 +34,13 @@ use kip_types::api::{
 const NAME_ATTEMPTS: u32 = 100;
 
 /// All routes, answering on the unix socket; by TCP [`crate::remote`] stands before them.
-pub fn router<S: Service>(hub: Hub<S>) -> Router {
-    crate::dashboard::files(all::<S>().router())
+pub fn router<S: Service>(api: Api<S>) -> Router {
+    dashboard::files(all::<S>().router())
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(DefaultBodyLimit::max(BODY_MAX))
         .layer(axum::middleware::from_fn(answer::with_request_id))
-        .with_state(hub)
+        .with_state(api)
 }
 
 /// The OpenAPI document of this API. It does not depend on the service behind it.
@@ -61,14 +70,14 @@ fn all<S: Service>() -> Routes<S> {
         .get("/v1/info", info::<S>, doc("aboutDaemon", "About this daemon.").json::<Info>())
         .post("/v1/down", down::<S>, doc("endDaemon", "Ends all procs and the daemon; or parks them and ends the daemon.").query::<DownRequest>().json::<DownView>())
         .get("/v1/openapi.json", document::<S>, doc("readOpenapi", "This document.").json::<serde_json::Map<String, serde_json::Value>>());
-    let routes = crate::snapshots::routes(routes);
-    let routes = crate::keys::routes(routes);
-    let routes = crate::backup::routes(routes);
-    let routes = crate::volumes::routes(routes);
-    let routes = crate::meters::routes(routes);
-    let routes = crate::dashboard::routes(routes);
-    let routes = crate::tokens::routes(routes);
-    crate::images::routes(routes)
+    let routes = snapshots::routes(routes);
+    let routes = keys::routes(routes);
+    let routes = backup::routes(routes);
+    let routes = volumes::routes(routes);
+    let routes = meters::routes(routes);
+    let routes = dashboard::routes(routes);
+    let routes = tokens::routes(routes);
+    images::routes(routes)
 }
 
 /// Made anew each time: it is asked for once, by a person or a generator.
@@ -85,38 +94,38 @@ async fn no_method(method: Method, uri: Uri) -> Refused {
     Refused::from(refusal).with_status(StatusCode::METHOD_NOT_ALLOWED)
 }
 
-async fn run<S: Service>(State(hub): State<Hub<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<Response> {
-    admit::complete(&mut request, &hub.defaults)?;
-    let service = hub.service.clone();
-    let view = hub.operate(async move { run_named(&*service, request).await }).await?;
+async fn run<S: Service>(State(api): State<Api<S>>, Asked(mut request): Asked<RunRequest>) -> Answer<Response> {
+    admit::complete(&mut request, &api.defaults)?;
+    let service = api.service.clone();
+    let view = api.operate(async move { run_named(&*service, request).await }).await?;
     Ok((StatusCode::CREATED, shown(view)).into_response())
 }
 
 /// Nothing is changed: a client asks this before it removes procs for others to take their place.
-async fn validate<S: Service>(State(hub): State<Hub<S>>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
+async fn validate<S: Service>(State(api): State<Api<S>>, Asked(request): Asked<ValidateRequest>) -> Answer<StatusCode> {
     let (mut run, instead_of) = request.parts();
-    admit::complete(&mut run, &hub.defaults)?;
-    let service = hub.service.clone();
-    hub.operate(async move { service.validate(run, instead_of).await }).await?;
+    admit::complete(&mut run, &api.defaults)?;
+    let service = api.service.clone();
+    api.operate(async move { service.validate(run, instead_of).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn compare<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(mut request): Asked<RunRequest>,
 ) -> Answer<Json<ContentsView>> {
-    admit::complete(&mut request, &hub.defaults)?;
-    Ok(Json(hub.service.compare(request).await?))
+    admit::complete(&mut request, &api.defaults)?;
+    Ok(Json(api.service.compare(request).await?))
 }
 
 async fn check<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(mut request): Asked<CheckRequest>,
 ) -> Answer<Json<CheckView>> {
-    admit::complete(&mut request.run, &hub.defaults)?;
+    admit::complete(&mut request.run, &api.defaults)?;
     admit::check_trial(&request)?;
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.check(request).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.check(request).await }).await?))
 }
 
 /// Runs `request`; if its name is a stem, under the first free name made of it.
@@ -138,23 +147,23 @@ async fn run_named<S: Service>(service: &S, mut request: RunRequest) -> Result<P
     Err(Refusal::new(Code::Taken, format!("no free name was found for {stem}: give one with --name")))
 }
 
-async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<ProcView>>> {
-    let mut views = hub.service.list().await?;
+async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<ProcView>>> {
+    let mut views = api.service.list().await?;
     views.iter_mut().for_each(|view| view.spec.hide_values());
     Ok(Json(views))
 }
 
 async fn inspect<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     by: By,
     AskedQuery(request): AskedQuery<InspectRequest>,
 ) -> Answer<Json<ProcView>> {
     if request.env {
         by.may_see_values()?;
-        return Ok(Json(hub.service.inspect(name).await?));
+        return Ok(Json(api.service.inspect(name).await?));
     }
-    Ok(shown(hub.service.inspect(name).await?))
+    Ok(shown(api.service.inspect(name).await?))
 }
 
 /// Without what may be secret.
@@ -168,12 +177,12 @@ fn moved(mut done: Moved) -> Json<Moved> {
     Json(done)
 }
 
-async fn health<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<HealthView>> {
-    Ok(Json(hub.service.health(name).await?))
+async fn health<S: Service>(State(api): State<Api<S>>, Name(name): Name) -> Answer<Json<HealthView>> {
+    Ok(Json(api.service.health(name).await?))
 }
 
 async fn details<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     by: By,
     AskedQuery(request): AskedQuery<DetailsRequest>,
@@ -181,80 +190,80 @@ async fn details<S: Service>(
     if request.of == Detail::Env {
         by.may_see_values()?;
     }
-    Ok(Json(hub.service.details(name, request.of).await?))
+    Ok(Json(api.service.details(name, request.of).await?))
 }
 
 async fn remove<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     AskedQuery(how): AskedQuery<RemoveRequest>,
 ) -> Answer<StatusCode> {
-    let service = hub.service.clone();
-    hub.operate(async move { service.remove(name, how).await }).await?;
+    let service = api.service.clone();
+    api.operate(async move { service.remove(name, how).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 async fn start<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     AskedQuery(how): AskedQuery<StartRequest>,
 ) -> Answer<Json<ProcView>> {
-    let service = hub.service.clone();
-    Ok(shown(hub.operate(async move { service.start(name, how).await }).await?))
+    let service = api.service.clone();
+    Ok(shown(api.operate(async move { service.start(name, how).await }).await?))
 }
 
 async fn stop<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     Asked(how): Asked<StopRequest>,
 ) -> Answer<Json<ProcView>> {
-    let service = hub.service.clone();
-    Ok(shown(hub.operate(async move { service.stop(name, how).await }).await?))
+    let service = api.service.clone();
+    Ok(shown(api.operate(async move { service.stop(name, how).await }).await?))
 }
 
 async fn sleep<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     Asked(how): Asked<SleepRequest>,
 ) -> Answer<Json<Moved>> {
-    let service = hub.service.clone();
-    Ok(moved(hub.operate(async move { service.sleep(name, how).await }).await?))
+    let service = api.service.clone();
+    Ok(moved(api.operate(async move { service.sleep(name, how).await }).await?))
 }
 
 async fn wake<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     AskedQuery(how): AskedQuery<WakeRequest>,
 ) -> Answer<Json<Moved>> {
-    let service = hub.service.clone();
-    Ok(moved(hub.operate(async move { service.wake(name, how).await }).await?))
+    let service = api.service.clone();
+    Ok(moved(api.operate(async move { service.wake(name, how).await }).await?))
 }
 
-async fn why<S: Service>(State(hub): State<Hub<S>>, Name(name): Name) -> Answer<Json<WhyView>> {
-    Ok(Json(hub.service.why(name).await?))
+async fn why<S: Service>(State(api): State<Api<S>>, Name(name): Name) -> Answer<Json<WhyView>> {
+    Ok(Json(api.service.why(name).await?))
 }
 
 async fn logs<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     AskedQuery(which): AskedQuery<LogsRequest>,
 ) -> Answer<Response> {
-    Ok(feed::lines(hub.service.logs(name, which).await?, hub.ending()))
+    Ok(feed::lines(api.service.logs(name, which).await?, api.ending()))
 }
 
 async fn events<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     AskedQuery(which): AskedQuery<EventsRequest>,
 ) -> Answer<Response> {
-    Ok(feed::lines(hub.service.events(which).await?, hub.ending()))
+    Ok(feed::lines(api.service.events(which).await?, api.ending()))
 }
 
-async fn info<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Info>> {
-    Ok(Json(hub.service.info().await?))
+async fn info<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Info>> {
+    Ok(Json(api.service.info().await?))
 }
 
 async fn down<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     AskedQuery(how): AskedQuery<DownRequest>,
     Asked(body): Asked<serde_json::Map<String, serde_json::Value>>,
 ) -> Answer<Json<DownView>> {
@@ -267,8 +276,8 @@ async fn down<S: Service>(
     if how.within_ms.is_some() && !how.park {
         return Err(Refused::invalid("within_ms says how long parking may take: give it with park=true"));
     }
-    let (service, ended) = (hub.service.clone(), hub.clone());
-    let view = hub.operate(async move {
+    let (service, ended) = (api.service.clone(), api.clone());
+    let view = api.operate(async move {
         let view = service.down(how).await?;
         // In the task: the daemon ends even if the client does not wait.
         ended.went_down();
@@ -296,7 +305,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
 }
 
 async fn exec<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     Upgrade(upgrade): Upgrade,
     Asked(request): Asked<ExecRequest>,
@@ -304,9 +313,9 @@ async fn exec<S: Service>(
     if request.command.first().is_none_or(|program| program.is_empty()) {
         return Err(Refused::invalid("no command was given"));
     }
-    let service = hub.service.clone();
-    let session = hub.operate(async move { service.exec(name, request).await }).await?;
-    let ending = hub.ending();
+    let service = api.service.clone();
+    let session = api.operate(async move { service.exec(name, request).await }).await?;
+    let ending = api.ending();
     tokio::spawn(async move {
         match upgrade.await {
             Ok(connection) => exec::carry(TokioIo::new(connection), session, ending).await,

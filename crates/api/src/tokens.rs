@@ -3,14 +3,7 @@
 //! A token is 256 random bits that are shown once. Kept is its hash, which leads nowhere: 256 bits cannot be guessed. The file
 //! is replaced whole, so a crash leaves the tokens before or those after.
 
-use crate::answer::{Answer, Asked};
-use crate::describe::{Routes, doc};
 use crate::lock::DataLock;
-use crate::server::Hub;
-use crate::service::Service;
-use axum::Json;
-use axum::extract::{Path as InPath, State};
-use axum::http::StatusCode;
 use kip_types::api::{Code, NewToken, Refusal, Scope, TokenRequest, TokenView};
 use kip_types::name::ProcName;
 use ring::rand::{SecureRandom, SystemRandom};
@@ -19,7 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What every token begins with, so that it is known as one where it is lost.
@@ -82,11 +75,11 @@ impl Tokens {
         Ok(Tokens { path, kept: Mutex::new(kept) })
     }
 
-    fn list(&self) -> Vec<TokenView> {
+    pub(crate) fn list(&self) -> Vec<TokenView> {
         self.kept.lock().expect("no holder of this lock panics").iter().map(|kept| kept.view.clone()).collect()
     }
 
-    fn create(&self, request: TokenRequest) -> Result<NewToken, Refusal> {
+    pub(crate) fn create(&self, request: TokenRequest) -> Result<NewToken, Refusal> {
         let mut bits = [0; 32];
         let random = SystemRandom::new().fill(&mut bits);
         random.map_err(|_| Refusal::new(Code::Failed, "the kernel gives no random bytes"))?;
@@ -107,7 +100,7 @@ impl Tokens {
         Ok(NewToken { token, view })
     }
 
-    fn remove(&self, name: &ProcName) -> Result<(), Refusal> {
+    pub(crate) fn remove(&self, name: &ProcName) -> Result<(), Refusal> {
         self.change(|kept| {
             let before = kept.len();
             kept.retain(|one| one.view.name != *name);
@@ -159,59 +152,6 @@ fn write(path: &Path, kept: &[Kept]) -> io::Result<()> {
     file.sync_all()?;
     std::fs::rename(&beside, path)?;
     File::open(path.parent().expect("the file lies in the data directory"))?.sync_all()
-}
-
-/// The routes below `/v1/tokens`.
-pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
-    routes
-        .get(
-            "/v1/tokens",
-            list::<S>,
-            doc("listTokens", "Tokens, by name. On the unix socket only.").json::<Vec<TokenView>>(),
-        )
-        .post(
-            "/v1/tokens",
-            create::<S>,
-            doc("createToken", "Makes a token, which is shown this once. On the unix socket only.")
-                .body::<TokenRequest>()
-                .json_with::<NewToken>(201),
-        )
-        .delete(
-            "/v1/tokens/{name}",
-            remove::<S>,
-            doc("removeToken", "Removes a token: clients with it are refused from now on. On the unix socket only."),
-        )
-}
-
-async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<TokenView>>> {
-    Ok(Json(hub.tokens.list()))
-}
-
-async fn create<S: Service>(
-    State(hub): State<Hub<S>>,
-    Asked(request): Asked<TokenRequest>,
-) -> Answer<(StatusCode, Json<NewToken>)> {
-    let made = blocking(&hub, move |tokens| tokens.create(request)).await?;
-    Ok((StatusCode::CREATED, Json(made)))
-}
-
-async fn remove<S: Service>(State(hub): State<Hub<S>>, InPath(name): InPath<String>) -> Answer<StatusCode> {
-    let name = name.parse().map_err(|_| Refusal::new(Code::Unknown, format!("there is no token {name:?}")))?;
-    blocking(&hub, move |tokens| tokens.remove(&name)).await?;
-    Ok(StatusCode::NO_CONTENT)
-}
-
-/// Files are synced on a thread that may wait.
-async fn blocking<S: Service, T: Send + 'static>(
-    hub: &Hub<S>,
-    work: impl FnOnce(&Tokens) -> Result<T, Refusal> + Send + 'static,
-) -> Answer<T> {
-    let tokens: Arc<Tokens> = hub.tokens.clone();
-    hub.operate(async move {
-        let done = tokio::task::spawn_blocking(move || work(&tokens)).await;
-        done.unwrap_or_else(|e| Err(Refusal::new(Code::Failed, format!("the change of tokens died: {e}"))))
-    })
-    .await
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use crate::answer::{Answer, Asked};
 use crate::describe::{Routes, doc};
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::Json;
 use axum::extract::{Path, State};
 use kip_types::keys::{
@@ -38,35 +38,35 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
         )
 }
 
-async fn list<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<Vec<KeyView>>> {
-    Ok(Json(hub.service.keys().await?))
+async fn list<S: Service>(State(api): State<Api<S>>) -> Answer<Json<Vec<KeyView>>> {
+    Ok(Json(api.service.keys().await?))
 }
 
-async fn rotate<S: Service>(State(hub): State<Hub<S>>) -> Answer<Json<KeyView>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.rotate_keys().await }).await?))
+async fn rotate<S: Service>(State(api): State<Api<S>>) -> Answer<Json<KeyView>> {
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.rotate_keys().await }).await?))
 }
 
 async fn destroy<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Path(id): Path<String>,
     Asked(how): Asked<DestroyKeyRequest>,
 ) -> Answer<Json<DestroyedKeyView>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.destroy_key(id, how.yes).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.destroy_key(id, how.yes).await }).await?))
 }
 
 async fn export<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(how): Asked<ExportKeysRequest>,
 ) -> Answer<Json<ExportedKeys>> {
-    Ok(Json(hub.service.export_keys(how).await?))
+    Ok(Json(api.service.export_keys(how).await?))
 }
 
 async fn import<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Asked(what): Asked<ImportKeysRequest>,
 ) -> Answer<Json<ImportedKeysView>> {
-    let service = hub.service.clone();
-    Ok(Json(hub.operate(async move { service.import_keys(what).await }).await?))
+    let service = api.service.clone();
+    Ok(Json(api.operate(async move { service.import_keys(what).await }).await?))
 }

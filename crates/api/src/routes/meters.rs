@@ -2,8 +2,8 @@
 
 use crate::answer::{Answer, AskedQuery, Name};
 use crate::describe::{Routes, doc};
-use crate::server::Hub;
 use crate::service::Service;
+use crate::state::Api;
 use axum::Json;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
@@ -24,21 +24,21 @@ pub fn routes<S: Service>(routes: Routes<S>) -> Routes<S> {
         .get("/metrics", metrics::<S>, numbers.text("text/plain"))
 }
 
-async fn metrics<S: Service>(State(hub): State<Hub<S>>) -> Answer<impl IntoResponse> {
-    Ok(([(CONTENT_TYPE, EXPOSITION)], hub.service.metrics().await?))
+async fn metrics<S: Service>(State(api): State<Api<S>>) -> Answer<impl IntoResponse> {
+    Ok(([(CONTENT_TYPE, EXPOSITION)], api.service.metrics().await?))
 }
 
 async fn meter<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     Name(name): Name,
     AskedQuery(asked): AskedQuery<MeterRequest>,
 ) -> Answer<Json<MeterView>> {
-    Ok(Json(hub.service.meter(name, asked.since_ms).await?))
+    Ok(Json(api.service.meter(name, asked.since_ms).await?))
 }
 
 async fn meters<S: Service>(
-    State(hub): State<Hub<S>>,
+    State(api): State<Api<S>>,
     AskedQuery(asked): AskedQuery<MeterRequest>,
 ) -> Answer<Json<Vec<MeterView>>> {
-    Ok(Json(hub.service.meters(asked.since_ms).await?))
+    Ok(Json(api.service.meters(asked.since_ms).await?))
 }

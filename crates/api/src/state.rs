@@ -1,0 +1,97 @@
+//! What all requests share: the service, the tokens, and how far the end of the API is.
+
+use crate::answer::Refused;
+use crate::service::Service;
+use crate::tokens::Tokens;
+use kip_types::api::{Code, Refusal};
+use kip_types::spec::Timing;
+use std::future::Future;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// The API of one data directory. Clones share it.
+pub struct Api<S> {
+    pub(crate) service: Arc<S>,
+    pub(crate) defaults: Timing,
+    pub(crate) tokens: Arc<Tokens>,
+    /// True once `down` was carried out.
+    pub(crate) down: watch::Sender<bool>,
+    /// True once the API is ending for any reason.
+    pub(crate) ending: watch::Sender<bool>,
+    /// Operations under way.
+    pub(crate) operations: watch::Sender<usize>,
+}
+
+impl<S> Clone for Api<S> {
+    fn clone(&self) -> Self {
+        Api {
+            service: self.service.clone(),
+            defaults: self.defaults,
+            tokens: self.tokens.clone(),
+            down: self.down.clone(),
+            ending: self.ending.clone(),
+            operations: self.operations.clone(),
+        }
+    }
+}
+
+/// Counts an operation as under way while it lives.
+struct UnderWay(watch::Sender<usize>);
+
+impl UnderWay {
+    fn begin(count: &watch::Sender<usize>) -> UnderWay {
+        count.send_modify(|n| *n += 1);
+        UnderWay(count.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
+}
+
+impl<S: Service> Api<S> {
+    /// An API before `service`. `defaults` is what procs get whose owner does not say when they sink,
+    /// `tokens` decides which clients are let in by TCP.
+    pub fn new(service: Arc<S>, defaults: Timing, tokens: Tokens) -> Api<S> {
+        Api {
+            service,
+            defaults,
+            tokens: Arc::new(tokens),
+            down: watch::Sender::new(false),
+            ending: watch::Sender::new(false),
+            operations: watch::Sender::new(0),
+        }
+    }
+
+    /// Carries out `work` to its end, whether or not the caller is still there to hear of it.
+    pub(crate) async fn operate<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Refusal>> + Send + 'static,
+    ) -> Result<T, Refused> {
+        let under_way = UnderWay::begin(&self.operations);
+        let task = tokio::spawn(async move {
+            let done = work.await;
+            drop(under_way);
+            done
+        });
+        match task.await {
+            Ok(done) => Ok(done?),
+            Err(e) => {
+                tracing::error!(error = %e, "an operation died");
+                Err(Refusal::new(Code::Failed, "the daemon failed at this; its log says where").into())
+            }
+        }
+    }
+
+    /// Whether the API is ending.
+    pub(crate) fn ending(&self) -> watch::Receiver<bool> {
+        self.ending.subscribe()
+    }
+
+    /// Makes [`Api::serve`] end with [`Ending::Down`].
+    pub(crate) fn went_down(&self) {
+        self.down.send_replace(true);
+    }
+}

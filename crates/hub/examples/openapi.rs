@@ -1,9 +1,0 @@
-//! Prints the OpenAPI document: `cargo run -p kip-hub --example openapi > docs/api/openapi.json`.
-#![forbid(unsafe_code)]
-
-#[path = "../tests/fake/mod.rs"]
-mod fake;
-
-fn main() {
-    println!("{:#}", kip_hub::openapi::<fake::Fake>());
-}
