@@ -9,11 +9,11 @@ mod plan;
 mod view;
 
 use crate::check::{TrialArgs, require};
-use crate::commands::{name, until_ready};
 use crate::image::{RegistryArgs, When, ensure};
-use crate::manual;
+use crate::names::{self, name};
 use crate::output::{print, print_json};
 use crate::text::one_line;
+use crate::wait::until_ready;
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::Client;
@@ -81,7 +81,7 @@ pub struct FileArgs {
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// Names of procs
-    #[arg(required = true, value_name = "NAME", add = manual::names())]
+    #[arg(required = true, value_name = "NAME", add = names::known())]
     pub names: Vec<String>,
 }
 

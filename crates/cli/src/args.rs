@@ -1,29 +1,26 @@
 //! The command line, as DESIGN.md has it.
 
-use crate::abroad::AbroadArgs;
 use crate::apply::{ApplyArgs, DiffArgs, ExportArgs};
 use crate::backup::{BackupArgs, RestoreArgs};
-use crate::check::{CheckArgs, TrialArgs};
-use crate::image::{ImageCommand, RegistryArgs, When};
+use crate::check::{CheckArgs, TrialArgs, parse_sleep_tier};
+use crate::exec::ExecArgs;
+use crate::image::ImageCommand;
 use crate::key::KeyCommand;
-use crate::life::{LifeArgs, WaitArgs};
-use crate::manual::{self, CompletionArgs, ManArgs};
 use crate::meter::MeterArgs;
-use crate::text::stem;
+use crate::names;
+use crate::remote::RemoteArgs;
+use crate::run_args::RunArgs;
+use crate::snapshot::SnapshotArgs;
 use crate::token::TokenCommand;
+use crate::top::TopArgs;
 use crate::up::UpArgs;
 use crate::volume::VolumeCommand;
+use crate::wait::WaitArgs;
 use clap::{Args, Parser, Subcommand};
-use kip_types::api::{Detail, InFile, LeftOpen, RunRequest};
-use kip_types::image::OciImage;
+use kip_types::api::Detail;
 use kip_types::lifecycle::Tier;
-use kip_types::name::{ProcName, Realm};
-use kip_types::spec::{
-    Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
-};
-use kip_types::volume::VolumeSpec;
+use kip_types::spec::{Clock, parse_duration_ms};
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Virtual memory for processes: programs that look always on and cost nothing while idle.
 #[derive(Debug, Parser)]
@@ -33,7 +30,7 @@ pub struct Cli {
     #[arg(help = "Data directory of the daemon [default: /var/lib/kip]", long, global = true, value_name = "DIR")]
     pub data: Option<PathBuf>,
     #[command(flatten)]
-    pub abroad: AbroadArgs,
+    pub remote: RemoteArgs,
     /// Print JSON
     #[arg(long, global = true)]
     pub json: bool,
@@ -124,14 +121,14 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct NameArg {
     /// Name of the proc
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
 }
 
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     /// Name of the proc
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
     /// What each process has open, and the proc's own files: those that differ from its base, the first 200 by path
     #[arg(long, group = "detail")]
@@ -161,133 +158,9 @@ impl InspectArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct RunArgs {
-    /// Name of the proc; made from the command's if left out
-    #[arg(long)]
-    pub name: Option<ProcName>,
-    /// Tarball that lies over the host's files
-    #[arg(long, value_name = "FILE")]
-    pub tar: Option<PathBuf>,
-    // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(
-        help = "Image whose files it has instead of the host's: a name, oci:PATH[:TAG] or docker-archive:FILE",
-        long,
-        value_name = "IMAGE",
-        conflicts_with = "tar"
-    )]
-    pub image: Option<String>,
-    /// When the image is brought from where its name leads
-    #[arg(long, value_name = "WHEN", default_value = "missing", requires = "image")]
-    pub pull: When,
-    #[command(flatten)]
-    pub registry: RegistryArgs,
-    /// Run this program of the image instead of its own; the command's words are its arguments
-    #[arg(long, value_name = "PROGRAM", requires = "image")]
-    pub entrypoint: Option<String>,
-    /// Publish every port that the image exposes, each by a host port of Kip's choice
-    #[arg(short = 'P', long, requires = "image")]
-    pub publish_all: bool,
-    // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(
-        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs only; may be repeated",
-        long = "port",
-        value_name = "PORT"
-    )]
-    pub ports: Vec<PortSpec>,
-    // Not a doc comment either.
-    #[arg(
-        help = "Put files of this machine at DST, SRC:DST[:ro]: SRC is an absolute path, or the name of a volume that Kip keeps; may be repeated",
-        long = "volume",
-        short = 'v',
-        value_name = "SRC:DST"
-    )]
-    pub volumes: Vec<VolumeSpec>,
-    /// Most memory, for example 64M
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub mem: Option<u64>,
-    /// Most CPU time, 1.0 is one core
-    #[arg(long, value_name = "N")]
-    pub cpus: Option<f64>,
-    /// Most processes and threads
-    #[arg(long, value_name = "N")]
-    pub pids: Option<u32>,
-    /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub disk: Option<u64>,
-    /// Its output is kept in files of this size
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "10M")]
-    pub log_size: u64,
-    /// That many of them, 1 to 16; the oldest goes
-    #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
-    pub log_files: u32,
-    /// Set an environment variable; may be repeated
-    #[arg(long, value_name = "K=V", value_parser = parse_env)]
-    pub env: Vec<(String, String)>,
-    /// Working directory inside the proc
-    #[arg(long, value_name = "DIR")]
-    pub workdir: Option<PathBuf>,
-    /// Procs with the same NAME here find each other by name; it keeps none apart from others
-    #[arg(long, value_name = "NAME")]
-    pub network: Option<String>,
-    /// A further name that those of its network find it by; may be repeated
-    #[arg(long, value_name = "NAME", requires = "network")]
-    pub alias: Vec<String>,
-    // Not a doc comment: rustdoc would take the brackets for links.
-    #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
-    pub user: Option<String>,
-    #[command(flatten)]
-    pub life: LifeArgs,
-    /// Idle this long, it leaves the hot tier
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub idle: Option<u64>,
-    /// That long after, it is parked
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub park_after: Option<u64>,
-    /// Parked that long, it is archived if there is a store, of either kind, and even with connections open
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub archive_after: Option<u64>,
-    /// Timers shorter than this are no activity and do not wake on time
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
-    pub tick: Option<u64>,
-    /// Its CLOCK_MONOTONIC while it is parked: continue, suspend (it stands, and all that waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and no connection is open)
-    #[arg(long, value_name = "HOW", default_value = "auto")]
-    pub clock: Clock,
-    /// How it hibernates: auto, blocked (any call that ends wakes it), held (sockets and timers do), off
-    #[arg(long, value_name = "HOW", default_value = "auto")]
-    pub hibernate: Hibernate,
-    /// Whether a wake brings the working set at once: on or off
-    #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on", action = clap::ArgAction::Set)]
-    pub prefetch: bool,
-    /// Whether a parked one runs before its memory is there: auto (if that is much), on, off
-    #[arg(long, value_name = "WHEN", default_value = "auto")]
-    pub lazy: Lazy,
-    /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
-    #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
-    pub file_pages: FilePages,
-    /// When what it slept with is damaged: cold (start on its newest files), previous (the generation before, if that is whole)
-    #[arg(long, value_name = "TO", default_value = "cold")]
-    pub fallback: Fallback,
-    /// Sleep only when told to
-    #[arg(long)]
-    pub never_sleep: bool,
-    /// Stay awake, but tell when it would have slept: `kip events`, `kip why`
-    #[arg(long, conflicts_with = "never_sleep")]
-    pub idle_dry_run: bool,
-    /// Let setuid and setgid programs inside change their identity
-    #[arg(long)]
-    pub allow_setuid: bool,
-    /// Return only when its ports listen
-    #[arg(long)]
-    pub wait_ready: bool,
-    /// Program and arguments; with an image, the arguments of its own program
-    #[arg(last = true, required_unless_present = "image", value_name = "CMD")]
-    pub command: Vec<String>,
-}
-
-#[derive(Debug, Args)]
 pub struct LogsArgs {
     /// Name of the proc
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
     /// Go on with new lines
     #[arg(short, long)]
@@ -304,22 +177,9 @@ pub struct LogsArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct ExecArgs {
-    /// Name of the proc
-    #[arg(add = manual::names())]
-    pub name: String,
-    /// Set an environment variable; may be repeated
-    #[arg(long, value_name = "K=V", value_parser = parse_env)]
-    pub env: Vec<(String, String)>,
-    /// Program and arguments
-    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
-    pub command: Vec<String>,
-}
-
-#[derive(Debug, Args)]
 pub struct StopArgs {
     /// Name of the proc
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
     /// From asking it to end to killing it; without it what `kip run --stop-grace` said, else 10s
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
@@ -340,7 +200,7 @@ pub struct DownArgs {
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// Name of the proc
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
     /// End it first if it is not stopped
     #[arg(long)]
@@ -350,7 +210,7 @@ pub struct RmArgs {
 #[derive(Debug, Args)]
 pub struct SleepArgs {
     /// Name of the proc
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
     /// Tier to go to: hibernated, parked or archived (with `kip up --store`)
     #[arg(long, value_name = "TIER", value_parser = parse_sleep_tier, default_value = "parked")]
@@ -363,7 +223,7 @@ pub struct SleepArgs {
 #[derive(Debug, Args)]
 pub struct WakeArgs {
     /// Name of the proc, or its id in the store
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub name: String,
     /// Take over the proc of this id from the store, as NAME
     #[arg(long, value_name = "ID", value_parser = parse_id)]
@@ -371,13 +231,16 @@ pub struct WakeArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct TopArgs {
-    /// Seconds from one screen to the next
-    #[arg(short, long, value_name = "SECS", value_parser = parse_delay, default_value = "1")]
-    pub delay: Duration,
-    /// Print one screen without control codes and end; so it is, too, if the output is no terminal
-    #[arg(long)]
-    pub once: bool,
+pub struct CompletionArgs {
+    /// bash, zsh, fish, elvish or powershell
+    pub shell: String,
+}
+
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Write a page for each command into this directory, instead of the first one to stdout
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -397,68 +260,6 @@ pub struct DoctorArgs {
     pub criu: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
-pub struct SnapshotArgs {
-    #[command(subcommand)]
-    pub command: SnapshotCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub enum SnapshotCommand {
-    /// List generations in the store and on the local disk, by proc
-    Ls {
-        /// Those of one proc only
-        name: Option<String>,
-    },
-    /// Show everything about one generation in the store
-    Show {
-        /// NAME is the newest of that proc; an id from `ls` will do for NAME
-        #[arg(value_name = "NAME[@GENERATION]")]
-        which: String,
-    },
-    /// Read all that generations lead to and check that it is what was sealed; exits with 1 if not
-    Verify {
-        /// NAME is the newest of that proc, in the store and on the local disk
-        #[arg(value_name = "NAME[@GENERATION]", required_unless_present = "all")]
-        which: Option<String>,
-        /// All generations that are kept; without a name, of every proc
-        #[arg(long)]
-        all: bool,
-    },
-    /// Write one generation into a file, sealed as it is in the store
-    Export {
-        /// NAME is the newest of that proc
-        #[arg(value_name = "NAME[@GENERATION]")]
-        which: String,
-        /// The file, which must not be there
-        file: PathBuf,
-    },
-    /// Bring a generation from such a file into the store, free to adopt; the realm's keys must be here
-    Import {
-        /// The file
-        file: PathBuf,
-        /// What the proc is called from now on
-        #[arg(long)]
-        name: Option<ProcName>,
-    },
-    /// Delete from the store what nothing leads to any more and what was known as such a grace time ago
-    Gc {
-        /// Only show what would be done
-        #[arg(long)]
-        dry_run: bool,
-        /// That grace time. A short one endangers what another data directory is storing into the same store just then
-        #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "24h")]
-        grace: u64,
-    },
-}
-
-fn parse_env(s: &str) -> Result<(String, String), String> {
-    match s.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("write NAME=VALUE".to_owned()),
-    }
-}
-
 /// What an id in the store looks like: only the daemon knows whether there is such a proc.
 fn parse_id(text: &str) -> Result<String, String> {
     match text.len() == 32 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -467,133 +268,13 @@ fn parse_id(text: &str) -> Result<String, String> {
     }
 }
 
-fn parse_delay(s: &str) -> Result<Duration, String> {
-    match s.parse::<f64>() {
-        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err("write seconds, from 0.1 to 3600".to_owned()),
-    }
-}
-
-/// What hibernation does with unchanged pages of files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FilePages {
-    Drop,
-    Keep,
-}
-
-fn parse_file_pages(s: &str) -> Result<FilePages, String> {
-    match s {
-        "drop" => Ok(FilePages::Drop),
-        "keep" => Ok(FilePages::Keep),
-        _ => Err("write drop or keep".to_owned()),
-    }
-}
-
-fn parse_switch(s: &str) -> Result<bool, String> {
-    match s {
-        "on" => Ok(true),
-        "off" => Ok(false),
-        _ => Err("write on or off".to_owned()),
-    }
-}
-
-pub fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
-    match s {
-        "hibernated" => Ok(Tier::Hibernated),
-        "parked" => Ok(Tier::Parked),
-        "archived" => Ok(Tier::Archived),
-        _ => Err("a proc can be sent to the tiers hibernated, parked and archived".to_owned()),
-    }
-}
-
-impl RunArgs {
-    /// What the API is asked for.
-    pub fn into_request(self) -> anyhow::Result<RunRequest> {
-        let left_open = LeftOpen {
-            name: self.name.is_none(),
-            idle: self.idle.is_none(),
-            park_after: self.park_after.is_none(),
-            archive_after: self.archive_after.is_none(),
-        };
-        let usual = Timing::default();
-        let timing = Timing {
-            idle_ms: self.idle.unwrap_or(usual.idle_ms),
-            park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
-            archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
-            archive_by_default: self.archive_after.is_none(),
-            tick_ms: self.tick.unwrap_or(usual.tick_ms),
-            clock: self.clock,
-            never: self.never_sleep,
-            dry_run: self.idle_dry_run,
-            hibernate: self.hibernate,
-            prefetch: self.prefetch,
-            lazy: self.lazy,
-            keep_files: self.file_pages == FilePages::Keep,
-            fallback: self.fallback,
-        };
-        let env = self.life.environment(self.env)?;
-        let limits = Limits {
-            memory_bytes: self.mem,
-            cpus: self.cpus,
-            pids: self.pids.unwrap_or_else(|| Limits::default().pids),
-            disk_bytes: self.disk,
-            log_bytes: self.log_size,
-            log_files: self.log_files,
-        };
-        let image = match (self.tar, &self.image) {
-            // The daemon's working directory is another.
-            (Some(file), _) => Image::Tar(std::path::absolute(file)?),
-            (None, Some(reference)) => Image::Oci(OciImage {
-                reference: reference.clone(),
-                entrypoint: self.entrypoint.map(|word| if word.is_empty() { vec![] } else { vec![word] }),
-                publish_all: self.publish_all,
-                ..OciImage::default()
-            }),
-            (None, None) => Image::Host,
-        };
-        let spec = Spec {
-            name: self.name.unwrap_or_else(|| stem(self.image.as_deref(), &self.command)),
-            realm: Realm::default(),
-            command: self.command,
-            env,
-            workdir: self.workdir,
-            image,
-            ports: self.ports,
-            network: self.network,
-            aliases: self.alias,
-            volumes: self.volumes,
-            limits,
-            timing,
-            allow_setuid: self.allow_setuid,
-            user: self.user,
-            stop_signal: self.life.stop_signal.clone(),
-            stop_grace_ms: self.life.stop_grace,
-            restart: self.life.restart,
-            secrets: Vec::new(),
-            ready: self.life.ready(),
-            hooks: self.life.hooks(),
-            probes: self.life.probes.clone(),
-            file: None,
-            asked: None,
-            tar_digest: None,
-            trial: false,
-            alone: false,
-        };
-        let secrets = self.life.secrets()?;
-        let in_file = InFile {
-            pull: self.pull.said(),
-            plain_http: self.registry.plain_http && self.image.is_some(),
-            ..InFile::default()
-        };
-        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use kip_types::api::{LeftOpen, RunRequest};
     use kip_types::name::MAX_NAME;
+    use kip_types::spec::{Image, Limits, Timing};
 
     fn run_request(words: &[&str]) -> RunRequest {
         let words = ["kip", "run"].iter().chain(words);

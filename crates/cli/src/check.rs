@@ -1,8 +1,8 @@
 //! `kip check` and `kip run --check`: a trial before a proc is trusted.
 
-use crate::args::{RunArgs, parse_sleep_tier};
-use crate::commands::show;
 use crate::image;
+use crate::output::show;
+use crate::run_args::RunArgs;
 use crate::text::{self, table};
 use anyhow::bail;
 use clap::Args;
@@ -10,6 +10,15 @@ use kip_client::Client;
 use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, RunRequest};
 use kip_types::lifecycle::Tier;
 use std::process::ExitCode;
+
+pub fn parse_sleep_tier(s: &str) -> Result<Tier, String> {
+    match s {
+        "hibernated" => Ok(Tier::Hibernated),
+        "parked" => Ok(Tier::Parked),
+        "archived" => Ok(Tier::Archived),
+        _ => Err("a proc can be sent to the tiers hibernated, parked and archived".to_owned()),
+    }
+}
 
 /// For commands that start procs.
 #[derive(Debug, Clone, Args)]

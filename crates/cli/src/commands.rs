@@ -1,8 +1,12 @@
 //! The commands that are calls of the daemon.
 
-use crate::args::{Command, DownArgs, InspectArgs, LogsArgs, RunArgs};
-use crate::life::WaitArgs;
-use crate::output::{print, print_json};
+use crate::args::{Command, DownArgs, InspectArgs, LogsArgs};
+use crate::image::ImageCommand;
+use crate::names::name;
+use crate::output::{print, show};
+use crate::run_args::RunArgs;
+use crate::snapshot::SnapshotCommand;
+use crate::wait::wait_ready;
 use crate::{apply, backup, check, details, exec, follow, image, key, meter, snapshot, text, token, top, view, volume};
 use anyhow::{Context, bail};
 use kip_client::Client;
@@ -13,10 +17,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde::Serialize;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
 
-/// Between looks whether a proc is ready.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// How long the daemon may take to end after it said that it will, seconds.
 const DOWN_WITHIN_S: i64 = 30;
 
@@ -89,44 +90,11 @@ struct Removed {
     removed: ProcName,
 }
 
-pub fn show<T: Serialize>(value: &T, json: bool, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
-    if json { print_json(value) } else { print(&human(value)) }
-}
-
-pub fn name(text: &str) -> anyhow::Result<ProcName> {
-    text.parse().with_context(|| format!("there is no proc {text:?}"))
-}
-
 async fn inspect(client: &Client, args: &InspectArgs, json: bool) -> anyhow::Result<()> {
     let name = name(&args.name)?;
     match args.detail() {
         None => show(&client.inspect(&name).await?, json, view::inspect),
         Some(of) => show(&client.details(&name, of).await?, json, details::details),
-    }
-}
-
-async fn wait_ready(client: &Client, args: &WaitArgs, json: bool) -> anyhow::Result<()> {
-    let view = until_ready(client, &name(&args.name)?, args.timeout).await?;
-    show(&view, json, |view| match view.ready {
-        Some(_) => format!("{} is ready\n", view.name),
-        None => format!("{} is {}\n", view.name, view.state),
-    })
-}
-
-/// Until it is ready, or, without a check of its own, runs. Looks as often as it takes; nothing of it wakes the proc.
-pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> anyhow::Result<ProcView> {
-    let until = Instant::now() + Duration::from_millis(within_ms);
-    loop {
-        let view = client.inspect(name).await?;
-        match (view.ready, view.state.as_str()) {
-            (Some(true), _) => return Ok(view),
-            (None, state) if state != "starting" && view.tier.is_some() => return Ok(view),
-            (_, "stopped" | "elsewhere") => bail!("{name} is {}: it does not become ready", view.state),
-            _ if Instant::now() >= until => {
-                bail!("{name} is {} and was not ready within {}", view.state, text::millis(within_ms))
-            }
-            _ => tokio::time::sleep(LOOK_EVERY).await,
-        }
     }
 }
 
@@ -188,6 +156,38 @@ fn parked(view: &DownView) -> String {
         text += &format!("{name} runs on: {why}\n");
     }
     text
+}
+
+/// Why `command` cannot be asked for from elsewhere: files that it names are the daemon's.
+pub fn at_home_only(command: &Command) -> Option<&'static str> {
+    let run = match command {
+        Command::Run { args, .. } => Some(&**args),
+        Command::Check(args) => Some(&args.run),
+        _ => None,
+    };
+    if let Some(args) = run {
+        let file_of = |image: &str| is_file(image).then_some("this image is a file of");
+        return if args.tar.is_some() {
+            Some("--tar takes a file of")
+        } else {
+            args.image.as_deref().and_then(file_of)
+        };
+    }
+    match command {
+        Command::Token(_) => Some("`kip token` works only on"),
+        Command::Backup(_) => Some("`kip backup` writes a file of"),
+        Command::Image(ImageCommand::Load(_)) => Some("`kip image load` takes files of"),
+        Command::Snapshot(args) => match args.command {
+            SnapshotCommand::Export { .. } => Some("`kip snapshot export` writes a file of"),
+            SnapshotCommand::Import { .. } => Some("`kip snapshot import` takes a file of"),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn is_file(image: &str) -> bool {
+    image.starts_with("oci:") || image.starts_with("docker-archive:")
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! `kip exec`: this process's standard streams for a program inside a proc.
 
-use crate::args::ExecArgs;
+use crate::env_file::parse_env;
+use crate::names;
 use crate::output;
 use anyhow::Context;
+use clap::Args;
 use kip_client::{Client, Exec, ExecInput, Received};
 use kip_types::api::ExecRequest;
 use kip_types::name::ProcName;
@@ -14,6 +16,19 @@ const PIECE: usize = 64 << 10;
 
 /// What a program of a shell ends with when its output is closed: 128 and SIGPIPE.
 const NOBODY_READS: u8 = 141;
+
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Name of the proc
+    #[arg(add = names::known())]
+    pub name: String,
+    /// Set an environment variable; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
+    /// Program and arguments
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
+    pub command: Vec<String>,
+}
 
 /// Runs the program and returns its code.
 pub async fn exec(client: &Client, name: &ProcName, args: ExecArgs) -> anyhow::Result<ExitCode> {

@@ -4,7 +4,7 @@ mod login;
 mod progress;
 mod view;
 
-use crate::commands::show;
+use crate::output::show;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use kip_client::{CallError, Client};

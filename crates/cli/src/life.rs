@@ -1,7 +1,6 @@
 //! How a proc lives, as `kip run` takes it: how it is ended, whether it is started again, what it is told.
 
 use crate::env_file;
-use crate::manual;
 use anyhow::Context;
 use clap::Args;
 use kip_types::keys::Hex;
@@ -61,19 +60,6 @@ pub struct LifeArgs {
 
 fn parse_command(text: &str) -> Result<String, String> {
     if text.trim().is_empty() { Err("write a command for the shell".to_owned()) } else { Ok(text.to_owned()) }
-}
-
-#[derive(Debug, Args)]
-pub struct WaitArgs {
-    /// Name of the proc
-    #[arg(add = manual::names())]
-    pub name: String,
-    /// Until it is ready; without a check of its own, until it runs
-    #[arg(long, required = true)]
-    pub ready: bool,
-    /// For how long at most
-    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "60s")]
-    pub timeout: u64,
 }
 
 impl LifeArgs {

@@ -4,7 +4,6 @@
 //! codes: 0 done, 1 refused or failed with one line on stderr, 2 usage; `exec` exits with the program's code.
 #![forbid(unsafe_code)]
 
-mod abroad;
 mod apply;
 mod args;
 mod backup;
@@ -21,9 +20,12 @@ mod key;
 mod life;
 mod manual;
 mod meter;
+mod names;
 mod notify;
 mod output;
 mod profiles;
+mod remote;
+mod run_args;
 mod snapshot;
 mod text;
 mod token;
@@ -33,6 +35,7 @@ mod traces;
 mod up;
 mod view;
 mod volume;
+mod wait;
 
 use args::{Cli, Command};
 use clap::error::ErrorKind;
@@ -60,7 +63,7 @@ fn main() -> ExitCode {
 
 fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let named = cli.data;
-    let data = std::path::absolute(named.as_deref().unwrap_or(Path::new(abroad::DATA)))?;
+    let data = std::path::absolute(named.as_deref().unwrap_or(Path::new(remote::DATA)))?;
     let json = cli.json;
     match cli.command {
         Command::Doctor(args) => doctor::run(&doctor::DoctorOptions { data, criu: args.criu, json }),
@@ -80,7 +83,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         command => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            let client = abroad::client(named.as_deref(), cli.abroad, &command)?;
+            let client = remote::client(named.as_deref(), cli.remote, commands::at_home_only(&command))?;
             let done = runtime.block_on(commands::call(&client, command, json));
             // A read of the terminal may be under way that never returns.
             runtime.shutdown_background();

@@ -1,34 +1,14 @@
 //! What comes with a command line: completion in shells, and manual pages. Both are made from what the parser knows.
 
-use crate::args::Cli;
+use crate::args::{Cli, CompletionArgs, ManArgs};
 use crate::output::print;
 use anyhow::{Context, bail};
-use clap::{Args, CommandFactory};
-use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use clap::CommandFactory;
 use clap_complete::env::{CompleteEnv, Shells};
-use kip_client::Client;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// The shell asks for words by this variable, whose value is its name.
 const VARIABLE: &str = "KIP_COMPLETE";
-/// A daemon that does not say its procs' names within that leaves who types without them.
-const NAMES_WITHIN: Duration = Duration::from_millis(300);
-
-#[derive(Debug, Args)]
-pub struct CompletionArgs {
-    /// bash, zsh, fish, elvish or powershell
-    pub shell: String,
-}
-
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Write a page for each command into this directory, instead of the first one to stdout
-    #[arg(long, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-}
 
 /// Answers a shell that asks for words, and then ends the process.
 pub fn complete() {
@@ -69,42 +49,9 @@ fn shown(text: &[u8]) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The names of procs, for arguments that are one.
-pub fn names() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let client = Client::new(data_of(std::env::args_os()));
-        let listed = runtime.map(|runtime| {
-            runtime
-                .block_on(async { tokio::time::timeout(NAMES_WITHIN, client.list()).await.ok().and_then(Result::ok) })
-        });
-        let views = listed.ok().flatten().unwrap_or_default();
-        views
-            .iter()
-            .map(|view| CompletionCandidate::new(view.name.to_string()).help(Some(view.state.clone().into())))
-            .collect()
-    })
-}
-
-/// The data directory that the words typed so far name. They are not parsed, for they are not finished.
-fn data_of(words: impl Iterator<Item = OsString>) -> PathBuf {
-    let words: Vec<OsString> = words.collect();
-    let beside = words.windows(2).find(|pair| pair[0] == "--data").map(|pair| PathBuf::from(&pair[1]));
-    let within = || words.iter().find_map(|word| word.to_str()?.strip_prefix("--data=").map(PathBuf::from));
-    beside.or_else(within).unwrap_or_else(|| Path::new(crate::abroad::DATA).to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_data_directory_is_found_among_the_words() {
-        let of = |text: &str| data_of(text.split(' ').map(OsString::from));
-        assert_eq!(of("kip -- kip --data /a sleep w"), Path::new("/a"));
-        assert_eq!(of("kip -- kip sleep --data=/b w"), Path::new("/b"));
-        assert_eq!(of("kip -- kip sleep"), Path::new(crate::abroad::DATA));
-    }
 
     #[test]
     fn every_command_has_a_page() {

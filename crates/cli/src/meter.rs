@@ -1,7 +1,7 @@
 //! `kip meter`: what procs have used.
 
-use crate::commands::{name, show};
-use crate::manual;
+use crate::names::{self, name};
+use crate::output::show;
 use crate::text::{self, table};
 use clap::Args;
 use kip_client::Client;
@@ -14,7 +14,7 @@ const GB_HOUR: f64 = 1e9 * 3600.0;
 #[derive(Debug, Args)]
 pub struct MeterArgs {
     /// Names of procs; all without one
-    #[arg(add = manual::names())]
+    #[arg(add = names::known())]
     pub names: Vec<String>,
     /// Only what was used within this time, to a quarter of an hour
     #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]

@@ -21,6 +21,11 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&line)
 }
 
+/// Writes `value`, as JSON or for a person.
+pub fn show<T: Serialize>(value: &T, json: bool, human: impl FnOnce(&T) -> String) -> anyhow::Result<()> {
+    if json { print_json(value) } else { print(&human(value)) }
+}
+
 /// What a failed write to stdout means.
 pub fn failed(e: io::Error) -> anyhow::Error {
     if e.kind() == io::ErrorKind::BrokenPipe {

@@ -1,6 +1,6 @@
 //! `kip profiles`: the table of programs that are known to bear a sleep in which their clock stands. No daemon is asked.
 
-use crate::commands::show;
+use crate::output::show;
 use crate::text::table;
 use kip_types::profile::{PROFILES, Profile, VERSION};
 use serde::Serialize;

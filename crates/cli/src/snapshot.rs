@@ -2,16 +2,75 @@
 
 mod view;
 
-use crate::args::SnapshotCommand;
-use crate::commands::{name, show};
+use crate::names::name;
+use crate::output::show;
 use crate::output::{print, print_json};
 use crate::text::bytes;
 use anyhow::Context;
+use clap::{Args, Subcommand};
 use kip_client::Client;
 use kip_types::api::{CollectRequest, ImportRequest, SnapshotName, Verified, VerifyRequest};
+use kip_types::name::ProcName;
+use kip_types::spec::parse_duration_ms;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct SnapshotArgs {
+    #[command(subcommand)]
+    pub command: SnapshotCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// List generations in the store and on the local disk, by proc
+    Ls {
+        /// Those of one proc only
+        name: Option<String>,
+    },
+    /// Show everything about one generation in the store
+    Show {
+        /// NAME is the newest of that proc; an id from `ls` will do for NAME
+        #[arg(value_name = "NAME[@GENERATION]")]
+        which: String,
+    },
+    /// Read all that generations lead to and check that it is what was sealed; exits with 1 if not
+    Verify {
+        /// NAME is the newest of that proc, in the store and on the local disk
+        #[arg(value_name = "NAME[@GENERATION]", required_unless_present = "all")]
+        which: Option<String>,
+        /// All generations that are kept; without a name, of every proc
+        #[arg(long)]
+        all: bool,
+    },
+    /// Write one generation into a file, sealed as it is in the store
+    Export {
+        /// NAME is the newest of that proc
+        #[arg(value_name = "NAME[@GENERATION]")]
+        which: String,
+        /// The file, which must not be there
+        file: PathBuf,
+    },
+    /// Bring a generation from such a file into the store, free to adopt; the realm's keys must be here
+    Import {
+        /// The file
+        file: PathBuf,
+        /// What the proc is called from now on
+        #[arg(long)]
+        name: Option<ProcName>,
+    },
+    /// Delete from the store what nothing leads to any more and what was known as such a grace time ago
+    Gc {
+        /// Only show what would be done
+        #[arg(long)]
+        dry_run: bool,
+        /// That grace time. A short one endangers what another data directory is storing into the same store just then
+        #[arg(long, value_name = "DUR", value_parser = parse_duration_ms, default_value = "24h")]
+        grace: u64,
+    },
+}
 
 /// Carries out `command`.
 pub async fn call(client: &Client, command: SnapshotCommand, json: bool) -> anyhow::Result<ExitCode> {

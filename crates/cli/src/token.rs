@@ -1,6 +1,6 @@
 //! `kip token`: who is let in by TCP.
 
-use crate::commands::show;
+use crate::output::show;
 use crate::text::{now_ms, table, utc};
 use clap::Subcommand;
 use kip_client::Client;

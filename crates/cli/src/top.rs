@@ -7,8 +7,8 @@ mod layout;
 mod look;
 mod screen;
 
-use crate::args::TopArgs;
 use crate::output::{print, print_json};
+use clap::Args;
 use kip_client::Client;
 use layout::{Size, Style};
 use look::Answer;
@@ -18,6 +18,23 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Seconds from one screen to the next
+    #[arg(short, long, value_name = "SECS", value_parser = parse_delay, default_value = "1")]
+    pub delay: Duration,
+    /// Print one screen without control codes and end; so it is, too, if the output is no terminal
+    #[arg(long)]
+    pub once: bool,
+}
+
+fn parse_delay(s: &str) -> Result<Duration, String> {
+    match s.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("write seconds, from 0.1 to 3600".to_owned()),
+    }
+}
 
 /// CPU is told of what was used in this long, at most, before a single screen.
 const FIRST_SPAN: Duration = Duration::from_secs(1);

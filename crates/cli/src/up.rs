@@ -5,10 +5,10 @@
 //! certificate of the API read again.
 //! A crash at any step leaves what the next start recovers from.
 
-use crate::abroad::ListenArgs;
 use crate::hosted;
 use crate::notify;
 use crate::output::{print, print_json};
+use crate::remote::ListenArgs;
 #[cfg(feature = "otel")]
 use crate::traces;
 use anyhow::{Context, bail};

@@ -1,6 +1,6 @@
 //! `kip volume`: volumes that Kip keeps under a name.
 
-use crate::commands::show;
+use crate::output::show;
 use crate::text::{bytes, table};
 use clap::Subcommand;
 use kip_client::Client;

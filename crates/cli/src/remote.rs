@@ -1,7 +1,5 @@
 //! The daemon that is spoken to: that of a data directory, or one that listens by TCP; and how one does.
 
-use crate::args::Command;
-use crate::image::ImageCommand;
 use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::{Client, Remote};
@@ -12,7 +10,7 @@ use std::path::{Path, PathBuf};
 pub const DATA: &str = "/var/lib/kip";
 
 #[derive(Debug, Args)]
-pub struct AbroadArgs {
+pub struct RemoteArgs {
     /// Speak to the daemon at https://HOST:PORT instead of that of a data directory; KIP_HOST, too, says so
     #[arg(long, global = true, value_name = "URL", conflicts_with = "data")]
     pub host: Option<String>,
@@ -49,11 +47,12 @@ impl ListenArgs {
     }
 }
 
-/// The client that `command` needs. A data directory that is named counts for more than the environment.
-pub fn client(data: Option<&Path>, abroad: AbroadArgs, command: &Command) -> anyhow::Result<Client> {
+/// The client for a command; `at_home_only` has why the command cannot be given to a daemon elsewhere. A data directory that is named
+/// counts for more than the environment.
+pub fn client(data: Option<&Path>, remote: RemoteArgs, at_home_only: Option<&str>) -> anyhow::Result<Client> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     let text = |name| set(name).map(|value| value.into_string().map_err(|_| anyhow::anyhow!("{name} is not UTF-8")));
-    let host = match (abroad.host, data) {
+    let host = match (remote.host, data) {
         (Some(host), _) => Some(host),
         (None, Some(_)) => None,
         (None, None) => text("KIP_HOST").transpose()?,
@@ -61,10 +60,10 @@ pub fn client(data: Option<&Path>, abroad: AbroadArgs, command: &Command) -> any
     let Some(host) = host else {
         return Ok(Client::new(std::path::absolute(data.unwrap_or(Path::new(DATA)))?));
     };
-    if let Some(what) = at_home_only(command) {
+    if let Some(what) = at_home_only {
         bail!("{what} the daemon's machine: run it there, without --host and KIP_HOST");
     }
-    let token = match &abroad.token_file {
+    let token = match &remote.token_file {
         Some(file) => {
             let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
             Some(text.lines().next().unwrap_or_default().to_owned())
@@ -76,39 +75,6 @@ pub fn client(data: Option<&Path>, abroad: AbroadArgs, command: &Command) -> any
             "there is no token for {host}: set KIP_TOKEN or --token-file; `kip token create` on its machine makes one"
         )
     })?;
-    let ca = abroad.ca.or_else(|| set("KIP_CA").map(PathBuf::from));
+    let ca = remote.ca.or_else(|| set("KIP_CA").map(PathBuf::from));
     Ok(Client::remote(Remote::new(&host, ca.as_deref(), &token)?))
-}
-
-/// Why `command` cannot be asked for from elsewhere: files that it names are the daemon's.
-fn at_home_only(command: &Command) -> Option<&'static str> {
-    use crate::args::SnapshotCommand as Snapshot;
-    let run = match command {
-        Command::Run { args, .. } => Some(&**args),
-        Command::Check(args) => Some(&args.run),
-        _ => None,
-    };
-    if let Some(args) = run {
-        let file_of = |image: &str| is_file(image).then_some("this image is a file of");
-        return if args.tar.is_some() {
-            Some("--tar takes a file of")
-        } else {
-            args.image.as_deref().and_then(file_of)
-        };
-    }
-    match command {
-        Command::Token(_) => Some("`kip token` works only on"),
-        Command::Backup(_) => Some("`kip backup` writes a file of"),
-        Command::Image(ImageCommand::Load(_)) => Some("`kip image load` takes files of"),
-        Command::Snapshot(args) => match args.command {
-            Snapshot::Export { .. } => Some("`kip snapshot export` writes a file of"),
-            Snapshot::Import { .. } => Some("`kip snapshot import` takes a file of"),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
-fn is_file(image: &str) -> bool {
-    image.starts_with("oci:") || image.starts_with("docker-archive:")
 }

@@ -1,0 +1,245 @@
+//! What `kip run` and `kip check` say of a proc, and the request that it makes.
+
+use crate::env_file::parse_env;
+use crate::image::{RegistryArgs, When};
+use crate::life::LifeArgs;
+use crate::text::stem;
+use clap::Args;
+use kip_types::api::{InFile, LeftOpen, RunRequest};
+use kip_types::image::OciImage;
+use kip_types::name::{ProcName, Realm};
+use kip_types::spec::{
+    Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Spec, Timing, parse_duration_ms, parse_size,
+};
+use kip_types::volume::VolumeSpec;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Name of the proc; made from the command's if left out
+    #[arg(long)]
+    pub name: Option<ProcName>,
+    /// Tarball that lies over the host's files
+    #[arg(long, value_name = "FILE")]
+    pub tar: Option<PathBuf>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Image whose files it has instead of the host's: a name, oci:PATH[:TAG] or docker-archive:FILE",
+        long,
+        value_name = "IMAGE",
+        conflicts_with = "tar"
+    )]
+    pub image: Option<String>,
+    /// When the image is brought from where its name leads
+    #[arg(long, value_name = "WHEN", default_value = "missing", requires = "image")]
+    pub pull: When,
+    #[command(flatten)]
+    pub registry: RegistryArgs,
+    /// Run this program of the image instead of its own; the command's words are its arguments
+    #[arg(long, value_name = "PROGRAM", requires = "image")]
+    pub entrypoint: Option<String>,
+    /// Publish every port that the image exposes, each by a host port of Kip's choice
+    #[arg(short = 'P', long, requires = "image")]
+    pub publish_all: bool,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(
+        help = "Publish [ADDRESS:][HOST:]PORT[/udp][,wake=data], at all addresses of the machine if none is given, or PORT,private for other procs only; may be repeated",
+        long = "port",
+        value_name = "PORT"
+    )]
+    pub ports: Vec<PortSpec>,
+    // Not a doc comment either.
+    #[arg(
+        help = "Put files of this machine at DST, SRC:DST[:ro]: SRC is an absolute path, or the name of a volume that Kip keeps; may be repeated",
+        long = "volume",
+        short = 'v',
+        value_name = "SRC:DST"
+    )]
+    pub volumes: Vec<VolumeSpec>,
+    /// Most memory, for example 64M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub mem: Option<u64>,
+    /// Most CPU time, 1.0 is one core
+    #[arg(long, value_name = "N")]
+    pub cpus: Option<f64>,
+    /// Most processes and threads
+    #[arg(long, value_name = "N")]
+    pub pids: Option<u32>,
+    /// Most disk space of its own files, for example 1G; volumes, logs and what it sleeps in do not count
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub disk: Option<u64>,
+    /// Its output is kept in files of this size
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "10M")]
+    pub log_size: u64,
+    /// That many of them, 1 to 16; the oldest goes
+    #[arg(long, value_name = "N", default_value_t = kip_types::spec::LOG_FILES)]
+    pub log_files: u32,
+    /// Set an environment variable; may be repeated
+    #[arg(long, value_name = "K=V", value_parser = parse_env)]
+    pub env: Vec<(String, String)>,
+    /// Working directory inside the proc
+    #[arg(long, value_name = "DIR")]
+    pub workdir: Option<PathBuf>,
+    /// Procs with the same NAME here find each other by name; it keeps none apart from others
+    #[arg(long, value_name = "NAME")]
+    pub network: Option<String>,
+    /// A further name that those of its network find it by; may be repeated
+    #[arg(long, value_name = "NAME", requires = "network")]
+    pub alias: Vec<String>,
+    // Not a doc comment: rustdoc would take the brackets for links.
+    #[arg(help = "Run as USER[:GROUP] of the proc's own files, names or numbers", long, value_name = "USER")]
+    pub user: Option<String>,
+    #[command(flatten)]
+    pub life: LifeArgs,
+    /// Idle this long, it leaves the hot tier
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub idle: Option<u64>,
+    /// That long after, it is parked
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub park_after: Option<u64>,
+    /// Parked that long, it is archived if there is a store, of either kind, and even with connections open
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub archive_after: Option<u64>,
+    /// Timers shorter than this are no activity and do not wake on time
+    #[arg(long, value_name = "DUR", value_parser = parse_duration_ms)]
+    pub tick: Option<u64>,
+    /// Its CLOCK_MONOTONIC while it is parked: continue, suspend (it stands, and all that waits on it is later by the sleep), auto (suspend only if `kip profiles` has the program and no connection is open)
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub clock: Clock,
+    /// How it hibernates: auto, blocked (any call that ends wakes it), held (sockets and timers do), off
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub hibernate: Hibernate,
+    /// Whether a wake brings the working set at once: on or off
+    #[arg(long, value_name = "ON|OFF", value_parser = parse_switch, default_value = "on", action = clap::ArgAction::Set)]
+    pub prefetch: bool,
+    /// Whether a parked one runs before its memory is there: auto (if that is much), on, off
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub lazy: Lazy,
+    /// Whether hibernation drops unchanged pages of files, which other procs may share: drop or keep
+    #[arg(long, value_name = "DROP|KEEP", value_parser = parse_file_pages, default_value = "drop")]
+    pub file_pages: FilePages,
+    /// When what it slept with is damaged: cold (start on its newest files), previous (the generation before, if that is whole)
+    #[arg(long, value_name = "TO", default_value = "cold")]
+    pub fallback: Fallback,
+    /// Sleep only when told to
+    #[arg(long)]
+    pub never_sleep: bool,
+    /// Stay awake, but tell when it would have slept: `kip events`, `kip why`
+    #[arg(long, conflicts_with = "never_sleep")]
+    pub idle_dry_run: bool,
+    /// Let setuid and setgid programs inside change their identity
+    #[arg(long)]
+    pub allow_setuid: bool,
+    /// Return only when its ports listen
+    #[arg(long)]
+    pub wait_ready: bool,
+    /// Program and arguments; with an image, the arguments of its own program
+    #[arg(last = true, required_unless_present = "image", value_name = "CMD")]
+    pub command: Vec<String>,
+}
+
+/// What hibernation does with unchanged pages of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePages {
+    Drop,
+    Keep,
+}
+
+fn parse_file_pages(s: &str) -> Result<FilePages, String> {
+    match s {
+        "drop" => Ok(FilePages::Drop),
+        "keep" => Ok(FilePages::Keep),
+        _ => Err("write drop or keep".to_owned()),
+    }
+}
+
+fn parse_switch(s: &str) -> Result<bool, String> {
+    match s {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("write on or off".to_owned()),
+    }
+}
+
+impl RunArgs {
+    /// What the API is asked for.
+    pub fn into_request(self) -> anyhow::Result<RunRequest> {
+        let left_open = LeftOpen {
+            name: self.name.is_none(),
+            idle: self.idle.is_none(),
+            park_after: self.park_after.is_none(),
+            archive_after: self.archive_after.is_none(),
+        };
+        let usual = Timing::default();
+        let timing = Timing {
+            idle_ms: self.idle.unwrap_or(usual.idle_ms),
+            park_after_ms: self.park_after.unwrap_or(usual.park_after_ms),
+            archive_after_ms: self.archive_after.unwrap_or(usual.archive_after_ms),
+            archive_by_default: self.archive_after.is_none(),
+            tick_ms: self.tick.unwrap_or(usual.tick_ms),
+            clock: self.clock,
+            never: self.never_sleep,
+            dry_run: self.idle_dry_run,
+            hibernate: self.hibernate,
+            prefetch: self.prefetch,
+            lazy: self.lazy,
+            keep_files: self.file_pages == FilePages::Keep,
+            fallback: self.fallback,
+        };
+        let env = self.life.environment(self.env)?;
+        let limits = Limits {
+            memory_bytes: self.mem,
+            cpus: self.cpus,
+            pids: self.pids.unwrap_or_else(|| Limits::default().pids),
+            disk_bytes: self.disk,
+            log_bytes: self.log_size,
+            log_files: self.log_files,
+        };
+        let image = match (self.tar, &self.image) {
+            // The daemon's working directory is another.
+            (Some(file), _) => Image::Tar(std::path::absolute(file)?),
+            (None, Some(reference)) => Image::Oci(OciImage {
+                reference: reference.clone(),
+                entrypoint: self.entrypoint.map(|word| if word.is_empty() { vec![] } else { vec![word] }),
+                publish_all: self.publish_all,
+                ..OciImage::default()
+            }),
+            (None, None) => Image::Host,
+        };
+        let spec = Spec {
+            name: self.name.unwrap_or_else(|| stem(self.image.as_deref(), &self.command)),
+            realm: Realm::default(),
+            command: self.command,
+            env,
+            workdir: self.workdir,
+            image,
+            ports: self.ports,
+            network: self.network,
+            aliases: self.alias,
+            volumes: self.volumes,
+            limits,
+            timing,
+            allow_setuid: self.allow_setuid,
+            user: self.user,
+            stop_signal: self.life.stop_signal.clone(),
+            stop_grace_ms: self.life.stop_grace,
+            restart: self.life.restart,
+            secrets: Vec::new(),
+            ready: self.life.ready(),
+            hooks: self.life.hooks(),
+            probes: self.life.probes.clone(),
+            file: None,
+            asked: None,
+            tar_digest: None,
+            trial: false,
+            alone: false,
+        };
+        let secrets = self.life.secrets()?;
+        let in_file = InFile {
+            pull: self.pull.said(),
+            plain_http: self.registry.plain_http && self.image.is_some(),
+            ..InFile::default()
+        };
+        Ok(RunRequest { spec, wait_ready: self.wait_ready, secrets, left_open, in_file })
+    }
+}
