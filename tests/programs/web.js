@@ -3,7 +3,7 @@ const http = require('http'), fs = require('fs'), path = require('path'), crypto
 const [port, root] = [Number(process.argv[2]), process.argv[3]];
 const kv = new Map();
 let requests = 0;
-http.createServer((request, response) => {
+http.createServer({ keepAliveTimeout: 0 }, (request, response) => {
   const url = new URL(request.url, 'http://x').pathname;
   const chunks = [];
   request.on('data', chunk => chunks.push(chunk));
@@ -23,4 +23,4 @@ http.createServer((request, response) => {
       response.end(data);
     });
   });
-}).listen({ port, host: '::', keepAliveTimeout: 0 });
+}).listen({ port, host: '::' });
