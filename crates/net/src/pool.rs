@@ -248,7 +248,7 @@ impl Drop for NetPool {
         self.stop();
         let unused: Vec<_> = self.shared.lock().ready.keys().copied().collect();
         if let Err(error) = self.release(&unused) {
-            tracing::warn!(error = %crate::rtnl::chain(&error), "unused network namespaces are left behind");
+            tracing::warn!(error = %kip_types::chain(&error), "unused network namespaces are left behind");
         }
     }
 }
@@ -290,7 +290,7 @@ fn serve(maker: &mut Maker, shared: &Shared) {
                 state.failed.insert(slot, error);
             }
             Err(error) => {
-                tracing::warn!(%slot, error = %crate::rtnl::chain(&error), "cannot make a network namespace ahead");
+                tracing::warn!(%slot, error = %kip_types::chain(&error), "cannot make a network namespace ahead");
             }
         }
         shared.changed.notify_all();

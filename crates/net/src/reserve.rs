@@ -182,7 +182,7 @@ fn ephemeral_range() -> std::ops::RangeInclusive<u16> {
 fn holder(proto: Protocol, port: u16) -> String {
     match Diag::open().and_then(|d| d.by_port(proto, port)) {
         Ok(sockets) => one_of(&sockets),
-        Err(e) => format!("an unknown process ({})", crate::rtnl::chain(&e)),
+        Err(e) => format!("an unknown process ({})", kip_types::chain(&e)),
     }
 }
 

@@ -251,15 +251,3 @@ pub(crate) fn link_at(index: u32) -> LinkMessage {
     link.header.index = index;
     link
 }
-
-/// An error and everything beneath it, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(error) = next {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        next = error.source();
-    }
-    text
-}

@@ -317,7 +317,7 @@ fn data_at(local: SocketAddr, fd: BorrowedFd<'_>, recheck: &mut Option<Recheck>)
             None
         }
         Err(error) => {
-            let error = crate::rtnl::chain(&error);
+            let error = kip_types::chain(&error);
             tracing::warn!(%error, listener = %local, "cannot tell whether data has come; taking the connection for it");
             Some(Trigger::Connection)
         }

@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod backup;
+mod chain;
 pub mod image;
 pub mod keys;
 pub mod life;
@@ -16,6 +17,7 @@ pub mod spec;
 pub mod volume;
 
 pub use api::{Event, ProcView, Refusal, RunRequest};
+pub use chain::chain;
 pub use life::Restart;
 pub use lifecycle::{Generation, State, Tier};
 pub use name::{ProcName, Realm};

@@ -7,16 +7,17 @@
 
 use crate::Worker;
 use crate::archive::{self, Archive, HeadFailure, Whole, processor};
+use crate::blocking::blocking;
+use crate::body::Body;
 use crate::events::now_ms;
 use crate::holdings::Holdings;
 use crate::kits::Kit;
 use crate::meter::Meter;
-use crate::park::Body;
 use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::record::RecordError;
 use crate::state::Record;
-use crate::task::{self, Archived, Command, Handle, blocking, chain};
+use crate::task::{self, Archived, Command, Handle};
 use crate::{fault, taken};
 use futures_util::TryStreamExt as _;
 use kip_archive::head::{Head, HeadState};
@@ -24,6 +25,7 @@ use kip_archive::ids::{OwnerId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_store::Key;
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
 use std::sync::Arc;
 
@@ -177,7 +179,7 @@ impl Worker {
             let text = serde_json::to_vec(&archived).expect("it is plain data");
             let written = machine.records.prepare(&spec.name, &spec, &record).and_then(|new| {
                 new.add(archive::ID, head.proc.to_string().as_bytes())?;
-                new.add(task::ARCHIVED, &text)?;
+                new.add(crate::archive::ARCHIVED, &text)?;
                 new.publish()
             });
             let dir = written.map_err(|e| {

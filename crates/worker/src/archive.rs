@@ -41,7 +41,7 @@ pub(crate) mod verify;
 pub(crate) use demand::{Brought, DemandError};
 pub(crate) use fetch::FetchError;
 pub(crate) use files::Own;
-pub(crate) use keys::KeyChangeError;
+pub(crate) use keys::{KeyChangeError, KeyLength, with_wrap};
 pub(crate) use look::Stored;
 pub(crate) use read_front::Whole;
 pub(crate) use upload::Uploaded;
@@ -63,6 +63,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// In a proc's directory: what of it is in the store.
+pub(crate) const ARCHIVED: &str = "archived.json";
 /// Local files, in the data directory.
 const DIRECTORY: &str = "archive";
 const OWNER: &str = "owner";
@@ -285,7 +287,7 @@ impl Archive {
             self.uncache_fronts(id, None);
             match tokio::time::timeout(RETIRED_WITHIN, self.remove(id)).await {
                 Ok(Ok(())) => drop(fs::remove_file(&path)),
-                Ok(Err(e)) => failed.push(crate::task::chain(&e)),
+                Ok(Err(e)) => failed.push(kip_types::chain(&e)),
                 Err(_) => failed.push(format!("store {} does not answer", self.store.name())),
             }
         }
@@ -486,7 +488,7 @@ fn part(dir: &Path, word: &str) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     };
-    there(fs::remove_file(dir.join(crate::task::ARCHIVED)))?;
+    there(fs::remove_file(dir.join(ARCHIVED)))?;
     there(fs::rename(dir.join(ID), dir.join(format!("{word}{}", crate::events::now_ms()))))
 }
 

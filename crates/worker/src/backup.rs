@@ -19,15 +19,16 @@ pub(crate) mod restore;
 use crate::Worker;
 use crate::archive::find::absolute;
 use crate::archive::place::OWN;
+use crate::archive::{KeyLength, with_wrap};
 use crate::events::now_ms;
-use crate::keys;
 use crate::machine::Machine;
 use crate::publish::publish;
 use crate::quota::QuotaError;
-use crate::task::{Command, Handle, Still, Stilled, chain};
+use crate::task::{Command, Handle, Still, Stilled};
 use kip_archive::backup::BackupWriter;
 use kip_types::api::{Code, Refusal};
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
+use kip_types::chain;
 use kip_types::{Generation, ProcName, State, VolumeName, VolumeSource};
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
@@ -111,7 +112,7 @@ pub(crate) enum BackupFailure {
     #[error("tar of {part} failed: {said}")]
     Tar { part: String, said: String },
     #[error(transparent)]
-    KeyLength(#[from] keys::KeyLength),
+    KeyLength(#[from] KeyLength),
     #[error(transparent)]
     Begin(#[from] kip_archive::backup::BackupError),
     #[error("the limited disk of a proc cannot be read")]
@@ -245,7 +246,7 @@ impl Worker {
     ) -> Result<(), BackupFailure> {
         let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(growing);
         let sink = BufWriter::with_capacity(1 << 20, opened.map_err(at(growing))?);
-        let sink = keys::with_wrap(&request.wrap, |wrap| BackupWriter::begin(sink, wrap, now_ms()))??;
+        let sink = with_wrap(&request.wrap, |wrap| BackupWriter::begin(sink, wrap, now_ms()))??;
         let _ = fs::remove_dir_all(scratch);
         fs::create_dir_all(scratch).map_err(at(scratch))?;
         let machine = Arc::clone(&self.machine);

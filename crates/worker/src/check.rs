@@ -11,10 +11,11 @@ mod connections;
 
 use crate::Worker;
 use crate::archive::processor;
-use crate::task::{blocking, chain};
+use crate::blocking::blocking;
 use crate::volumes::path_of;
 use connections::{Held, Known};
 use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RunRequest};
+use kip_types::chain;
 use kip_types::life::Restart;
 use kip_types::spec::{Clock, Hibernate, Protocol};
 use kip_types::{Image, ProcName, Spec, State, Tier, VolumeSpec};

@@ -4,9 +4,10 @@
 //! each of which may decline: it may just be waking. Who cannot be archived is left alone for a while. Deletes nothing itself: a
 //! generation goes when the store has it, as always.
 
+use crate::blocking::blocking;
 use crate::machine::Machine;
 use crate::pressure::size;
-use crate::task::{Command, Handle, blocking};
+use crate::task::{Command, Handle};
 use kip_net::Slot;
 use kip_types::{Generation, State};
 use std::collections::HashMap;

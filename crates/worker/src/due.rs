@@ -56,6 +56,17 @@ pub(crate) struct NextWake {
     pub(crate) tick: bool,
 }
 
+/// What a timer is called in words.
+pub(crate) fn source_word(source: Source) -> &'static str {
+    match source {
+        Source::Timerfd => "timerfd",
+        Source::Posix => "POSIX timer",
+        Source::Interval => "interval timer",
+        Source::Call => "time-out of a call",
+        Source::Work => "it was at work",
+    }
+}
+
 /// `--tick` in nanoseconds.
 fn tick_ns(tick_ms: u64) -> i64 {
     (tick_ms as i64).saturating_mul(1_000_000)

@@ -3,11 +3,13 @@
 //! The proc stays awake as long as one runs. A client that goes away ends its program, with what that has started and not put into a
 //! group of its own.
 
+use crate::blocking::blocking;
 use crate::proc::Proc;
 use crate::start::{environment_of, give_output, user_in};
-use crate::task::{Ticket, blocking, chain};
+use crate::task::Ticket;
 use kip_sandbox::launcher::{ExecEnded, ExecId, ExecRequest as Launch, Executing};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
+use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use std::collections::HashMap;
 use std::fs::File;

@@ -62,7 +62,7 @@ pub(crate) struct Watched {
 
 /// Takes the memory of a running proc out.
 pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, PagerError> {
-    let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(crate::task::chain(&e)))?;
+    let pids = proc.cgroup.pids().map_err(|e| PagerError::Refused(kip_types::chain(&e)))?;
     let tree = Tree::read(&pids);
     tree.find_ends();
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
@@ -208,7 +208,7 @@ pub(crate) fn take_up(proc: &Proc) -> Look {
     let pager = &proc.shared.pager;
     let taken = pager.adopt(name, proc.slot.number().into(), &directory).and_then(|()| pager.look(name));
     taken.unwrap_or_else(|e| {
-        tracing::error!(proc = %proc.name, error = crate::task::chain(&e), "what it had out cannot be taken up: it waits");
+        tracing::error!(proc = %proc.name, error = kip_types::chain(&e), "what it had out cannot be taken up: it waits");
         Look::default()
     })
 }
@@ -227,7 +227,7 @@ pub(crate) fn forget(proc: &Proc) {
     if directory.exists()
         && let Err(e) = proc.shared.pager.forget(proc.name.as_str())
     {
-        tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "the pager does not forget it");
+        tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "the pager does not forget it");
         // Then it is dead, and the next one takes up only what is there.
         let _ = fs::remove_dir_all(directory);
     }
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!(kind_of("udp 10.0.0.1:53 (datagram)"), "udp 53");
         assert_eq!(kind_of("watched files (changed)"), "files");
         assert_eq!(kind_of("timer (timerfd)"), "timer");
-        assert_eq!(kind_of(&format!("timer ({})", crate::task::sleep_word(Source::Work))), "work");
+        assert_eq!(kind_of(&format!("timer ({})", crate::due::source_word(Source::Work))), "work");
         assert_eq!(kind_of("operator"), "call");
     }
 

@@ -2,8 +2,9 @@
 //! the daemon.
 
 use crate::Worker;
+use crate::blocking::blocking;
 use crate::events::now_ms;
-use crate::task::{Handle, blocking};
+use crate::task::Handle;
 use crate::view;
 use kip_types::Tier;
 use kip_types::api::{HistorySample, HistoryView};

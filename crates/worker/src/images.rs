@@ -4,10 +4,11 @@
 //! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
 
 use crate::Worker;
+use crate::blocking::blocking;
 use crate::rehearse;
-use crate::task::{blocking, chain};
 use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::image::{
     ImageConfig, ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, LayerView, OciImage, PullProgress,
     PullRequest,

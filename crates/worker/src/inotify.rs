@@ -1,6 +1,7 @@
 //! The inotify instances of a parked proc: held, so that watches and queue live on, and polled, so that a file that changes wakes it
 //! as it would have woken the program. See [`kip_checkpoint::inotify`].
 
+use crate::body::SleepingInotify;
 use crate::holdings::key;
 use crate::park::{duplicate, seen};
 use crate::proc::Proc;
@@ -8,7 +9,6 @@ use crate::tree::{self, Tree};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::inotify::Instance;
 use kip_net::custody;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,30 +17,17 @@ use std::sync::Arc;
 /// Bytes of events that wait, by where the instance is open: host pid, descriptor.
 pub(crate) type Events = BTreeMap<(u32, i32), u32>;
 
-/// An inotify instance of a sleeper.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct SleepingInotify {
-    /// Its file id in the images; also its key in the holdings.
-    pub(crate) id: u64,
-    /// Bytes of events of which the program knows.
-    pub(crate) queued: u32,
-    /// The end of the program's processes may be an event for it.
-    pub(crate) sees_sleep: bool,
+/// Its descriptor, if it is held.
+pub(crate) fn held(instance: &SleepingInotify, proc: &Proc) -> Option<Arc<OwnedFd>> {
+    proc.holdings.get(&key_of(instance.id))
 }
 
-impl SleepingInotify {
-    /// Its descriptor, if it is held.
-    pub(crate) fn held(&self, proc: &Proc) -> Option<Arc<OwnedFd>> {
-        proc.holdings.get(&key_of(self.id))
-    }
-
-    /// To be called once the processes are gone. What their end did to files of theirs wakes nobody.
-    pub(crate) fn overlook_the_end(&mut self, proc: &Proc) {
-        if self.sees_sleep
-            && let Some(fd) = self.held(proc)
-        {
-            self.queued = custody::queued_events(fd.as_fd()).unwrap_or(0).max(self.queued);
-        }
+/// To be called once the processes are gone. What their end did to files of theirs wakes nobody.
+pub(crate) fn overlook_the_end(instance: &mut SleepingInotify, proc: &Proc) {
+    if instance.sees_sleep
+        && let Some(fd) = held(instance, proc)
+    {
+        instance.queued = custody::queued_events(fd.as_fd()).unwrap_or(0).max(instance.queued);
     }
 }
 

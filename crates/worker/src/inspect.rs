@@ -15,12 +15,13 @@ mod strings;
 use crate::beside;
 use crate::proc::Proc;
 use crate::state::Record;
-use crate::task::{Handle, chain};
+use crate::task::Handle;
 use kip_checkpoint::look::Process;
 use kip_types::api::{
     Code, Detail, Details, EnvView, FilesView, Looked, MapsView, ProcessEnv, ProcessFiles, ProcessMaps, Refusal,
     SocketsView,
 };
+use kip_types::chain;
 use kip_types::{State, Tier};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -5,7 +5,6 @@
 //! that remembers it (`DIR/run/instance`). Owners of its procs' files go by the number, so a directory with procs never takes another: after a
 //! restart of the machine, when nobody is noted there, whoever comes first may have it, and then the other is refused.
 
-use crate::proc::IDS_PER_BLOCK;
 use crate::record;
 use kip_net::{Instance, Slot};
 use std::fs::{self, File};
@@ -13,6 +12,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+/// Ids in one block: 0 to 65,535 inside.
+pub(crate) const IDS_PER_BLOCK: u32 = 65_536;
 /// Directory of the machine's instance locks.
 const INSTANCES: &str = "/run/kip";
 /// First host id of the first instance's first block.

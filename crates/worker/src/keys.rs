@@ -1,13 +1,16 @@
 //! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`crate::archive`].
 
 use crate::Worker;
+use crate::archive::with_wrap;
 use crate::archive::{Archive, KeyChangeError};
+use crate::blocking::blocking;
 use crate::events::now_ms;
 use crate::secrets;
-use crate::task::{Handle, archived, blocking, chain};
+use crate::task::{Handle, archived};
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::keys::{DestroyedKeyView, ExportedKeys, Hex, ImportedKeysView, KeyView, KeysWrap};
 use kip_types::{ProcName, State};
 use std::collections::BTreeSet;
@@ -143,22 +146,6 @@ impl Worker {
 
     fn tell(&self, detail: String) {
         self.machine.events.tell(None, "key", detail);
-    }
-}
-
-/// A key file is none.
-#[derive(Debug, thiserror::Error)]
-#[error("a key file has 32 bytes, this one has {0}: `head -c 32 /dev/urandom` makes one")]
-pub(crate) struct KeyLength(usize);
-
-/// Hands over what closes exported keys or a backup.
-pub(crate) fn with_wrap<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> T) -> Result<T, KeyLength> {
-    match wrap {
-        KeysWrap::Passphrase(text) => Ok(work(&Wrap::Passphrase(&text.0))),
-        KeysWrap::Key(Hex(bytes)) => {
-            let key: &[u8; 32] = bytes[..].try_into().map_err(|_| KeyLength(bytes.len()))?;
-            Ok(work(&Wrap::Key(key)))
-        }
     }
 }
 

@@ -33,7 +33,10 @@ mod adopt;
 mod archive;
 mod backup;
 mod beside;
+mod blocking;
+mod body;
 mod check;
+mod collecting;
 mod disk;
 mod due;
 mod events;
@@ -94,17 +97,19 @@ pub use observe::WakeObserver;
 pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};
 
+use crate::blocking::blocking;
 use crate::machine::Machine;
 use crate::metrics::{Moment, Process};
 use crate::probe::Listeners;
 use crate::proc::Proc;
 use crate::state::Record;
 use crate::stop::Network;
-use crate::task::{By, Command, Handle, Task, blocking, chain};
+use crate::task::{By, Command, Handle, Task};
 use kip_net::Slot;
 use kip_types::api::{
     CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
 };
+use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::spec::{Clock, parse_signal};
 use kip_types::{Image, ProcName, Spec, State, Tier};

@@ -4,6 +4,7 @@
 //! state of any proc.
 
 use crate::archive::{Archive, Brought};
+use crate::body::Body;
 use crate::events::Events;
 use crate::exec::Ends;
 use crate::helper_pool::HelperPool;
@@ -13,11 +14,10 @@ use crate::kits::Kits;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
 use crate::outdated;
-use crate::park::Body;
 use crate::pressure::{Grant, Pressure};
 use crate::proc::Proc;
 use crate::record::Records;
-use crate::task::{self, Command, Handle, chain};
+use crate::task::{self, Command, Handle};
 use crate::volumes::Claims;
 use kip_image::Images;
 use kip_keeper::Keeper;
@@ -31,6 +31,7 @@ use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::{LaunchError, Launcher};
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::{Image, PortSpec, Protocol, Spec, State, WakeOn};
 use std::collections::HashMap;
 use std::fs::File;
@@ -155,7 +156,7 @@ impl Machine {
     pub(crate) fn watch(&self, proc: &Proc, body: &Body) {
         self.watch_sockets(proc, body);
         for inotify in &body.inotify {
-            let Some(fd) = inotify.held(proc) else { continue };
+            let Some(fd) = crate::inotify::held(inotify, proc) else { continue };
             let held = Held { fd, saved: custody::inotify(inotify.queued) };
             if let Err(e) = self.wake_plane.add(proc.slot, held, WakeOn::Connect) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "held watches of files cannot be polled");

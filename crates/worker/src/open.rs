@@ -3,6 +3,7 @@
 use crate::Worker;
 use crate::archive::{Archive, ArchiveError, collect};
 use crate::backup;
+use crate::blocking::blocking;
 use crate::disk;
 use crate::events::{Events, now_ms};
 use crate::exec::Ends;
@@ -22,7 +23,6 @@ use crate::recover;
 use crate::resolver;
 use crate::rest;
 use crate::state::Record;
-use crate::task::{blocking, chain};
 use crate::volumes::{self, Claims};
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
@@ -39,6 +39,7 @@ use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
 use kip_sys::ns::Unshare;
 use kip_types::api::{Code, PortView, Refusal};
+use kip_types::chain;
 use kip_types::spec::addresses_meet;
 use kip_types::{PortSpec, ProcName, Spec, State};
 use rustix::fs::MemfdFlags;
@@ -221,7 +222,7 @@ impl Worker {
         machine.watch_keeper();
         machine.watch_rules();
         machine.pressure.relieve(&machine);
-        collect::collect_by_itself(&machine, collect_every);
+        crate::collecting::collect_by_itself(&machine, collect_every);
         crate::history::watch(&worker);
         if let Some(limit) = disk {
             disk::watch(&machine, limit);

@@ -1,6 +1,6 @@
 //! Owners of a sleeper's open files, fcntl(2) F_SETOWN: set again at a wake, and sent the signal for what came meanwhile.
 
-use crate::park::Body;
+use crate::body::Body;
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use crate::wake::take;

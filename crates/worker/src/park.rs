@@ -14,39 +14,42 @@ mod error;
 
 pub(crate) use error::ParkError;
 
+use crate::body::Body;
+use crate::body::Home;
+use crate::body::SleepingSocket;
+use crate::body::Slept;
 use crate::fault;
 use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
-use crate::inotify::{self, Events, SleepingInotify};
+use crate::inotify::{self, Events};
 use crate::lifted;
-use crate::pins::{self, Pin};
+use crate::pins;
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::quota::Place;
 use crate::suspend::{self, is_connection};
-use crate::task::{chain, plan_of};
+use crate::task::plan_of;
 use crate::tree::{self, Tree};
 use crate::volumes;
-use crate::volumes::sleep::Slept;
 use crate::wake::take;
-use kip_checkpoint::clocks::{self, Boot, Clocks, Frozen, Now, Pending, Since};
+use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
 use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
-use kip_checkpoint::owners::{self, Owned};
+use kip_checkpoint::owners;
 use kip_checkpoint::plan;
 use kip_checkpoint::procfs;
 use kip_checkpoint::sockets;
 use kip_checkpoint::volumes::is_below;
 use kip_net::custody::{self, SavedOptions};
-use kip_net::renewal::{self, Recipe};
+use kip_net::renewal;
 use kip_pager::limits::Lifted;
 use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::Contents;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
 use kip_sys::timens;
+use kip_types::chain;
 use kip_types::spec::Clock;
 use kip_types::{Generation, Image};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -62,82 +65,6 @@ const REST_WITHIN: Duration = Duration::from_millis(200);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
-
-/// A socket of a sleeper.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct SleepingSocket {
-    /// Inode; also its key in the holdings.
-    pub(crate) inode: u32,
-    /// Its options as the program set them.
-    pub(crate) options: SavedOptions,
-    /// How to make it again if it is lost.
-    #[serde(default)]
-    pub(crate) recipe: Option<Recipe>,
-}
-
-/// What the images take for granted of the place where they were made: what has to be moved in another one.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Home {
-    /// First host id of the proc's block of ids.
-    pub(crate) first_id: u32,
-    /// Clocks are those of this boot.
-    pub(crate) boot: Boot,
-    /// CRIU's keys of its pipes, by the keys of the holdings.
-    pub(crate) pipes: BTreeMap<String, String>,
-    /// The machine's name.
-    #[serde(default)]
-    pub(crate) machine: String,
-}
-
-/// What a generation's manifest says beyond its files.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Body {
-    /// Time.
-    pub(crate) clocks: Clocks,
-    /// INET sockets, held.
-    pub(crate) sockets: Vec<SleepingSocket>,
-    /// Masked paths, mounts from outside.
-    pub(crate) masks: Vec<String>,
-    /// Base files that are mapped or open.
-    pub(crate) pins: Vec<Pin>,
-    /// The IPC namespace is in the images: it has System V memory that is mapped.
-    pub(crate) own_ipc: bool,
-    /// Where it was made; none in generations of a Kip before 0.2.
-    #[serde(default)]
-    pub(crate) home: Option<Home>,
-    /// Volumes, mounted in this order.
-    #[serde(default)]
-    pub(crate) volumes: Vec<Slept>,
-    /// inotify instances, held.
-    #[serde(default)]
-    pub(crate) inotify: Vec<SleepingInotify>,
-    /// By which word its clock stands; none if it goes on.
-    #[serde(default)]
-    pub(crate) suspended: Option<String>,
-    /// Stopped processes (by id inside) of which their parents have not been told.
-    #[serde(default)]
-    pub(crate) untold: Vec<u32>,
-    /// Owners of open files.
-    #[serde(default)]
-    pub(crate) owned: Vec<Owned>,
-}
-
-impl Body {
-    /// The volumes without which it does not wake, and where they are.
-    pub(crate) fn pinned_by(&self) -> Vec<String> {
-        let machine = self.home.as_ref().map_or("", |home| home.machine.as_str());
-        let line = |v: &Slept| format!("{} at {} on machine {machine}", v.path.display(), v.target);
-        self.volumes.iter().map(line).collect()
-    }
-
-    /// Its clocks as they are in this boot of the machine.
-    pub(crate) fn clocks_now(&self) -> Clocks {
-        match (&self.home, Boot::read()) {
-            (Some(home), Ok(now)) => self.clocks.clone().moved(&home.boot, &now),
-            _ => self.clocks.clone(),
-        }
-    }
-}
 
 /// How the program was found just before it was frozen.
 #[derive(Default)]

@@ -4,8 +4,8 @@
 //! mounts the pins above the base only when the base has changed, so that an unchanged machine keeps the same layers.
 //! Crash: a pin too many is harmless and replaced at the next sleep.
 
+use crate::body::Pin;
 use kip_sandbox::init;
-use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -29,15 +29,6 @@ pub(crate) fn note_use(pins: &Path, in_use: bool) -> io::Result<()> {
 /// Whether the last run had the pins over the base.
 pub(crate) fn are_in_use(pins: &Path) -> bool {
     pins.join(IN_USE).exists()
-}
-
-/// What identified a base file when it was pinned.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pin {
-    /// Path on the host and inside, below /usr; or that of the sandbox's own init inside.
-    pub(crate) path: String,
-    /// Device, inode, size in bytes, modification time in nanoseconds since the epoch. Of init 0, 0, size, CRC-32.
-    pub(crate) id: (u64, u64, u64, i64),
 }
 
 /// A base file could not be pinned.

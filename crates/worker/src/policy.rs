@@ -4,8 +4,9 @@
 //! before it does: what would be refused then stays parked. Not for those that never left the local disk: whoever can write there
 //! is root already.
 
-use crate::park::Body;
-use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::body::Body;
+use crate::instance::IDS_PER_BLOCK;
+use crate::proc::Proc;
 use crate::volumes::sleep::key;
 use kip_checkpoint::comeback;
 use kip_checkpoint::image::ImageError;

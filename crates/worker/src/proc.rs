@@ -8,13 +8,13 @@ use crate::names;
 use crate::pins;
 use crate::quota::{OwnFiles, Place};
 use crate::resolver::Resolver;
-use crate::task::chain;
 use crate::tree::Tree;
 use crate::view::Measured;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
 use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
+use kip_types::chain;
 use kip_types::{Image, ProcName, Spec};
 use std::fs::File;
 use std::io;
@@ -22,9 +22,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Ids in one block: 0 to 65,535 inside.
-pub(crate) const IDS_PER_BLOCK: u32 = 65_536;
 
 /// How long the mounts of the last run may take to be gone.
 const MOUNT_WITHIN: Duration = Duration::from_secs(5);

@@ -4,21 +4,22 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
+use crate::body::Body;
 use crate::disk;
 use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
 use crate::machine::Machine;
 use crate::meter::{Kept, Meter, Stored};
-use crate::park::Body;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::renew;
 use crate::state::Record;
 use crate::stop::{self, Network};
-use crate::task::{self, chain, take_custody};
+use crate::task::{self, take_custody};
 use crate::tree::Tree;
 use kip_net::{Slot, custody};
+use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::{Generation, ProcName, Restart, Spec, State};
 use std::fs;

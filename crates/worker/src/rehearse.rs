@@ -5,11 +5,12 @@
 //! publishes nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so recovery removes it.
 
 use crate::Worker;
-use crate::task::{blocking, chain};
+use crate::blocking::blocking;
 use crate::{check_spec, probe, secrets, start, stop, volumes};
 use kip_image::digest::Hasher;
 use kip_net::reserve::{self, At, ReserveError};
 use kip_types::api::{Code, ContentView, ContentsView, PortView, Refusal};
+use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::life::Restart;
 use kip_types::spec::{Protocol, addresses_meet};

@@ -5,8 +5,9 @@
 //! kernel kept of it, CRIU makes from the images, which therefore does the next wake. Steps may be repeated: a crash leaves
 //! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
 
+use crate::body::Body;
 use crate::holdings::key;
-use crate::park::{Body, pipe_key};
+use crate::park::pipe_key;
 use crate::proc::Proc;
 use crate::resolver;
 use crate::start;

@@ -6,13 +6,14 @@ use crate::archive::collect::{self, CollectError};
 use crate::archive::find::{self, Found, Local, ToVerify};
 use crate::archive::import::ImportError;
 use crate::archive::verify::{self, Findings};
+use crate::blocking::blocking;
 use crate::events::now_ms;
-use crate::task::{blocking, chain};
 use kip_types::ProcName;
 use kip_types::api::{
     CarriedView, Code, CollectRequest, CollectView, ImportRequest, Refusal, SnapshotDetails, SnapshotName,
     SnapshotsView, VerifyRequest,
 };
+use kip_types::chain;
 use std::error::Error;
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
 
+use crate::blocking::blocking;
 use crate::fault;
 use crate::holdings::key;
 use crate::kits::Kit;
@@ -7,7 +8,7 @@ use crate::proc::Proc;
 use crate::record;
 use crate::resolver;
 use crate::state::Record;
-use crate::task::{Task, blocking, chain};
+use crate::task::Task;
 use crate::volumes;
 use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{self, At, ReserveError};
@@ -17,6 +18,7 @@ use kip_sandbox::launch::DEFAULT_PATH;
 use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
+use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Image, ProcName, Protocol, State};
 use rustix::fs::{Mode, OFlags};

@@ -1,16 +1,17 @@
 //! Ends a proc and lets go what it used. Every step may be repeated: recovery calls the same functions.
 
+use crate::blocking::blocking;
 use crate::fault;
 use crate::holdings::key;
 use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::start::read_record;
-use crate::task::{blocking, chain};
 use crate::tree::Tree;
 use kip_net::Slot;
 use kip_sandbox::init;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::spec::parse_signal;
 use rustix::process::Signal;

@@ -19,17 +19,19 @@ mod sleep;
 mod still;
 mod ticks;
 
+use crate::body::Body;
 pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
-pub(crate) use archive::{ARCHIVED, Archived, archived};
+pub(crate) use archive::{Archived, archived};
 pub(crate) use checked::Asking;
 pub(crate) use command::{By, Command, Reply, Ticket};
 use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
+use kip_types::chain;
 pub(crate) use pressed::need;
 pub(crate) use ready::once as look_once;
-pub(crate) use sleep::{plan_of, plan_wake, source_word as sleep_word, take_custody};
+pub(crate) use sleep::{plan_of, plan_wake, take_custody};
 pub(crate) use still::{Still, Stilled};
 pub(crate) use ticks::would_be_late;
 
@@ -38,7 +40,6 @@ use crate::events::now_ms;
 use crate::fault;
 use crate::idle::{Activity, DryRun, Idle, Sample};
 use crate::kits::Kit;
-use crate::park::Body;
 use crate::pressure::Grant;
 use crate::probe::Probes;
 use crate::proc::Proc;
@@ -210,11 +211,6 @@ impl Handle {
         self.inbox.send(make(reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
-}
-
-/// Runs `work` on a blocking thread.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("blocking work does not panic")
 }
 
 impl Task {
@@ -559,16 +555,4 @@ fn watched(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
     // Deprecated for types whose AsRawFd may lie; an OwnedFd's does not. Its successor is unsafe to call.
     #[allow(deprecated)]
     AsyncFd::new(fd)
-}
-
-/// An error and all its sources on one line.
-pub(crate) fn chain(e: &dyn std::error::Error) -> String {
-    let mut text = e.to_string();
-    let mut source = e.source();
-    while let Some(e) = source {
-        text.push_str(": ");
-        text.push_str(&e.to_string());
-        source = e.source();
-    }
-    text.replace('\n', " ")
 }

@@ -98,7 +98,7 @@ impl Tree {
     /// Makes sure that the end of each thread's wait can be told ([`stop::find_ends`]): a wait of which it cannot begins anew.
     pub(crate) fn find_ends(&self) {
         if let Err(e) = stop::find_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
-            tracing::info!(error = crate::task::chain(&e), "the end of a wait is not known");
+            tracing::info!(error = kip_types::chain(&e), "the end of a wait is not known");
         }
     }
 

@@ -9,13 +9,14 @@ mod fill;
 pub(crate) mod sleep;
 
 use crate::Worker;
+use crate::blocking::blocking;
 use crate::machine::Machine;
 use crate::proc::Proc;
 use crate::secrets;
-use crate::task::{blocking, chain};
 use kip_sandbox::rootfs::Mounts;
 use kip_sandbox::volume::{self, Volume};
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, Spec, VolumeName, VolumeSource, VolumeSpec};
 use std::collections::BTreeMap;

@@ -12,10 +12,12 @@ mod timers;
 pub(crate) use timers::{forget, take};
 
 use crate::archive::DemandError;
+use crate::body::Body;
+use crate::body::Home;
 use crate::fault;
 use crate::holdings::key;
 use crate::owners;
-use crate::park::{Body, Home, mask_key, pipe_key};
+use crate::park::{mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
 use crate::start::reopen;
@@ -219,7 +221,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
         (Some(e), Some(_)) => return Err(e.into()),
         (None, Some(what)) => return Err(WakeError::OnlyByPlan { what }),
         (Some(e), None) => {
-            tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "not rebuilt by plan, CRIU restores it");
+            tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "not rebuilt by plan, CRIU restores it");
         }
         (None, None) => {}
     }
@@ -292,7 +294,7 @@ pub(crate) fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &m
                     fault::reach("wake-released");
                 }
                 if let Err(e) = keep_stopped(proc, &used) {
-                    tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "stopped processes may run on");
+                    tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "stopped processes may run on");
                 }
                 true
             }
@@ -355,7 +357,7 @@ fn time_namespace(ahead_ns: i64) -> Result<Option<OwnedFd>, WakeError> {
 fn end_half_made(proc: &Proc) {
     let ended = proc.cgroup.kill(GONE_WITHIN);
     if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec.limits)) {
-        tracing::warn!(proc = %proc.name, error = crate::task::chain(&e), "what CRIU had begun is not ended whole");
+        tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "what CRIU had begun is not ended whole");
     }
 }
 
@@ -388,7 +390,7 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
     if proc.held_mounts(with_pins).is_none() {
         return BTreeMap::new();
     }
-    body.inotify.iter().filter_map(|known| Some((known.id, known.held(proc)?))).collect()
+    body.inotify.iter().filter_map(|known| Some((known.id, crate::inotify::held(known, proc)?))).collect()
 }
 
 /// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one

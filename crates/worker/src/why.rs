@@ -8,16 +8,18 @@ mod look;
 pub(crate) use look::{call_name, plain, word};
 
 use crate::beside;
+use crate::due::source_word;
 use crate::holdings::key;
 use crate::idle::Activity;
 use crate::proc::Proc;
 use crate::suspend;
-use crate::task::{Handle, Status, chain, sleep_word, would_be_late};
+use crate::task::{Handle, Status, would_be_late};
 use crate::tree::Tree;
 use crate::volumes;
 use kip_checkpoint::clocks::Now;
 use kip_types::State;
 use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
+use kip_types::chain;
 use look::Subject;
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -109,7 +111,7 @@ fn next_wake(status: &Status) -> Option<NextWakeView> {
     let next = status.next?;
     let now_ns = Now::read().monotonic_ns;
     let ms = |at_ns: i64| ((at_ns - now_ns).max(0) / 1_000_000) as u64;
-    let kind = sleep_word(next.source).to_owned();
+    let kind = source_word(next.source).to_owned();
     Some(NextWakeView { kind, due_ms: ms(next.due_ns), begins_ms: ms(next.at_ns), gathered: next.tick })
 }
 

@@ -14,8 +14,6 @@
 use super::survey::{SummaryError, Survey};
 use super::{Archive, HeadFailure};
 use crate::fault;
-use crate::machine::Machine;
-use crate::task::chain;
 use futures_util::StreamExt as _;
 use kip_archive::gc::{Busy, Candidates, Collection, CollectionError, GRACE_MS, Mark, Object, Stored, plan};
 use kip_archive::head::Head;
@@ -23,9 +21,8 @@ use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_store::{Failure, Key, ReadReferenceError, SwapError, Version};
 use kip_types::api::{CollectRequest, CollectView, UnusedView};
+use kip_types::chain;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Objects that are deleted at once.
@@ -258,28 +255,6 @@ fn pack_of(object: &Object) -> Option<PackId> {
         Object::Pack(pack) => Some(*pack),
         Object::Front(..) => None,
     }
-}
-
-/// Collects now and then as long as the daemon lives. To be called within a runtime.
-pub(crate) fn collect_by_itself(machine: &Arc<Machine>, every_ms: u64) {
-    let Some(archive) = machine.archive.clone() else { return };
-    let machine = Arc::downgrade(machine);
-    tokio::spawn(async move {
-        loop {
-            let spread = RandomState::new().build_hasher().finish() % (every_ms / 2).max(1);
-            tokio::time::sleep(Duration::from_millis(every_ms - every_ms / 4 + spread)).await;
-            let collected = archive.collect(&CollectRequest::default(), crate::events::now_ms).await;
-            let Some(machine) = machine.upgrade() else { return };
-            match collected {
-                Ok(view) if view.deleted.is_empty() => {}
-                Ok(view) => machine.events.tell(None, "collected", summary(&view)),
-                // Somebody collects: that is all that was wanted.
-                Err(CollectError::UnderWay | CollectError::Busy(_) | CollectError::Overtaken) => {}
-                Err(_) if machine.is_closing() => {}
-                Err(e) => tracing::warn!(error = chain(&e), "the store is not collected"),
-            }
-        }
-    });
 }
 
 /// One line of what was deleted.

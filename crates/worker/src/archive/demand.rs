@@ -372,7 +372,7 @@ impl Archive {
                 Ok((archive, all)) => {
                     all.into_iter().for_each(|(filling, blocks)| archive.spawn_behind(filling, blocks));
                 }
-                Err(e) => tracing::debug!(error = crate::task::chain(&e), "nothing is fetched behind a wake"),
+                Err(e) => tracing::debug!(error = kip_types::chain(&e), "nothing is fetched behind a wake"),
             }
         });
     }
@@ -390,7 +390,7 @@ impl Archive {
         self.runtime.spawn(async move {
             // Whoever needs them asks for them.
             if let Err(e) = archive.fill_behind(&filling, blocks).await {
-                tracing::debug!(error = crate::task::chain(&e), "not all pages were fetched behind a wake");
+                tracing::debug!(error = kip_types::chain(&e), "not all pages were fetched behind a wake");
             }
         });
     }
@@ -409,7 +409,7 @@ impl Archive {
             Ok(Some(filling)) => filling,
             // The proc was parked or has ended meanwhile.
             Ok(None) => return Brought::All,
-            Err(e) => return Brought::Later { tell: Some(crate::task::chain(&e)) },
+            Err(e) => return Brought::Later { tell: Some(kip_types::chain(&e)) },
         };
         let mut blocks = BTreeSet::new();
         let found = filling.blocks_of(pages.clone(), &mut blocks);
@@ -446,12 +446,12 @@ impl Archive {
             Err(e) if e.is_damage() && state.damaged => Brought::Later { tell: None },
             Err(e) if e.is_damage() => {
                 state.damaged = true;
-                Brought::Damaged(crate::task::chain(&e))
+                Brought::Damaged(kip_types::chain(&e))
             }
             Err(_) if state.told.is_some_and(|at| at.elapsed() < TOLD_EVERY) => Brought::Later { tell: None },
             Err(e) => {
                 state.told = Some(Instant::now());
-                Brought::Later { tell: Some(crate::task::chain(&e)) }
+                Brought::Later { tell: Some(kip_types::chain(&e)) }
             }
         }
     }

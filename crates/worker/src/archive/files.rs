@@ -11,7 +11,7 @@
 use super::Archive;
 use super::fetch::FetchError;
 use super::stream::FrontStream;
-use crate::proc::IDS_PER_BLOCK;
+use crate::instance::IDS_PER_BLOCK;
 use crate::quota::Place;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};

@@ -4,13 +4,13 @@
 
 use super::survey::{Summary, SummaryError, Survey};
 use super::{Archive, HeadFailure, ID};
-use crate::task::chain;
 use kip_archive::gc::Object;
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::FrontRef;
 use kip_store::Failure;
 use kip_types::api::{Code, Refusal, SnapshotName, SnapshotPlace, SnapshotState, SnapshotView, SnapshotsView};
+use kip_types::chain;
 use kip_types::{Generation, ProcName};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;

@@ -8,7 +8,6 @@
 
 use super::stream::origin_of;
 use super::{ASIDE, Archive, DemandError, ENDED, ID};
-use crate::keys::KeyLength;
 use kip_archive::ids::KeyId;
 use kip_archive::index::Index;
 use kip_archive::keys::{KeyFact, KeyFileError, Keyring, NoKey, Wrap, WrapError};
@@ -16,6 +15,7 @@ use kip_archive::table::{Home, Remote};
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::remote::RemoteFile;
 use kip_types::Realm;
+use kip_types::keys::{Hex, KeysWrap};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -24,6 +24,22 @@ use std::sync::Arc;
 
 /// Fewest digits that name a key.
 const FEWEST: usize = 6;
+
+/// A key file is none.
+#[derive(Debug, thiserror::Error)]
+#[error("a key file has 32 bytes, this one has {0}: `head -c 32 /dev/urandom` makes one")]
+pub(crate) struct KeyLength(usize);
+
+/// Hands over what closes exported keys or a backup.
+pub(crate) fn with_wrap<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> T) -> Result<T, KeyLength> {
+    match wrap {
+        KeysWrap::Passphrase(text) => Ok(work(&Wrap::Passphrase(&text.0))),
+        KeysWrap::Key(Hex(bytes)) => {
+            let key: &[u8; 32] = bytes[..].try_into().map_err(|_| KeyLength(bytes.len()))?;
+            Ok(work(&Wrap::Key(key)))
+        }
+    }
+}
 
 /// The keys are as they were.
 #[derive(Debug, thiserror::Error)]

@@ -34,7 +34,7 @@ fn pages_are_seen_where_they_lie_and_stay_there() {
     // Back on the disk, with what did not come still in the store; pages of the front may be coming meanwhile.
     fs::remove_dir_all(&path).unwrap();
     fs::write(data.join(crate::archive::ID), proc.to_string()).unwrap();
-    fs::write(data.join(crate::task::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
+    fs::write(data.join(crate::archive::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
     let path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
     let map = PageMap::load(&path).unwrap();
     let (number, file) = (0..).zip(&map.files).find(|(_, file)| file.remote.is_some()).unwrap();

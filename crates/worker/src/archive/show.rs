@@ -3,8 +3,8 @@
 use super::Archive;
 use super::find::Found;
 use super::read_front::{FrontReadError, WholeFront};
-use crate::park::Body;
-use crate::task::sleep_word;
+use crate::body::Body;
+use crate::due::source_word;
 use kip_archive::front::SUMMARY;
 use kip_archive::pack::PackRef;
 use kip_archive::table::Home;
@@ -93,7 +93,7 @@ fn timers(body: &Body) -> Vec<SnapshotTimer> {
     let mut dues = body.clocks.dues.clone();
     dues.sort_by_key(|due| due.at_ns);
     let view = |due: kip_checkpoint::clocks::Due| SnapshotTimer {
-        kind: sleep_word(due.source).to_owned(),
+        kind: source_word(due.source).to_owned(),
         due_ms: ms(due.at_ns.saturating_sub(body.clocks.frozen_ns)),
         every_ms: due.every_ns.map(ms),
     };

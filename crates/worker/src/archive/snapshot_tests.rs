@@ -364,7 +364,7 @@ fn an_export_comes_back_elsewhere_with_the_same_keys_only() {
     };
     let stranger = lab.open_at("stranger", &elsewhere);
     let refused = import(&stranger, &file, None).unwrap_err();
-    assert!(crate::task::chain(&refused).contains("does not have the key"), "{}", crate::task::chain(&refused));
+    assert!(kip_types::chain(&refused).contains("does not have the key"), "{}", kip_types::chain(&refused));
     lab.with_keys_of("a", "b");
     let b = lab.open_at("b", &elsewhere);
     // Every way in which the file can be bad: nothing leads to what was stored of it.

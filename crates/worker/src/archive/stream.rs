@@ -158,7 +158,7 @@ impl FrontStream {
             let result = own.block_on(self.drain(&filling));
             filling.front_ended();
             if let Err(e) = result {
-                tracing::debug!(error = crate::task::chain(&e), "a front broke off behind a wake");
+                tracing::debug!(error = kip_types::chain(&e), "a front broke off behind a wake");
             }
         });
     }
@@ -175,8 +175,8 @@ pub(super) struct Origin {
 
 /// Where a remote page file in one of a proc's directories came from, if that is still known.
 pub(super) fn origin_of(directory: &Path, name: &str) -> Option<(ProcId, Origin)> {
-    let dir = directory.ancestors().take(3).find(|dir| dir.join(crate::task::ARCHIVED).exists())?;
-    let origin: Origin = serde_json::from_slice(&std::fs::read(dir.join(crate::task::ARCHIVED)).ok()?).ok()?;
+    let dir = directory.ancestors().take(3).find(|dir| dir.join(crate::archive::ARCHIVED).exists())?;
+    let origin: Origin = serde_json::from_slice(&std::fs::read(dir.join(crate::archive::ARCHIVED)).ok()?).ok()?;
     let id = std::fs::read_to_string(dir.join(super::ID)).ok()?.trim().parse().ok()?;
     (name == super::fetch::remote_name(origin.front.generation)).then_some((id, origin))
 }

@@ -128,7 +128,7 @@ fn the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again() {
     // A file that no proc may have: which one is said, and nothing of the generation stands.
     std::os::unix::fs::chown(data.join("upper/root/new"), Some(5), Some(5)).unwrap();
     let refused = archive.store(proc, &name, &generation(&data, 3), serde_json::json!({}), &own(&data)).unwrap_err();
-    let told = crate::task::chain(&refused);
+    let told = kip_types::chain(&refused);
     assert!(told.starts_with("upper/root of its own files cannot be archived: file new belongs to"), "{told}");
     // One that woke meanwhile.
     let overtaken = own(&data);
@@ -352,7 +352,7 @@ fn a_front_that_breaks_off_is_read_again() {
     let path = generation(&data, 1);
     let before = contents(&path);
     let front = archive.store(proc, &name, &path, serde_json::json!({}), &own(&data)).unwrap().front;
-    fs::write(data.join(crate::task::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
+    fs::write(data.join(crate::archive::ARCHIVED), serde_json::json!({ "front": front }).to_string()).unwrap();
     let object = store.join(archive.front_key(proc, front).as_str());
     let whole = fs::read(&object).unwrap();
     // The last page of the set is missing.
@@ -369,7 +369,7 @@ fn a_front_that_breaks_off_is_read_again() {
         let Brought::Damaged(told) = ask() else { panic!("it is damaged") };
         assert!(told.starts_with("the archived gen-1-") && told.contains("cannot be opened"), "{told}");
         assert_eq!(ask(), Brought::Later { tell: None }, "told once");
-        let refused = crate::task::chain(&archive.bring(&path, None).unwrap_err());
+        let refused = kip_types::chain(&archive.bring(&path, None).unwrap_err());
         assert_eq!(refused, told);
         // Gone, and there again.
         fs::remove_file(&object).unwrap();
@@ -387,7 +387,7 @@ fn what_a_proc_was_in_the_store_is_forgotten_whole() {
         let dir = tempfile::tempdir().unwrap();
         parted(dir.path()).expect("it never was there");
         fs::write(dir.path().join(ID), "its id").unwrap();
-        fs::write(dir.path().join(crate::task::ARCHIVED), "of which its generations are numbered").unwrap();
+        fs::write(dir.path().join(crate::archive::ARCHIVED), "of which its generations are numbered").unwrap();
         parted(dir.path()).unwrap();
         let [left] = &fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect::<Vec<_>>()[..] else {
             panic!("more than the note is left");

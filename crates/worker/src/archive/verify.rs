@@ -6,7 +6,7 @@
 use super::Archive;
 use super::find::{Found, Local, ToVerify};
 use super::read_front::FrontReadError;
-use crate::task::{blocking, chain};
+use crate::blocking::blocking;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
@@ -14,6 +14,7 @@ use kip_archive::pack::{BlockRef, PACK_MAX, PackReader, PackRef};
 use kip_store::{Failure, GetError};
 use kip_types::Generation;
 use kip_types::api::{Code, Refusal, Verified};
+use kip_types::chain;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use tokio::sync::mpsc;
 

@@ -9,8 +9,8 @@
 //! removes.
 
 use super::{FORMAT, NOTE, Note, Said, TAR};
+use crate::archive::{KeyLength, with_wrap};
 use crate::instance::{self, InstanceError, ids_of};
-use crate::keys::{self, KeyLength};
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
@@ -172,7 +172,7 @@ fn fill(
     tell: impl FnMut(u64),
 ) -> Result<Restored, RestoreError> {
     let sealed = File::open(file).map_err(at(file))?;
-    let reader = keys::with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, tell }, wrap))?;
+    let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, tell }, wrap))?;
     let mut reader = reader.map_err(|source| RestoreError::Open { path: file.to_owned(), source })?;
     fs::DirBuilder::new().mode(0o700).create(growing).map_err(at(growing))?;
     extract(&mut reader, growing, file)?;

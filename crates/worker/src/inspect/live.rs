@@ -7,8 +7,8 @@
 use super::maps::{Place, Places};
 use super::{Page, Pages};
 use crate::hibernate::DIRECTORY;
-use crate::proc::{IDS_PER_BLOCK, Proc};
-use crate::task::chain;
+use crate::instance::IDS_PER_BLOCK;
+use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::look::{FileKind, Mapping, OpenFile, Process, Strings, What};
 use kip_pager::client::PeekedPage;
@@ -17,6 +17,7 @@ use kip_snapshot::pages::{PAGE, PageMap, Run};
 use kip_snapshot::remote::RemoteFile;
 use kip_sys::pagemap::{self, Filter, States};
 use kip_types::api::Detail;
+use kip_types::chain;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;

@@ -6,9 +6,10 @@
 use super::admission::ROOM_WITHIN;
 use super::choice::{self, Candidate, Hysteresis, Turn};
 use super::{Pass, Pressure, size};
+use crate::blocking::blocking;
 use crate::events::now_ms;
 use crate::machine::Machine;
-use crate::task::{Command, Handle, blocking};
+use crate::task::{Command, Handle};
 use kip_net::Slot;
 use kip_types::api::Refusal;
 use kip_types::spec::{Hibernate, Timing};

@@ -5,8 +5,9 @@
 //! the swap it is free in the store and nothing of it is here that counts; after it, it is here and nowhere else.
 
 use super::archive::FETCH_AGAIN;
-use super::{Command, Task, archived, blocking, chain};
+use super::{Command, Task, archived};
 use crate::archive::{Archive, HeadFailure};
+use crate::blocking::blocking;
 use crate::fault;
 use crate::record;
 use crate::renew;
@@ -15,6 +16,7 @@ use crate::stop::{self, Network};
 use crate::task::take_custody;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
+use kip_types::chain;
 use kip_types::lifecycle::Input;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -5,12 +5,14 @@
 //! `archived.json`.
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why, compile_plan, save_plan};
-use super::{By, Command, Reply, Task, blocking, chain};
+use super::{By, Command, Reply, Task};
+use crate::archive::ARCHIVED;
 use crate::archive::{Archive, Own, Uploaded};
+use crate::blocking::blocking;
+use crate::body::Body;
 use crate::fault;
 use crate::holdings::key;
 use crate::metrics::Cause;
-use crate::park::Body;
 use crate::policy;
 use crate::proc::Proc;
 use crate::record;
@@ -20,6 +22,7 @@ use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
 use kip_checkpoint::sockets::file_paths;
 use kip_types::api::{Code, Refusal, SleepView};
+use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, State, Tier, Timing};
 use serde::{Deserialize, Serialize};
@@ -29,8 +32,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-pub(crate) const ARCHIVED: &str = "archived.json";
 
 /// What is known locally of an archived proc.
 #[derive(Debug, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 use super::hibernate::{AFTER_DUE, BEFORE_DUE};
 use super::ticks::sample;
 use super::*;
+use crate::blocking::blocking;
 use crate::meter::WRITE_EVERY;
 use tokio::sync::oneshot::error::TryRecvError;
 
@@ -163,7 +164,7 @@ impl Task {
         } else if let Some(next) = self.next_timer()
             && Now::read().monotonic_ns >= next.at_ns
         {
-            let trigger = format!("timer ({})", sleep::source_word(next.source));
+            let trigger = format!("timer ({})", crate::due::source_word(next.source));
             self.wake_in_turn(trigger, Instant::now(), next.tick).await;
         } else if self.listens_again.is_some_and(|at| Instant::now() >= at) {
             self.listen_again();

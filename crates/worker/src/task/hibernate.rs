@@ -1,7 +1,8 @@
 //! Down and up between running and hibernated.
 
 use super::ticks::{data_moved_since, sample};
-use super::{Task, Traffic, blocking, chain, watched};
+use super::{Task, Traffic, watched};
+use crate::blocking::blocking;
 use crate::due::{self, NextWake, Ticks};
 use crate::events::now_ms;
 use crate::fault;
@@ -16,6 +17,7 @@ use kip_checkpoint::clocks::Now;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Woken;
 use kip_types::api::{Code, Refusal, SleepView, StepView, WakeView};
+use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{State, Tier};
 use std::os::fd::OwnedFd;

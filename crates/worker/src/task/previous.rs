@@ -7,10 +7,12 @@
 //!
 //! A crash in the middle leaves a proc that is stopped, with its newest files once it is started; or parked, as what it falls back to.
 
-use super::archive::{ARCHIVED, Archived};
+use super::archive::Archived;
 use super::sleep::SECOND_TRY_AFTER;
-use super::{Task, blocking, chain, take_custody};
+use super::{Task, take_custody};
+use crate::archive::ARCHIVED;
 use crate::archive::Archive;
+use crate::blocking::blocking;
 use crate::fault;
 use crate::policy::{self, NotAllowed};
 use crate::proc::Proc;
@@ -21,6 +23,7 @@ use crate::stop::Network;
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_types::api::{Code, PortView, Refusal};
+use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Fallback, Generation};
 use std::collections::BTreeSet;

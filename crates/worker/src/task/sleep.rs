@@ -1,7 +1,9 @@
 //! Down and up: the transitions to and from parked.
 
 use super::archive::FETCH_AGAIN;
-use super::{AFTER_TICKS, By, Running, Sleeping, Task, blocking, chain};
+use super::{AFTER_TICKS, By, Running, Sleeping, Task};
+use crate::blocking::blocking;
+use crate::body::Body;
 use crate::disk;
 use crate::due::{self, Ticks};
 use crate::events::now_ms;
@@ -9,7 +11,7 @@ use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
 use crate::metrics::Cause;
-use crate::park::{self, Body, ParkError};
+use crate::park::{self, ParkError};
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
@@ -22,6 +24,7 @@ use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
 use kip_net::custody;
 use kip_snapshot::pages::PageMap;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
+use kip_types::chain;
 use kip_types::lifecycle::Input;
 use kip_types::{Generation, Hibernate, Lazy, State, Tier};
 use std::collections::BTreeMap;
@@ -168,7 +171,7 @@ impl Task {
             proc.meter.level(disk::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
         })
         .await;
-        done.body.inotify.iter_mut().for_each(|instance| instance.overlook_the_end(&self.proc));
+        done.body.inotify.iter_mut().for_each(|instance| crate::inotify::overlook_the_end(instance, &self.proc));
         let view = SleepView {
             to: Tier::Parked,
             frozen_us: done.frozen_us,
@@ -479,16 +482,6 @@ pub(crate) fn take_custody(proc: &Proc, body: &Body) {
         if let Err(e) = held {
             tracing::warn!(proc = %proc.name, inode = socket.inode, error = e, "a socket could not be taken into custody");
         }
-    }
-}
-
-pub(crate) fn source_word(source: Source) -> &'static str {
-    match source {
-        Source::Timerfd => "timerfd",
-        Source::Posix => "POSIX timer",
-        Source::Interval => "interval timer",
-        Source::Call => "time-out of a call",
-        Source::Work => "it was at work",
     }
 }
 

@@ -6,6 +6,7 @@
 //! again later. Where it cannot be hibernated it stays hot.
 
 use super::*;
+use crate::blocking::blocking;
 use crate::due::Ticks;
 use crate::hibernate::{self, KnownTicks};
 use crate::suspend;

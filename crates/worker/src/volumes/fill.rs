@@ -5,7 +5,8 @@
 //! first, to `.filling-NAME.new`, and moved in from `.filling-NAME`, which goes on at the next start if it was cut short.
 
 use super::{directory, path_of};
-use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::instance::IDS_PER_BLOCK;
+use crate::proc::Proc;
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_sandbox::rootfs::Mounts;

@@ -10,52 +10,20 @@
 
 use super::{in_order, is_shared, path_of};
 use crate::backup::restore;
+use crate::body::{Slept, SleptFile};
+use crate::instance::IDS_PER_BLOCK;
 use crate::park::ParkError;
-use crate::proc::{IDS_PER_BLOCK, Proc};
+use crate::proc::Proc;
 use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::volumes::{is_below, release};
 use kip_sandbox::volume::{self, Volume, VolumeError};
 use kip_types::{Generation, VolumeSource};
 use rustix::fs::{AtFlags, OFlags, ResolveFlags, StatxFlags, StatxTimestamp};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-
-/// A volume of a sleeper.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Slept {
-    /// Where it is on the host.
-    pub(crate) path: PathBuf,
-    /// Where its spec has it.
-    pub(crate) target: String,
-    /// Where that was: links inside are resolved.
-    pub(crate) point: String,
-    /// Of its root.
-    inode: u64,
-    /// Of secrets: the user and group inside that they belong to. They are made anew, so nothing else of them is compared.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    owner: Option<(u32, u32)>,
-    /// What it had open or mapped in it.
-    files: Vec<SleptFile>,
-}
-
-/// A file of a volume that a sleeper has open or mapped.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct SleptFile {
-    /// Below the volume's root; empty for that itself.
-    path: String,
-    inode: u64,
-    size: u64,
-    /// Time of its last change, nanoseconds since the epoch.
-    mtime_ns: i64,
-    /// The same of its making, by which a file is told from an older one with its inode; 0 where the file system has none.
-    born_ns: i64,
-    /// The sleeper may change what is in it already.
-    rewrites: bool,
-}
 
 /// It cannot fall asleep with its volumes as they are.
 #[derive(Debug, thiserror::Error)]

@@ -5,13 +5,13 @@
 
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, release, timers};
+use crate::body::Body;
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
 use crate::inotify::key_of;
-use crate::park::Body;
 use crate::proc::Proc;
-use crate::task::{chain, plan_wake};
+use crate::task::plan_wake;
 use kip_checkpoint::plan::{Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
@@ -23,6 +23,7 @@ use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
 use kip_sys::process::{Signal, pidfd_send_signal};
+use kip_types::chain;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;

@@ -1,0 +1,31 @@
+//! Collection of the store by itself, as long as the daemon lives.
+
+use crate::archive::collect::{CollectError, summary};
+use crate::machine::Machine;
+use kip_types::api::CollectRequest;
+use kip_types::chain;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Collects now and then as long as the daemon lives. To be called within a runtime.
+pub(crate) fn collect_by_itself(machine: &Arc<Machine>, every_ms: u64) {
+    let Some(archive) = machine.archive.clone() else { return };
+    let machine = Arc::downgrade(machine);
+    tokio::spawn(async move {
+        loop {
+            let spread = RandomState::new().build_hasher().finish() % (every_ms / 2).max(1);
+            tokio::time::sleep(Duration::from_millis(every_ms - every_ms / 4 + spread)).await;
+            let collected = archive.collect(&CollectRequest::default(), crate::events::now_ms).await;
+            let Some(machine) = machine.upgrade() else { return };
+            match collected {
+                Ok(view) if view.deleted.is_empty() => {}
+                Ok(view) => machine.events.tell(None, "collected", summary(&view)),
+                // Somebody collects: that is all that was wanted.
+                Err(CollectError::UnderWay | CollectError::Busy(_) | CollectError::Overtaken) => {}
+                Err(_) if machine.is_closing() => {}
+                Err(e) => tracing::warn!(error = chain(&e), "the store is not collected"),
+            }
+        }
+    });
+}
