@@ -10,7 +10,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const KNOTS: [(&str, &[&str]); 1] = [(
     "worker",
     &[
-        "archive",
         "backup",
         "disk",
         "exec",
@@ -19,10 +18,7 @@ const KNOTS: [(&str, &[&str]); 1] = [(
         "images",
         "inotify",
         "inspect",
-        "instance",
-        "keys",
         "lib",
-        "lifted",
         "machine",
         "meter",
         "metrics",
@@ -43,7 +39,6 @@ const KNOTS: [(&str, &[&str]); 1] = [(
         "stop",
         "suspend",
         "task",
-        "tree",
         "view",
         "volumes",
         "wake",
