@@ -6,16 +6,15 @@
 use crate::blocking::blocking;
 use crate::proc::Proc;
 use crate::start::{environment_of, give_output, user_in};
-use crate::task::Ticket;
-use kip_sandbox::launcher::{ExecEnded, ExecId, ExecRequest as Launch, Executing};
+use crate::tickets::Ticket;
+use kip_sandbox::launcher::{ExecRequest as Launch, Executing};
 use kip_types::api::{Code, ExecEnd, ExecRequest, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
-use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, oneshot};
@@ -38,46 +37,6 @@ pub struct ExecSession {
     pub stdin: mpsc::Sender<Vec<u8>>,
     /// What it writes. Dropped before [`ExecOutput::End`], the program is killed.
     pub output: mpsc::Receiver<ExecOutput>,
-}
-
-/// Ends of programs that somebody waits for, or that came before somebody did.
-#[derive(Debug, Default)]
-pub(crate) struct Ends {
-    inner: Mutex<EndsInner>,
-}
-
-#[derive(Debug, Default)]
-struct EndsInner {
-    waiting: HashMap<ExecId, oneshot::Sender<Exit>>,
-    early: HashMap<ExecId, Exit>,
-}
-
-impl Ends {
-    /// The launcher told of an end.
-    pub(crate) fn tell(&self, ended: ExecEnded) {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
-        match inner.waiting.remove(&ended.id) {
-            Some(waiting) => drop(waiting.send(ended.exit)),
-            None => drop(inner.early.insert(ended.id, ended.exit)),
-        }
-    }
-
-    /// The launcher died: nobody will be told any more.
-    pub(crate) fn forget(&self) {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
-        inner.waiting.clear();
-        inner.early.clear();
-    }
-
-    fn wait(&self, id: ExecId) -> oneshot::Receiver<Exit> {
-        let (sender, receiver) = oneshot::channel();
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
-        match inner.early.remove(&id) {
-            Some(exit) => drop(sender.send(exit)),
-            None => drop(inner.waiting.insert(id, sender)),
-        }
-        receiver
-    }
 }
 
 struct Pipe {

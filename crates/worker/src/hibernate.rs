@@ -7,6 +7,7 @@
 
 use crate::due;
 use crate::inotify;
+use crate::proc::PAGER_DIRECTORY;
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
@@ -88,7 +89,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let order = Order {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
-        directory: proc.dir.join(DIRECTORY),
+        directory: proc.dir.join(PAGER_DIRECTORY),
         processes: proc.cgroup.processes_file(),
         turn,
         hold,
@@ -117,7 +118,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
                 _ => custody::snapshot_options(fd.as_fd()).ok()?,
             };
             let mut saved = frozen;
-            saved.seen = crate::park::seen(before.seen, frozen.seen);
+            saved.seen = crate::descriptors::seen(before.seen, frozen.seen);
             Some(Held { fd: Arc::new(fd), saved })
         };
         Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
@@ -195,12 +196,9 @@ fn label(kind: &Kind) -> String {
     WakeEvent { key: (), socket: *kind, trigger }.to_string()
 }
 
-/// Directory of a proc for what the pager keeps.
-pub(crate) const DIRECTORY: &str = "pager";
-
 /// Lets the pager know what a dead one had out of this proc. Tells whether the proc sleeps and is held.
 pub(crate) fn take_up(proc: &Proc) -> Look {
-    let directory = proc.dir.join(DIRECTORY);
+    let directory = proc.dir.join(PAGER_DIRECTORY);
     if !directory.exists() {
         return Look::default();
     }
@@ -215,7 +213,7 @@ pub(crate) fn take_up(proc: &Proc) -> Look {
 
 /// How it is with a proc's memory.
 pub(crate) fn look(proc: &Proc) -> Look {
-    if !proc.dir.join(DIRECTORY).exists() {
+    if !proc.dir.join(PAGER_DIRECTORY).exists() {
         return Look::default();
     }
     proc.shared.pager.look(proc.name.as_str()).unwrap_or_default()
@@ -223,7 +221,7 @@ pub(crate) fn look(proc: &Proc) -> Look {
 
 /// Gives up what is kept of a proc whose processes have ended.
 pub(crate) fn forget(proc: &Proc) {
-    let directory = proc.dir.join(DIRECTORY);
+    let directory = proc.dir.join(PAGER_DIRECTORY);
     if directory.exists()
         && let Err(e) = proc.shared.pager.forget(proc.name.as_str())
     {
@@ -249,7 +247,7 @@ fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
     };
     let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(look).min()?;
     let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
-    let call = crate::why::call_name(call).unwrap_or("a call");
+    let call = crate::calls::call_name(call).unwrap_or("a call");
     Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end().escape_debug(), every_ns as f64 / 1e9))
 }
 
@@ -297,16 +295,16 @@ fn timerfd(text: &str, now: Now) -> Option<Due> {
 fn sockets_before(tree: &Tree) -> Vec<(OwnedFd, SavedOptions)> {
     let asleep = tree.asleep();
     let take = |(pid, number)| {
-        let fd = crate::park::duplicate(pid, number).ok()?;
+        let fd = crate::descriptors::duplicate(pid, number).ok()?;
         let options = custody::snapshot_options(fd.as_fd()).ok()?;
         (options.kind != Kind::Other).then_some((fd, options))
     };
     let take_inotify = |(pid, number)| {
-        let fd = crate::park::duplicate(pid, number).ok()?;
+        let fd = crate::descriptors::duplicate(pid, number).ok()?;
         let queued = custody::queued_events(fd.as_fd()).ok()?;
         Some((fd, custody::inotify(queued)))
     };
-    let sockets = crate::park::places(tree).into_values().filter_map(take);
+    let sockets = crate::descriptors::places(tree).into_values().filter_map(take);
     let mut sockets: Vec<_> = sockets.chain(inotify::places(tree).into_iter().filter_map(take_inotify)).collect();
     if asleep.is_none() || asleep != tree.asleep() {
         for (_, saved) in &mut sockets {

@@ -2,8 +2,9 @@
 //! as it would have woken the program. See [`kip_checkpoint::inotify`].
 
 use crate::body::SleepingInotify;
+use crate::descriptors::duplicate;
+use crate::descriptors::seen;
 use crate::holdings::key;
-use crate::park::{duplicate, seen};
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::image::ImageError;

@@ -6,7 +6,7 @@
 use crate::archive::{Archive, Brought};
 use crate::body::Body;
 use crate::events::Events;
-use crate::exec::Ends;
+use crate::exec_ends::Ends;
 use crate::helper_pool::HelperPool;
 use crate::holdings::key;
 use crate::instance;
@@ -341,7 +341,7 @@ impl Machine {
             let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
             return tracing::error!(proc = %proc.name, message);
         };
-        let directory = proc.dir.join(crate::hibernate::DIRECTORY).join(kip_pager::proc::PARKED);
+        let directory = proc.dir.join(crate::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         archive.clone().spawn(async move {
             match archive.bring_missing(&directory, &file, pages).await {
                 Brought::All | Brought::Later { tell: None } => {}

@@ -12,8 +12,6 @@
 //! and memory since the last writing and what it used of the CPU since; and how memory changed meanwhile.
 
 use crate::proc::Proc;
-use crate::record::{self, Durability, RecordError};
-use crate::state::Record;
 use kip_net::activity::Activity as Traffic;
 use kip_types::Tier;
 use kip_types::api::{MeterView, TierMeterView, WakesView};
@@ -22,7 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-mod marks;
+pub(crate) mod marks;
 
 /// While a proc runs its meter is written at least this often.
 pub(crate) const WRITE_EVERY: Duration = Duration::from_secs(60);
@@ -205,7 +203,7 @@ impl Meter {
     }
 
     /// The tier that it is in.
-    fn tier(&self) -> Option<Tier> {
+    pub(crate) fn tier(&self) -> Option<Tier> {
         self.live().kept.tier
     }
 
@@ -243,7 +241,7 @@ impl Meter {
     }
 
     /// Likewise, of its cgroup.
-    fn killed(&self, read: impl FnOnce() -> u64) {
+    pub(crate) fn killed(&self, read: impl FnOnce() -> u64) {
         self.live().kept.oom_kills.look(read());
     }
 
@@ -295,8 +293,13 @@ impl Meter {
         self.live().gap = Duration::ZERO;
     }
 
+    /// A mark was made of `kept`.
+    pub(crate) fn marked(&self, kept: &Kept) {
+        self.live().kept.marked_ms = kept.at_ms;
+    }
+
     /// All of it, to this moment.
-    fn kept(&self) -> Kept {
+    pub(crate) fn kept(&self) -> Kept {
         let mut live = self.live();
         live.advance(Instant::now(), crate::events::now_ms(), None);
         live.kept.clone()
@@ -433,66 +436,11 @@ pub(crate) fn word(trigger: &str) -> &'static str {
     }
 }
 
-/// The record with the meter, as `state.json` has both.
-#[derive(Serialize)]
-struct Written<'a> {
-    #[serde(flatten)]
-    record: &'a Record,
-    meter: &'a Kept,
-}
-
-/// The same, read.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Stored {
-    #[serde(flatten)]
-    pub(crate) record: Record,
-    #[serde(default)]
-    pub(crate) meter: Kept,
-}
-
-impl Proc {
-    /// Writes its record, and with it its meter, which is in the record's tier from now on.
-    pub(crate) fn write_record(&self, record: &Record, durability: Durability) -> Result<(), RecordError> {
-        if self.meter.tier() != record.state.tier() {
-            // Until now it was used in the tier that it leaves.
-            self.look_for_cpu();
-        }
-        let before = self.meter.enter(record.state.tier());
-        let kept = self.meter.kept();
-        let written = record::write_state(&self.dir, &Written { record, meter: &kept }, durability);
-        match &written {
-            Ok(()) if marks::is_due(&kept) && marks::add(&self.dir, &kept) => {
-                self.meter.live().kept.marked_ms = kept.at_ms
-            }
-            Ok(()) => {}
-            Err(_) => drop(self.meter.enter(before)),
-        }
-        written
-    }
-
-    /// Looks at what it holds and has used, while it runs as this pid 1 and what that has started.
-    /// Returns its CPU time, nanoseconds, and the counters of its network namespace.
-    pub(crate) fn look_for_meter(&self, init: u32) -> (Option<u64>, Option<Traffic>) {
-        let cpu_ns = self.look_for_cpu();
-        self.meter.level_of_running(self.cgroup.held_bytes());
-        (cpu_ns, self.meter.traffic(|| Traffic::read(init).ok()))
-    }
-
-    /// What its cgroup has counted until now.
-    pub(crate) fn look_for_cpu(&self) -> Option<u64> {
-        let cpu_ns = self.meter.cpu(|| self.cgroup.cpu_ns().ok());
-        if cpu_ns.is_some() {
-            self.meter.killed(|| self.cgroup.oom_kills());
-        }
-        cpu_ns
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn live(tier: Tier) -> Live {
+    pub(crate) fn live(tier: Tier) -> Live {
         let kept = Kept { since_ms: 1, at_ms: 1, tier: Some(tier), ..Kept::default() };
         Live { kept, at: Instant::now(), gap: Duration::ZERO, unlevelled: Duration::ZERO, own: 0 }
     }

@@ -1,6 +1,5 @@
 //! Who wants to hear of every wake, besides events and metrics: traces. Nobody of it is on a wake's way.
 
-use crate::task::Task;
 use kip_types::api::WakeView;
 use kip_types::{ProcName, Tier};
 use std::fmt::Debug;
@@ -11,24 +10,4 @@ pub trait WakeObserver: Debug + Send + Sync {
     fn woke(&self, name: &ProcName, wake: &WakeView);
     /// One does not, for that reason.
     fn failed(&self, name: &ProcName, from: Tier, why: &str);
-}
-
-impl Task {
-    /// For its meter, for the metrics, and for who wants to hear of it.
-    pub(crate) fn count_wake(&self, wake: &WakeView) {
-        let trigger = crate::meter::word(&wake.trigger);
-        self.proc.meter.woken(wake.from, trigger);
-        self.proc.shared.metrics.woke(wake.from, trigger, wake.total_us);
-        if let Some(observer) = &self.proc.shared.observer {
-            observer.woke(&self.proc.name, wake);
-        }
-    }
-
-    /// The same of a wake that failed.
-    pub(crate) fn count_failed_wake(&self, from: Tier, why: &str) {
-        self.proc.shared.metrics.failed_to_wake(from);
-        if let Some(observer) = &self.proc.shared.observer {
-            observer.failed(&self.proc.name, from, why);
-        }
-    }
 }

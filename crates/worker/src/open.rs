@@ -6,7 +6,7 @@ use crate::backup;
 use crate::blocking::blocking;
 use crate::disk;
 use crate::events::{Events, now_ms};
-use crate::exec::Ends;
+use crate::exec_ends::Ends;
 use crate::fault;
 use crate::helper_pool::HelperPool;
 use crate::holdings::key;

@@ -18,19 +18,23 @@ use crate::body::Body;
 use crate::body::Home;
 use crate::body::SleepingSocket;
 use crate::body::Slept;
+use crate::descriptors::duplicate;
+use crate::descriptors::places;
+use crate::descriptors::seen;
+use crate::descriptors::take;
+use crate::descriptors::{mask_key, pipe_key};
 use crate::fault;
-use crate::hibernate::DIRECTORY;
 use crate::holdings::key;
 use crate::inotify::{self, Events};
 use crate::lifted;
 use crate::pins;
+use crate::plans::plan_of;
+use crate::proc::PAGER_DIRECTORY;
 use crate::proc::{Proc, namespaces_of, user_of};
 use crate::quota::Place;
 use crate::suspend::{self, is_connection};
-use crate::task::plan_of;
-use crate::tree::{self, Tree};
+use crate::tree::Tree;
 use crate::volumes;
-use crate::wake::take;
 use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
 use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
@@ -53,7 +57,7 @@ use kip_types::{Generation, Image};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -346,7 +350,7 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
     if !out {
         return Ok(map);
     }
-    let directory = proc.dir.join(DIRECTORY);
+    let directory = proc.dir.join(PAGER_DIRECTORY);
     let told = directory.join("told");
     proc.shared.pager.account(proc.name.as_str(), &told).map_err(ParkError::Account)?;
     let of_hosts = PageMap::load_from(&told);
@@ -365,24 +369,6 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
     carry::carry(&mut map, images, &carried, &directory, generation).map_err(ParkError::Carry)?;
     carry::write_sets(&mut map, images).map_err(ParkError::Carry)?;
     Ok(map)
-}
-
-/// Where each socket of the tree is open: (host pid, descriptor) by inode.
-pub(crate) fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
-    let mut places = BTreeMap::new();
-    for &pid in &tree.pids {
-        for (number, target) in tree::descriptors(pid).unwrap_or_default() {
-            if let Some(inode) = tree::socket_inode(&target) {
-                places.entry(inode).or_insert((pid, number));
-            }
-        }
-    }
-    places
-}
-
-pub(crate) fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
-    let pidfd = kip_sys::process::pidfd_open(pid)?;
-    kip_sys::process::pidfd_getfd(pidfd.as_fd(), number)
 }
 
 /// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
@@ -425,17 +411,6 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
     }
     let (since, untold, pending) = (tree.waiting(), tree.untold(), tree.pending());
     Ran { sockets, events: Events::new(), untold, since, at_rest: false, pending }
-}
-
-/// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot
-/// run any more.
-pub(crate) fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
-    custody::Seen {
-        // If there is less it has taken some, and what is left may be new.
-        queued: if frozen.queued < before.queued { 0 } else { before.queued },
-        ended: before.ended,
-        full: before.full || frozen.full,
-    }
 }
 
 fn take_sockets(
@@ -487,18 +462,6 @@ fn masks_of(init: u32) -> io::Result<Vec<String>> {
     let text = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
     let points = text.lines().filter_map(|l| l.split(' ').nth(4));
     Ok(points.filter(|p| p.starts_with("/proc/")).map(str::to_owned).collect())
-}
-
-/// The key CRIU names a mask by.
-pub(crate) fn mask_key(mask: &str) -> String {
-    mask.trim_start_matches('/').replace('/', "-")
-}
-
-/// The key under which a pipe is inherited.
-pub(crate) fn pipe_key(fd: &OwnedFd) -> io::Result<String> {
-    let inode = rustix::fs::fstat(fd)?.st_ino;
-    debug_assert!(fd.as_raw_fd() >= 0);
-    Ok(format!("pipe:[{inode}]"))
 }
 
 #[cfg(test)]

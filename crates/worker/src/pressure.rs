@@ -24,15 +24,12 @@
 //!
 //! A wake from hibernation needs none of the places as long as there is room.
 
-mod admission;
-mod choice;
+pub(crate) mod admission;
 mod ledger;
 mod marks;
-mod relief;
 
 pub(crate) use admission::{Grant, Need, Short, Work};
 pub use marks::{BadMarks, MemoryMarks};
-pub(crate) use relief::Relieved;
 
 use kip_sandbox::cgroup::Cgroup;
 use kip_types::api::RoomView;
@@ -43,6 +40,15 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
 
+/// What a proc that was asked to sleep did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Relieved {
+    /// It sleeps.
+    Asleep,
+    /// It is wanted awake now.
+    Declined,
+}
+
 /// A proc that has been quiet for less is not put to sleep for others.
 pub(crate) const QUIET: Duration = Duration::from_secs(1);
 /// So often at most is measured for one figure: in a storm wakes end all the time.
@@ -52,12 +58,13 @@ const LAG_PART: u64 = 64;
 
 /// What relief found at its last look.
 #[derive(Debug, Clone, Copy, Default)]
-struct Pass {
-    number: u64,
+pub(crate) struct Pass {
+    /// Counted from 1.
+    pub(crate) number: u64,
     /// What is used, bytes.
-    used: u64,
+    pub(crate) used: u64,
     /// Even if all went to sleep who may, there would not be the room that is asked for.
-    hopeless: bool,
+    pub(crate) hopeless: bool,
 }
 
 /// What was promised, and whose memory shows how much of it has arrived: the rest of what was there before.
@@ -97,12 +104,12 @@ pub(crate) struct Pressure {
     /// Whoever has it is the next to be given room. Fair.
     turn: tokio::sync::Mutex<()>,
     /// What the wakes that wait need together, bytes.
-    wanted: AtomicU64,
+    pub(crate) wanted: AtomicU64,
     /// What the one whose turn it is needs, bytes; 0 if it has room.
-    first: AtomicU64,
+    pub(crate) first: AtomicU64,
     /// Relief is to look at once.
-    asked: Notify,
-    passes: watch::Sender<Pass>,
+    pub(crate) asked: Notify,
+    pub(crate) passes: watch::Sender<Pass>,
     /// For which there was no room.
     refused_starts: AtomicU64,
     refused_wakes: AtomicU64,
@@ -213,7 +220,7 @@ impl Pressure {
     }
 
     /// Who uses how much, and the mark that this is above.
-    fn above_high(&self, used: u64) -> String {
+    pub(crate) fn above_high(&self, used: u64) -> String {
         let marks = &self.marks;
         format!(
             "{} {}, the high mark is {} ({}% of {})",

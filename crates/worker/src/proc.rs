@@ -23,6 +23,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Directory of a proc for what the pager keeps.
+pub(crate) const PAGER_DIRECTORY: &str = "pager";
 /// How long the mounts of the last run may take to be gone.
 const MOUNT_WITHIN: Duration = Duration::from_secs(5);
 

@@ -10,13 +10,15 @@ use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
 use crate::machine::Machine;
-use crate::meter::{Kept, Meter, Stored};
+use crate::meter::{Kept, Meter};
+use crate::metering::Stored;
+use crate::plans::take_custody;
 use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::renew;
 use crate::state::Record;
 use crate::stop::{self, Network};
-use crate::task::{self, take_custody};
+use crate::task;
 use crate::tree::Tree;
 use kip_net::{Slot, custody};
 use kip_types::chain;
@@ -206,7 +208,7 @@ fn still_asleep(proc: &Proc, state: &State) -> bool {
 
 /// Nothing of it runs any more: to be started again, or stopped.
 async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
-    let exit = stop::reported_exit(proc).unwrap_or(Exit::Unknown);
+    let exit = crate::exits::reported_exit(proc).unwrap_or(Exit::Unknown);
     // What it wrote while no daemon was there is still in its pipes.
     if proc.holdings.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);

@@ -6,8 +6,8 @@
 //! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
 
 use crate::body::Body;
+use crate::descriptors::pipe_key;
 use crate::holdings::key;
-use crate::park::pipe_key;
 use crate::proc::Proc;
 use crate::resolver;
 use crate::start;

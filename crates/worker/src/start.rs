@@ -1,6 +1,7 @@
 //! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
 
 use crate::blocking::blocking;
+use crate::exits::read_record;
 use crate::fault;
 use crate::holdings::key;
 use crate::kits::Kit;
@@ -24,7 +25,7 @@ use kip_types::{Image, ProcName, Protocol, State};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -327,31 +328,6 @@ fn exec_failed(proc: &Proc, step: StartStep, errno: i32) -> Refusal {
     Refusal::new(Code::Invalid, message)
 }
 
-/// The next record of pid 1's, or none when it has not come within the time.
-pub(crate) fn read_record(status: &OwnedFd, within: Duration) -> io::Result<Option<init::Record>> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let until = Instant::now() + within;
-    loop {
-        let mut bytes = [0u8; init::RECORD_BYTES];
-        let mut file = fs::File::from(status.try_clone()?);
-        match file.read(&mut bytes) {
-            Ok(n) if n == bytes.len() => return Ok(init::Record::parse(&bytes)),
-            Ok(_) => return Ok(None),
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            Err(e) => return Err(e),
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut [PollFd::new(status, PollFlags::IN)], Some(&left)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-}
-
 /// Waits until every declared port has a socket, in the proc's own namespace.
 async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
     let until = Instant::now() + READY_WITHIN;
@@ -359,7 +335,7 @@ async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
         let missing: Vec<_> = proc.spec.ports.iter().filter(|p| !listens(init, p.proto, p.port)).collect();
         let Some(first) = missing.first() else { return Ok(()) };
         if !Path::new(&format!("/proc/{init}/ns")).exists() || proc.cgroup.pids().is_ok_and(|p| p.is_empty()) {
-            let exit = crate::stop::reported_exit(proc).map_or_else(|| "it is gone".to_owned(), |e| e.to_string());
+            let exit = crate::exits::reported_exit(proc).map_or_else(|| "it is gone".to_owned(), |e| e.to_string());
             let last = proc.shared.last_words(proc);
             return Err(Refusal::new(
                 Code::Failed,

@@ -1,14 +1,13 @@
 //! Ends a proc and lets go what it used. Every step may be repeated: recovery calls the same functions.
 
 use crate::blocking::blocking;
+use crate::exits::reported_exit;
 use crate::fault;
 use crate::holdings::key;
 use crate::machine::Machine;
 use crate::proc::Proc;
-use crate::start::read_record;
 use crate::tree::Tree;
 use kip_net::Slot;
-use kip_sandbox::init;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
@@ -58,17 +57,6 @@ impl Proc {
             }
         }
     }
-}
-
-/// How the program ended, if pid 1 has said so.
-pub(crate) fn reported_exit(proc: &Proc) -> Option<Exit> {
-    let status = proc.holdings.get(key::STATUS)?;
-    while let Ok(Some(record)) = read_record(&status, Duration::ZERO) {
-        if let init::Record::Ended(exit) = record {
-            return Some(exit);
-        }
-    }
-    None
 }
 
 /// Ends the program: SIGTERM or what its spec has instead, then, after `grace`, SIGKILL to everything. Returns how it

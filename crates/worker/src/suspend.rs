@@ -2,7 +2,7 @@
 //!
 //! The owner's word (`--clock`, or the request to sleep) counts always; without one a profile ([`kip_types::profile`]) counts
 //! where every process is the profile's and no connection is open, for a peer may wait for a timer. Reads only; what is read here
-//! of a program that runs may be another a moment later: [`crate::park`] asks again with the program frozen.
+//! of a program that runs may be another a moment later: the park asks again with the program frozen.
 
 use crate::proc::Proc;
 use crate::tree;

@@ -11,6 +11,7 @@ mod deadline;
 mod ending;
 mod hibernate;
 mod hooks;
+mod observed;
 mod pressed;
 mod previous;
 mod ready;
@@ -20,18 +21,18 @@ mod still;
 mod ticks;
 
 use crate::body::Body;
+use crate::tickets::Ticket;
 pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{Archived, archived};
 pub(crate) use checked::Asking;
-pub(crate) use command::{By, Command, Reply, Ticket};
+pub(crate) use command::{By, Command, Reply};
 use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 use kip_types::chain;
 pub(crate) use pressed::need;
 pub(crate) use ready::once as look_once;
-pub(crate) use sleep::{plan_of, plan_wake, take_custody};
 pub(crate) use still::{Still, Stilled};
 pub(crate) use ticks::would_be_late;
 

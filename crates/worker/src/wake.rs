@@ -9,15 +9,16 @@ mod rebuild;
 mod reopen;
 mod timers;
 
-pub(crate) use timers::{forget, take};
+pub(crate) use timers::forget;
 
 use crate::archive::DemandError;
 use crate::body::Body;
 use crate::body::Home;
+use crate::descriptors::mask_key;
+use crate::descriptors::pipe_key;
 use crate::fault;
 use crate::holdings::key;
 use crate::owners;
-use crate::park::{mask_key, pipe_key};
 use crate::pins;
 use crate::proc::Proc;
 use crate::start::reopen;

@@ -5,7 +5,7 @@
 mod flows;
 mod look;
 
-pub(crate) use look::{call_name, plain, word};
+pub(crate) use look::{plain, word};
 
 use crate::beside;
 use crate::due::source_word;

@@ -6,8 +6,8 @@
 
 use super::maps::{Place, Places};
 use super::{Page, Pages};
-use crate::hibernate::DIRECTORY;
 use crate::instance::IDS_PER_BLOCK;
+use crate::proc::PAGER_DIRECTORY;
 use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::look::{FileKind, Mapping, OpenFile, Process, Strings, What};
@@ -105,7 +105,7 @@ impl Live {
     pub(super) fn places(&self, proc: &Proc) -> Result<BTreeMap<u32, Places>, String> {
         let chart = proc.shared.pager.chart(proc.name.as_str());
         let chart = chart.map_err(|e| format!("what it has out is not told: {}", chain(&e)))?.unwrap_or_default();
-        let directory = proc.dir.join(DIRECTORY);
+        let directory = proc.dir.join(PAGER_DIRECTORY);
         let mut all = BTreeMap::new();
         for (inside, host) in &self.hosts {
             let mut places = Places { ranges: present(*host).unwrap_or_default(), is_stored: false };
@@ -120,7 +120,7 @@ impl Live {
 /// A page that a store has.
 fn away(proc: &Proc, file: &str, page: u32) -> Result<Vec<u8>, String> {
     let archive = proc.shared.archive.as_ref().ok_or("it is in a store: `kip up --store URL`")?;
-    let directory = proc.dir.join(DIRECTORY).join(PARKED);
+    let directory = proc.dir.join(PAGER_DIRECTORY).join(PARKED);
     let map = PageMap::load(&directory).map_err(|e| chain(&e))?;
     let file = map.files.iter().find(|known| known.name == file).ok_or("its page map has no such file")?;
     archive.remote_page(&directory, file, page).map_err(|e| chain(&e))

@@ -20,12 +20,12 @@ fn path(dir: &Path) -> PathBuf {
     dir.join(FILE)
 }
 
-pub(super) fn is_due(kept: &Kept) -> bool {
+pub(crate) fn is_due(kept: &Kept) -> bool {
     kept.at_ms.saturating_sub(kept.marked_ms) >= EVERY_MS
 }
 
 /// Makes a mark; false if that cannot be done now.
-pub(super) fn add(dir: &Path, kept: &Kept) -> bool {
+pub(crate) fn add(dir: &Path, kept: &Kept) -> bool {
     let append = || -> io::Result<()> {
         let mut line = serde_json::to_vec(kept)?;
         line.push(b'\n');

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 /// Wakes under way at the same time, per core: one may wait for the disk while another works.
 pub(super) const WAKES_PER_CORE: usize = 2;
 /// How long relief has to make room for one.
-pub(super) const ROOM_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const ROOM_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks for room while relief is at work.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 

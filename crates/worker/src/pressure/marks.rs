@@ -151,12 +151,12 @@ impl MemoryMarks {
     }
 
     /// The same in percent of the limit.
-    pub(super) fn last_resort_percent(&self) -> u8 {
+    pub(crate) fn last_resort_percent(&self) -> u8 {
         LAST_RESORT.max(self.high_percent)
     }
 
     /// What is used, bytes, if this daemon's procs use `procs`.
-    pub(super) fn used(&self, procs: u64) -> u64 {
+    pub(crate) fn used(&self, procs: u64) -> u64 {
         if !self.whole_machine {
             return procs;
         }
@@ -165,12 +165,12 @@ impl MemoryMarks {
     }
 
     /// Whose use it is.
-    pub(super) fn who(&self) -> &'static str {
+    pub(crate) fn who(&self) -> &'static str {
         if self.whole_machine { "this machine uses" } else { "procs use" }
     }
 
     /// The limit, and where it comes from.
-    pub(super) fn limit_words(&self) -> String {
+    pub(crate) fn limit_words(&self) -> String {
         let limit = size(self.limit_bytes);
         match self.whole_machine {
             true => format!("{limit}, this machine's memory less a reserve"),

@@ -4,7 +4,7 @@
 //! which hears of its end. What is needed locally of an archived proc, its sockets' options and due timers, is kept in
 //! `archived.json`.
 
-use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why, compile_plan, save_plan};
+use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why};
 use super::{By, Command, Reply, Task};
 use crate::archive::ARCHIVED;
 use crate::archive::{Archive, Own, Uploaded};
@@ -13,6 +13,7 @@ use crate::body::Body;
 use crate::fault;
 use crate::holdings::key;
 use crate::metrics::Cause;
+use crate::plans::{compile_plan, save_plan};
 use crate::policy;
 use crate::proc::Proc;
 use crate::record;

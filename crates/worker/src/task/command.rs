@@ -6,12 +6,11 @@ use crate::archive::Uploaded;
 use crate::pressure::{Grant, Relieved};
 use crate::state::Checked;
 use crate::stop::Network;
+use crate::tickets::Ticket;
 use kip_pager::protocol::Woken;
 use kip_types::api::Refusal;
 use kip_types::spec::Clock;
 use kip_types::{Generation, Tier};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -69,14 +68,4 @@ pub(crate) enum By {
     Owner(Option<Clock>),
     /// Kip's own, for an upgrade, a backup or the end of the machine.
     Kip,
-}
-
-/// While one lives the proc does not go to sleep by itself, nor by request.
-#[derive(Debug)]
-pub(crate) struct Ticket(pub(super) Arc<AtomicUsize>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::exec::{self, ExecOutput};
 use crate::metrics::Cause;
 use crate::proc::Proc;
+use crate::tickets::Ticket;
 use kip_types::api::ExecRequest;
 use std::collections::BTreeMap;
 

@@ -7,13 +7,14 @@
 //!
 //! A crash in the middle leaves a proc that is stopped, with its newest files once it is started; or parked, as what it falls back to.
 
+use super::Task;
 use super::archive::Archived;
 use super::sleep::SECOND_TRY_AFTER;
-use super::{Task, take_custody};
 use crate::archive::ARCHIVED;
 use crate::archive::Archive;
 use crate::blocking::blocking;
 use crate::fault;
+use crate::plans::take_custody;
 use crate::policy::{self, NotAllowed};
 use crate::proc::Proc;
 use crate::record;

@@ -9,9 +9,9 @@ use crate::due::{self, Ticks};
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
-use crate::holdings::key;
 use crate::metrics::Cause;
 use crate::park::{self, ParkError};
+use crate::plans::{plan_wake, take_custody};
 use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
@@ -20,22 +20,14 @@ use crate::volumes::sleep as volumes;
 use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::{Due, Source};
 use kip_checkpoint::dump::DumpError;
-use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
-use kip_net::custody;
-use kip_snapshot::pages::PageMap;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
-use kip_types::{Generation, Hibernate, Lazy, State, Tier};
+use kip_types::{Generation, Hibernate, State, Tier};
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// So much memory that can come later is not read before the program runs, bytes: reading it takes longer than the pager needs
-/// to take it up.
-const LAZY_FROM: u64 = 8 << 20;
 /// Between the first and the second try of a wake.
 pub(super) const SECOND_TRY_AFTER: Duration = Duration::from_millis(200);
 
@@ -415,74 +407,6 @@ pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Dura
     };
     let after = Duration::from_millis(after);
     (to, if running.for_ticks { after.min(AFTER_TICKS) } else { after })
-}
-
-/// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.
-pub(crate) fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
-    if let Some(plan) = compile_plan(proc, generation, body) {
-        save_plan(proc, generation, &plan);
-    }
-}
-
-pub(super) fn save_plan(proc: &Proc, generation: Generation, plan: &Plan) {
-    if let Err(e) = plan.save(&kip_snapshot::path_of(&proc.dir, generation)) {
-        tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake");
-    }
-}
-
-/// The plan of the next wake, if there can be one. Only reads.
-pub(super) fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> Option<Plan> {
-    if proc.shared.only_criu.load(Ordering::Relaxed) {
-        return None;
-    }
-    let images = kip_snapshot::path_of(&proc.dir, generation);
-    let pages = match PageMap::load(&images) {
-        Ok(pages) => pages,
-        Err(e) => {
-            tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake");
-            return None;
-        }
-    };
-    match plan_of(proc, &images, &pages, body) {
-        Ok(plan) => return Some(plan),
-        Err(PlanError::Unsupported { what }) => {
-            tracing::info!(proc = %proc.name, what, "CRIU will do the next wake");
-        }
-        Err(e) => tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake"),
-    }
-    None
-}
-
-/// The plan by which such images are restored.
-///
-/// # Errors
-/// There can be none, or the images are damaged.
-pub(crate) fn plan_of(proc: &Proc, images: &Path, pages: &PageMap, body: &Body) -> Result<Plan, PlanError> {
-    /// The first process that pid 1 makes.
-    const PROGRAM: u32 = 2;
-    let lazy_from = match proc.spec.timing.lazy {
-        // What is still in a store has a long way.
-        Lazy::Auto if pages.files.iter().any(|file| file.remote.is_some()) => 1,
-        Lazy::Auto => LAZY_FROM,
-        Lazy::On => 1,
-        Lazy::Off => u64::MAX,
-    };
-    let (clocks, untold, init) = (&body.clocks, &body.untold, kip_sandbox::init::PATH);
-    plan::compile(images, &Wish { clocks, untold, pages, lazy_from, init, program: PROGRAM })
-}
-
-/// Makes live sockets without a program comfortable: see [`kip_net::custody`].
-pub(crate) fn take_custody(proc: &Proc, body: &Body) {
-    for socket in &body.sockets {
-        let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode)) else {
-            continue;
-        };
-        let held = fd.try_clone().map_err(|e| e.to_string());
-        let held = held.and_then(|fd| custody::hold(fd, &socket.options).map_err(|e| chain(&e)));
-        if let Err(e) = held {
-            tracing::warn!(proc = %proc.name, inode = socket.inode, error = e, "a socket could not be taken into custody");
-        }
-    }
 }
 
 fn cause_of(e: &ParkError) -> Cause {

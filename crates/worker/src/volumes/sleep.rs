@@ -12,9 +12,9 @@ use super::{in_order, is_shared, path_of};
 use crate::backup::restore;
 use crate::body::{Slept, SleptFile};
 use crate::instance::IDS_PER_BLOCK;
-use crate::park::ParkError;
 use crate::proc::Proc;
 use crate::secrets::{self, SecretsLost};
+use kip_checkpoint::image::ImageError;
 use kip_checkpoint::volumes::{is_below, release};
 use kip_sandbox::volume::{self, Volume, VolumeError};
 use kip_types::{Generation, VolumeSource};
@@ -28,6 +28,10 @@ use std::path::{Path, PathBuf};
 /// It cannot fall asleep with its volumes as they are.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UnfitVolume {
+    #[error("its processes cannot be read")]
+    Processes(#[source] io::Error),
+    #[error(transparent)]
+    Image(#[from] ImageError),
     #[error("the volume at {target} is not there any more: a directory above it was moved; start it anew")]
     Moved { target: String },
     #[error("{} is not what is mounted at {target} any more: it was replaced since the start; start it anew", path.display())]
@@ -93,13 +97,13 @@ impl SleptFile {
 }
 
 /// The volumes of a running proc, in the order in which they are mounted, still without files.
-pub(crate) fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, ParkError> {
+pub(crate) fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
     let mut volumes = Vec::new();
     if proc.spec.volumes.is_empty() {
         return Ok(volumes);
     }
-    let root = File::open(format!("/proc/{init}/root")).map_err(ParkError::Tree)?;
-    let mounts = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(ParkError::Tree)?;
+    let root = File::open(format!("/proc/{init}/root")).map_err(UnfitVolume::Processes)?;
+    let mounts = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(UnfitVolume::Processes)?;
     for spec in in_order(&proc.spec) {
         let (target, path) = (spec.target.clone(), path_of(&proc.shared.data, &spec.source));
         let unread = |e: Errno| UnfitVolume::Look { target: target.clone(), source: e.into() };
@@ -113,7 +117,7 @@ pub(crate) fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, ParkError> {
         let mask = StatxFlags::MNT_ID | StatxFlags::INO;
         let stat = rustix::fs::statx(&there, "", AtFlags::EMPTY_PATH, mask).map_err(unread)?;
         let point = point_of(&mounts, stat.stx_mnt_id).filter(|point| point != "/" && point != "/usr");
-        let Some(point) = point else { return Err(UnfitVolume::Moved { target }.into()) };
+        let Some(point) = point else { return Err(UnfitVolume::Moved { target }) };
         let owner = match spec.source {
             VolumeSource::Secrets => Some(owner_of(proc, &there).map_err(unread)?),
             _ => None,
@@ -121,7 +125,7 @@ pub(crate) fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, ParkError> {
         if owner.is_none()
             && fs::symlink_metadata(&path).map(|m| std::os::unix::fs::MetadataExt::ino(&m)).ok() != Some(stat.stx_ino)
         {
-            return Err(UnfitVolume::Replaced { path, target }.into());
+            return Err(UnfitVolume::Replaced { path, target });
         }
         volumes.push(Slept { path, target, point, inode: stat.stx_ino, owner, files: Vec::new() });
     }
@@ -143,13 +147,13 @@ fn point_of(mounts: &str, number: u64) -> Option<String> {
 }
 
 /// Notes what the frozen tree has open in them.
-pub(crate) fn note_files(volumes: &mut [Slept], images: &Path, init: u32) -> Result<(), ParkError> {
+pub(crate) fn note_files(volumes: &mut [Slept], images: &Path, init: u32) -> Result<(), UnfitVolume> {
     let points: Vec<String> = volumes.iter().map(|v| v.point.clone()).collect();
     let open = release(images, &points.iter().map(String::as_str).collect::<Vec<_>>())?;
     if open.is_empty() {
         return Ok(());
     }
-    let root = File::open(format!("/proc/{init}/root")).map_err(ParkError::Tree)?;
+    let root = File::open(format!("/proc/{init}/root")).map_err(UnfitVolume::Processes)?;
     for file in open {
         let of = volumes.iter_mut().filter(|v| is_below(&file.path, &v.point)).max_by_key(|v| v.point.len());
         let Some(volume) = of else { continue };

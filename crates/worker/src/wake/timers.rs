@@ -1,16 +1,16 @@
 //! Time in the restored processes, in the last moment before they run: time-outs, timerfds, missed signals.
 
+use crate::descriptors::take;
 use crate::proc::Proc;
 use crate::tree::Tree;
 use kip_checkpoint::clocks::{self, Form, Missed, Now};
 use kip_sys::ends::{self, End};
-use kip_sys::process::{Signal, pidfd_getfd, pidfd_open, pidfd_send_signal, read_memory, write_memory};
+use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, read_memory, write_memory};
 use kip_sys::shortened::{self, Shortened, Wait};
 use kip_sys::{timed, timer};
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -150,17 +150,6 @@ pub(super) fn give_back(shortened: Vec<Shortened>) {
     shortened::give_back(shortened, |e| {
         tracing::warn!(error = %e, "a socket keeps a time-out that was meant for one call");
     });
-}
-
-/// Duplicates a descriptor of a thread's process.
-pub(crate) fn take(tid: u32, number: i32) -> io::Result<OwnedFd> {
-    pidfd_getfd(pidfd_open(process_of(tid)?)?.as_fd(), number)
-}
-
-fn process_of(tid: u32) -> io::Result<u32> {
-    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
-    let id = status.lines().find_map(|l| l.strip_prefix("Tgid:")?.trim().parse().ok());
-    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 fn alarm(pid: u32) -> io::Result<()> {

@@ -6,6 +6,7 @@
 //! put an epoll set in its place, whose fdinfo can wait: for this the caller looks on a thread that it can do without.
 
 use super::flows::{Flow, Flows};
+use crate::calls::{IN_MS, POINTED};
 use crate::tree;
 use kip_checkpoint::clocks::Now;
 use kip_net::diag::{Diag, DiagError, SocketInfo, TcpState};
@@ -269,20 +270,6 @@ fn timerfd(text: &str) -> Option<(u64, Option<u64>)> {
     Some((left, ms("it_interval:").filter(|every| *every > 0)))
 }
 
-/// Calls of x86-64 whose time-out is milliseconds in a register, and in which one; and calls that point to a timespec, which
-/// is the program's memory and not looked at. The number is that of the argument, from 0.
-const IN_MS: [(u64, &str, usize); 3] = [(7, "poll", 2), (232, "epoll_wait", 3), (281, "epoll_pwait", 3)];
-const POINTED: [(u64, &str, usize); 8] = [
-    (23, "select", 4),
-    (35, "nanosleep", 0),
-    (128, "rt_sigtimedwait", 2),
-    (202, "futex", 3),
-    (230, "clock_nanosleep", 2),
-    (270, "pselect6", 4),
-    (271, "ppoll", 2),
-    (441, "epoll_pwait2", 3),
-];
-
 /// The time-out that a thread's call has, if it waits in one that has any.
 fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
     let call @ [number, arguments @ ..] = &tree::waits_in(tid)?;
@@ -296,11 +283,6 @@ fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
     let status = fs::read_to_string(format!("/proc/{}/task/{tid}/status", process.pid)).ok()?;
     let kind = format!("time-out of {name}");
     Some(TimerView { kind, program: process.view.clone(), tid: Some(inner(&status)?), due_ms, every_ms: None })
-}
-
-/// The name of a call with a time-out.
-pub(crate) fn call_name(number: u64) -> Option<&'static str> {
-    IN_MS.iter().chain(&POINTED).find(|(nr, ..)| *nr == number).map(|(_, name, _)| *name)
 }
 
 /// The call's name and its whole time-out, milliseconds, where that is in a register; none for a call without one.

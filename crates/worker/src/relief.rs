@@ -3,13 +3,15 @@
 //! It asks a victim's own task, which looks once more and may decline; it waits for none in particular, and counts what is
 //! on its way out as gone. A proc that cannot sleep is left alone for a while, longer each time.
 
-use super::admission::ROOM_WITHIN;
-use super::choice::{self, Candidate, Hysteresis, Turn};
-use super::{Pass, Pressure, size};
+mod choice;
+
 use crate::blocking::blocking;
 use crate::events::now_ms;
 use crate::machine::Machine;
+use crate::pressure::admission::ROOM_WITHIN;
+use crate::pressure::{Pass, Pressure, Relieved, size};
 use crate::task::{Command, Handle};
+use choice::{Candidate, Hysteresis, Turn};
 use kip_net::Slot;
 use kip_types::api::Refusal;
 use kip_types::spec::{Hibernate, Timing};
@@ -37,15 +39,6 @@ const REFUSED: Duration = Duration::from_secs(15);
 const STEP_AFTER: Duration = Duration::from_secs(3);
 /// However often it refused.
 const REFUSED_LONGEST: Duration = Duration::from_secs(600);
-
-/// What a proc that was asked to sleep did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Relieved {
-    /// It sleeps.
-    Asleep,
-    /// It is wanted awake now.
-    Declined,
-}
 
 /// Steps down, the cheapest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,0 +1,25 @@
+//! Wakes, told to the meter, the metrics and the observer.
+
+use super::Task;
+use kip_types::Tier;
+use kip_types::api::WakeView;
+
+impl Task {
+    /// For its meter, for the metrics, and for who wants to hear of it.
+    pub(crate) fn count_wake(&self, wake: &WakeView) {
+        let trigger = crate::meter::word(&wake.trigger);
+        self.proc.meter.woken(wake.from, trigger);
+        self.proc.shared.metrics.woke(wake.from, trigger, wake.total_us);
+        if let Some(observer) = &self.proc.shared.observer {
+            observer.woke(&self.proc.name, wake);
+        }
+    }
+
+    /// The same of a wake that failed.
+    pub(crate) fn count_failed_wake(&self, from: Tier, why: &str) {
+        self.proc.shared.metrics.failed_to_wake(from);
+        if let Some(observer) = &self.proc.shared.observer {
+            observer.failed(&self.proc.name, from, why);
+        }
+    }
+}
