@@ -1,4 +1,4 @@
-//! Which top-level modules of a crate use each other in a circle: none may begin to, and those that do are a list that only shrinks.
+//! No top-level module of a crate may use itself by way of others.
 //!
 //! Read from the text: `crate::name` and, in a top-level module, `super::name`. Modules of tests are left out. What the root re-exports
 //! counts as the module that it comes from, anything else of the root as the root, which is called `lib`.
@@ -6,67 +6,17 @@
 use crate::tidy::File;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Modules that are in a circle today, by crate.
-const KNOTS: [(&str, &[&str]); 1] = [(
-    "worker",
-    &[
-        "backup",
-        "disk",
-        "exec",
-        "exits",
-        "hibernate",
-        "history",
-        "images",
-        "inotify",
-        "inspect",
-        "lib",
-        "machine",
-        "meter",
-        "metrics",
-        "names",
-        "outdated",
-        "owners",
-        "park",
-        "plans",
-        "policy",
-        "probe",
-        "proc",
-        "rehearse",
-        "renew",
-        "resolver",
-        "secrets",
-        "start",
-        "stop",
-        "suspend",
-        "task",
-        "view",
-        "volumes",
-        "wake",
-        "why",
-    ],
-)];
-
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
-/// Modules that are in a circle and not listed, and listed ones that are in none.
+/// Modules that are in a circle, each with its way.
 pub fn findings(files: &[File]) -> Vec<String> {
-    judge(files, &KNOTS)
-}
-
-fn judge(files: &[File], knots: &[(&str, &[&str])]) -> Vec<String> {
     let mut found = Vec::new();
     for name in crates(files) {
-        let known = knots.iter().find(|(knot, _)| *knot == name).map_or(&[][..], |(_, modules)| modules);
         let graph = graph(&name, files);
-        let tied: BTreeMap<&String, Vec<&String>> =
-            graph.keys().filter_map(|module| Some((module, circle(&graph, module)?))).collect();
-        for (module, circle) in tied.iter().filter(|(module, _)| !known.contains(&module.as_str())) {
+        let ways = graph.keys().filter_map(|module| Some((module, circle(&graph, module)?)));
+        found.extend(ways.map(|(module, circle)| {
             let way: Vec<&str> = circle.iter().map(|module| module.as_str()).collect();
-            found.push(format!("crates/{name}: module {module} uses itself by way of others: {}", way.join(" -> ")));
-        }
-        let free = known.iter().filter(|module| !tied.keys().any(|tied| tied == *module));
-        found.extend(free.map(|module| {
-            format!("crates/{name}: module {module} is in no circle: take it off the list in xtask/src/cycles.rs")
+            format!("crates/{name}: module {module} uses itself by way of others: {}", way.join(" -> "))
         }));
     }
     found
@@ -220,18 +170,16 @@ mod tests {
             ("b/deep.rs", "use crate::{c::{D, E}, Other};\n"),
             ("c.rs", "fn f() { super::a::g() }\n"),
         ]);
-        let found = judge(&files, &[]);
+        let found = findings(&files);
         assert_eq!(found.len(), 3, "{found:?}");
         assert_eq!(found[0], "crates/x: module a uses itself by way of others: a -> b -> c -> a");
-        assert!(judge(&files, &[("x", &["a", "b", "c"])]).is_empty());
     }
 
     #[test]
-    fn what_is_in_no_circle_is_not_listed() {
+    fn what_the_root_re_exports_is_of_its_module() {
         let files =
             project(&[("lib.rs", "mod a;\npub use a::A;\n"), ("a.rs", "// crate::b\n"), ("b.rs", "use crate::A;\n")]);
-        assert_eq!(judge(&files, &[]), Vec::<String>::new());
-        assert_eq!(judge(&files, &[("x", &["a"])]).len(), 1);
+        assert_eq!(findings(&files), Vec::<String>::new());
     }
 
     #[test]
@@ -239,9 +187,9 @@ mod tests {
         let root = "mod a;\npub struct Root;\nfn f() { a::g() }\n";
         let tests = "#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}\n";
         let files = project(&[("lib.rs", root), ("a.rs", "use crate::Root;\n"), ("b.rs", "use crate::a::A;\n")]);
-        assert_eq!(judge(&files, &[]).len(), 2, "{:?}", judge(&files, &[]));
+        assert_eq!(findings(&files).len(), 2, "{:?}", findings(&files));
         let files =
             project(&[("lib.rs", "mod a;\n"), ("a.rs", tests), ("b.rs", "use crate::a::A;\n"), ("b_tests.rs", "")]);
-        assert_eq!(judge(&files, &[]), Vec::<String>::new());
+        assert_eq!(findings(&files), Vec::<String>::new());
     }
 }

@@ -36,6 +36,12 @@ const NOT_PART: [&str; 7] =
 /// Empty files of a generation that is elsewhere: [`leave_spare`].
 const SPARE: &str = "spare";
 
+/// What the files of a generation take on disk, bytes.
+pub fn bytes_of(directory: &Path) -> u64 {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
+}
+
 /// One file of a generation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
@@ -474,5 +480,13 @@ mod tests {
         assert!(matches!(open::<String>(&path), Err(SnapshotError::Newer { found: 99, .. })));
         fs::write(path.join(MANIFEST), b"{").unwrap();
         assert!(matches!(open::<String>(&path), Err(SnapshotError::Manifest { .. })));
+    }
+
+    #[test]
+    fn a_generation_takes_what_its_files_do() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(bytes_of(&dir.path().join("none")), 0);
+        fs::write(dir.path().join("pages"), vec![1; 100_000]).unwrap();
+        assert!((100_000..200_000).contains(&bytes_of(dir.path())));
     }
 }

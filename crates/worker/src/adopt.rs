@@ -5,20 +5,21 @@
 //! touched. The rest is [`crate::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
 //! goes on, if not, it removes the record.
 
-use crate::Worker;
 use crate::archive::{self, Archive, HeadFailure, Whole, processor};
 use crate::blocking::blocking;
 use crate::body::Body;
 use crate::events::now_ms;
+use crate::fault;
 use crate::holdings::Holdings;
+use crate::host::Proc;
 use crate::kits::Kit;
 use crate::meter::Meter;
 use crate::probe::Listeners;
-use crate::proc::Proc;
 use crate::record::RecordError;
 use crate::state::Record;
 use crate::task::{self, Archived, Command, Handle};
-use crate::{fault, taken};
+use crate::worker::Worker;
+use crate::worker::taken;
 use futures_util::TryStreamExt as _;
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{OwnerId, ProcId};

@@ -16,15 +16,15 @@
 
 pub(crate) mod restore;
 
-use crate::Worker;
 use crate::archive::find::absolute;
 use crate::archive::place::OWN;
 use crate::archive::{KeyLength, with_wrap};
 use crate::events::now_ms;
-use crate::machine::Machine;
+use crate::host::Host;
 use crate::publish::publish;
 use crate::quota::QuotaError;
 use crate::task::{Command, Handle, Still, Stilled};
+use crate::worker::Worker;
 use kip_archive::backup::BackupWriter;
 use kip_types::api::{Code, Refusal};
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
@@ -180,7 +180,7 @@ impl Said {
 }
 
 struct Backup {
-    machine: Arc<Machine>,
+    machine: Arc<Host>,
     runtime: tokio::runtime::Handle,
     out: Out,
     sink: BackupWriter<BufWriter<File>>,

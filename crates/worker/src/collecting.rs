@@ -1,7 +1,7 @@
 //! Collection of the store by itself, as long as the daemon lives.
 
 use crate::archive::collect::{CollectError, summary};
-use crate::machine::Machine;
+use crate::host::Host;
 use kip_types::api::CollectRequest;
 use kip_types::chain;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Collects now and then as long as the daemon lives. To be called within a runtime.
-pub(crate) fn collect_by_itself(machine: &Arc<Machine>, every_ms: u64) {
+pub(crate) fn collect_by_itself(machine: &Arc<Host>, every_ms: u64) {
     let Some(archive) = machine.archive.clone() else { return };
     let machine = Arc::downgrade(machine);
     tokio::spawn(async move {

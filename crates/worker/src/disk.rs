@@ -5,15 +5,12 @@
 //! generation goes when the store has it, as always.
 
 use crate::blocking::blocking;
-use crate::machine::Machine;
 use crate::pressure::size;
+use crate::registry::Registry;
 use crate::task::{Command, Handle};
 use kip_net::Slot;
 use kip_types::{Generation, State};
 use std::collections::HashMap;
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -50,14 +47,8 @@ fn victims<K: Clone>(parked: &[Parked<K>], limit: u64) -> Vec<Parked<K>> {
     chosen
 }
 
-/// What the files of a generation take.
-pub(crate) fn bytes_of(directory: &Path) -> u64 {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
-    files.filter_map(|file| file.metadata().ok()).map(|found| found.blocks() * 512).sum()
-}
-
 struct Watch {
-    machine: Weak<Machine>,
+    machine: Weak<Registry>,
     limit: u64,
     /// Sealed generations do not change.
     known: HashMap<(Slot, Generation), u64>,
@@ -67,7 +58,7 @@ struct Watch {
 }
 
 /// Starts the task, which ends with the machine. `limit`: bytes.
-pub(crate) fn watch(machine: &Arc<Machine>, limit: u64) {
+pub(crate) fn watch(machine: &Arc<Registry>, limit: u64) {
     let (known, rests) = (HashMap::new(), HashMap::new());
     let watch = Watch { machine: Arc::downgrade(machine), limit, known, rests, told: false };
     tokio::spawn(watch.run());
@@ -78,14 +69,14 @@ impl Watch {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let Some(machine) = self.machine.upgrade() else { return };
-            if machine.is_closing() {
+            if machine.host.is_closing() {
                 return;
             }
             self.look(&machine).await;
         }
     }
 
-    async fn look(&mut self, machine: &Arc<Machine>) {
+    async fn look(&mut self, machine: &Arc<Registry>) {
         let parked = self.parked(machine).await;
         let taken: u64 = parked.iter().map(|one| one.bytes).sum();
         if taken <= self.limit {
@@ -95,7 +86,7 @@ impl Watch {
         let state = format!("parked procs take {} of {} on disk", size(taken), size(self.limit));
         let chosen = victims(&parked, self.limit);
         if chosen.is_empty() && !self.told {
-            machine.events.tell(None, "pressure", format!("{state}, and none of them can be archived now"));
+            machine.host.events.tell(None, "pressure", format!("{state}, and none of them can be archived now"));
             self.told = true;
         }
         for victim in chosen {
@@ -109,9 +100,8 @@ impl Watch {
         }
     }
 
-    async fn parked(&mut self, machine: &Arc<Machine>) -> Vec<Parked<Handle>> {
-        let handles: Vec<Handle> =
-            machine.handles.lock().expect("no holder of this lock panics").values().cloned().collect();
+    async fn parked(&mut self, machine: &Arc<Registry>) -> Vec<Parked<Handle>> {
+        let handles: Vec<Handle> = machine.all_handles();
         let found: Vec<(Handle, Generation, u64)> = handles
             .into_iter()
             .filter_map(|handle| {
@@ -126,7 +116,7 @@ impl Watch {
             let mut parked = Vec::new();
             for (handle, generation, at_ms) in found {
                 let key = (handle.proc.slot, generation);
-                let measure = || bytes_of(&kip_snapshot::path_of(&handle.proc.dir, generation));
+                let measure = || kip_snapshot::bytes_of(&kip_snapshot::path_of(&handle.proc.dir, generation));
                 let bytes = known.remove(&key).unwrap_or_else(measure);
                 kept.insert(key, bytes);
                 parked.push(Parked { key: handle, at_ms, bytes, rests: false });
@@ -160,13 +150,5 @@ mod tests {
         assert_eq!(chosen(&all, 0), ["old", "middle", "new"]);
         all[1].rests = true;
         assert_eq!(chosen(&all, 20), ["middle"]);
-    }
-
-    #[test]
-    fn a_generation_takes_what_its_files_do() {
-        let dir = tempfile::tempdir().unwrap();
-        assert_eq!(bytes_of(&dir.path().join("none")), 0);
-        fs::write(dir.path().join("pages"), vec![1; 100_000]).unwrap();
-        assert!((100_000..200_000).contains(&bytes_of(dir.path())));
     }
 }

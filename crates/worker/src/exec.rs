@@ -4,7 +4,7 @@
 //! group of its own.
 
 use crate::blocking::blocking;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::start::{environment_of, give_output, user_in};
 use crate::tickets::Ticket;
 use kip_sandbox::launcher::{ExecRequest as Launch, Executing};

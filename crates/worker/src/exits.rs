@@ -1,7 +1,7 @@
 //! What pid 1 of a sandbox says of the program's beginning and end.
 
 use crate::holdings::key;
-use crate::proc::Proc;
+use crate::host::Proc;
 use kip_sandbox::init;
 use kip_types::lifecycle::Exit;
 use std::fs;

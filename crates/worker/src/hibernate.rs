@@ -6,9 +6,9 @@
 //! timers. The duplicates are gone before the program runs again, so that its close is a close.
 
 use crate::due;
+use crate::host::Proc;
+use crate::host::proc::PAGER_DIRECTORY;
 use crate::inotify;
-use crate::proc::PAGER_DIRECTORY;
-use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
@@ -79,7 +79,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let sockets = if hold { sockets_before(&tree) } else { Vec::new() };
     // The pager itself watches those that have nothing to offer yet, which is the fastest way; we have the others.
     let quiet = |(_, saved): &(OwnedFd, SavedOptions)| {
-        saved.seen == custody::Seen::default() && proc.shared.wakes_at_once(proc, &saved.kind)
+        saved.seen == custody::Seen::default() && crate::watches::wakes_at_once(&proc, &saved.kind)
     };
     let (mut quiet, mut sockets): (Vec<_>, Vec<_>) = sockets.into_iter().partition(quiet);
     if quiet.len() > MOST_WATCHED {

@@ -1,27 +1,25 @@
 //! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds, from memory alone. Lost with
 //! the daemon.
 
-use crate::Worker;
-use crate::blocking::blocking;
 use crate::events::now_ms;
 use crate::task::Handle;
 use crate::view;
 use kip_types::Tier;
-use kip_types::api::{HistorySample, HistoryView};
+use kip_types::api::HistorySample;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
-const EVERY: Duration = Duration::from_secs(10);
+pub(crate) const EVERY: Duration = Duration::from_secs(10);
 /// An hour.
-const KEPT: usize = 360;
+pub(crate) const KEPT: usize = 360;
 
 /// The looks that are kept.
 #[derive(Debug, Default)]
 pub(crate) struct History(Mutex<VecDeque<HistorySample>>);
 
 impl History {
-    fn keep(&self, sample: HistorySample) {
+    pub(crate) fn keep(&self, sample: HistorySample) {
         let mut kept = self.0.lock().expect("nobody panics with it");
         if kept.len() == KEPT {
             kept.pop_front();
@@ -29,13 +27,13 @@ impl History {
         kept.push_back(sample);
     }
 
-    fn with(&self, now: HistorySample) -> Vec<HistorySample> {
+    pub(crate) fn with(&self, now: HistorySample) -> Vec<HistorySample> {
         let kept = self.0.lock().expect("nobody panics with it");
         kept.iter().copied().chain([now]).collect()
     }
 }
 
-fn look(handles: &[Handle]) -> HistorySample {
+pub(crate) fn look(handles: &[Handle]) -> HistorySample {
     let mut sample = HistorySample { at_ms: now_ms(), ..HistorySample::default() };
     for handle in handles {
         let now = view::proc_now(handle);
@@ -54,29 +52,6 @@ fn look(handles: &[Handle]) -> HistorySample {
         sample.saved_bytes += now.had_bytes.saturating_sub(if in_memory { held } else { 0 });
     }
     sample
-}
-
-/// Looks until the worker is gone.
-pub(crate) fn watch(worker: &Arc<Worker>) {
-    let worker = Arc::downgrade(worker);
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(EVERY).await;
-            let Some(worker) = worker.upgrade() else { return };
-            let handles = worker.handles();
-            let sample = blocking(move || look(&handles)).await;
-            worker.history.keep(sample);
-        }
-    });
-}
-
-impl Worker {
-    /// The last hour, and this moment. Looks at no proc.
-    pub async fn history(&self) -> HistoryView {
-        let handles = self.handles();
-        let now = blocking(move || look(&handles)).await;
-        HistoryView { every_ms: EVERY.as_millis() as u64, samples: self.history.with(now) }
-    }
 }
 
 #[cfg(test)]

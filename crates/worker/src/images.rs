@@ -3,9 +3,10 @@
 //! A proc's spec names its image's layers by digest, so the proc keeps them from the moment it is recorded until it is removed, in
 //! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
 
-use crate::Worker;
 use crate::blocking::blocking;
+use crate::host::proc::layers_of;
 use crate::rehearse;
+use crate::worker::Worker;
 use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
@@ -40,14 +41,6 @@ fn refused(e: ImageError) -> Refusal {
         },
     };
     Refusal::new(code, chain(&e))
-}
-
-/// A proc's layers, lowest first; none without an image. What is no digest is on no disk.
-pub(crate) fn layers_of(spec: &Spec) -> Option<Vec<Digest>> {
-    match &spec.image {
-        Image::Oci(image) => Some(image.layers.iter().filter_map(|layer| layer.parse().ok()).collect()),
-        _ => None,
-    }
 }
 
 /// Puts what the image says where the spec says nothing.

@@ -5,7 +5,7 @@ use crate::body::SleepingInotify;
 use crate::descriptors::duplicate;
 use crate::descriptors::seen;
 use crate::holdings::key;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::inotify::Instance;

@@ -13,7 +13,7 @@ mod sockets;
 mod strings;
 
 use crate::beside;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::state::Record;
 use crate::task::Handle;
 use kip_checkpoint::look::Process;
@@ -70,7 +70,7 @@ impl Subject {
 pub(crate) async fn details(handle: &mut Handle, of: Detail) -> Result<Details, Refusal> {
     let name = handle.proc.name.clone();
     for _ in 0..LOOKS {
-        crate::settle(handle).await;
+        handle.settled().await;
         let record = handle.status.borrow().record.clone();
         let tier = inspectable(&handle.proc, &record)?;
         let (proc, state) = (Arc::clone(&handle.proc), record.state.clone());

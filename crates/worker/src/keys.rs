@@ -1,12 +1,12 @@
 //! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`crate::archive`].
 
-use crate::Worker;
 use crate::archive::with_wrap;
 use crate::archive::{Archive, KeyChangeError};
 use crate::blocking::blocking;
 use crate::events::now_ms;
 use crate::secrets;
 use crate::task::{Handle, archived};
+use crate::worker::Worker;
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
 use kip_types::api::{Code, Refusal};

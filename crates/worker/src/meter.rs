@@ -11,12 +11,13 @@
 //! counted by the next: the tier is the recorded one, the counters are the kernel's. Lost are, of a proc that is gone by then, its time
 //! and memory since the last writing and what it used of the CPU since; and how memory changed meanwhile.
 
-use crate::proc::Proc;
 use kip_net::activity::Activity as Traffic;
+use kip_types::ProcName;
 use kip_types::Tier;
 use kip_types::api::{MeterView, TierMeterView, WakesView};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -306,14 +307,14 @@ impl Meter {
     }
 
     /// What was used after `since_ms`; from the beginning without it.
-    pub(crate) fn view_since(&self, of: &Proc, state: &str, since_ms: Option<u64>) -> MeterView {
+    pub(crate) fn view_since(&self, (name, dir): (&ProcName, &Path), state: &str, since_ms: Option<u64>) -> MeterView {
         let kept = self.kept();
         match since_ms {
             Some(since_ms) if since_ms > kept.since_ms => {
-                let then = marks::at(&of.dir, &kept, since_ms);
-                kept.after(&then).view(of, state)
+                let then = marks::at(dir, &kept, since_ms);
+                kept.after(&then).view(name, state)
             }
-            _ => kept.view(of, state),
+            _ => kept.view(name, state),
         }
     }
 }
@@ -386,7 +387,7 @@ impl Kept {
         self
     }
 
-    fn view(self, of: &Proc, state: &str) -> MeterView {
+    fn view(self, name: &ProcName, state: &str) -> MeterView {
         let in_tier = |(tier, used): (Tier, InTier)| TierMeterView {
             tier,
             time_us: used.us,
@@ -403,7 +404,7 @@ impl Kept {
             })
         });
         MeterView {
-            name: of.name.clone(),
+            name: name.clone(),
             state: state.to_owned(),
             tier: self.tier,
             from_ms: self.since_ms,

@@ -1,6 +1,5 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
-use crate::Worker;
 use crate::archive::{Archive, ArchiveError, collect};
 use crate::backup;
 use crate::blocking::blocking;
@@ -9,26 +8,28 @@ use crate::events::{Events, now_ms};
 use crate::exec_ends::Ends;
 use crate::fault;
 use crate::helper_pool::HelperPool;
-use crate::holdings::key;
+use crate::host::Claims;
+use crate::host::Host;
+use crate::host::resolver;
 use crate::instance::{self, InstanceError};
 use crate::kits::Kits;
-use crate::machine::Machine;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
+use crate::outdated;
 use crate::pressure::{MemoryMarks, Pressure};
 use crate::probe::Listeners;
-use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::recover;
-use crate::resolver;
+use crate::registry::Registry;
 use crate::rest;
 use crate::state::Record;
-use crate::volumes::{self, Claims};
+use crate::volumes;
+use crate::worker::Worker;
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
 use kip_image::Images;
 use kip_keeper::Keeper;
-use kip_logs::{LogPump, Rotation};
+use kip_logs::LogPump;
 use kip_net::nat::{Forward, NatError, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
@@ -40,11 +41,10 @@ use kip_sandbox::restorer::RESTORER;
 use kip_sys::ns::Unshare;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
-use kip_types::spec::addresses_meet;
-use kip_types::{PortSpec, ProcName, Spec, State};
+use kip_types::{ProcName, Spec, State};
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -171,12 +171,14 @@ impl Worker {
         let (disk, progress) = (config.disk, config.progress);
         let opened = blocking(move || assemble(&config)).await?;
         let (machine, remembered, keeper_was_new) = opened;
-        machine.serve_wake_plane();
+        let registry = Registry::new(Arc::clone(&machine));
+        registry.serve_wake_plane();
         machine.serve_launcher();
         // From now on it is known exactly since when a thread waits.
         kip_sys::ran::watch().expect("a thread can be started");
         let worker = Arc::new(Worker {
             machine: Arc::clone(&machine),
+            registry: Arc::clone(&registry),
             procs: Mutex::default(),
             history: Default::default(),
             backing_up: Mutex::default(),
@@ -218,14 +220,22 @@ impl Worker {
         }
         worker.machine.knows_names.store(true, std::sync::atomic::Ordering::SeqCst);
         worker.machine.live_procs().iter().for_each(|proc| resolver::take_up(proc));
-        machine.serve_pager();
+        let is_followed = registry.serve_pager();
+        let replacing = Arc::downgrade(&registry);
+        tokio::spawn(async move {
+            if is_followed.await.is_ok()
+                && let Some(registry) = replacing.upgrade()
+            {
+                outdated::replace(&registry).await;
+            }
+        });
         machine.watch_keeper();
         machine.watch_rules();
-        machine.pressure.relieve(&machine);
+        machine.pressure.relieve(&registry);
         crate::collecting::collect_by_itself(&machine, collect_every);
-        crate::history::watch(&worker);
+        crate::lately::watch(&worker);
         if let Some(limit) = disk {
-            disk::watch(&machine, limit);
+            disk::watch(&registry, limit);
         }
         let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
         tokio::spawn(rest::wake_again(awake));
@@ -268,7 +278,7 @@ fn wait_for_strays(stage: &Path) {
     }
 }
 
-type Assembled = (Arc<Machine>, Vec<recover::Remembered>, bool);
+type Assembled = (Arc<Host>, Vec<recover::Remembered>, bool);
 
 /// `kip-restore`, read-only, for nobody may execute what somebody can write to.
 fn restorer() -> io::Result<OwnedFd> {
@@ -334,7 +344,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let used: BTreeSet<Slot> = remembered.iter().filter_map(|r| Slot::new(r.record.slot).ok()).collect();
     pool.sweep(&used.iter().copied().collect::<Vec<_>>())?;
     let kits = Kits::start(Arc::clone(&pool), used);
-    let machine = Machine {
+    let machine = Host {
         data: config.data.clone(),
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
         instance,
@@ -364,7 +374,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         metrics: Metrics::new(),
         logs: LogPump::start()?,
         wake_plane: Arc::new(WakePoll::new()?),
-        handles: Mutex::new(HashMap::new()),
+        leads: Mutex::default(),
+        procs: Mutex::default(),
         claims: Claims::default(),
         knows_names: false.into(),
         closing: false.into(),
@@ -375,12 +386,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     Ok((Arc::new(machine), remembered, new))
 }
 
-impl Machine {
-    /// The name of a proc's cgroup.
-    pub(crate) fn cgroup_name(&self, name: &ProcName) -> String {
-        format!("kip-{}/{name}", self.instance.number())
-    }
-
+impl Host {
     /// Removes what no record knows, after recovery.
     fn sweep(&self, live: &[Published], names: &BTreeSet<ProcName>) -> Result<(), OpenError> {
         self.nat.sync(live)?;
@@ -401,7 +407,7 @@ impl Machine {
     }
 
     /// Starts another keeper when this one dies, and gives it everything again.
-    fn watch_keeper(self: &Arc<Machine>) {
+    fn watch_keeper(self: &Arc<Host>) {
         let machine = Arc::downgrade(self);
         let watch = move || {
             // The last daemon may have ended before a new keeper had everything.
@@ -428,7 +434,7 @@ impl Machine {
 
     /// Puts the rules back that a flush of the machine's took away: until then no published port is reached. And forwards from
     /// interfaces that have come since the start: until then what arrives by one reaches no proc.
-    fn watch_rules(self: &Arc<Machine>) {
+    fn watch_rules(self: &Arc<Host>) {
         let machine = Arc::downgrade(self);
         tokio::spawn(async move {
             let mut told = false;
@@ -475,44 +481,6 @@ impl Machine {
             tracing::error!(error = chain(&e), "the new keeper does not hold what the pager has");
         }
         self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
-    }
-
-    /// Who of our procs has published a host port that is in the way of that one, but for those of `apart`.
-    pub(crate) fn owner_of_port(&self, wanted: &PortSpec, port: u16, apart: &[ProcName]) -> Option<ProcName> {
-        let same = |v: &PortView| {
-            (v.proto, v.host_port) == (wanted.proto, Some(port)) && addresses_meet(v.only_at(), wanted.host_addr)
-        };
-        let procs = self.live_procs();
-        let mine = procs.iter().filter(|p| !apart.contains(&p.name));
-        let mut found = mine.filter(|p| {
-            let record = self.records.read_state::<Record>(&p.name);
-            record.is_ok_and(|r| {
-                !matches!(r.state, State::Stopped { .. } | State::Elsewhere { .. }) && r.ports.iter().any(same)
-            })
-        });
-        found.next().map(|p| p.name.clone())
-    }
-
-    /// Sends what a proc writes to its log from now on.
-    pub(crate) fn follow_output(&self, proc: &Proc) {
-        let ends = [key::OUT, key::ERR].map(|k| proc.holdings.get(k));
-        let [Some(out), Some(err)] = ends else {
-            tracing::warn!(proc = %proc.name, "its output is lost: no process holds its pipes any more");
-            return;
-        };
-        let rotation = Rotation::of(&proc.spec.limits);
-        if let Err(e) = self.logs.add(proc.name.as_str(), out, err, &proc.dir.join("logs"), rotation) {
-            tracing::warn!(proc = %proc.name, error = chain(&e), "its output is not logged");
-        }
-    }
-
-    /// The last line a proc wrote, for an error message.
-    pub(crate) fn last_words(&self, proc: &Proc) -> String {
-        use kip_logs::{From, LogReader};
-        let _ = self.logs.flush(proc.name.as_str());
-        let lines = LogReader::open(&proc.dir.join("logs"), From::Last(1)).and_then(|mut r| r.next_lines());
-        let last = lines.ok().and_then(|l| l.last().map(|l| String::from_utf8_lossy(&l.text).into_owned()));
-        last.filter(|l| !l.trim().is_empty()).map(|l| format!("; it last wrote: {}", l.trim())).unwrap_or_default()
     }
 
     /// Takes everything of this data directory off the machine. All procs have ended.

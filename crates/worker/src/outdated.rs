@@ -5,7 +5,7 @@
 //! protocol is another have been replaced before that.
 
 use crate::blocking::blocking;
-use crate::machine::Machine;
+use crate::registry::Registry;
 use crate::task::{By, Command, Handle};
 use futures_util::StreamExt as _;
 use kip_sys::process;
@@ -35,7 +35,7 @@ fn is_other(pid: u32, program: &Path) -> bool {
 }
 
 /// Replaces what is outdated, the pager first: the next one takes up what the keeper holds.
-pub(crate) async fn replace(machine: &Arc<Machine>) {
+pub(crate) async fn replace(machine: &Arc<Registry>) {
     replace_pager(machine).await;
     let machine = Arc::clone(machine);
     blocking(move || end_keeper(&machine)).await;
@@ -43,26 +43,26 @@ pub(crate) async fn replace(machine: &Arc<Machine>) {
 
 /// Ends an outdated pager; who follows it starts the next. Whoever is hibernated is parked before that, which wakes nobody: held threads
 /// would run, and whether a proc has touched its memory is known to this pager only. It stays for those that cannot be parked.
-async fn replace_pager(machine: &Arc<Machine>) {
+async fn replace_pager(machine: &Arc<Registry>) {
     let pid = || {
         let machine = Arc::clone(machine);
-        blocking(move || machine.pager.pid())
+        blocking(move || machine.host.pager.pid())
     };
     let Ok(old) = pid().await else { return };
-    if !is_other(old, &machine.programs.join("kip-pager")) {
+    if !is_other(old, &machine.host.programs.join("kip-pager")) {
         return;
     }
     let hibernated = machine.hibernated().len();
     if hibernated > 0 {
         let message =
             format!("pid {old} is of an older build: {hibernated} hibernated procs are parked, then it is replaced");
-        machine.events.tell(None, "pager", message);
+        machine.host.events.tell(None, "pager", message);
     }
     let mut rounds = 0;
     // While this lives nobody falls asleep or wakes by way of the pager.
     let _nobody = loop {
         park_all(machine).await;
-        let nobody = machine.pager_stays.write().await;
+        let nobody = machine.host.pager_stays.write().await;
         let left = machine.hibernated();
         rounds += 1;
         if left.is_empty() {
@@ -72,13 +72,13 @@ async fn replace_pager(machine: &Arc<Machine>) {
             let names: Vec<_> = left.iter().map(|handle| handle.proc.name.as_str()).collect();
             let names = names.join(", ");
             let message = format!("pid {old} is of an older build, and stays for what cannot be parked: {names}");
-            return machine.events.tell(None, "pager", message);
+            return machine.host.events.tell(None, "pager", message);
         }
     };
     let ending = Arc::clone(machine);
     let ended = blocking(move || {
         let pidfd = process::pidfd_open(old).map_err(|e| e.to_string())?;
-        ending.pager.quit().map_err(|e| chain(&e))?;
+        ending.host.pager.quit().map_err(|e| chain(&e))?;
         process::wait_for_end(pidfd.as_fd(), Some(ENDS_WITHIN)).map_err(|e| e.to_string())
     });
     if let Err(error) = ended.await {
@@ -91,7 +91,7 @@ async fn replace_pager(machine: &Arc<Machine>) {
 }
 
 /// Parks all that are hibernated and can be parked, as many at a time as there are processors.
-async fn park_all(machine: &Machine) {
+async fn park_all(machine: &Registry) {
     let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     let parked = futures_util::stream::iter(machine.hibernated()).map(|handle| async move {
         let slept = handle.ask(|reply| Command::Sleep { to: Tier::Parked, by: By::Kip, reply }).await;
@@ -104,19 +104,19 @@ async fn park_all(machine: &Machine) {
 
 /// Puts the next in the place of an outdated keeper, with all that it holds and without a moment in which there is none for whoever asks;
 /// who watches it gives it everything once more.
-fn end_keeper(machine: &Machine) {
-    let pid = machine.keeper.pid();
-    if !is_other(pid, &machine.programs.join("kip-keeper")) {
+fn end_keeper(machine: &Registry) {
+    let pid = machine.host.keeper.pid();
+    if !is_other(pid, &machine.host.programs.join("kip-keeper")) {
         return;
     }
-    machine.ends_keeper.store(true, Ordering::SeqCst);
-    if let Err(e) = machine.keeper.renew() {
-        machine.ends_keeper.store(false, Ordering::SeqCst);
+    machine.host.ends_keeper.store(true, Ordering::SeqCst);
+    if let Err(e) = machine.host.keeper.renew() {
+        machine.host.ends_keeper.store(false, Ordering::SeqCst);
         tracing::warn!(pid, error = chain(&e), "an outdated keeper is not replaced");
     }
 }
 
-impl Machine {
+impl Registry {
     /// Who is hibernated.
     fn hibernated(&self) -> Vec<Handle> {
         let mut all = self.all_handles();

@@ -2,7 +2,7 @@
 
 use crate::body::Body;
 use crate::descriptors::take;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::owners::{self, Owned};
 use kip_net::custody;

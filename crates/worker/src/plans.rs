@@ -2,7 +2,7 @@
 
 use crate::body::Body;
 use crate::holdings::key;
-use crate::proc::Proc;
+use crate::host::Proc;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
 use kip_net::custody;
 use kip_snapshot::pages::PageMap;

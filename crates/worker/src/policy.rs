@@ -5,8 +5,8 @@
 //! is root already.
 
 use crate::body::Body;
+use crate::host::Proc;
 use crate::instance::IDS_PER_BLOCK;
-use crate::proc::Proc;
 use crate::volumes::sleep::key;
 use kip_checkpoint::comeback;
 use kip_checkpoint::image::ImageError;

@@ -7,9 +7,9 @@
 
 use crate::events::now_ms;
 use crate::holdings::key;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::state::{Checked, Record};
-use crate::task::{Command, Handle, Status, look_once};
+use crate::task::{Command, Handle, Probes, Status, look_once};
 use kip_net::reserve::{self, ReserveError};
 use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
 use kip_types::chain;
@@ -22,7 +22,6 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
 
 /// A check takes no longer; longer than it takes nothing waits for its end.
 const CHECK_WITHIN: Duration = Duration::from_secs(2);
@@ -44,26 +43,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Listeners by host port.
 pub(crate) type Listeners = BTreeMap<u16, std::net::TcpListener>;
 
-/// The tasks that answer for one proc. Dropped, they end soon.
-#[derive(Debug, Default)]
-pub(crate) struct Probes(Vec<JoinHandle<()>>);
-
-impl Probes {
-    /// Ends them; the ports are free then.
-    pub(crate) async fn end(&mut self) {
-        for task in self.0.drain(..) {
-            task.abort();
-            let _ = task.await;
-        }
-    }
-}
-
-impl Drop for Probes {
-    fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
-    }
-}
-
 /// Opens the ports of a proc that is to be made.
 pub(crate) fn listen(spec: &Spec) -> Result<Listeners, Refusal> {
     let open = |probe: &Probe| Ok((probe.host_port, reserve::listen(probe.host_port)?));
@@ -77,12 +56,13 @@ pub(crate) fn is_taken(name: &ProcName, e: &ReserveError) -> Refusal {
 }
 
 /// Answers on the ports of a proc, and opens those that are not open yet.
-pub(crate) fn serve(proc: &Arc<Proc>, mut listeners: Listeners) -> Probes {
+pub(crate) fn serve(handle: &Handle, mut listeners: Listeners) -> Probes {
+    let proc = &handle.proc;
     let tasks = proc.spec.probes.iter().map(|probe| {
         let listener = listeners.remove(&probe.host_port).or_else(|| held(proc, probe));
-        tokio::spawn(answer(Arc::clone(proc), probe.clone(), listener))
+        tokio::spawn(answer(handle.clone(), probe.clone(), listener))
     });
-    Probes(tasks.collect())
+    Probes::new(tasks.collect())
 }
 
 fn key_of(probe: &Probe) -> String {
@@ -106,8 +86,8 @@ fn hold(proc: &Proc, probe: &Probe, listener: &std::net::TcpListener) {
     }
 }
 
-async fn answer(proc: Arc<Proc>, probe: Probe, listener: Option<std::net::TcpListener>) {
-    let listener = opened(&proc, &probe, listener).await;
+async fn answer(handle: Handle, probe: Probe, listener: Option<std::net::TcpListener>) {
+    let listener = opened(&handle.proc, &probe, listener).await;
     let places = Arc::new(Semaphore::new(AT_ONCE));
     loop {
         let place = Arc::clone(&places).acquire_owned().await.expect("nobody closes it");
@@ -115,10 +95,10 @@ async fn answer(proc: Arc<Proc>, probe: Probe, listener: Option<std::net::TcpLis
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let (proc, probe) = (Arc::clone(&proc), probe.clone());
+        let (handle, probe) = (handle.clone(), probe.clone());
         tokio::spawn(async move {
             // Whoever asks and goes away has no wish left.
-            let _ = tokio::time::timeout(EXCHANGE_WITHIN, exchange(stream, &proc, &probe)).await;
+            let _ = tokio::time::timeout(EXCHANGE_WITHIN, exchange(stream, &handle, &probe)).await;
             drop(place);
         });
     }
@@ -148,17 +128,16 @@ async fn opened(proc: &Proc, probe: &Probe, listener: Option<std::net::TcpListen
 }
 
 /// One request and its answer.
-async fn exchange(mut stream: TcpStream, proc: &Proc, probe: &Probe) -> io::Result<()> {
+async fn exchange(mut stream: TcpStream, handle: &Handle, probe: &Probe) -> io::Result<()> {
     let mut request = Vec::new();
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
         if request.len() > LONGEST_REQUEST || stream.read_buf(&mut request).await? == 0 {
             return Ok(());
         }
     }
-    let Some(handle) = proc.shared.handle(proc.slot) else { return Ok(()) };
     let (status, body) = match request.split(|b| *b == b' ').next() {
         Some(b"GET" | b"HEAD") => {
-            let view = health(&handle, std::slice::from_ref(probe)).await;
+            let view = health(handle, std::slice::from_ref(probe)).await;
             let status = if view.available { "200 OK" } else { "503 Service Unavailable" };
             (status, serde_json::to_string(&view).map_err(io::Error::other)? + "\n")
         }

@@ -5,15 +5,14 @@
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
 use crate::body::Body;
-use crate::disk;
 use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
-use crate::machine::Machine;
+use crate::host::Host;
+use crate::host::Proc;
 use crate::meter::{Kept, Meter};
 use crate::metering::Stored;
 use crate::plans::take_custody;
-use crate::proc::Proc;
 use crate::record::{self, Records};
 use crate::renew;
 use crate::state::Record;
@@ -64,7 +63,7 @@ pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::Rec
 }
 
 /// The proc and its true record, or none if it was removed.
-pub(crate) async fn recover(machine: &Arc<Machine>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
+pub(crate) async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
     let Remembered { name, spec, record, meter } = remembered;
     let meter = Meter::taken_up(meter, now_ms());
     let Ok(slot) = Slot::new(record.slot) else {
@@ -179,7 +178,7 @@ fn meter_again(proc: &Proc, next: &Record) {
         (_, None) => proc.meter.forget_gap(),
         (State::Parked { generation }, _) => {
             let dir = kip_snapshot::path_of(&proc.dir, *generation);
-            proc.meter.level_if_unknown(|| disk::bytes_of(&dir));
+            proc.meter.level_if_unknown(|| kip_snapshot::bytes_of(&dir));
         }
         (State::Hibernated { .. }, _) => proc.meter.level_if_unknown(|| proc.cgroup.held_bytes()),
         _ => {}

@@ -7,9 +7,9 @@ mod choice;
 
 use crate::blocking::blocking;
 use crate::events::now_ms;
-use crate::machine::Machine;
 use crate::pressure::admission::ROOM_WITHIN;
 use crate::pressure::{Pass, Pressure, Relieved, size};
+use crate::registry::Registry;
 use crate::task::{Command, Handle};
 use choice::{Candidate, Hysteresis, Turn};
 use kip_net::Slot;
@@ -103,7 +103,7 @@ type Ended = (Slot, Option<Result<Relieved, Refusal>>);
 
 struct Relief {
     pressure: Arc<Pressure>,
-    machine: Weak<Machine>,
+    machine: Weak<Registry>,
     hysteresis: Hysteresis,
     /// Those on their way down, with what they give back, bytes.
     leaving: HashMap<Slot, u64>,
@@ -117,7 +117,7 @@ struct Relief {
 
 impl Pressure {
     /// Starts the task. It ends with the machine.
-    pub(crate) fn relieve(self: &Arc<Pressure>, machine: &Arc<Machine>) {
+    pub(crate) fn relieve(self: &Arc<Pressure>, machine: &Arc<Registry>) {
         let relief = Relief {
             pressure: Arc::clone(self),
             machine: Arc::downgrade(machine),
@@ -136,7 +136,7 @@ impl Relief {
     async fn run(mut self) {
         loop {
             let Some(machine) = self.machine.upgrade() else { return };
-            if machine.is_closing() {
+            if machine.host.is_closing() {
                 return;
             }
             let used = self.look(&machine).await;
@@ -155,7 +155,7 @@ impl Relief {
     }
 
     /// One look, and what follows from it. Returns what is used, bytes.
-    async fn look(&mut self, machine: &Arc<Machine>) -> u64 {
+    async fn look(&mut self, machine: &Arc<Registry>) -> u64 {
         let measured = Arc::clone(&self.pressure);
         let used = blocking(move || measured.measure()).await;
         let marks = self.pressure.marks.clone();
@@ -186,9 +186,8 @@ impl Relief {
         used
     }
 
-    fn candidates(&mut self, machine: &Machine) -> Vec<Candidate<Handle, Step>> {
-        let handles: Vec<Handle> =
-            machine.handles.lock().expect("no holder of this lock panics").values().cloned().collect();
+    fn candidates(&mut self, machine: &Registry) -> Vec<Candidate<Handle, Step>> {
+        let handles: Vec<Handle> = machine.all_handles();
         self.rests.retain(|slot, _| handles.iter().any(|h| h.proc.slot == *slot));
         let now = Instant::now();
         handles.iter().filter_map(|h| self.candidate(h, now)).collect()
@@ -257,17 +256,17 @@ impl Relief {
         }
     }
 
-    fn tell(&mut self, machine: &Machine, turn: Option<Turn>, used: u64, hopeless: bool) {
+    fn tell(&mut self, machine: &Registry, turn: Option<Turn>, used: u64, hopeless: bool) {
         let pressure = &self.pressure;
         match turn {
             Some(Turn::Begins) => {
                 self.chosen = 0;
                 let line = format!("{}: idle procs are put to sleep", pressure.above_high(used));
-                machine.events.tell(None, "pressure", line);
+                machine.host.events.tell(None, "pressure", line);
             }
             Some(Turn::Ends) => {
                 let chosen = self.chosen;
-                machine.events.tell(
+                machine.host.events.tell(
                     None,
                     "pressure",
                     format!("{}; procs asked to sleep: {chosen}", pressure.state(used)),
@@ -278,7 +277,7 @@ impl Relief {
         let stuck = hopeless && used > pressure.marks.high_bytes();
         if stuck && !self.told_stuck {
             let line = format!("{}: those that may be put to sleep do not hold enough", pressure.above_high(used));
-            machine.events.tell(None, "pressure", line);
+            machine.host.events.tell(None, "pressure", line);
         }
         self.told_stuck = stuck;
     }

@@ -8,8 +8,8 @@
 use crate::body::Body;
 use crate::descriptors::pipe_key;
 use crate::holdings::key;
-use crate::proc::Proc;
-use crate::resolver;
+use crate::host::Proc;
+use crate::host::resolver;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;

@@ -4,8 +4,8 @@
 //! memory of it, which is a volume of the proc like others: no generation has its contents, neither here nor in a store.
 //! Crash: the file is there before the proc has its name, and goes with it.
 
-use crate::machine::Machine;
-use crate::proc::Proc;
+use crate::host::Host;
+use crate::host::Proc;
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Keyring, NoKey};
 use kip_archive::secrets::{Secrets, SecretsError, key_of};
@@ -48,7 +48,7 @@ pub(crate) enum SecretsLost {
 }
 
 /// The realm's keys: those of the store, or where there is none those that a store would have.
-fn ring(machine: &Machine) -> Result<Arc<Keyring>, KeyFileError> {
+fn ring(machine: &Host) -> Result<Arc<Keyring>, KeyFileError> {
     if let Some(archive) = &machine.archive {
         return Ok(archive.keys());
     }
@@ -64,7 +64,7 @@ fn ring(machine: &Machine) -> Result<Arc<Keyring>, KeyFileError> {
 
 /// What is to be kept of a new proc's secrets, and the volume by which it gets them; none without secrets.
 pub(crate) fn seal(
-    machine: &Machine,
+    machine: &Host,
     spec: &mut Spec,
     secrets: BTreeMap<String, Hex>,
 ) -> Result<Option<Vec<u8>>, SecretsLost> {

@@ -1,6 +1,5 @@
 //! `kip snapshot`: what the worker does for it with the store of its realm and with what lies on the local disk.
 
-use crate::Worker;
 use crate::archive::Archive;
 use crate::archive::collect::{self, CollectError};
 use crate::archive::find::{self, Found, Local, ToVerify};
@@ -8,6 +7,7 @@ use crate::archive::import::ImportError;
 use crate::archive::verify::{self, Findings};
 use crate::blocking::blocking;
 use crate::events::now_ms;
+use crate::worker::Worker;
 use kip_types::ProcName;
 use kip_types::api::{
     CarriedView, Code, CollectRequest, CollectView, ImportRequest, Refusal, SnapshotDetails, SnapshotName,

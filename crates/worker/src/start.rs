@@ -1,15 +1,11 @@
 //! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
 
-use crate::blocking::blocking;
 use crate::exits::read_record;
 use crate::fault;
 use crate::holdings::key;
+use crate::host::Proc;
+use crate::host::resolver;
 use crate::kits::Kit;
-use crate::proc::Proc;
-use crate::record;
-use crate::resolver;
-use crate::state::Record;
-use crate::task::Task;
 use crate::volumes;
 use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{self, At, ReserveError};
@@ -20,8 +16,7 @@ use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
-use kip_types::lifecycle::Input;
-use kip_types::{Image, ProcName, Protocol, State};
+use kip_types::{Image, ProcName, Protocol};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,38 +32,15 @@ const EXEC_WITHIN: Duration = Duration::from_secs(30);
 /// How long `--wait-ready` waits for the ports.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-fn refuse(code: Code, proc: &Proc, what: &str, e: &dyn std::error::Error) -> Refusal {
+pub(crate) fn refuse(code: Code, proc: &Proc, what: &str, e: &dyn std::error::Error) -> Refusal {
     Refusal::new(code, format!("{} cannot start: {what}: {}", proc.name, chain(e)))
 }
 
 /// What a start makes.
-struct Started {
-    init: u32,
-    program: u32,
-    ports: Vec<PortView>,
-}
-
-/// Starts the proc of the task; returns the host pid of its pid 1.
-pub(crate) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refusal> {
-    fault::reach("start-recorded");
-    let proc = Arc::clone(&task.proc);
-    let kit = task.kit.take();
-    let earlier = task.record.ports.clone();
-    let started = blocking(move || build(&proc, kit, &earlier, false)).await?;
-    let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
-    let input = Input::Execed { init: started.init, init_started };
-    let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;
-    let next = Record { ports: started.ports, program: started.program, established: true, ..next };
-    let written = task.proc.write_record(&next, record::Durability::Fsync);
-    written.map_err(|e| refuse(Code::Exhausted, &task.proc, "its state cannot be recorded", &e))?;
-    let before = std::mem::replace(&mut task.record, next);
-    fault::reach("start-hot");
-    if wait_ready && let Err(refusal) = ready(&task.proc, started.init).await {
-        task.record.established = before.established;
-        task.record.state = State::Starting;
-        return Err(refusal);
-    }
-    Ok(started.init)
+pub(crate) struct Started {
+    pub(crate) init: u32,
+    pub(crate) program: u32,
+    pub(crate) ports: Vec<PortView>,
 }
 
 /// Does all of a start of a new proc but run its program.
@@ -77,7 +49,7 @@ pub(crate) fn rehearse(proc: &Proc, kit: Kit) -> Result<(), Refusal> {
 }
 
 /// With `look` its program is exec'd, but does not run.
-fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Result<Started, Refusal> {
+pub(crate) fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Result<Started, Refusal> {
     let ports = reserve_ports(proc, earlier)?;
     fault::reach("start-ports");
     let kit = match kit {
@@ -329,7 +301,7 @@ fn exec_failed(proc: &Proc, step: StartStep, errno: i32) -> Refusal {
 }
 
 /// Waits until every declared port has a socket, in the proc's own namespace.
-async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
+pub(crate) async fn ready(proc: &Arc<Proc>, init: u32) -> Result<(), Refusal> {
     let until = Instant::now() + READY_WITHIN;
     loop {
         let missing: Vec<_> = proc.spec.ports.iter().filter(|p| !listens(init, p.proto, p.port)).collect();

@@ -4,8 +4,8 @@ use crate::blocking::blocking;
 use crate::exits::reported_exit;
 use crate::fault;
 use crate::holdings::key;
-use crate::machine::Machine;
-use crate::proc::Proc;
+use crate::host::Host;
+use crate::host::Proc;
 use crate::tree::Tree;
 use kip_net::Slot;
 use kip_types::State;
@@ -86,7 +86,7 @@ pub(crate) async fn end(proc: &Arc<Proc>, program: u32, grace: Duration) -> Opti
 }
 
 /// Removes rules and links that were left by procs that ended.
-pub(crate) fn remove_networks(machine: &Machine, slots: &[Slot]) -> Result<(), Refusal> {
+pub(crate) fn remove_networks(machine: &Host, slots: &[Slot]) -> Result<(), Refusal> {
     let failed = |what: &str, e: &dyn std::error::Error| {
         Refusal::new(Code::Failed, format!("{what} of procs that have ended cannot be removed: {}", chain(e)))
     };
@@ -153,7 +153,6 @@ pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
             Refusal::new(Code::Failed, format!("the files of {} cannot be removed: {}", proc.name, chain(&e)))
         })?;
         proc.shared.strike(proc.slot);
-        crate::wake::forget(proc.name.as_str());
         Ok(())
     })
     .await

@@ -4,7 +4,7 @@
 //! where every process is the profile's and no connection is open, for a peer may wait for a timer. Reads only; what is read here
 //! of a program that runs may be another a moment later: the park asks again with the program frozen.
 
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::tree;
 use kip_net::diag::Diag;
 use kip_types::profile::{self, Process, Profile};

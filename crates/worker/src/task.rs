@@ -14,9 +14,11 @@ mod hooks;
 mod observed;
 mod pressed;
 mod previous;
+mod probes;
 mod ready;
 mod rest;
 mod sleep;
+mod starting;
 mod still;
 mod ticks;
 
@@ -32,6 +34,7 @@ pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
 use kip_types::chain;
 pub(crate) use pressed::need;
+pub(crate) use probes::Probes;
 pub(crate) use ready::once as look_once;
 pub(crate) use still::{Still, Stilled};
 pub(crate) use ticks::would_be_late;
@@ -39,13 +42,11 @@ pub(crate) use ticks::would_be_late;
 use crate::due::{self, NextWake};
 use crate::events::now_ms;
 use crate::fault;
+use crate::host::Proc;
 use crate::idle::{Activity, DryRun, Idle, Sample};
 use crate::kits::Kit;
 use crate::pressure::Grant;
-use crate::probe::Probes;
-use crate::proc::Proc;
 use crate::record;
-use crate::start;
 use crate::state::{Checked, Record};
 use crate::stop::{self, Network};
 use kip_checkpoint::clocks::Now;
@@ -61,6 +62,8 @@ use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 
+/// How long `inspect` waits for a transition that is under way.
+const SETTLE_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks at a running proc.
 const LOOK_EVERY: Duration = Duration::from_millis(1000);
 /// Nor more often than that.
@@ -150,6 +153,9 @@ struct Sleeping {
 /// The owner of one proc.
 #[derive(Debug)]
 pub(crate) struct Task {
+    /// To be called when it is removed.
+    removed: Removed,
+    own: mpsc::WeakSender<Command>,
     pub(crate) proc: Arc<Proc>,
     pub(crate) record: Record,
     inbox: mpsc::Receiver<Command>,
@@ -190,6 +196,15 @@ pub(crate) struct Task {
     pub(crate) kit: Option<Kit>,
 }
 
+/// Is called when a proc is removed.
+pub(crate) struct Removed(pub(crate) Box<dyn Fn(&Arc<Proc>) + Send + Sync>);
+
+impl std::fmt::Debug for Removed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Removed")
+    }
+}
+
 /// Others' side of a task.
 #[derive(Debug, Clone)]
 pub(crate) struct Handle {
@@ -199,6 +214,12 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// A client may have its reply before the wake is recorded: what is under way is waited for, but not long.
+    pub(crate) async fn settled(&mut self) {
+        let settled = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
+        let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
+    }
+
     /// Sends a command and waits for its answer.
     pub(crate) async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
         let gone = || {
@@ -217,12 +238,14 @@ impl Handle {
 impl Task {
     /// A task for the proc in the state of its record. To be started by [`Task::start_running`] when its handle is known
     /// to everybody who has something for it: a parked proc's sockets may have an event at once.
-    pub(crate) fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>) -> (Task, Handle) {
+    pub(crate) fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(Status::new(record.clone()));
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
         let tickets = Arc::new(AtomicUsize::new(0));
         let task = Task {
+            removed,
+            own: handle.inbox.downgrade(),
             proc,
             record,
             inbox,
@@ -476,7 +499,7 @@ impl Task {
             self.forget_archive()?;
             self.advance(Input::Start, record::Durability::Fsync)?;
         }
-        match start::start(self, wait_ready).await {
+        match starting::start(self, wait_ready).await {
             Ok(init) => {
                 self.begin_running(init, false);
                 self.look_for_ready();
@@ -494,7 +517,7 @@ impl Task {
                     stop::release(&self.proc, Network::Removed).await;
                     self.advance(Input::Exited(None), record::Durability::Fsync)?;
                 } else {
-                    stop::remove(&self.proc).await?;
+                    self.remove_all().await?;
                 }
                 Err(refusal)
             }
@@ -537,7 +560,7 @@ impl Task {
         let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, lead);
         self.sleeping = Some(Sleeping { next });
         self.parked_since = Some(Instant::now());
-        self.proc.shared.watch(&self.proc, body);
+        crate::watches::watch(&self.proc, body);
     }
 
     async fn on_socket(&mut self, label: String, at: Instant, leave: Option<Grant>) {

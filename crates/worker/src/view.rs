@@ -2,14 +2,15 @@
 
 use crate::events::now_ms;
 use crate::hibernate;
+use crate::host::Proc;
+use crate::host::measured::Measure;
 use crate::metrics::ProcNow;
 use crate::probe;
-use crate::proc::Proc;
 use crate::state::Record;
 use crate::task::{Handle, Status};
 use crate::tree;
 use kip_checkpoint::clocks::Now;
-use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, SleepView, WakeView};
+use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
 use kip_types::{State, Tier};
 use std::collections::VecDeque;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -30,65 +31,6 @@ const STUCK_AFTER: Duration = Duration::from_millis(100);
 fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
     let archive = proc.shared.archive.as_ref().filter(|_| wake.from == Tier::Archived)?;
     archive.fetched(&proc.dir)
-}
-
-/// What a proc was measured to have.
-#[derive(Debug, Default)]
-pub(crate) struct Measured {
-    /// A hibernated one, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to disk meanwhile, that
-    /// does not change before it wakes.
-    asleep: Mutex<Option<(SleepView, Measure)>>,
-    looks: Mutex<Looks>,
-}
-
-#[derive(Debug, Default)]
-struct Looks {
-    /// When the oldest look began that has not ended.
-    began: Option<Instant>,
-    /// What the newest one found.
-    last: Option<Measure>,
-}
-
-/// Host pids, memory, microseconds of CPU time.
-type Measure = (Vec<u32>, MemoryView, Option<u64>);
-
-impl Measured {
-    fn in_sleep(&self, record: &Record) -> Option<Measure> {
-        let known = self.asleep.lock().expect("nobody panics with it");
-        let (sleep, measure) = known.as_ref()?;
-        let same = matches!(record.state, State::Hibernated { .. }) && record.last_sleep.as_ref() == Some(sleep);
-        same.then(|| measure.clone())
-    }
-
-    fn keep(&self, record: &Record, measure: &Measure) {
-        let sleep = record.last_sleep.clone().filter(|_| matches!(record.state, State::Hibernated { .. }));
-        *self.asleep.lock().expect("nobody panics with it") = sleep.map(|sleep| (sleep, measure.clone()));
-    }
-
-    fn last(&self) -> Measure {
-        self.looks.lock().expect("nobody panics with it").last.clone().unwrap_or_default()
-    }
-
-    /// Looks, unless an earlier look has been under way for so long.
-    fn look(&self, stuck_after: Duration, look: impl FnOnce() -> Measure) -> Option<Measure> {
-        let now = Instant::now();
-        let first = {
-            let mut looks = self.looks.lock().expect("nobody panics with it");
-            if looks.began.is_some_and(|began| now - began > stuck_after) {
-                return None;
-            }
-            let first = looks.began.is_none();
-            looks.began.get_or_insert(now);
-            first
-        };
-        let found = look();
-        let mut looks = self.looks.lock().expect("nobody panics with it");
-        if first {
-            looks.began = None;
-        }
-        looks.last = Some(found.clone());
-        Some(found)
-    }
 }
 
 /// Looks at all of them, each by whichever thread is free; none for one that does not answer.
@@ -219,7 +161,7 @@ pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     if let State::Hot { init, .. } = status.record.state {
         handle.proc.look_for_meter(init);
     }
-    handle.proc.meter.view_since(&handle.proc, status.record.state.word(), since_ms)
+    handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), status.record.state.word(), since_ms)
 }
 
 /// What metrics tell of it, from memory alone.
@@ -229,7 +171,7 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
     let sleeps = matches!(record.state.tier(), Some(Tier::Hibernated | Tier::Parked | Tier::Archived));
     let had_bytes = record.last_sleep.as_ref().filter(|_| sleeps).and_then(|sleep| sleep.memory_bytes).unwrap_or(0);
     ProcNow {
-        meter: handle.proc.meter.view_since(&handle.proc, record.state.word(), None),
+        meter: handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), record.state.word(), None),
         had_bytes,
         refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
         waits: status.waits,

@@ -5,32 +5,28 @@
 //! Nothing of a volume is ever part of a generation. Crash: a volume that was being removed is under a name that no volume can
 //! have, and the next start of the daemon removes the rest.
 
-mod fill;
+pub(crate) mod fill;
 pub(crate) mod sleep;
 
-use crate::Worker;
-use crate::blocking::blocking;
-use crate::machine::Machine;
-use crate::proc::Proc;
+use crate::host::Host;
+use crate::host::Proc;
 use crate::secrets;
 use kip_sandbox::rootfs::Mounts;
 use kip_sandbox::volume::{self, Volume};
 use kip_types::api::{Code, Refusal};
-use kip_types::chain;
-use kip_types::volume::VolumeView;
-use kip_types::{ProcName, Spec, VolumeName, VolumeSource, VolumeSpec};
-use std::collections::BTreeMap;
+use kip_types::{Spec, VolumeName, VolumeSource, VolumeSpec};
 use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Of volumes that are being removed.
-const TRASH: &str = ".trash-";
+pub(crate) const TRASH: &str = ".trash-";
 
-fn directory(data: &Path) -> PathBuf {
+/// Where named volumes are.
+pub(crate) fn directory(data: &Path) -> PathBuf {
     data.join("volumes")
 }
 
@@ -44,14 +40,10 @@ pub(crate) fn path_of(data: &Path, source: &VolumeSource) -> PathBuf {
     }
 }
 
-/// Named volumes that procs which are being made will have: nobody else knows of these procs yet.
-#[derive(Debug, Default)]
-pub(crate) struct Claims(Mutex<Vec<VolumeName>>);
-
 /// Keeps volumes from being removed until the proc that wants them is known.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    machine: Arc<Machine>,
+    machine: Arc<Host>,
     names: Vec<VolumeName>,
 }
 
@@ -68,7 +60,7 @@ impl Drop for Claim {
 
 /// Settles what the volumes of a new proc are: links in paths of the host are resolved, once and for all; named volumes are
 /// made.
-pub(crate) fn declare(machine: &Arc<Machine>, spec: &mut Spec) -> Result<Claim, Refusal> {
+pub(crate) fn declare(machine: &Arc<Host>, spec: &mut Spec) -> Result<Claim, Refusal> {
     let mut claim = Claim { machine: Arc::clone(machine), names: Vec::new() };
     for VolumeSpec { source, target, .. } in &mut spec.volumes {
         let refuse = |code, why: String| Refusal::new(code, format!("{}: the volume at {target}: {why}", spec.name));
@@ -90,7 +82,7 @@ pub(crate) fn declare(machine: &Arc<Machine>, spec: &mut Spec) -> Result<Claim, 
 }
 
 /// A named volume that is not there yet, or has nothing in it.
-pub(crate) fn is_new(machine: &Machine, source: &VolumeSource) -> bool {
+pub(crate) fn is_new(machine: &Host, source: &VolumeSource) -> bool {
     let VolumeSource::Named(_) = source else { return false };
     !fs::read_dir(path_of(&machine.data, source)).is_ok_and(|mut files| files.next().is_some())
 }
@@ -189,7 +181,7 @@ pub(crate) fn sweep(data: &Path) {
 }
 
 /// What the files below a directory take, bytes; a file with several names counts once.
-fn size(directory: &Path) -> u64 {
+pub(crate) fn size(directory: &Path) -> u64 {
     let mut links = std::collections::BTreeSet::new();
     let (mut bytes, mut open) = (0, vec![directory.to_owned()]);
     while let Some(directory) = open.pop() {
@@ -204,89 +196,6 @@ fn size(directory: &Path) -> u64 {
         }
     }
     bytes
-}
-
-impl Worker {
-    fn users(&self) -> BTreeMap<VolumeName, Vec<ProcName>> {
-        let mut users: BTreeMap<VolumeName, Vec<ProcName>> = BTreeMap::new();
-        let mut procs = self.machine.live_procs();
-        procs.sort_by(|a, b| a.name.cmp(&b.name));
-        for proc in procs {
-            for volume in &proc.spec.volumes {
-                if let VolumeSource::Named(name) = &volume.source {
-                    let of_it = users.entry(name.clone()).or_default();
-                    if of_it.last() != Some(&proc.name) {
-                        of_it.push(proc.name.clone());
-                    }
-                }
-            }
-        }
-        users
-    }
-
-    /// Named volumes, sorted by name.
-    pub async fn volumes(&self) -> Result<Vec<VolumeView>, Refusal> {
-        let (data, mut users) = (self.machine.data.clone(), self.users());
-        blocking(move || {
-            let entries = match fs::read_dir(directory(&data)) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-                entries => entries.map_err(|e| {
-                    Refusal::new(Code::Failed, format!("{} cannot be read: {e}", directory(&data).display()))
-                })?,
-            };
-            let names = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<VolumeName>().ok());
-            let mut views: Vec<VolumeView> = names
-                .map(|name| {
-                    let path = directory(&data).join(name.as_str());
-                    VolumeView { bytes: size(&path), users: users.remove(&name).unwrap_or_default(), name, path }
-                })
-                .collect();
-            views.sort_by(|a, b| a.name.cmp(&b.name));
-            Ok(views)
-        })
-        .await
-    }
-
-    /// Deletes a named volume that no proc has.
-    pub async fn remove_volume(self: &Arc<Self>, name: VolumeName) -> Result<(), Refusal> {
-        let worker = Arc::clone(self);
-        blocking(move || {
-            let trash = worker.take_away(&name)?;
-            fs::remove_dir_all(&trash).map_err(|e| {
-                Refusal::new(
-                    Code::Failed,
-                    format!("volume {name} is removed, but {} is left: {}", trash.display(), chain(&e)),
-                )
-            })
-        })
-        .await
-    }
-
-    /// Gives it a name that nobody can ask for.
-    fn take_away(&self, name: &VolumeName) -> Result<PathBuf, Refusal> {
-        let directory = directory(&self.machine.data);
-        let claimed = self.machine.claims.0.lock().expect("no holder of this lock panics");
-        let users = self.users().remove(name).unwrap_or_default();
-        if !users.is_empty() || claimed.contains(name) {
-            let names: Vec<&str> = users.iter().map(ProcName::as_str).collect();
-            let whose = if names.is_empty() { "a proc that is being made".to_owned() } else { names.join(", ") };
-            let message = format!("volume {name} is in use by {whose}: remove what has it first (`kip rm`)");
-            return Err(Refusal::new(Code::State, message));
-        }
-        let (path, trash) = (directory.join(name.as_str()), directory.join(format!("{TRASH}{name}")));
-        let _ = fs::remove_dir_all(&trash);
-        match fs::rename(&path, &trash) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Refusal::new(
-                Code::Unknown,
-                format!("there is no volume {:?} (`kip volume ls` lists them)", name.as_str()),
-            )),
-            Err(e) => Err(Refusal::new(Code::Failed, format!("volume {name} cannot be removed: {e}"))),
-            Ok(()) => {
-                fill::forget(&self.machine.data, name);
-                Ok(trash)
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -9,8 +9,6 @@ mod rebuild;
 mod reopen;
 mod timers;
 
-pub(crate) use timers::forget;
-
 use crate::archive::DemandError;
 use crate::body::Body;
 use crate::body::Home;
@@ -18,9 +16,9 @@ use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
 use crate::fault;
 use crate::holdings::key;
+use crate::host::Proc;
 use crate::owners;
 use crate::pins;
-use crate::proc::Proc;
 use crate::start::reopen;
 use crate::tree::Tree;
 use crate::volumes::sleep::{self as volumes, VolumeChanged};

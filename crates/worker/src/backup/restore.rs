@@ -3,7 +3,7 @@
 //! What a daemon then finds is a data directory after a reboot: sockets are made anew, sleepers sleep in their generations, what ran
 //! has ended (`recover`). Three things are of the old place and are changed here: ids, if the number of the old directory is
 //! another's on this machine; the path of the skeletons; and that files in volumes have other inodes, which is noted
-//! beside the generation that they belong to ([`is_restored`]).
+//! beside the generation that they belong to ([`crate::volumes::sleep::is_restored`]).
 //!
 //! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash leaves that directory, which the next try
 //! removes.
@@ -11,12 +11,13 @@
 use super::{FORMAT, NOTE, Note, Said, TAR};
 use crate::archive::{KeyLength, with_wrap};
 use crate::instance::{self, InstanceError, ids_of};
+use crate::volumes::sleep::RESTORED;
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_net::Instance;
+use kip_types::ProcName;
 use kip_types::keys::KeysWrap;
-use kip_types::{Generation, ProcName};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -25,8 +26,6 @@ use std::process::{Command, Stdio};
 
 /// Where it is made.
 const GROWING: &str = ".kip-restore";
-/// In a proc's directory: the generation whose volumes were restored with it.
-const RESTORED: &str = "restored";
 /// What a data directory may have in it already: what is made anew for each.
 const NOTHING_OF: [&str; 5] = ["run", "cache", "base", GROWING, "images"];
 /// Bytes that are handed to tar at once.
@@ -109,11 +108,6 @@ impl From<KeyLength> for RestoreError {
 fn at(path: &Path) -> impl FnOnce(io::Error) -> RestoreError {
     let path = path.to_owned();
     move |source| RestoreError::Io { path, source }
-}
-
-/// Whether the files in a sleeper's named volumes are restored copies of those that it fell asleep with in this generation.
-pub(crate) fn is_restored(proc: &Path, generation: Generation) -> bool {
-    fs::read_to_string(proc.join(RESTORED)).is_ok_and(|text| text.trim() == generation.0.to_string())
 }
 
 /// Makes a data directory of a backup. Whoever calls it has the directory's lock. `tell` hears how many bytes of the file

@@ -5,7 +5,7 @@ use super::maps::{Place, Places};
 use super::{Page, Pages, strings};
 use crate::archive::Stored;
 use crate::body::Body;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::task::archived;
 use kip_archive::table::{Home, Space};
 use kip_checkpoint::image::ImageError;

@@ -6,9 +6,9 @@
 
 use super::maps::{Place, Places};
 use super::{Page, Pages};
+use crate::host::Proc;
+use crate::host::proc::PAGER_DIRECTORY;
 use crate::instance::IDS_PER_BLOCK;
-use crate::proc::PAGER_DIRECTORY;
-use crate::proc::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::look::{FileKind, Mapping, OpenFile, Process, Strings, What};
 use kip_pager::client::PeekedPage;

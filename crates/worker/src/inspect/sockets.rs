@@ -6,7 +6,7 @@
 use super::Subject;
 use crate::body::Body;
 use crate::holdings::key;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::why::{plain, word};
 use kip_checkpoint::look::{FileKind, Process, UnixState};
 use kip_net::custody::Kind;

@@ -46,7 +46,7 @@ impl Task {
             Err(Undone::Ours(message)) => {
                 (failed(format!("{message}; it is kept here, `kip wake {name}` tries again")), false)
             }
-            Err(Undone::NotOurs(message)) => match stop::remove(&self.proc).await {
+            Err(Undone::NotOurs(message)) => match self.remove_all().await {
                 Ok(()) => (failed(message), true),
                 Err(refusal) => (failed(format!("{message}; {}", refusal.message)), false),
             },
@@ -120,7 +120,7 @@ impl Task {
         let taken_over_by = Some(owner.to_string());
         let next = self.record.after(Input::TakenOver).map_err(|e| self.unfit(&e))?;
         self.write(Record { taken_over_by, ports: Vec::new(), ..next }, record::Durability::Fsync)?;
-        self.proc.shared.unwatch_sockets(&self.proc);
+        crate::watches::unwatch_sockets(&self.proc);
         (self.sleeping, self.listens_again) = (None, None);
         stop::release(&self.proc, Network::Removed).await;
         if let Err(e) = kip_snapshot::sweep(&self.proc.dir, None) {

@@ -12,10 +12,10 @@ use crate::blocking::blocking;
 use crate::body::Body;
 use crate::fault;
 use crate::holdings::key;
+use crate::host::Proc;
 use crate::metrics::Cause;
 use crate::plans::{compile_plan, save_plan};
 use crate::policy;
-use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
 use crate::suspend::is_connection;
@@ -196,7 +196,7 @@ impl Task {
             let _ = reply.send(Ok(false));
         }
         let proc = Arc::clone(&self.proc);
-        let own = proc.shared.handle(proc.slot);
+        let own = self.own.upgrade();
         tokio::spawn(async move {
             let result = blocking(move || -> Result<_, NotStored> {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
@@ -218,7 +218,7 @@ impl Task {
             })
             .await;
             if let Some(own) = own {
-                let _ = own.inbox.send(Command::Stored { generation, result }).await;
+                let _ = own.send(Command::Stored { generation, result }).await;
             }
         });
     }

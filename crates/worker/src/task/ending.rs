@@ -97,7 +97,7 @@ impl Task {
         }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
-        self.proc.shared.unwatch_sockets(&self.proc);
+        crate::watches::unwatch_sockets(&self.proc);
         self.running = None;
         self.hibernating = None;
         self.sleeping = None;
@@ -138,9 +138,16 @@ impl Task {
         if !elsewhere {
             self.retire_all().await;
         }
-        stop::remove(&self.proc).await?;
+        self.remove_all().await?;
         self.probes.end().await;
         self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
+        Ok(())
+    }
+
+    /// Removes all that there is of it.
+    pub(super) async fn remove_all(&mut self) -> Result<(), Refusal> {
+        stop::remove(&self.proc).await?;
+        (self.removed.0)(&self.proc);
         Ok(())
     }
 }

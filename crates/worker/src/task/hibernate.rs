@@ -172,7 +172,7 @@ impl Task {
         let mut next = None;
         if let Some(held) = &held {
             next = due::next_wake(&held.clocks, timing.tick_ms, (Ticks::OnTime, 0), LEAD.as_nanos() as i64);
-            self.proc.shared.watch_held(&self.proc, &held.sockets);
+            crate::watches::watch_held(&self.proc, &held.sockets);
         }
         self.running = None;
         self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
@@ -233,7 +233,7 @@ impl Task {
     pub(super) fn leave_hibernation(&mut self) -> Option<Hibernating> {
         let left = self.hibernating.take();
         if left.is_some() {
-            self.proc.shared.unwatch_sockets(&self.proc);
+            crate::watches::unwatch_sockets(&self.proc);
         }
         left
     }

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::exec::{self, ExecOutput};
+use crate::host::Proc;
 use crate::metrics::Cause;
-use crate::proc::Proc;
 use crate::tickets::Ticket;
 use kip_types::api::ExecRequest;
 use std::collections::BTreeMap;

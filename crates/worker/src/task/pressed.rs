@@ -6,8 +6,8 @@
 //! tried until it succeeds.
 
 use super::{Asleep, Command, Task};
+use crate::host::Proc;
 use crate::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
-use crate::proc::Proc;
 use crate::state::Record;
 use kip_types::api::{Code, Refusal};
 use kip_types::{State, Tier};

@@ -38,11 +38,11 @@ impl Task {
     pub(super) fn look_for_ready(&mut self) {
         let Some(ready) = self.proc.spec.ready.clone().filter(|_| self.record.ready == Some(false)) else { return };
         let (proc, started_at_ms, awake) = (Arc::clone(&self.proc), self.record.started_at_ms, self.ticket());
-        let tickets = Arc::clone(&self.tickets);
+        let (tickets, own) = (Arc::clone(&self.tickets), self.own.clone());
         let looking = tokio::spawn(async move {
             let result = look(&proc, &ready, &tickets).await;
-            if let Some(handle) = proc.shared.handle(proc.slot) {
-                let _ = handle.inbox.send(Command::Ready { started_at_ms, result }).await;
+            if let Some(own) = own.upgrade() {
+                let _ = own.send(Command::Ready { started_at_ms, result }).await;
             }
             drop(awake);
         });

@@ -28,7 +28,7 @@ impl Task {
             }
         }
         // Whatever comes now is the next daemon's.
-        self.proc.shared.unwatch_sockets(&self.proc);
+        crate::watches::unwatch_sockets(&self.proc);
         self.leave_queue();
         Ok(matches!(self.record.state, State::Parked { .. } | State::Archived { .. }))
     }

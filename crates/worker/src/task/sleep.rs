@@ -4,15 +4,14 @@ use super::archive::FETCH_AGAIN;
 use super::{AFTER_TICKS, By, Running, Sleeping, Task};
 use crate::blocking::blocking;
 use crate::body::Body;
-use crate::disk;
 use crate::due::{self, Ticks};
 use crate::events::now_ms;
 use crate::fault;
 use crate::hibernate;
+use crate::host::Proc;
 use crate::metrics::Cause;
 use crate::park::{self, ParkError};
 use crate::plans::{plan_wake, take_custody};
-use crate::proc::Proc;
 use crate::record;
 use crate::state::Record;
 use crate::tree::{self, Tree};
@@ -160,7 +159,7 @@ impl Task {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
             }
             proc.look_for_cpu();
-            proc.meter.level(disk::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
+            proc.meter.level(kip_snapshot::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
         })
         .await;
         done.body.inotify.iter_mut().for_each(|instance| crate::inotify::overlook_the_end(instance, &self.proc));
@@ -270,7 +269,7 @@ impl Task {
         fault::reach("wake-intent");
         self.listens_again = None;
         self.overtake_storing();
-        self.proc.shared.unwatch_sockets(&self.proc);
+        crate::watches::unwatch_sockets(&self.proc);
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
         let next = self.sleeping.take().and_then(|s| s.next);
         steps.done("decide");
@@ -323,7 +322,7 @@ impl Task {
                 let by_files = hibernate::kind_of(&trigger) == "files";
                 match manifest {
                     Ok(manifest) if !e.is_the_stores() && !by_files => {
-                        self.proc.shared.watch_sockets(&self.proc, &manifest.body)
+                        crate::watches::watch_sockets(&self.proc, &manifest.body)
                     }
                     // Who waits for it is not to try without pause.
                     _ => {
@@ -344,7 +343,7 @@ impl Task {
     /// Its sockets and timers have to wait a moment.
     pub(super) fn listen_later(&mut self) {
         self.sleeping = None;
-        self.proc.shared.unwatch_sockets(&self.proc);
+        crate::watches::unwatch_sockets(&self.proc);
         self.listens_again = Some(Instant::now() + FETCH_AGAIN);
     }
 

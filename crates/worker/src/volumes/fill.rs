@@ -5,8 +5,8 @@
 //! first, to `.filling-NAME.new`, and moved in from `.filling-NAME`, which goes on at the next start if it was cut short.
 
 use super::{directory, path_of};
+use crate::host::Proc;
 use crate::instance::IDS_PER_BLOCK;
-use crate::proc::Proc;
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_sandbox::rootfs::Mounts;
@@ -101,7 +101,7 @@ fn move_in(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Nothing is to be put any more into a volume that is removed.
-pub(super) fn forget(data: &Path, name: &VolumeName) {
+pub(crate) fn forget(data: &Path, name: &VolumeName) {
     for end in ["", ".new"] {
         let _ = fs::remove_dir_all(directory(data).join(format!("{FILLING}{name}{end}")));
     }

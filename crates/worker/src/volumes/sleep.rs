@@ -9,10 +9,9 @@
 //! Whole volumes that are not there (a disk that is not mounted) are another matter: the sleeper waits for them.
 
 use super::{in_order, is_shared, path_of};
-use crate::backup::restore;
 use crate::body::{Slept, SleptFile};
+use crate::host::Proc;
 use crate::instance::IDS_PER_BLOCK;
-use crate::proc::Proc;
 use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::volumes::{is_below, release};
@@ -66,6 +65,14 @@ impl VolumeChanged {
     pub(crate) fn is_absence(&self) -> bool {
         matches!(self, VolumeChanged::Mount(_) | VolumeChanged::Secrets(_) | VolumeChanged::Other { .. })
     }
+}
+
+/// In a proc's directory: the generation whose volumes were restored with it.
+pub(crate) const RESTORED: &str = "restored";
+
+/// Whether the files in a sleeper's named volumes are restored copies of those that it fell asleep with in this generation.
+pub(crate) fn is_restored(proc: &Path, generation: Generation) -> bool {
+    fs::read_to_string(proc.join(RESTORED)).is_ok_and(|text| text.trim() == generation.0.to_string())
 }
 
 /// CRIU's key of the mount of the volume with that number.
@@ -177,7 +184,7 @@ pub(crate) fn for_wake(proc: &Proc, generation: Generation, slept: &[Slept]) -> 
     }
     let user = proc.held_user().map_err(VolumeChanged::User)?;
     let mut volumes = Vec::new();
-    let restored = restore::is_restored(&proc.dir, generation);
+    let restored = is_restored(&proc.dir, generation);
     for one in slept {
         // What its spec says, not the manifest: that may have been in a store.
         let spec = proc.spec.volumes.iter().find(|v| v.target == one.target).ok_or(VolumeChanged::Spec)?;

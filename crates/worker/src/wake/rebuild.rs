@@ -9,9 +9,9 @@ use crate::body::Body;
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
+use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
-use crate::proc::Proc;
 use kip_checkpoint::plan::{Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
@@ -228,7 +228,7 @@ fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], trigger: &str) -> 
     let rebuilt = Rebuilt {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
-        directory: proc.dir.join(crate::proc::PAGER_DIRECTORY),
+        directory: proc.dir.join(crate::host::proc::PAGER_DIRECTORY),
         generation: images.to_owned(),
         processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
         prefetch: proc.spec.timing.prefetch,

@@ -1,7 +1,7 @@
 //! Time in the restored processes, in the last moment before they run: time-outs, timerfds, missed signals.
 
 use crate::descriptors::take;
-use crate::proc::Proc;
+use crate::host::Proc;
 use crate::tree::Tree;
 use kip_checkpoint::clocks::{self, Form, Missed, Now};
 use kip_sys::ends::{self, End};
@@ -11,21 +11,12 @@ use kip_sys::{timed, timer};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// What the very first wake is believed to take at least until timers are armed, nanoseconds.
 const FIRST_LEAD_NS: i64 = 10_000_000;
 /// A restore that takes longer than this is not waited for, nanoseconds.
 const LONGEST_LEAD_NS: i64 = 500_000_000;
-
-/// How long the last wake of each proc took from moving its timers in the images until they were armed, nanoseconds.
-static LEADS: Mutex<BTreeMap<String, i64>> = Mutex::new(BTreeMap::new());
-
-/// Of a proc that is removed.
-pub(crate) fn forget(name: &str) {
-    LEADS.lock().expect("no holder of this lock panics").remove(name);
-}
 
 /// POSIX and interval timers are stored as what is left when CRIU arms them. The images are made for a moment that is
 /// a little sooner than the last restore was ready for it; if this one is faster, it waits.
@@ -38,9 +29,9 @@ pub(super) struct Plan {
 impl Plan {
     /// Begins now.
     pub(super) fn new(proc: &Proc, clocks: &clocks::Clocks) -> Plan {
-        let leads = LEADS.lock().expect("no holder of this lock panics");
+        let leads = proc.shared.leads();
         // Before its first wake: the fastest of the others.
-        let last = leads.get(proc.name.as_str()).or_else(|| leads.values().min()).copied();
+        let last = leads.get(&proc.slot).or_else(|| leads.values().min()).copied();
         drop(leads);
         let lead_ns = last.map_or(FIRST_LEAD_NS, |last| (last / 8 * 7).min(LONGEST_LEAD_NS));
         Plan { begin: Now::read(), lead_ns: if clocks.are_in_images() { lead_ns } else { 0 } }
@@ -57,7 +48,7 @@ impl Plan {
             return;
         }
         let took = Now::read().monotonic_ns - self.begin.monotonic_ns;
-        LEADS.lock().expect("no holder of this lock panics").insert(proc.name.as_str().to_owned(), took);
+        proc.shared.leads().insert(proc.slot, took);
         let early = self.lead_ns - took;
         if early > 0 {
             std::thread::sleep(Duration::from_nanos(early as u64));

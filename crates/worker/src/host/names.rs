@@ -1,15 +1,13 @@
 //! Procs of one network know each other by name: a part of /etc/hosts between two marks, which is Kip's. /etc/resolv.conf is
-//! made with such a part, which names the proc's own resolver ([`crate::resolver`]).
+//! made with such a part, which names the proc's own resolver ([`resolver`]).
 //!
 //! The file is written where it lies, below the overlay that may be mounted over it: it has been copied up when the proc was made, so
 //! that what reads it reads this very inode. What the program has changed outside the marks stays. A proc's file is written before
 //! each start and each wake from disk, and when another of its network comes or goes; a crash in between is mended by the next of
 //! these.
 
-use crate::machine::Machine;
-use crate::proc::Proc;
+use super::{Host, Proc, resolver};
 use crate::quota::Place;
-use crate::resolver;
 use kip_net::addr::Addresses;
 use kip_types::chain;
 use std::fs;
@@ -74,7 +72,7 @@ pub(crate) fn resolv_conf(proc: &Proc) -> Option<String> {
 }
 
 /// Tells all of a network that somebody came or went. Those that have no files now are told when they get them.
-pub(crate) fn write_all(machine: &Machine, network: &str) {
+pub(crate) fn write_all(machine: &Host, network: &str) {
     let procs = machine.live_procs();
     for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network)) {
         match proc.files.place() {

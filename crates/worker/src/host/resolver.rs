@@ -5,9 +5,8 @@
 //! question that comes while no daemon runs is answered by the next. A proc with a port 53 of its own has none: the address is the
 //! program's then. A question wakes no proc, and keeps none awake. Sources: RFC 1035, RFC 6891, resolv.conf(5).
 
+use super::{Host, Proc};
 use crate::holdings::key;
-use crate::machine::Machine;
-use crate::proc::Proc;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use kip_net::addr::Addresses;
@@ -122,7 +121,7 @@ fn sockets(namespace: BorrowedFd<'_>) -> io::Result<(OwnedFd, OwnedFd)> {
 
 /// The procs of a network.
 struct Names {
-    machine: Arc<Machine>,
+    machine: Arc<Host>,
     network: String,
 }
 
@@ -134,7 +133,7 @@ impl Names {
             let mut names = std::iter::once(proc.name.as_str()).chain(proc.spec.aliases.iter().map(String::as_str));
             proc.spec.network.as_ref() == Some(&self.network) && names.any(|known| known.eq_ignore_ascii_case(name))
         };
-        let slot = self.machine.handles().values().find(|handle| is_it(&handle.proc))?.proc.slot;
+        let slot = self.machine.live_procs().iter().find(|proc| is_it(proc))?.slot;
         let Addresses { v4, v6, .. } = Addresses::of(self.machine.instance, slot);
         Some((v4, v6))
     }

@@ -1,15 +1,14 @@
 //! What of a proc never changes while it exists: name, spec, slot, directories, cgroup; and its held descriptors.
 
+use super::measured::Measured;
+use super::resolver::Resolver;
+use super::{Host, names};
 use crate::holdings::{Holdings, key};
-use crate::images;
-use crate::machine::Machine;
 use crate::meter::Meter;
-use crate::names;
 use crate::pins;
 use crate::quota::{OwnFiles, Place};
-use crate::resolver::Resolver;
 use crate::tree::Tree;
-use crate::view::Measured;
+use kip_image::Digest;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
@@ -32,6 +31,14 @@ fn lost(why: &io::Error) -> LaunchError {
     LaunchError::Gone(io::Error::other(format!("its user namespace is no longer held: {why}")))
 }
 
+/// A proc's layers, lowest first; none without an image. What is no digest is on no disk.
+pub(crate) fn layers_of(spec: &Spec) -> Option<Vec<Digest>> {
+    match &spec.image {
+        Image::Oci(image) => Some(image.layers.iter().filter_map(|layer| layer.parse().ok()).collect()),
+        _ => None,
+    }
+}
+
 /// A proc, apart from its state.
 #[derive(Debug)]
 pub(crate) struct Proc {
@@ -50,7 +57,7 @@ pub(crate) struct Proc {
     /// Whose turn it is to ask it: one check at a time.
     pub(crate) probing: tokio::sync::Mutex<()>,
     pub(crate) resolver: Resolver,
-    pub(crate) shared: Arc<Machine>,
+    pub(crate) shared: Arc<Host>,
 }
 
 impl Proc {
@@ -83,7 +90,7 @@ impl Proc {
             base: self.base.clone(),
             layer: self.layer(),
             pins: with_pins.then(|| self.dir.join("pins")),
-            image: images::layers_of(&self.spec).map(|layers| self.shared.images.layer_dirs(&layers)),
+            image: layers_of(&self.spec).map(|layers| self.shared.images.layer_dirs(&layers)),
             dir: place.to_owned(),
             uid_base: self.first_id(),
             hostname: self.name.to_string(),

@@ -1,0 +1,210 @@
+//! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and the pager's.
+
+use crate::archive::Brought;
+use crate::hibernate;
+use crate::host::{Host, Proc};
+use crate::pressure::Grant;
+use crate::task::{self, Command, Handle, Removed};
+use kip_net::Slot;
+use kip_pager::protocol::Event;
+use kip_types::State;
+use kip_types::chain;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Which procs exist, and how each is spoken to.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(crate) host: Arc<Host>,
+    handles: Mutex<HashMap<Slot, Handle>>,
+}
+
+impl Registry {
+    /// Without procs.
+    pub(crate) fn new(host: Arc<Host>) -> Arc<Registry> {
+        Arc::new(Registry { host, handles: Mutex::default() })
+    }
+
+    pub(crate) fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
+        self.handles.lock().expect("no holder of this lock panics")
+    }
+
+    /// Makes a proc known to wake plane and keeper watch.
+    pub(crate) fn enlist(&self, handle: Handle) {
+        self.host.enlist(Arc::clone(&handle.proc));
+        self.handles().insert(handle.proc.slot, handle);
+    }
+
+    /// Strikes a proc when its task has removed it.
+    pub(crate) fn when_removed(self: &Arc<Registry>) -> Removed {
+        let registry = Arc::downgrade(self);
+        Removed(Box::new(move |proc| {
+            if let Some(registry) = registry.upgrade() {
+                registry.strike(proc);
+            }
+        }))
+    }
+
+    fn strike(&self, proc: &Arc<Proc>) {
+        let mut handles = self.handles();
+        // Its slot may be another's by now.
+        if handles.get(&proc.slot).is_some_and(|handle| Arc::ptr_eq(&handle.proc, proc)) {
+            handles.remove(&proc.slot);
+        }
+    }
+
+    /// Whether the proc of that slot has ended.
+    pub(crate) fn is_stopped(&self, slot: Slot) -> bool {
+        let stopped =
+            |h: &Handle| matches!(h.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. });
+        self.handles().get(&slot).is_some_and(stopped)
+    }
+
+    /// Follows the pager, and starts another when it dies; runs on a thread of its own. Tells when it is followed for the first time.
+    pub(crate) fn serve_pager(self: &Arc<Registry>) -> tokio::sync::oneshot::Receiver<()> {
+        let weak = Arc::downgrade(self);
+        let (is_followed, first) = tokio::sync::oneshot::channel();
+        let serve = move || {
+            let mut is_followed = Some(is_followed);
+            loop {
+                let Some(machine) = weak.upgrade() else { return };
+                if machine.host.is_closing() {
+                    return;
+                }
+                let followed = machine.take_up_pager();
+                if followed.is_ok()
+                    && let Some(tell) = is_followed.take()
+                {
+                    let _ = tell.send(());
+                }
+                drop(machine);
+                match followed {
+                    Ok(events) => {
+                        while let Ok(event) = events.next() {
+                            let Some(machine) = weak.upgrade() else { return };
+                            match event {
+                                Event::Woke { number, turn, woken, by, .. } => {
+                                    machine.tell_task(number, Command::Awake { turn, woken, by });
+                                }
+                                Event::Damaged { number, message, .. } => {
+                                    machine.tell_task(number, Command::Damaged { message });
+                                }
+                                Event::Missing { number, file, first, pages, .. } => {
+                                    machine.bring_missing(number, file, first..first + pages);
+                                }
+                            }
+                        }
+                    }
+                    Err(e) => {
+                        tracing::error!(error = chain(&e), "there is no pager");
+                        std::thread::sleep(Duration::from_secs(1));
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("pager".to_owned()).spawn(serve).expect("a thread can be started");
+        first
+    }
+
+    /// Of all procs.
+    pub(crate) fn all_handles(&self) -> Vec<Handle> {
+        self.handles().values().cloned().collect()
+    }
+
+    /// Makes sure that there is a pager and that it knows all that is out.
+    fn take_up_pager(&self) -> Result<kip_pager::client::Events, kip_pager::client::PagerError> {
+        let (status, _, started) = self.host.pager.ensure()?;
+        let all = self.all_handles();
+        if started {
+            self.host.events.tell(None, "pager", format!("replaced, pid {}", status.pid));
+            for handle in &all {
+                hibernate::take_up(&handle.proc);
+            }
+        }
+        self.host.pager.budget(self.host.set_memory.unwrap_or_else(|| self.host.pressure.marks.set_bytes()) as usize)?;
+        let events = self.host.pager.follow()?;
+        // What happened while nobody listened.
+        for handle in &all {
+            self.tell_task(handle.proc.slot.number().into(), Command::LookAtPager);
+        }
+        Ok(events)
+    }
+
+    fn numbered(&self, number: u32) -> Option<Handle> {
+        let slot = u16::try_from(number).ok().and_then(|n| Slot::new(n).ok());
+        slot.and_then(|slot| self.handles().get(&slot).cloned())
+    }
+
+    /// A running proc waits for pages that are in the store.
+    fn bring_missing(&self, number: u32, file: String, pages: Range<u32>) {
+        let Some(Handle { proc, inbox, .. }) = self.numbered(number) else { return };
+        let Some(archive) = self.host.archive.clone() else {
+            let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
+            return tracing::error!(proc = %proc.name, message);
+        };
+        let directory = proc.dir.join(crate::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
+        archive.clone().spawn(async move {
+            match archive.bring_missing(&directory, &file, pages).await {
+                Brought::All | Brought::Later { tell: None } => {}
+                Brought::Later { tell: Some(error) } => {
+                    let message = format!("it waits for memory that is in the store: {error}");
+                    proc.shared.events.tell(Some(&proc.name), "waiting", message);
+                }
+                Brought::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
+            }
+        });
+    }
+
+    fn tell_task(&self, number: u32, command: Command) {
+        if let Some(handle) = self.numbered(number)
+            && handle.inbox.blocking_send(command).is_err()
+        {
+            tracing::debug!(proc = %handle.proc.name, "an event for a proc that is being removed");
+        }
+    }
+
+    /// Wakes a held proc, without its task: that hears of it when the program may run already. None if there is no room,
+    /// or it is not hibernated: then it is its task's business.
+    fn rouse_held(&self, handle: &Handle, key: Slot, label: &str) -> Option<Grant> {
+        let leave = {
+            let status = handle.status.borrow();
+            let hibernated = matches!(status.record.state, State::Hibernated { .. });
+            hibernated.then(|| task::need(&handle.proc, &status.record, status.asleep))
+        };
+        let leave = self.host.pressure.try_admit(&leave?)?;
+        // The program may run as soon as our duplicates are gone.
+        self.host.wake_plane.remove(&key);
+        if let Err(e) = self.host.pager.rouse(handle.proc.name.as_str(), &hibernate::kind_of(label)) {
+            tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
+        }
+        Some(leave)
+    }
+
+    /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
+    pub(crate) fn serve_wake_plane(self: &Arc<Registry>) {
+        let plane = Arc::clone(&self.host.wake_plane);
+        let machine = Arc::downgrade(self);
+        let serve = move || {
+            while let Ok(events) = plane.wait(None) {
+                let at = Instant::now();
+                let Some(machine) = machine.upgrade() else { return };
+                for event in events {
+                    let handle = machine.handles().get(&event.key).cloned();
+                    let Some(handle) = handle else { continue };
+                    let key = event.key;
+                    let label = event.to_string();
+                    let leave = machine.rouse_held(&handle, key, &label);
+                    if handle.inbox.try_send(Command::Socket { label, at, leave }).is_err()
+                        && let Err(e) = machine.host.wake_plane.rearm(&key)
+                    {
+                        // Its queue was full: the event is reported again.
+                        tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a wake event is lost");
+                    }
+                }
+            }
+        };
+        std::thread::Builder::new().name("wake-plane".to_owned()).spawn(serve).expect("a thread can be started");
+    }
+}
