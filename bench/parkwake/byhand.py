@@ -37,6 +37,7 @@ def make_root(work: Workspace, skeleton: Path, setup: Setup, name: str, extra: d
     (root / "etc/hosts").write_text(f"127.0.0.1 localhost runc {socket.gethostname()}\n")
     (root / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
     for inside, source in extra.items():
+        (root / inside).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, root / inside)
     return root
 

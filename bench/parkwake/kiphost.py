@@ -39,7 +39,8 @@ def daemon(program: Path, data: Path, *flags: str) -> Iterator[Kip]:
 
 def skeleton(kip: Kip) -> Path:
     """The allowlist of the host's files that Kip made."""
-    return next(p for p in (kip.data / "base").iterdir() if not p.name.startswith("."))
+    # The other one is for procs of images, which have these files themselves.
+    return next(p for p in (kip.data / "base").iterdir() if not p.name.startswith(".") and (p / "tmp").is_dir())
 
 
 class Hosted:
