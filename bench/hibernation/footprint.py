@@ -100,7 +100,7 @@ def states(work: Workspace, kip: Kip, client: Client, program: Program, count: i
     result["states"].append(look_asleep(kip, instances))
     for instance in instances:
         instance.ask()
-        instance.awake()
+        instance.proc.wake()  # it may have answered from what its ticks keep
     time.sleep(SETTLE_S)
     result["states"].append(look(kip, instances, "awake"))
     return result

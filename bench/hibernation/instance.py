@@ -17,6 +17,8 @@ from parkwake.workspace import Failed
 # They sleep when they are told to, and in the tier that they are told.
 STILL = ["--never-sleep"]
 LEARN, LEARN_S = 10, 0.5
+# A wake is on record this long after the reply, seconds.
+WAKE_KNOWN_S = 1
 CONNECT_S, RETRY_S, COLD_S = 0.05, 0.0003, 60.0
 
 
@@ -62,17 +64,19 @@ class Instance:
             time.sleep(LEARN_S)
             if self.proc.inspect()["tier"] == "hibernated":
                 self.ask()
-                self.awake()
+                self.after_reply()
                 return first
             self.hibernate()
         raise Failed(f"{self.proc.name} wakes by itself again and again: {self.proc.inspect()['last_wake']}")
 
-    def awake(self) -> dict[str, Any]:
-        """Waits until the wake is on record, which is when the program already runs."""
-        deadline = time.monotonic() + 10
-        while (view := self.proc.inspect())["state"] != "running":
-            if time.monotonic() > deadline:
-                raise Failed(f"{self.proc.name} answered and is {view['state']}")
+    def after_reply(self) -> dict[str, Any]:
+        """Waits until the wake is on record, which is when the program already runs. One that ticks in place keeps what its ticks touch, and
+        may have answered from that alone: it is still hibernated then, and no wake follows."""
+        deadline = time.monotonic() + WAKE_KNOWN_S
+        while (view := self.proc.inspect())["state"] != "running" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if view["state"] not in ("running", "hibernated"):
+            raise Failed(f"{self.proc.name} answered and is {view['state']}")
         return view
 
     def cycle(self) -> tuple[dict[str, Any], float, dict[str, Any]]:
@@ -85,12 +89,14 @@ class Instance:
         raise Failed(f"{self.proc.name} wakes by itself again and again: {self.proc.inspect()['last_wake']}")
 
     def first_reply(self) -> tuple[float, dict[str, Any]]:
-        """Of a sleeper: microseconds, and the figures of the wake that it must have been."""
+        """Of a sleeper: microseconds, and the figures of the wake that it was, if it was one."""
         before = self.proc.inspect()
         if before["tier"] != "hibernated":
             raise Failed(f"{self.proc.name} is {before['state']}, not hibernated")
         us = self.ask()
-        view = self.awake()
+        view = self.after_reply()
+        if view["state"] == "hibernated" and view["last_wake"] == before["last_wake"]:
+            return us, {"asleep": True, "steps": [], "misses": None}
         wake = view["last_wake"]
         if not wake or wake == before["last_wake"] or wake["from"] != "hibernated":
             raise Failed(f"{self.proc.name} answered without a wake from hibernation on record")

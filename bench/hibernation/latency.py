@@ -55,7 +55,7 @@ def measure(
                 started.ask()
             elif way == "hot":
                 row["us"] = started.ask()
-                started.awake()  # as after the wake of one that was hibernated: a command has run before they go on
+                started.after_reply()  # as after the wake of one that was hibernated: a command has run before they go on
                 follow("again", started, number)
             else:
                 sleeper = sleepers[way]

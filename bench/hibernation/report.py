@@ -102,6 +102,8 @@ def step_table(data: Row) -> str:
                 for step in wake["steps"]:
                     steps.setdefault(step["name"], []).append(step["us"])
             shown = ", ".join(f"{name} {percentile(us, 50):.0f}" for name, us in steps.items())
+            if asleep := sum("asleep" in wake for wake in wakes):
+                shown = f"{asleep} of {len(wakes)} answered without a wake{', ' if shown else ''}{shown}"
             misses = [w["misses"] for w in wakes if w["misses"] is not None]
             rows.append([f"{program}: {LABELS[way]}", f"{percentile(misses, 50):.0f}" if misses else "-", shown])
     return table(["wakes, p50", "pages by faults", "steps, us"], rows)
