@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 18] = [
+const ALLOWED: [(&str, &[&str]); 19] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -30,6 +30,8 @@ const ALLOWED: [(&str, &[&str]); 18] = [
     // Whose descriptors the keeper holds in case it dies: it must do that itself, before anything else may happen.
     ("kip-pager", &[TYPES, SYS, "kip-keeper", "kip-snapshot"]),
     // Policy: brings the mechanisms together.
+    // What is recorded of procs; starts and stops nothing.
+    ("kip-records", &[TYPES, "kip-net", "kip-checkpoint"]),
     (
         "kip-worker",
         &[
@@ -41,6 +43,7 @@ const ALLOWED: [(&str, &[&str]); 18] = [
             "kip-image",
             "kip-checkpoint",
             "kip-snapshot",
+            "kip-records",
             "kip-logs",
             "kip-pager",
             "kip-archive",

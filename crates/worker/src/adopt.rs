@@ -7,7 +7,6 @@
 
 use crate::archive::{self, Archive, HeadFailure, Whole, processor};
 use crate::blocking::blocking;
-use crate::body::Body;
 use crate::events::now_ms;
 use crate::fault;
 use crate::holdings::Holdings;
@@ -15,8 +14,6 @@ use crate::host::Proc;
 use crate::kits::Kit;
 use crate::meter::Meter;
 use crate::probe::Listeners;
-use crate::record::RecordError;
-use crate::state::Record;
 use crate::task::{self, Archived, Command, Handle};
 use crate::worker::Worker;
 use crate::worker::taken;
@@ -24,6 +21,9 @@ use futures_util::TryStreamExt as _;
 use kip_archive::head::{Head, HeadState};
 use kip_archive::ids::{OwnerId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
+use kip_records::body::Body;
+use kip_records::record::RecordError;
+use kip_records::state::Record;
 use kip_store::Key;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;

@@ -503,7 +503,7 @@ fn identity<T: Id>(path: &Path) -> Result<T, ArchiveError> {
         Ok(text) => text.trim().parse().map_err(|e| io_at(path)(io::Error::new(io::ErrorKind::InvalidData, e))),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             let id = T::new();
-            let written = crate::record::replace(path, id.to_string().as_bytes());
+            let written = kip_records::record::replace(path, id.to_string().as_bytes());
             written.map(|()| id).map_err(|e| io_at(path)(io::Error::other(e)))
         }
         Err(e) => Err(io_at(path)(e)),

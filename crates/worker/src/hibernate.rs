@@ -5,7 +5,6 @@
 //! ticks touch from a wake. Held: the threads are stopped; the daemon holds duplicates of its sockets and knows its
 //! timers. The duplicates are gone before the program runs again, so that its close is a close.
 
-use crate::due;
 use crate::host::Proc;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::inotify;
@@ -15,6 +14,7 @@ use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::wake::{Trigger, WakeEvent};
 use kip_pager::client::{MOST_WATCHED, PagerError};
 use kip_pager::protocol::{Hibernated, Look, Order, Watch};
+use kip_records::due;
 use kip_types::{Hibernate, WakeOn};
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!(kind_of("udp 10.0.0.1:53 (datagram)"), "udp 53");
         assert_eq!(kind_of("watched files (changed)"), "files");
         assert_eq!(kind_of("timer (timerfd)"), "timer");
-        assert_eq!(kind_of(&format!("timer ({})", crate::due::source_word(Source::Work))), "work");
+        assert_eq!(kind_of(&format!("timer ({})", kip_records::due::source_word(Source::Work))), "work");
         assert_eq!(kind_of("operator"), "call");
     }
 

@@ -1,7 +1,6 @@
 //! The inotify instances of a parked proc: held, so that watches and queue live on, and polled, so that a file that changes wakes it
 //! as it would have woken the program. See [`kip_checkpoint::inotify`].
 
-use crate::body::SleepingInotify;
 use crate::descriptors::duplicate;
 use crate::descriptors::seen;
 use crate::holdings::key;
@@ -10,6 +9,7 @@ use crate::tree::{self, Tree};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::inotify::Instance;
 use kip_net::custody;
+use kip_records::body::SleepingInotify;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;

@@ -14,9 +14,9 @@ mod strings;
 
 use crate::beside;
 use crate::host::Proc;
-use crate::state::Record;
 use crate::task::Handle;
 use kip_checkpoint::look::Process;
+use kip_records::state::Record;
 use kip_types::api::{
     Code, Detail, Details, EnvView, FilesView, Looked, MapsView, ProcessEnv, ProcessFiles, ProcessMaps, Refusal,
     SocketsView,

@@ -6,10 +6,12 @@
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
 //! | [`adopt`] | a proc from the store, into this data directory |
 //! | [`recover`], [`renew`] | after a restart: what was half done, what was held and is lost |
-//! | [`machine`], [`kits`], [`helper_pool`] | what all procs share: pools, the wake plane |
-//! | [`idle`], [`due`] | when to sleep, when to wake for a timer |
-//! | [`pressure`] | who sleeps for lack of memory, when a wake may begin |
-//! | [`record`], [`state`], [`holdings`] | what must survive: records on disk, descriptors in the keeper |
+//! | [`host`], [`kits`], [`helper_pool`] | what procs have of their machine: pools, the wake plane, names |
+//! | [`registry`] | the tasks of procs, and what comes to them from outside |
+//! | [`worker`] | what the API asks of procs |
+//! | [`idle`] | when to sleep |
+//! | [`pressure`], [`relief`] | when a wake may begin, which procs sleep for lack of memory |
+//! | [`holdings`] | descriptors that must survive the daemon, in the keeper |
 //! | [`keys`] | the realm's keys, by command |
 //! | [`images`] | images and the layers that procs keep |
 //! | [`backup`] | a copy of the whole data directory, and a data directory of that |
@@ -34,13 +36,11 @@ mod archive;
 mod backup;
 mod beside;
 mod blocking;
-mod body;
 mod calls;
 mod check;
 mod collecting;
 mod descriptors;
 mod disk;
-mod due;
 mod events;
 mod exec;
 mod exec_ends;
@@ -55,7 +55,6 @@ mod idle;
 mod images;
 mod inotify;
 mod inspect;
-mod instance;
 mod keys;
 mod kits;
 mod lately;
@@ -77,7 +76,6 @@ mod pressure;
 mod probe;
 mod publish;
 mod quota;
-pub mod record;
 mod recover;
 mod registry;
 mod rehearse;
@@ -87,7 +85,6 @@ mod rest;
 mod secrets;
 mod snapshots;
 mod start;
-mod state;
 mod stop;
 mod suspend;
 mod task;
@@ -102,7 +99,7 @@ mod worker;
 
 pub use backup::restore::{RestoreError, Restored, restore};
 pub use exec::{ExecOutput, ExecSession};
-pub use instance::InstanceError;
+pub use kip_records::instance::InstanceError;
 pub use observe::WakeObserver;
 pub use open::{Config, OpenError, enter_private_mounts};
 pub use pressure::{BadMarks, MemoryMarks};

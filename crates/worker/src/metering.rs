@@ -2,9 +2,9 @@
 
 use crate::host::Proc;
 use crate::meter::{Kept, marks};
-use crate::record::{self, Durability, RecordError};
-use crate::state::Record;
 use kip_net::activity::Activity as Traffic;
+use kip_records::record::{self, Durability, RecordError};
+use kip_records::state::Record;
 use serde::{Deserialize, Serialize};
 
 /// The record with the meter, as `state.json` has both.

@@ -1,11 +1,11 @@
 //! Owners of a sleeper's open files, fcntl(2) F_SETOWN: set again at a wake, and sent the signal for what came meanwhile.
 
-use crate::body::Body;
 use crate::descriptors::take;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::owners::{self, Owned};
 use kip_net::custody;
+use kip_records::body::Body;
 use kip_sys::owner::{Owner, Whom, as_user, is_told, set_owner, tell};
 use std::fs;
 use std::io;

@@ -14,10 +14,6 @@ mod error;
 
 pub(crate) use error::ParkError;
 
-use crate::body::Body;
-use crate::body::Home;
-use crate::body::SleepingSocket;
-use crate::body::Slept;
 use crate::descriptors::duplicate;
 use crate::descriptors::places;
 use crate::descriptors::seen;
@@ -46,6 +42,10 @@ use kip_checkpoint::volumes::is_below;
 use kip_net::custody::{self, SavedOptions};
 use kip_net::renewal;
 use kip_pager::limits::Lifted;
+use kip_records::body::Body;
+use kip_records::body::Home;
+use kip_records::body::SleepingSocket;
+use kip_records::body::Slept;
 use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::Contents;
 use kip_snapshot::carry;
@@ -130,7 +130,7 @@ pub(crate) fn park(
     pids: &[u32],
     generation: Generation,
     (out, once): (bool, Option<Option<Clock>>),
-    record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
+    record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
     let tree = Tree::read(pids);
@@ -222,7 +222,7 @@ fn settle(
     (images, log): (&Path, &Log),
     generation: Generation,
     (init, seen): (u32, &Seen),
-    record: &mut dyn FnMut() -> Result<(), crate::record::RecordError>,
+    record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<Settled, ParkError> {
     let now = Now::read();
     // Before an image is rewritten, which makes it another file.

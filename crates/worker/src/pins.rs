@@ -4,7 +4,7 @@
 //! mounts the pins above the base only when the base has changed, so that an unchanged machine keeps the same layers.
 //! Crash: a pin too many is harmless and replaced at the next sleep.
 
-use crate::body::Pin;
+use kip_records::body::Pin;
 use kip_sandbox::init;
 use std::fs;
 use std::io;

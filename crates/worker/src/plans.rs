@@ -1,10 +1,10 @@
 //! The plan of a proc's next wake by our own restorer, made ahead of it; and custody of its sockets until then.
 
-use crate::body::Body;
 use crate::holdings::key;
 use crate::host::Proc;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
 use kip_net::custody;
+use kip_records::body::Body;
 use kip_snapshot::pages::PageMap;
 use kip_types::{Generation, Lazy, chain};
 use std::path::Path;

@@ -4,14 +4,14 @@
 //! before it does: what would be refused then stays parked. Not for those that never left the local disk: whoever can write there
 //! is root already.
 
-use crate::body::Body;
 use crate::host::Proc;
-use crate::instance::IDS_PER_BLOCK;
 use crate::volumes::sleep::key;
 use kip_checkpoint::comeback;
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
+use kip_records::body::Body;
+use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::{base, launch, seccomp};
 use kip_snapshot::pages::PageMap;
 use kip_snapshot::{Manifest, SnapshotError};

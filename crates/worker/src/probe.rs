@@ -8,9 +8,9 @@
 use crate::events::now_ms;
 use crate::holdings::key;
 use crate::host::Proc;
-use crate::state::{Checked, Record};
 use crate::task::{Command, Handle, Probes, Status, look_once};
 use kip_net::reserve::{self, ReserveError};
+use kip_records::state::{Checked, Record};
 use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
 use kip_types::chain;
 use kip_types::life::Probe;

@@ -4,7 +4,6 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
-use crate::body::Body;
 use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
@@ -13,13 +12,14 @@ use crate::host::Proc;
 use crate::meter::{Kept, Meter};
 use crate::metering::Stored;
 use crate::plans::take_custody;
-use crate::record::{self, Records};
 use crate::renew;
-use crate::state::Record;
 use crate::stop::{self, Network};
 use crate::task;
 use crate::tree::Tree;
 use kip_net::{Slot, custody};
+use kip_records::body::Body;
+use kip_records::record::{self, Records};
+use kip_records::state::Record;
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::{Generation, ProcName, Restart, Spec, State};

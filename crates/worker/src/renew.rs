@@ -5,7 +5,6 @@
 //! kernel kept of it, CRIU makes from the images, which therefore does the next wake. Steps may be repeated: a crash leaves
 //! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
 
-use crate::body::Body;
 use crate::descriptors::pipe_key;
 use crate::holdings::key;
 use crate::host::Proc;
@@ -14,6 +13,7 @@ use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
 use kip_net::renewal::{Place, RenewalError, make};
+use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::LaunchError;
 use kip_types::api::{PortView, Refusal};

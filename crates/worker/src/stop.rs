@@ -149,7 +149,7 @@ pub(crate) async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
         }
         fault::reach("remove-files");
         proc.files.wait_until_unused();
-        proc.shared.records.remove(&proc.name).and_then(crate::record::Trash::delete).map_err(|e| {
+        proc.shared.records.remove(&proc.name).and_then(kip_records::record::Trash::delete).map_err(|e| {
             Refusal::new(Code::Failed, format!("the files of {} cannot be removed: {}", proc.name, chain(&e)))
         })?;
         proc.shared.strike(proc.slot);

@@ -10,8 +10,6 @@ mod reopen;
 mod timers;
 
 use crate::archive::DemandError;
-use crate::body::Body;
-use crate::body::Home;
 use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
 use crate::fault;
@@ -33,6 +31,8 @@ use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stag
 use kip_checkpoint::resume;
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
+use kip_records::body::Body;
+use kip_records::body::Home;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};

@@ -1,9 +1,9 @@
 //! The sockets and watches of files of a sleeper, at the wake plane.
 
-use crate::body::Body;
 use crate::holdings::key;
 use crate::host::Proc;
 use kip_net::custody::{self, Held, Kind};
+use kip_records::body::Body;
 use kip_types::{PortSpec, Protocol, WakeOn, chain};
 
 /// Polls the held sockets of a parked proc and its watches of files from now on.

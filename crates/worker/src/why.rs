@@ -8,7 +8,6 @@ mod look;
 pub(crate) use look::{plain, word};
 
 use crate::beside;
-use crate::due::source_word;
 use crate::holdings::key;
 use crate::host::Proc;
 use crate::idle::Activity;
@@ -17,6 +16,7 @@ use crate::task::{Handle, Status, would_be_late};
 use crate::tree::Tree;
 use crate::volumes;
 use kip_checkpoint::clocks::Now;
+use kip_records::due::source_word;
 use kip_types::State;
 use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
 use kip_types::chain;

@@ -8,11 +8,12 @@ use crate::host::names;
 use crate::metrics::{Moment, Process};
 use crate::probe::Listeners;
 use crate::registry::Registry;
-use crate::state::Record;
 use crate::stop::Network;
 use crate::task::{By, Command, Handle, Task};
-use crate::{events, exec, holdings, inspect, kits, meter, probe, quota, record, secrets, stop, view, volumes, why};
+use crate::{events, exec, holdings, inspect, kits, meter, probe, quota, secrets, stop, view, volumes, why};
 use kip_net::Slot;
+use kip_records::record;
+use kip_records::state::Record;
 use kip_types::api::{
     CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
 };

@@ -11,7 +11,6 @@
 use super::Archive;
 use super::fetch::FetchError;
 use super::stream::FrontStream;
-use crate::instance::IDS_PER_BLOCK;
 use crate::quota::Place;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
@@ -23,6 +22,7 @@ use kip_archive::keys::Keyring;
 use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::packing::Packing;
+use kip_records::instance::IDS_PER_BLOCK;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;

@@ -41,7 +41,7 @@ impl Archive {
         };
         let archive = Archive::open(&url, data, Realm::default(), now_ms)?;
         if let Some(asked) = asked.filter(|asked| before.as_deref() != Some(asked)) {
-            let written = crate::record::replace(&remembered, asked.as_bytes());
+            let written = kip_records::record::replace(&remembered, asked.as_bytes());
             written.map_err(|e| io_at(&remembered)(io::Error::other(e)))?;
         }
         Ok(Some(archive))

@@ -3,11 +3,11 @@
 use super::Archive;
 use super::find::Found;
 use super::read_front::{FrontReadError, WholeFront};
-use crate::body::Body;
-use crate::due::source_word;
 use kip_archive::front::SUMMARY;
 use kip_archive::pack::PackRef;
 use kip_archive::table::Home;
+use kip_records::body::Body;
+use kip_records::due::source_word;
 use kip_types::Spec;
 use kip_types::api::{FileView, PackView, PagesView, RootView, SnapshotDetails, SnapshotTimer};
 use std::collections::BTreeMap;

@@ -10,12 +10,12 @@
 
 use super::{FORMAT, NOTE, Note, Said, TAR};
 use crate::archive::{KeyLength, with_wrap};
-use crate::instance::{self, InstanceError, ids_of};
 use crate::volumes::sleep::RESTORED;
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_net::Instance;
+use kip_records::instance::{self, InstanceError, ids_of};
 use kip_types::ProcName;
 use kip_types::keys::KeysWrap;
 use std::fs::{self, File};

@@ -1,6 +1,6 @@
 //! What a proc was measured to have: memory, processes, processor time.
 
-use crate::state::Record;
+use kip_records::state::Record;
 use kip_types::State;
 use kip_types::api::{MemoryView, SleepView};
 use std::sync::Mutex;

@@ -4,13 +4,13 @@
 //! held, such as unix sockets that CRIU makes anew, is told from the images.
 
 use super::Subject;
-use crate::body::Body;
 use crate::holdings::key;
 use crate::host::Proc;
 use crate::why::{plain, word};
 use kip_checkpoint::look::{FileKind, Process, UnixState};
 use kip_net::custody::Kind;
 use kip_net::diag::{Diag, SocketInfo, TcpState, UnixInfo};
+use kip_records::body::Body;
 use kip_types::Protocol;
 use kip_types::api::{OpenAt, OpenSocketView};
 use kip_types::chain;

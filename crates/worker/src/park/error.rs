@@ -51,7 +51,7 @@ pub(crate) enum ParkError {
         pid: u32,
     },
     #[error("the state cannot be recorded")]
-    Record(#[source] crate::record::RecordError),
+    Record(#[source] kip_records::record::RecordError),
     #[error(transparent)]
     Volume(#[from] UnfitVolume),
     #[error("the first thread of process {pid} ({name}) has ended while others of it go on, pthread_exit(3)")]

@@ -164,7 +164,7 @@ impl Task {
         } else if let Some(next) = self.next_timer()
             && Now::read().monotonic_ns >= next.at_ns
         {
-            let trigger = format!("timer ({})", crate::due::source_word(next.source));
+            let trigger = format!("timer ({})", kip_records::due::source_word(next.source));
             self.wake_in_turn(trigger, Instant::now(), next.tick).await;
         } else if self.listens_again.is_some_and(|at| Instant::now() >= at) {
             self.listen_again();

@@ -8,7 +8,7 @@
 use super::{Asleep, Command, Task};
 use crate::host::Proc;
 use crate::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
-use crate::state::Record;
+use kip_records::state::Record;
 use kip_types::api::{Code, Refusal};
 use kip_types::{State, Tier};
 use std::future::Future;

@@ -3,9 +3,9 @@
 use super::Task;
 use crate::blocking::blocking;
 use crate::fault;
-use crate::record;
 use crate::start::{build, ready, refuse};
-use crate::state::Record;
+use kip_records::record;
+use kip_records::state::Record;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::Input;

@@ -7,9 +7,9 @@
 
 use super::*;
 use crate::blocking::blocking;
-use crate::due::Ticks;
 use crate::hibernate::{self, KnownTicks};
 use crate::suspend;
+use kip_records::due::Ticks;
 use kip_types::spec::Clock;
 
 /// Pages that a tick may touch while its proc is hibernated, until one has needed more: an interpreter of Python needs 80 for

@@ -6,9 +6,9 @@
 
 use super::{directory, path_of};
 use crate::host::Proc;
-use crate::instance::IDS_PER_BLOCK;
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
+use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::rootfs::Mounts;
 use kip_types::{Image, VolumeName, VolumeSource, VolumeSpec};
 use rustix::fs::{OFlags, ResolveFlags};

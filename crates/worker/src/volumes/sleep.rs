@@ -9,12 +9,12 @@
 //! Whole volumes that are not there (a disk that is not mounted) are another matter: the sleeper waits for them.
 
 use super::{in_order, is_shared, path_of};
-use crate::body::{Slept, SleptFile};
 use crate::host::Proc;
-use crate::instance::IDS_PER_BLOCK;
 use crate::secrets::{self, SecretsLost};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::volumes::{is_below, release};
+use kip_records::body::{Slept, SleptFile};
+use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::volume::{self, Volume, VolumeError};
 use kip_types::{Generation, VolumeSource};
 use rustix::fs::{AtFlags, OFlags, ResolveFlags, StatxFlags, StatxTimestamp};
@@ -80,27 +80,25 @@ pub(crate) fn key(number: usize) -> String {
     format!("volume-{number}")
 }
 
-impl SleptFile {
-    /// As it is now.
-    fn read(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<SleptFile> {
-        let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let stat = match path {
-            "" => rustix::fs::statx(root, "", AtFlags::EMPTY_PATH, mask),
-            path => kip_sys::within::open(root, path, flags, resolve)
-                .and_then(|file| rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mask)),
-        }?;
-        let ns = |at: StatxTimestamp| at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec.into());
-        Ok(SleptFile {
-            path: path.to_owned(),
-            inode: stat.stx_ino,
-            size: stat.stx_size,
-            mtime_ns: ns(stat.stx_mtime),
-            born_ns: ns(stat.stx_btime),
-            rewrites: false,
-        })
-    }
+/// A file of a volume as it is now.
+fn read_file(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<SleptFile> {
+    let mask = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let stat = match path {
+        "" => rustix::fs::statx(root, "", AtFlags::EMPTY_PATH, mask),
+        path => kip_sys::within::open(root, path, flags, resolve)
+            .and_then(|file| rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mask)),
+    }?;
+    let ns = |at: StatxTimestamp| at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec.into());
+    Ok(SleptFile {
+        path: path.to_owned(),
+        inode: stat.stx_ino,
+        size: stat.stx_size,
+        mtime_ns: ns(stat.stx_mtime),
+        born_ns: ns(stat.stx_btime),
+        rewrites: false,
+    })
 }
 
 /// The volumes of a running proc, in the order in which they are mounted, still without files.
@@ -164,7 +162,7 @@ pub(crate) fn note_files(volumes: &mut [Slept], images: &Path, init: u32) -> Res
     for file in open {
         let of = volumes.iter_mut().filter(|v| is_below(&file.path, &v.point)).max_by_key(|v| v.point.len());
         let Some(volume) = of else { continue };
-        let Ok(now) = SleptFile::read(root.as_fd(), &file.path) else { continue };
+        let Ok(now) = read_file(root.as_fd(), &file.path) else { continue };
         let path = file.path[volume.point.len()..].trim_start_matches('/').to_owned();
         volume.files.push(SleptFile { path, rewrites: file.rewrites, ..now });
     }
@@ -203,7 +201,7 @@ pub(crate) fn for_wake(proc: &Proc, generation: Generation, slept: &[Slept]) -> 
         }
         let shared = is_shared(proc, &path);
         for file in &one.files {
-            file.check(volume.fd.as_fd(), shared, is_copy)
+            check_file(file, volume.fd.as_fd(), shared, is_copy)
                 .map_err(|what| VolumeChanged::File { path: path.join(&file.path), what })?;
         }
         volumes.push(volume);
@@ -211,19 +209,16 @@ pub(crate) fn for_wake(proc: &Proc, generation: Generation, slept: &[Slept]) -> 
     Ok(volumes)
 }
 
-impl SleptFile {
-    fn check(&self, root: BorrowedFd<'_>, shared: bool, is_copy: bool) -> Result<(), &'static str> {
-        let Ok(now) = SleptFile::read(root, &self.path) else { return Err("is gone") };
-        match () {
-            () if (now.inode, now.born_ns) != (self.inode, self.born_ns) && !is_copy => {
-                Err("was replaced while it slept")
-            }
-            () if now.size < self.size && self.rewrites => Err("was cut while it slept"),
-            () if self.rewrites && !shared && (now.size, now.mtime_ns) != (self.size, self.mtime_ns) => {
-                Err("was changed from outside while the proc slept")
-            }
-            () => Ok(()),
+/// What stands in the way of a file that a sleeper had open.
+fn check_file(file: &SleptFile, root: BorrowedFd<'_>, shared: bool, is_copy: bool) -> Result<(), &'static str> {
+    let Ok(now) = read_file(root, &file.path) else { return Err("is gone") };
+    match () {
+        () if (now.inode, now.born_ns) != (file.inode, file.born_ns) && !is_copy => Err("was replaced while it slept"),
+        () if now.size < file.size && file.rewrites => Err("was cut while it slept"),
+        () if file.rewrites && !shared && (now.size, now.mtime_ns) != (file.size, file.mtime_ns) => {
+            Err("was changed from outside while the proc slept")
         }
+        () => Ok(()),
     }
 }
 
@@ -238,8 +233,9 @@ mod tests {
         let path = dir.path().join("db");
         fs::write(&path, "1234").unwrap();
         let root = OwnedFd::from(File::open(dir.path()).unwrap());
-        let before = SleptFile::read(root.as_fd(), "db").unwrap();
-        let check = |rewrites, shared| SleptFile { rewrites, ..before.clone() }.check(root.as_fd(), shared, false);
+        let before = read_file(root.as_fd(), "db").unwrap();
+        let check =
+            |rewrites, shared| check_file(&SleptFile { rewrites, ..before.clone() }, root.as_fd(), shared, false);
         assert_eq!(check(true, false), Ok(()));
         fs::write(&path, "5678").unwrap();
         File::options()

@@ -5,7 +5,6 @@
 
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, release, timers};
-use crate::body::Body;
 use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
@@ -16,6 +15,7 @@ use kip_checkpoint::plan::{Plan, PlanError, Received};
 use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Rebuilt;
+use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::{LaunchError, RestoreRequest};
 use kip_sandbox::rootfs::{Mounts, RootfsError};

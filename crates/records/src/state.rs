@@ -10,77 +10,77 @@ use std::path::PathBuf;
 
 /// What the check of a probe said last.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Checked {
+pub struct Checked {
     /// The probe's.
-    pub(crate) host_port: u16,
+    pub host_port: u16,
     /// When, milliseconds since the epoch.
-    pub(crate) at_ms: u64,
+    pub at_ms: u64,
     /// What was wrong; none if nothing was.
-    pub(crate) wrong: Option<String>,
+    pub wrong: Option<String>,
 }
 
 /// The record.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Record {
+pub struct Record {
     /// Where in its lifecycle it is.
     #[serde(flatten)]
-    pub(crate) state: State,
+    pub state: State,
     /// Its number on this machine: addresses and ids follow from it.
-    pub(crate) slot: u16,
+    pub slot: u16,
     /// The skeleton that it was created over.
-    pub(crate) base: PathBuf,
+    pub base: PathBuf,
     /// False until its first start succeeded: a crash before that removes it.
-    pub(crate) established: bool,
+    pub established: bool,
     /// Published ports.
-    pub(crate) ports: Vec<PortView>,
+    pub ports: Vec<PortView>,
     /// The program's pid inside; 0 when it is not known.
-    pub(crate) program: u32,
+    pub program: u32,
     /// Its last sleep.
-    pub(crate) last_sleep: Option<SleepView>,
+    pub last_sleep: Option<SleepView>,
     /// Its last wake.
-    pub(crate) last_wake: Option<WakeView>,
+    pub last_wake: Option<WakeView>,
     /// What stood in the way of the last sleep.
-    pub(crate) cannot_sleep: Vec<String>,
+    pub cannot_sleep: Vec<String>,
     /// Why its generation cannot go to the store, of one that is parked.
     #[serde(default)]
-    pub(crate) stays_parked: Option<String>,
+    pub stays_parked: Option<String>,
     /// Wakes in a row that served nothing but ticks: they are made rarer and rarer.
-    pub(crate) tick_wakes: u32,
+    pub tick_wakes: u32,
     /// What becomes of its ticks while it is parked. Of a proc that is awake: what became of them last.
     #[serde(default)]
-    pub(crate) ticks: Ticks,
+    pub ticks: Ticks,
     /// Wakes since it was last started.
     #[serde(default)]
-    pub(crate) wakes: u64,
+    pub wakes: u64,
     /// How often its policy has started it again since its owner did.
     #[serde(default)]
-    pub(crate) restarts: u32,
+    pub restarts: u32,
     /// How often in a row: since it last ran well.
     #[serde(default)]
-    pub(crate) restarts_in_a_row: u32,
+    pub restarts_in_a_row: u32,
     /// When its program was last started, milliseconds since the epoch; 0 in records of older daemons.
     #[serde(default)]
-    pub(crate) started_at_ms: u64,
+    pub started_at_ms: u64,
     /// Whether it has become ready since it was started; none without a check.
     #[serde(default)]
-    pub(crate) ready: Option<bool>,
+    pub ready: Option<bool>,
     /// How its probes found it since it was started. On disk only as it was at the last change of something else: a sleep is one.
     #[serde(default)]
-    pub(crate) checked: Vec<Checked>,
+    pub checked: Vec<Checked>,
     /// It was awake when the daemon was told to park all and end: the next one wakes it.
     #[serde(default)]
-    pub(crate) wakes_again: bool,
+    pub wakes_again: bool,
     /// The data directory that has taken it over from the store.
     #[serde(default)]
-    pub(crate) taken_over_by: Option<String>,
+    pub taken_over_by: Option<String>,
     /// Its newest generation could not be woken: why, and on what it runs instead. Since its last start.
     #[serde(default)]
-    pub(crate) fell_back: Option<String>,
+    pub fell_back: Option<String>,
 }
 
 impl Record {
     /// Of a proc that is about to start for the first time.
-    pub(crate) fn new(slot: u16, base: PathBuf) -> Record {
+    pub fn new(slot: u16, base: PathBuf) -> Record {
         Record {
             state: State::Starting,
             slot,
@@ -107,12 +107,12 @@ impl Record {
     }
 
     /// The record after `input`.
-    pub(crate) fn after(&self, input: Input) -> Result<Record, Unfit> {
+    pub fn after(&self, input: Input) -> Result<Record, Unfit> {
         Ok(Record { state: step(&self.state, input)?, ..self.clone() })
     }
 
     /// The record after its program ended by itself: to be started again, or not.
-    pub(crate) fn after_end(&self, restart: Restart, exit: Exit, now_ms: u64) -> Result<Record, Unfit> {
+    pub fn after_end(&self, restart: Restart, exit: Exit, now_ms: u64) -> Result<Record, Unfit> {
         let ran_well = now_ms.saturating_sub(self.started_at_ms) >= RAN_WELL_MS;
         let in_a_row = if ran_well { 0 } else { self.restarts_in_a_row };
         match restart.pause_ms(exit, in_a_row) {
@@ -126,7 +126,7 @@ impl Record {
     }
 
     /// The newest complete generation.
-    pub(crate) fn generation(&self) -> Generation {
+    pub fn generation(&self) -> Generation {
         self.state.generation()
     }
 }

@@ -352,7 +352,7 @@ pub fn write_state(directory: &Path, state: &impl Serialize, durability: Durabil
 }
 
 /// Replaces a file beside the record, durably.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<(), RecordError> {
     let new = path.with_extension("new");
     write_file(&new, bytes, Durability::Fsync)?;
     std::fs::rename(&new, path).map_err(RecordError::io("replace", path))?;

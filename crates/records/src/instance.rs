@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 /// Ids in one block: 0 to 65,535 inside.
-pub(crate) const IDS_PER_BLOCK: u32 = 65_536;
+pub const IDS_PER_BLOCK: u32 = 65_536;
 /// Directory of the machine's instance locks.
 const INSTANCES: &str = "/run/kip";
 /// First host id of the first instance's first block.
@@ -59,10 +59,10 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> InstanceError {
 }
 
 /// A number that nobody else has; the lock keeps it as long as it is open, after that the data directory that remembers it.
-pub(crate) type Claim = (Instance, File);
+pub type Claim = (Instance, File);
 
 /// Takes the number this data directory had before if it is free, else, if it has no procs, the lowest that no directory uses.
-pub(crate) fn take(data: &Path) -> Result<Claim, InstanceError> {
+pub fn take(data: &Path) -> Result<Claim, InstanceError> {
     let remembered = fs::read_to_string(data.join(MARK)).ok().and_then(|t| t.trim().parse::<u8>().ok());
     let claim = claim(data, remembered)?;
     if let Some(number) = remembered.filter(|number| *number != claim.0.number() && has_procs(data)) {
@@ -77,7 +77,7 @@ pub(crate) fn take(data: &Path) -> Result<Claim, InstanceError> {
 }
 
 /// The number that is wanted, unless it is another's, else the lowest that is nobody's. Not remembered yet.
-pub(crate) fn claim(data: &Path, wanted: Option<u8>) -> Result<Claim, InstanceError> {
+pub fn claim(data: &Path, wanted: Option<u8>) -> Result<Claim, InstanceError> {
     let numbers = wanted.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != wanted));
     for instance in numbers.filter_map(|number| Instance::new(number).ok()) {
         let path = file_of(instance.number());
@@ -92,7 +92,7 @@ pub(crate) fn claim(data: &Path, wanted: Option<u8>) -> Result<Claim, InstanceEr
 }
 
 /// The data directory has this number from now on.
-pub(crate) fn remember(data: &Path, instance: Instance) -> Result<(), InstanceError> {
+pub fn remember(data: &Path, instance: Instance) -> Result<(), InstanceError> {
     Ok(record::replace(&data.join(MARK), instance.number().to_string().as_bytes())?)
 }
 
@@ -120,7 +120,7 @@ fn has_procs(data: &Path) -> bool {
 }
 
 /// All ids of an instance: the first, and how many.
-pub(crate) fn ids_of(instance: Instance) -> (u32, u32) {
+pub fn ids_of(instance: Instance) -> (u32, u32) {
     let count = u32::from(kip_net::addr::SLOTS) * IDS_PER_BLOCK;
     (FIRST_ID + u32::from(instance.number()) * count, count)
 }
@@ -156,7 +156,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
 }
 
 /// Gives the instance number back, for good, if there are no procs: stopped ones have files. Its lock is held until after this.
-pub(crate) fn release(data: &Path, instance: Instance) {
+pub fn release(data: &Path, instance: Instance) {
     if has_procs(data) {
         return;
     }
@@ -167,7 +167,7 @@ pub(crate) fn release(data: &Path, instance: Instance) {
 }
 
 /// First host id of a slot's block.
-pub(crate) fn first_id(instance: Instance, slot: Slot) -> u32 {
+pub fn first_id(instance: Instance, slot: Slot) -> u32 {
     let block = u32::from(instance.number()) * u32::from(kip_net::addr::SLOTS) + u32::from(slot.number());
     FIRST_ID + block * IDS_PER_BLOCK
 }

@@ -10,73 +10,73 @@ use std::path::PathBuf;
 
 /// A socket of a sleeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct SleepingSocket {
+pub struct SleepingSocket {
     /// Inode; also its key in the holdings.
-    pub(crate) inode: u32,
+    pub inode: u32,
     /// Its options as the program set them.
-    pub(crate) options: SavedOptions,
+    pub options: SavedOptions,
     /// How to make it again if it is lost.
     #[serde(default)]
-    pub(crate) recipe: Option<Recipe>,
+    pub recipe: Option<Recipe>,
 }
 
 /// What the images take for granted of the place where they were made: what has to be moved in another one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Home {
+pub struct Home {
     /// First host id of the proc's block of ids.
-    pub(crate) first_id: u32,
+    pub first_id: u32,
     /// Clocks are those of this boot.
-    pub(crate) boot: Boot,
+    pub boot: Boot,
     /// CRIU's keys of its pipes, by the keys of the holdings.
-    pub(crate) pipes: BTreeMap<String, String>,
+    pub pipes: BTreeMap<String, String>,
     /// The machine's name.
     #[serde(default)]
-    pub(crate) machine: String,
+    pub machine: String,
 }
 
 /// What a generation's manifest says beyond its files.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Body {
+pub struct Body {
     /// Time.
-    pub(crate) clocks: Clocks,
+    pub clocks: Clocks,
     /// INET sockets, held.
-    pub(crate) sockets: Vec<SleepingSocket>,
+    pub sockets: Vec<SleepingSocket>,
     /// Masked paths, mounts from outside.
-    pub(crate) masks: Vec<String>,
+    pub masks: Vec<String>,
     /// Base files that are mapped or open.
-    pub(crate) pins: Vec<Pin>,
+    pub pins: Vec<Pin>,
     /// The IPC namespace is in the images: it has System V memory that is mapped.
-    pub(crate) own_ipc: bool,
+    pub own_ipc: bool,
     /// Where it was made; none in generations of a Kip before 0.2.
     #[serde(default)]
-    pub(crate) home: Option<Home>,
+    pub home: Option<Home>,
     /// Volumes, mounted in this order.
     #[serde(default)]
-    pub(crate) volumes: Vec<Slept>,
+    pub volumes: Vec<Slept>,
     /// inotify instances, held.
     #[serde(default)]
-    pub(crate) inotify: Vec<SleepingInotify>,
+    pub inotify: Vec<SleepingInotify>,
     /// By which word its clock stands; none if it goes on.
     #[serde(default)]
-    pub(crate) suspended: Option<String>,
+    pub suspended: Option<String>,
     /// Stopped processes (by id inside) of which their parents have not been told.
     #[serde(default)]
-    pub(crate) untold: Vec<u32>,
+    pub untold: Vec<u32>,
     /// Owners of open files.
     #[serde(default)]
-    pub(crate) owned: Vec<Owned>,
+    pub owned: Vec<Owned>,
 }
 
 impl Body {
     /// The volumes without which it does not wake, and where they are.
-    pub(crate) fn pinned_by(&self) -> Vec<String> {
+    pub fn pinned_by(&self) -> Vec<String> {
         let machine = self.home.as_ref().map_or("", |home| home.machine.as_str());
         let line = |v: &Slept| format!("{} at {} on machine {machine}", v.path.display(), v.target);
         self.volumes.iter().map(line).collect()
     }
 
     /// Its clocks as they are in this boot of the machine.
-    pub(crate) fn clocks_now(&self) -> Clocks {
+    pub fn clocks_now(&self) -> Clocks {
         match (&self.home, Boot::read()) {
             (Some(home), Ok(now)) => self.clocks.clone().moved(&home.boot, &now),
             _ => self.clocks.clone(),
@@ -86,53 +86,55 @@ impl Body {
 
 /// A volume of a sleeper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Slept {
+pub struct Slept {
     /// Where it is on the host.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// Where its spec has it.
-    pub(crate) target: String,
+    pub target: String,
     /// Where that was: links inside are resolved.
-    pub(crate) point: String,
+    pub point: String,
     /// Of its root.
-    pub(crate) inode: u64,
+    pub inode: u64,
     /// Of secrets: the user and group inside that they belong to. They are made anew, so nothing else of them is compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) owner: Option<(u32, u32)>,
+    pub owner: Option<(u32, u32)>,
     /// What it had open or mapped in it.
-    pub(crate) files: Vec<SleptFile>,
+    pub files: Vec<SleptFile>,
 }
 
 /// A file of a volume that a sleeper has open or mapped.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SleptFile {
+pub struct SleptFile {
     /// Below the volume's root; empty for that itself.
-    pub(crate) path: String,
-    pub(crate) inode: u64,
-    pub(crate) size: u64,
+    pub path: String,
+    /// Number of the file, inode(7).
+    pub inode: u64,
+    /// Length, bytes.
+    pub size: u64,
     /// Time of its last change, nanoseconds since the epoch.
-    pub(crate) mtime_ns: i64,
+    pub mtime_ns: i64,
     /// The same of its making, by which a file is told from an older one with its inode; 0 where the file system has none.
-    pub(crate) born_ns: i64,
+    pub born_ns: i64,
     /// The sleeper may change what is in it already.
-    pub(crate) rewrites: bool,
+    pub rewrites: bool,
 }
 
 /// An inotify instance of a sleeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct SleepingInotify {
+pub struct SleepingInotify {
     /// Its file id in the images; also its key in the holdings.
-    pub(crate) id: u64,
+    pub id: u64,
     /// Bytes of events of which the program knows.
-    pub(crate) queued: u32,
+    pub queued: u32,
     /// The end of the program's processes may be an event for it.
-    pub(crate) sees_sleep: bool,
+    pub sees_sleep: bool,
 }
 
 /// What identified a base file when it was pinned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pin {
+pub struct Pin {
     /// Path on the host and inside, below /usr; or that of the sandbox's own init inside.
-    pub(crate) path: String,
+    pub path: String,
     /// Device, inode, size in bytes, modification time in nanoseconds since the epoch. Of init 0, 0, size, CRC-32.
-    pub(crate) id: (u64, u64, u64, i64),
+    pub id: (u64, u64, u64, i64),
 }

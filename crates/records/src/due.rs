@@ -19,7 +19,7 @@ const LATE_NS: i64 = 10 * 1_000_000_000;
 /// What becomes of a proc's ticks while it is parked. All other timers are on time in any case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Ticks {
+pub enum Ticks {
     /// The proc is woken for each of them.
     #[default]
     OnTime,
@@ -45,19 +45,19 @@ impl Ticks {
 
 /// The next wake for a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NextWake {
+pub struct NextWake {
     /// When to begin, nanoseconds of CLOCK_MONOTONIC.
-    pub(crate) at_ns: i64,
+    pub at_ns: i64,
     /// When the timer is due, on the same clock.
-    pub(crate) due_ns: i64,
+    pub due_ns: i64,
     /// For what.
-    pub(crate) source: Source,
+    pub source: Source,
     /// Only gathered ticks: nothing that must be on time.
-    pub(crate) tick: bool,
+    pub tick: bool,
 }
 
 /// What a timer is called in words.
-pub(crate) fn source_word(source: Source) -> &'static str {
+pub fn source_word(source: Source) -> &'static str {
     match source {
         Source::Timerfd => "timerfd",
         Source::Posix => "POSIX timer",
@@ -79,17 +79,12 @@ fn is_tick(due: &Due, now_ns: i64, tick_ns: i64) -> bool {
 }
 
 /// Whether a program with these timers ticks: one of its waits is shorter than `tick_ms`.
-pub(crate) fn ticks(dues: &[Due], now_ns: i64, tick_ms: u64) -> bool {
+pub fn ticks(dues: &[Due], now_ns: i64, tick_ms: u64) -> bool {
     dues.iter().any(|due| is_tick(due, now_ns, tick_ns(tick_ms)))
 }
 
 /// The next wake, `lead_ns` ahead of the timer that needs it.
-pub(crate) fn next_wake(
-    clocks: &Clocks,
-    tick_ms: u64,
-    (how, tick_wakes): (Ticks, u32),
-    lead_ns: i64,
-) -> Option<NextWake> {
+pub fn next_wake(clocks: &Clocks, tick_ms: u64, (how, tick_wakes): (Ticks, u32), lead_ns: i64) -> Option<NextWake> {
     let tick_ns = tick_ns(tick_ms);
     let how = if clocks.stands { Ticks::Gathered } else { how };
     let gathers = |due: &&Due| {
