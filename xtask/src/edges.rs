@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 19] = [
+const ALLOWED: [(&str, &[&str]); 20] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -32,6 +32,11 @@ const ALLOWED: [(&str, &[&str]); 19] = [
     // Policy: brings the mechanisms together.
     // What is recorded of procs; starts and stops nothing.
     ("kip-records", &[TYPES, "kip-net", "kip-checkpoint"]),
+    // Generations to and from the store; knows no tasks.
+    (
+        "kip-offload",
+        &[TYPES, SYS, "kip-records", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-archive", "kip-store"],
+    ),
     (
         "kip-worker",
         &[
@@ -43,6 +48,7 @@ const ALLOWED: [(&str, &[&str]); 19] = [
             "kip-image",
             "kip-checkpoint",
             "kip-snapshot",
+            "kip-offload",
             "kip-records",
             "kip-logs",
             "kip-pager",

@@ -100,10 +100,10 @@ fn parse_percent(s: &str) -> Result<u8, String> {
 pub fn prepare(data: &Path, args: &UpArgs) -> anyhow::Result<DataLock> {
     if let Some(step) = &args.fault_at {
         if step == "list" {
-            print(&format!("{}\n", kip_worker::fault::STEPS.join("\n")))?;
+            print(&format!("{}\n", kip_sys::fault::STEPS.join("\n")))?;
             std::process::exit(0);
         }
-        anyhow::ensure!(kip_worker::fault::arm(step), "--fault-at {step}: there is no such step; `list` shows them");
+        anyhow::ensure!(kip_sys::fault::arm(step), "--fault-at {step}: there is no such step; `list` shows them");
     }
     if args.cache.is_some() && args.store.as_deref() == Some("none") {
         bail!("--cache is for what comes from a store, and `--store none` is given: leave one of the two out");

@@ -16,6 +16,7 @@ pub mod launch;
 pub mod launcher;
 mod mounts;
 mod protocol;
+pub mod quota;
 pub mod restorer;
 pub mod rootfs;
 pub mod seccomp;

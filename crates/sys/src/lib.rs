@@ -5,7 +5,9 @@
 
 pub mod armed;
 pub mod caps;
+pub mod clock;
 pub mod ends;
+pub mod fault;
 pub mod fdpass;
 pub mod inject;
 pub mod loops;
@@ -16,6 +18,7 @@ pub mod owner;
 pub mod pagemap;
 pub mod perf;
 pub mod process;
+pub mod publish;
 pub mod ran;
 pub mod restart;
 pub mod rseq;

@@ -5,10 +5,7 @@
 //! touched. The rest is [`crate::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
 //! goes on, if not, it removes the record.
 
-use crate::archive::{self, Archive, HeadFailure, Whole, processor};
 use crate::blocking::blocking;
-use crate::events::now_ms;
-use crate::fault;
 use crate::holdings::Holdings;
 use crate::host::Proc;
 use crate::kits::Kit;
@@ -17,14 +14,13 @@ use crate::probe::Listeners;
 use crate::task::{self, Archived, Command, Handle};
 use crate::worker::Worker;
 use crate::worker::taken;
-use futures_util::TryStreamExt as _;
-use kip_archive::head::{Head, HeadState};
-use kip_archive::ids::{OwnerId, ProcId};
-use kip_archive::names::{FrontRef, ObjectName};
+use kip_archive::head::Head;
+use kip_offload::archive::{self, Whole, processor};
 use kip_records::body::Body;
 use kip_records::record::RecordError;
 use kip_records::state::Record;
-use kip_store::Key;
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
@@ -32,89 +28,6 @@ use std::sync::Arc;
 
 /// The first process that pid 1 makes, as numbered inside.
 const PROGRAM: u32 = 2;
-
-impl Archive {
-    /// Whether the head is this data directory's, at that front.
-    pub(crate) async fn is_ours(&self, proc: ProcId, front: FrontRef) -> Result<bool, HeadFailure> {
-        let head = self.head(proc).await?;
-        let ours =
-            |head: Head| head.owner.id == self.owner && head.state == HeadState::Owned && head.current == Some(front);
-        Ok(head.is_some_and(|(head, _)| ours(head)))
-    }
-
-    /// Who has it, if that is not this data directory.
-    pub(crate) async fn other_owner(&self, proc: ProcId) -> Result<Option<OwnerId>, HeadFailure> {
-        Ok(self.head(proc).await?.map(|(head, _)| head.owner.id).filter(|owner| *owner != self.owner))
-    }
-
-    /// The heads of all procs that have this name, or id; and why others cannot be read, if they cannot.
-    async fn heads_of(&self, wanted: &str) -> Result<(Vec<Head>, Option<HeadFailure>), kip_store::Failure> {
-        let procs = Key::new(format!("{}/procs", ObjectName::of_realm(&self.realm))).expect("a realm is letters");
-        let mut listed = self.store.list(Some(&procs));
-        let (mut found, mut unread) = (Vec::new(), None);
-        while let Some(object) = listed.try_next().await? {
-            let ObjectName::Head { proc, .. } = ObjectName::parse(object.key.as_str()) else { continue };
-            match self.head(proc).await {
-                Ok(Some((head, _))) if head.state == HeadState::Removed => {}
-                Ok(Some((head, _))) if head.name.as_str() == wanted || proc.to_string() == wanted => found.push(head),
-                Ok(_) => {}
-                Err(e) => unread = Some(e),
-            }
-        }
-        Ok((found, unread))
-    }
-
-    /// The proc of this name or id that runs nowhere.
-    async fn free(&self, wanted: &str, unknown: &Refusal) -> Result<(Head, FrontRef), Refusal> {
-        let refuse = |code, message: String| Err(Refusal::new(code, message));
-        let (found, unread) = match self.heads_of(wanted).await {
-            Ok(found) => found,
-            Err(e) => {
-                return refuse(
-                    Code::Failed,
-                    format!("{}; the store cannot be searched: {}", unknown.message, chain(&e)),
-                );
-            }
-        };
-        let is_free = |head: &&Head| head.state == HeadState::Archived;
-        let free: Vec<&Head> = found.iter().filter(is_free).collect();
-        match (&free[..], &found[..], unread) {
-            ([head], ..) => {
-                let front = head.current.expect("a head that is archived has a front");
-                Ok(((*head).clone(), front))
-            }
-            ([], [], None) => {
-                refuse(Code::Unknown, format!("{}; nor is it in store {}", unknown.message, self.store.name()))
-            }
-            ([], [], Some(e)) => {
-                let message = format!("{}; not everything in the store can be read: {}", unknown.message, chain(&e));
-                refuse(Code::Unknown, message)
-            }
-            ([], [head, ..], _) if head.owner.id == self.owner => {
-                let message = format!(
-                    "proc {wanted} in the store is this data directory's and may be running; it is not taken over"
-                );
-                refuse(Code::State, message)
-            }
-            ([], [head, ..], _) => {
-                let message = format!(
-                    "proc {wanted} is in the store, but data directory {} may be running it: `kip sleep {wanted} --to archived` there first",
-                    head.owner.id
-                );
-                refuse(Code::State, message)
-            }
-            (several, ..) => {
-                let ids: Vec<String> = several.iter().map(|head| head.proc.to_string()).collect();
-                let message = format!(
-                    "the store has {} procs {wanted} that run nowhere: choose by `kip wake NAME --id ID` from {}",
-                    ids.len(),
-                    ids.join(", ")
-                );
-                refuse(Code::State, message)
-            }
-        }
-    }
-}
 
 /// Volumes that a refusal names.
 const NAMED: usize = 3;
@@ -180,7 +93,7 @@ impl Worker {
             let text = serde_json::to_vec(&archived).expect("it is plain data");
             let written = machine.records.prepare(&spec.name, &spec, &record).and_then(|new| {
                 new.add(archive::ID, head.proc.to_string().as_bytes())?;
-                new.add(crate::archive::ARCHIVED, &text)?;
+                new.add(kip_offload::archive::ARCHIVED, &text)?;
                 new.publish()
             });
             let dir = written.map_err(|e| {
@@ -201,7 +114,7 @@ impl Worker {
             meter.level(stored_bytes);
             let proc = Proc {
                 name,
-                files: crate::quota::OwnFiles::of(&spec, &dir),
+                files: kip_sandbox::quota::OwnFiles::of(&spec, &dir),
                 spec,
                 dir,
                 slot,

@@ -16,16 +16,16 @@
 
 pub(crate) mod restore;
 
-use crate::archive::find::absolute;
-use crate::archive::place::OWN;
-use crate::archive::{KeyLength, with_wrap};
-use crate::events::now_ms;
 use crate::host::Host;
-use crate::publish::publish;
-use crate::quota::QuotaError;
 use crate::task::{Command, Handle, Still, Stilled};
 use crate::worker::Worker;
 use kip_archive::backup::BackupWriter;
+use kip_offload::archive::find::absolute;
+use kip_offload::archive::place::OWN;
+use kip_offload::archive::{KeyLength, with_wrap};
+use kip_sandbox::quota::QuotaError;
+use kip_sys::clock::now_ms;
+use kip_sys::publish::publish;
 use kip_types::api::{Code, Refusal};
 use kip_types::backup::{BackedUpAs, BackedUpProc, BackupProgress, BackupRequest};
 use kip_types::chain;

@@ -9,11 +9,11 @@
 
 mod connections;
 
-use crate::archive::processor;
 use crate::blocking::blocking;
 use crate::volumes::path_of;
 use crate::worker::Worker;
 use connections::{Held, Known};
+use kip_offload::archive::processor;
 use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RunRequest};
 use kip_types::chain;
 use kip_types::life::Restart;

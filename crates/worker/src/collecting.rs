@@ -1,7 +1,7 @@
 //! Collection of the store by itself, as long as the daemon lives.
 
-use crate::archive::collect::{CollectError, summary};
 use crate::host::Host;
+use kip_offload::archive::collect::{CollectError, summary};
 use kip_types::api::CollectRequest;
 use kip_types::chain;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -16,7 +16,7 @@ pub(crate) fn collect_by_itself(machine: &Arc<Host>, every_ms: u64) {
         loop {
             let spread = RandomState::new().build_hasher().finish() % (every_ms / 2).max(1);
             tokio::time::sleep(Duration::from_millis(every_ms - every_ms / 4 + spread)).await;
-            let collected = archive.collect(&CollectRequest::default(), crate::events::now_ms).await;
+            let collected = archive.collect(&CollectRequest::default(), kip_sys::clock::now_ms).await;
             let Some(machine) = machine.upgrade() else { return };
             match collected {
                 Ok(view) if view.deleted.is_empty() => {}

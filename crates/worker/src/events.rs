@@ -1,19 +1,14 @@
 //! What happened, for `kip events`: a ring of the newest and a channel for who follows.
 
+use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::Event;
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
 
 /// Events that are kept for later readers.
 const KEPT: usize = 4096;
-
-/// Milliseconds since the epoch.
-pub(crate) fn now_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
-}
 
 /// The machine's events.
 #[derive(Debug)]

@@ -79,7 +79,7 @@ pub(crate) fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Don
     let sockets = if hold { sockets_before(&tree) } else { Vec::new() };
     // The pager itself watches those that have nothing to offer yet, which is the fastest way; we have the others.
     let quiet = |(_, saved): &(OwnedFd, SavedOptions)| {
-        saved.seen == custody::Seen::default() && crate::watches::wakes_at_once(&proc, &saved.kind)
+        saved.seen == custody::Seen::default() && crate::watches::wakes_at_once(proc, &saved.kind)
     };
     let (mut quiet, mut sockets): (Vec<_>, Vec<_>) = sockets.into_iter().partition(quiet);
     if quiet.len() > MOST_WATCHED {

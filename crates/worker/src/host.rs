@@ -9,7 +9,6 @@ pub(crate) mod resolver;
 
 pub(crate) use proc::Proc;
 
-use crate::archive::Archive;
 use crate::events::Events;
 use crate::exec_ends::Ends;
 use crate::helper_pool::HelperPool;
@@ -23,6 +22,7 @@ use kip_keeper::Keeper;
 use kip_logs::{LogPump, Rotation};
 use kip_net::wake::WakePoll;
 use kip_net::{Instance, Nat, NetPool, Slot};
+use kip_offload::archive::Archive;
 use kip_pager::client::Pager;
 use kip_records::instance;
 use kip_records::record::Records;

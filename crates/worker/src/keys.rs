@@ -1,14 +1,14 @@
-//! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`crate::archive`].
+//! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload::archive`].
 
-use crate::archive::with_wrap;
-use crate::archive::{Archive, KeyChangeError};
 use crate::blocking::blocking;
-use crate::events::now_ms;
 use crate::secrets;
 use crate::task::{Handle, archived};
 use crate::worker::Worker;
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
+use kip_offload::archive::with_wrap;
+use kip_offload::archive::{Archive, KeyChangeError};
+use kip_sys::clock::now_ms;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
 use kip_types::keys::{DestroyedKeyView, ExportedKeys, Hex, ImportedKeysView, KeyView, KeysWrap};

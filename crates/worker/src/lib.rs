@@ -32,7 +32,6 @@
 #![forbid(unsafe_code)]
 
 mod adopt;
-mod archive;
 mod backup;
 mod beside;
 mod blocking;
@@ -45,7 +44,6 @@ mod events;
 mod exec;
 mod exec_ends;
 mod exits;
-pub mod fault;
 mod helper_pool;
 mod hibernate;
 mod history;
@@ -74,8 +72,6 @@ mod plans;
 mod policy;
 mod pressure;
 mod probe;
-mod publish;
-mod quota;
 mod recover;
 mod registry;
 mod rehearse;

@@ -189,7 +189,7 @@ impl Meter {
     /// From now on it is in this tier, or in none. Returns where it was.
     pub(crate) fn enter(&self, tier: Option<Tier>) -> Option<Tier> {
         let mut live = self.live();
-        live.advance(Instant::now(), crate::events::now_ms(), None);
+        live.advance(Instant::now(), kip_sys::clock::now_ms(), None);
         let before = live.kept.tier;
         if before != tier {
             (live.kept.tier, live.kept.level, live.unlevelled) = (tier, None, Duration::ZERO);
@@ -210,7 +210,7 @@ impl Meter {
 
     /// What it holds now where its tier has it: memory, the local disk, the store.
     pub(crate) fn level(&self, bytes: u64) {
-        self.live().advance(Instant::now(), crate::events::now_ms(), Some(bytes));
+        self.live().advance(Instant::now(), kip_sys::clock::now_ms(), Some(bytes));
     }
 
     /// As [`Meter::level`], where nothing is known of it yet.
@@ -224,7 +224,7 @@ impl Meter {
     pub(crate) fn level_of_running(&self, bytes: u64) {
         let mut live = self.live();
         if live.kept.tier == Some(Tier::Hot) {
-            live.advance(Instant::now(), crate::events::now_ms(), Some(bytes));
+            live.advance(Instant::now(), kip_sys::clock::now_ms(), Some(bytes));
         }
     }
 
@@ -302,7 +302,7 @@ impl Meter {
     /// All of it, to this moment.
     pub(crate) fn kept(&self) -> Kept {
         let mut live = self.live();
-        live.advance(Instant::now(), crate::events::now_ms(), None);
+        live.advance(Instant::now(), kip_sys::clock::now_ms(), None);
         live.kept.clone()
     }
 

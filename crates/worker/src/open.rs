@@ -1,12 +1,10 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
-use crate::archive::{Archive, ArchiveError, collect};
 use crate::backup;
 use crate::blocking::blocking;
 use crate::disk;
-use crate::events::{Events, now_ms};
+use crate::events::Events;
 use crate::exec_ends::Ends;
-use crate::fault;
 use crate::helper_pool::HelperPool;
 use crate::host::Claims;
 use crate::host::Host;
@@ -30,6 +28,7 @@ use kip_logs::LogPump;
 use kip_net::nat::{Forward, NatError, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
+use kip_offload::archive::{Archive, ArchiveError, collect};
 use kip_pager::client::{Pager, PagerError};
 use kip_records::instance::{self, InstanceError};
 use kip_records::record::{self, Records};
@@ -38,6 +37,8 @@ use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
 use kip_sys::ns::Unshare;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;

@@ -5,12 +5,12 @@
 //! while there is no daemon waits, and is answered by the next one. One request a connection is answered, whatever its path: 200 or 503 with a [`HealthView`]. Crash: what was known is
 //! as in the record, which is written when the proc falls asleep.
 
-use crate::events::now_ms;
 use crate::holdings::key;
 use crate::host::Proc;
 use crate::task::{Command, Handle, Probes, Status, look_once};
 use kip_net::reserve::{self, ReserveError};
 use kip_records::state::{Checked, Record};
+use kip_sys::clock::now_ms;
 use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
 use kip_types::chain;
 use kip_types::life::Probe;

@@ -4,7 +4,6 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
-use crate::events::now_ms;
 use crate::hibernate;
 use crate::holdings::{Holdings, key};
 use crate::host::Host;
@@ -20,6 +19,7 @@ use kip_net::{Slot, custody};
 use kip_records::body::Body;
 use kip_records::record::{self, Records};
 use kip_records::state::Record;
+use kip_sys::clock::now_ms;
 use kip_types::chain;
 use kip_types::lifecycle::Exit;
 use kip_types::{Generation, ProcName, Restart, Spec, State};
@@ -79,7 +79,7 @@ pub(crate) async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Opti
     let base = record.base.clone();
     let proc = Arc::new(Proc {
         name,
-        files: crate::quota::OwnFiles::of(&spec, &dir),
+        files: kip_sandbox::quota::OwnFiles::of(&spec, &dir),
         spec,
         dir,
         slot,

@@ -1,11 +1,11 @@
 //! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and the pager's.
 
-use crate::archive::Brought;
 use crate::hibernate;
 use crate::host::{Host, Proc};
 use crate::pressure::Grant;
 use crate::task::{self, Command, Handle, Removed};
 use kip_net::Slot;
+use kip_offload::archive::Brought;
 use kip_pager::protocol::Event;
 use kip_types::State;
 use kip_types::chain;

@@ -6,13 +6,13 @@
 mod choice;
 
 use crate::blocking::blocking;
-use crate::events::now_ms;
 use crate::pressure::admission::ROOM_WITHIN;
 use crate::pressure::{Pass, Pressure, Relieved, size};
 use crate::registry::Registry;
 use crate::task::{Command, Handle};
 use choice::{Candidate, Hysteresis, Turn};
 use kip_net::Slot;
+use kip_sys::clock::now_ms;
 use kip_types::api::Refusal;
 use kip_types::spec::{Hibernate, Timing};
 use kip_types::{State, Tier};

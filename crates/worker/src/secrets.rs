@@ -56,7 +56,7 @@ fn ring(machine: &Host) -> Result<Arc<Keyring>, KeyFileError> {
     let made = fs::create_dir_all(&directory);
     made.map_err(|source| KeyFileError::Io { path: directory.clone(), source })?;
     let ring = match Keyring::load(&directory, &realm) {
-        Err(KeyFileError::Missing { .. }) => Keyring::create(&directory, realm, crate::events::now_ms())?,
+        Err(KeyFileError::Missing { .. }) => Keyring::create(&directory, realm, kip_sys::clock::now_ms())?,
         ring => ring?,
     };
     Ok(Arc::new(ring))

@@ -1,13 +1,13 @@
 //! `kip snapshot`: what the worker does for it with the store of its realm and with what lies on the local disk.
 
-use crate::archive::Archive;
-use crate::archive::collect::{self, CollectError};
-use crate::archive::find::{self, Found, Local, ToVerify};
-use crate::archive::import::ImportError;
-use crate::archive::verify::{self, Findings};
 use crate::blocking::blocking;
-use crate::events::now_ms;
 use crate::worker::Worker;
+use kip_offload::archive::Archive;
+use kip_offload::archive::collect::{self, CollectError};
+use kip_offload::archive::find::{self, Found, Local, ToVerify};
+use kip_offload::archive::import::ImportError;
+use kip_offload::archive::verify::{self, Findings};
+use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::{
     CarriedView, Code, CollectRequest, CollectView, ImportRequest, Refusal, SnapshotDetails, SnapshotName,
@@ -106,11 +106,11 @@ impl Worker {
     pub async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
         let (archive, local) = (self.archive()?, self.on_disk());
         let (what, events) = (format!("{} is not imported", request.file), Arc::clone(&self.machine));
-        let imported = blocking(move || archive.import(&request, &local, now_ms)).await;
-        let view = imported.map_err(|e| match e {
+        let refused = move |e| match e {
             ImportError::Refused(refusal) => Refusal { message: format!("{what}: {}", refusal.message), ..refusal },
             e => failed(&what, &e),
-        })?;
+        };
+        let view = blocking(move || archive.import(&request, &local, now_ms).map_err(refused)).await?;
         let detail = format!("generation {} from {}", view.generation, view.file);
         events.events.tell(Some(&view.name), "imported", detail);
         Ok(view)

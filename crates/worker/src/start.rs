@@ -1,7 +1,6 @@
 //! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
 
 use crate::exits::read_record;
-use crate::fault;
 use crate::holdings::key;
 use crate::host::Proc;
 use crate::host::resolver;
@@ -14,6 +13,7 @@ use kip_sandbox::init::{self, StartStep};
 use kip_sandbox::launch::DEFAULT_PATH;
 use kip_sandbox::launcher::{StartRequest, environment};
 use kip_sandbox::users::{self, User, UserError};
+use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
 use kip_types::{Image, ProcName, Protocol};

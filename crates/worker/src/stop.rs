@@ -2,12 +2,12 @@
 
 use crate::blocking::blocking;
 use crate::exits::reported_exit;
-use crate::fault;
 use crate::holdings::key;
 use crate::host::Host;
 use crate::host::Proc;
 use crate::tree::Tree;
 use kip_net::Slot;
+use kip_sys::fault;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;

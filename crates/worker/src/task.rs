@@ -39,8 +39,6 @@ pub(crate) use ready::once as look_once;
 pub(crate) use still::{Still, Stilled};
 pub(crate) use ticks::would_be_late;
 
-use crate::events::now_ms;
-use crate::fault;
 use crate::host::Proc;
 use crate::idle::{Activity, DryRun, Idle, Sample};
 use crate::kits::Kit;
@@ -51,6 +49,8 @@ use kip_net::activity::Activity as Traffic;
 use kip_records::due::{self, NextWake};
 use kip_records::record;
 use kip_records::state::{Checked, Record};
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::{Exit, Input};
 use kip_types::{Generation, Hibernate, Restart, State, Tier};
@@ -196,8 +196,10 @@ pub(crate) struct Task {
     pub(crate) kit: Option<Kit>,
 }
 
+type OnRemoval = dyn Fn(&Arc<Proc>) + Send + Sync;
+
 /// Is called when a proc is removed.
-pub(crate) struct Removed(pub(crate) Box<dyn Fn(&Arc<Proc>) + Send + Sync>);
+pub(crate) struct Removed(pub(crate) Box<OnRemoval>);
 
 impl std::fmt::Debug for Removed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

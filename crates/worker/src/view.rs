@@ -1,6 +1,5 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
-use crate::events::now_ms;
 use crate::hibernate;
 use crate::host::Proc;
 use crate::host::measured::Measure;
@@ -10,6 +9,7 @@ use crate::task::{Handle, Status};
 use crate::tree;
 use kip_checkpoint::clocks::Now;
 use kip_records::state::Record;
+use kip_sys::clock::now_ms;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
 use kip_types::{State, Tier};
 use std::collections::VecDeque;

@@ -9,10 +9,8 @@ mod rebuild;
 mod reopen;
 mod timers;
 
-use crate::archive::DemandError;
 use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
-use crate::fault;
 use crate::holdings::key;
 use crate::host::Proc;
 use crate::owners;
@@ -31,12 +29,14 @@ use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stag
 use kip_checkpoint::resume;
 use kip_checkpoint::sockets::inherit_key;
 use kip_net::custody;
+use kip_offload::archive::DemandError;
 use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{PAGES, PageMap};
 use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::fault;
 use kip_sys::process::Signal;
 use kip_sys::shortened::Shortened;
 use kip_sys::timens;

@@ -193,7 +193,7 @@ fn reasons(proc: &Proc, status: &Status, seen: Option<&SeenView>) -> Vec<String>
         lines.extend(culprits(seen, needed, matches!(status.seen, Some(Activity::Traffic))));
     }
     if !status.record.cannot_sleep.is_empty() {
-        let now_ms = crate::events::now_ms();
+        let now_ms = kip_sys::clock::now_ms();
         let ago = refused_at(proc).map(|at| format!(" {} ago", seconds(now_ms.saturating_sub(at))));
         let causes = status.record.cannot_sleep.join("; ");
         lines.push(format!("its last sleep was refused{}: {causes}", ago.unwrap_or_default()));

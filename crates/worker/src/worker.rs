@@ -10,10 +10,11 @@ use crate::probe::Listeners;
 use crate::registry::Registry;
 use crate::stop::Network;
 use crate::task::{By, Command, Handle, Task};
-use crate::{events, exec, holdings, inspect, kits, meter, probe, quota, secrets, stop, view, volumes, why};
+use crate::{exec, holdings, inspect, kits, meter, probe, secrets, stop, view, volumes, why};
 use kip_net::Slot;
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sandbox::quota;
 use kip_types::api::{
     CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
 };
@@ -144,7 +145,7 @@ impl Worker {
         let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
         let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
         let base = record.base.clone();
-        let meter = meter::Meter::new(events::now_ms());
+        let meter = meter::Meter::new(kip_sys::clock::now_ms());
         let proc = Proc {
             name,
             files: quota::OwnFiles::of(&spec, &dir),
@@ -333,7 +334,7 @@ impl Worker {
 
     /// Wakes of all procs in the last minute.
     pub fn wakes_last_minute(&self) -> u64 {
-        self.machine.events.per_minute("woken", events::now_ms())
+        self.machine.events.per_minute("woken", kip_sys::clock::now_ms())
     }
 
     /// How full memory is.

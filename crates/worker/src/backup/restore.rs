@@ -9,12 +9,12 @@
 //! removes.
 
 use super::{FORMAT, NOTE, Note, Said, TAR};
-use crate::archive::{KeyLength, with_wrap};
 use crate::volumes::sleep::RESTORED;
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
 use kip_net::Instance;
+use kip_offload::archive::{KeyLength, with_wrap};
 use kip_records::instance::{self, InstanceError, ids_of};
 use kip_types::ProcName;
 use kip_types::keys::KeysWrap;

@@ -7,8 +7,8 @@
 //! these.
 
 use super::{Host, Proc, resolver};
-use crate::quota::Place;
 use kip_net::addr::Addresses;
+use kip_sandbox::quota::Place;
 use kip_types::chain;
 use std::fs;
 use std::io;

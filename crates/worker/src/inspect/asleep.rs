@@ -3,12 +3,12 @@
 use super::live::lying;
 use super::maps::{Place, Places};
 use super::{Page, Pages, strings};
-use crate::archive::Stored;
 use crate::host::Proc;
 use crate::task::archived;
 use kip_archive::table::{Home, Space};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::look::{self, Images, Process};
+use kip_offload::archive::Stored;
 use kip_records::body::Body;
 use kip_snapshot::pages::{PAGE, PageMap, damaged};
 use kip_snapshot::remote::RemoteFile;

@@ -1,7 +1,6 @@
 //! Why a proc was not parked.
 
 use crate::pins::PinError;
-use crate::quota::QuotaError;
 use crate::volumes::sleep::UnfitVolume;
 use kip_checkpoint::clocks::ClockError;
 use kip_checkpoint::dump::DumpError;
@@ -9,6 +8,7 @@ use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::PlanError;
 use kip_keeper::KeeperError;
 use kip_pager::client::PagerError;
+use kip_sandbox::quota::QuotaError;
 use kip_snapshot::SnapshotError;
 use std::io;
 

@@ -6,14 +6,14 @@
 
 use super::archive::FETCH_AGAIN;
 use super::{Command, Task, archived};
-use crate::archive::{Archive, HeadFailure};
 use crate::blocking::blocking;
-use crate::fault;
 use crate::plans::take_custody;
 use crate::renew;
 use crate::stop::{self, Network};
+use kip_offload::archive::Archive;
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sys::fault;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;
@@ -143,16 +143,6 @@ impl Task {
             "{name} is not here any more: data directory {by} has taken it over; `kip rm {name}` removes what is left"
         );
         Err(Refusal::new(Code::State, message))
-    }
-}
-
-impl HeadFailure {
-    /// Whether it is known that the change has not been made.
-    fn is_final(&self) -> bool {
-        matches!(
-            self,
-            HeadFailure::Refused(_) | HeadFailure::Other { .. } | HeadFailure::None(_) | HeadFailure::Head(_)
-        )
     }
 }
 

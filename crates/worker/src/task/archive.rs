@@ -6,10 +6,7 @@
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why};
 use super::{By, Command, Reply, Task};
-use crate::archive::ARCHIVED;
-use crate::archive::{Archive, Own, Uploaded};
 use crate::blocking::blocking;
-use crate::fault;
 use crate::holdings::key;
 use crate::host::Proc;
 use crate::metrics::Cause;
@@ -19,9 +16,12 @@ use crate::suspend::is_connection;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
 use kip_checkpoint::sockets::file_paths;
+use kip_offload::archive::ARCHIVED;
+use kip_offload::archive::{Archive, Own, Uploaded};
 use kip_records::body::Body;
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sys::fault;
 use kip_types::api::{Code, Refusal, SleepView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
@@ -65,7 +65,7 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Its generation does not come.
 struct Unfetched {
     message: String,
-    /// For good: see [`crate::archive::FetchError::is_damage`]. Or it came and may not be woken.
+    /// For good: see [`kip_offload::archive::FetchError::is_damage`]. Or it came and may not be woken.
     is_final: bool,
 }
 

@@ -2,10 +2,10 @@
 
 use super::archive::NotStored;
 use super::{Asking, Stilled};
-use crate::archive::Uploaded;
 use crate::pressure::{Grant, Relieved};
 use crate::stop::Network;
 use crate::tickets::Ticket;
+use kip_offload::archive::Uploaded;
 use kip_pager::protocol::Woken;
 use kip_records::state::Checked;
 use kip_types::api::Refusal;

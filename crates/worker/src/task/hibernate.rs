@@ -3,8 +3,6 @@
 use super::ticks::{data_moved_since, sample};
 use super::{Task, Traffic, watched};
 use crate::blocking::blocking;
-use crate::events::now_ms;
-use crate::fault;
 use crate::hibernate::{self, Done};
 use crate::idle::{Idle, Sample};
 use crate::metrics::Cause;
@@ -16,6 +14,8 @@ use kip_pager::client::PagerError;
 use kip_pager::protocol::Woken;
 use kip_records::due::{self, NextWake, Ticks};
 use kip_records::state::Record;
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
 use kip_types::api::{Code, Refusal, SleepView, StepView, WakeView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;

@@ -10,10 +10,7 @@
 use super::Task;
 use super::archive::Archived;
 use super::sleep::SECOND_TRY_AFTER;
-use crate::archive::ARCHIVED;
-use crate::archive::Archive;
 use crate::blocking::blocking;
-use crate::fault;
 use crate::host::Proc;
 use crate::plans::take_custody;
 use crate::policy::{self, NotAllowed};
@@ -21,8 +18,11 @@ use crate::renew;
 use crate::stop::Network;
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
+use kip_offload::archive::ARCHIVED;
+use kip_offload::archive::Archive;
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sys::fault;
 use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
 use kip_types::lifecycle::Input;
@@ -170,7 +170,7 @@ impl Task {
     async fn newest_older(&mut self) -> Result<Older, NoOlder> {
         let none = || NoOlder::None("there is none".to_owned());
         let archive = self.proc.shared.archive.clone().ok_or_else(none)?;
-        if !self.proc.dir.join(crate::archive::ID).exists() {
+        if !self.proc.dir.join(kip_offload::archive::ID).exists() {
             return Err(none());
         }
         let unknown = |e: &dyn std::error::Error| NoOlder::Unknown(chain(e));

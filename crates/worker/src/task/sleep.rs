@@ -3,8 +3,6 @@
 use super::archive::FETCH_AGAIN;
 use super::{AFTER_TICKS, By, Running, Sleeping, Task};
 use crate::blocking::blocking;
-use crate::events::now_ms;
-use crate::fault;
 use crate::hibernate;
 use crate::host::Proc;
 use crate::metrics::Cause;
@@ -19,6 +17,8 @@ use kip_records::body::Body;
 use kip_records::due::{self, Ticks};
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
 use kip_types::api::{Code, Refusal, SleepView, WakeView};
 use kip_types::chain;
 use kip_types::lifecycle::Input;

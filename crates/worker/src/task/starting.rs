@@ -2,10 +2,10 @@
 
 use super::Task;
 use crate::blocking::blocking;
-use crate::fault;
 use crate::start::{build, ready, refuse};
 use kip_records::record;
 use kip_records::state::Record;
+use kip_sys::fault;
 use kip_types::State;
 use kip_types::api::{Code, Refusal};
 use kip_types::lifecycle::Input;

@@ -2,7 +2,7 @@
 //! looked at before that is over.
 
 use super::*;
-use crate::fault;
+use kip_sys::fault;
 
 /// How a proc stands.
 #[derive(Debug)]

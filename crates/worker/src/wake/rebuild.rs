@@ -5,7 +5,6 @@
 
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, release, timers};
-use crate::fault;
 use crate::hibernate;
 use crate::holdings::key;
 use crate::host::Proc;
@@ -22,6 +21,7 @@ use kip_sandbox::rootfs::{Mounts, RootfsError};
 use kip_sandbox::volume::Volume;
 use kip_snapshot::pages::{Run, SETS};
 use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::fault;
 use kip_sys::process::{Signal, pidfd_send_signal};
 use kip_types::chain;
 use std::fs::File;

@@ -12,11 +12,11 @@
 use super::Archive;
 use super::find::{Found, absolute};
 use super::read_front::FrontReadError;
-use crate::publish::publish;
 use kip_archive::head::{Head, HeadRefused, HeadSealError};
 use kip_archive::pack::{PackReader, PackRef};
 use kip_archive::seal::OpenError;
 use kip_store::GetError;
+use kip_sys::publish::publish;
 use kip_types::api::{CarriedView, Refusal};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -28,8 +28,9 @@ use std::path::{Path, PathBuf};
 const RECORD: usize = 512;
 
 /// There is no file.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ExportError {
+pub enum ExportError {
     #[error("{path} is there already: choose another name, or delete it")]
     Exists { path: PathBuf },
     #[error("{path}")]
@@ -123,7 +124,7 @@ impl TarFile {
 
 impl Archive {
     /// Writes a generation into a file. Blocking; not on a thread of the runtime.
-    pub(crate) fn export(&self, found: &Found, file: &str) -> Result<CarriedView, ExportErrorOrRefusal> {
+    pub fn export(&self, found: &Found, file: &str) -> Result<CarriedView, ExportErrorOrRefusal> {
         let path = absolute(file)?;
         if fs::symlink_metadata(path).is_ok() {
             return Err(ExportError::Exists { path: path.to_owned() }.into());
@@ -182,8 +183,9 @@ impl Archive {
 }
 
 /// What the caller asked for is wrong, or it failed.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ExportErrorOrRefusal {
+pub enum ExportErrorOrRefusal {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error(transparent)]

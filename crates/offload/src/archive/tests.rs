@@ -1,5 +1,5 @@
 use super::*;
-use crate::quota::Place;
+use kip_sandbox::quota::Place;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_snapshot::{Contents, Manifest};
 use kip_types::Generation;

@@ -39,8 +39,9 @@ pub(super) struct Summary {
 }
 
 /// The beginning of a front cannot be read.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SummaryError {
+pub enum SummaryError {
     #[error(transparent)]
     Get(#[from] GetError),
     #[error(transparent)]

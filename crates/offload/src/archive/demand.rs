@@ -33,8 +33,9 @@ pub(super) const BEHIND: u64 = 8 << 20;
 const TOLD_EVERY: Duration = Duration::from_secs(30);
 
 /// Pages do not come; whoever needs them waits.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DemandError {
+pub enum DemandError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error("{path}")]
@@ -61,7 +62,7 @@ pub(crate) enum DemandError {
 
 impl DemandError {
     /// The store does not give what it has, or not yet; or it cannot be opened as long as a key or a newer Kip is missing.
-    pub(crate) fn is_the_stores(&self) -> bool {
+    pub fn is_the_stores(&self) -> bool {
         match self {
             DemandError::Get(_) => !self.is_missing(),
             DemandError::Open { source, .. } => !source.is_damage(),
@@ -75,7 +76,7 @@ impl DemandError {
     }
 
     /// An object is not in the store, if that is there.
-    pub(crate) fn is_missing(&self) -> bool {
+    pub fn is_missing(&self) -> bool {
         let get = match self {
             DemandError::Get(e) => Some(e),
             DemandError::Front(e) => {
@@ -102,11 +103,14 @@ impl DemandError {
 
 /// How it went to bring pages that a running proc waits for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Brought {
+pub enum Brought {
     /// They are here.
     All,
     /// Not yet: the store does not give them. Told now and then.
-    Later { tell: Option<String> },
+    Later {
+        /// Why, where it is time to tell.
+        tell: Option<String>,
+    },
     /// They cannot be had: what the store has is not what was stored.
     Damaged(String),
 }
@@ -163,7 +167,7 @@ impl Archive {
     }
 
     /// Whether the remote page files of a generation are all there, whatever of them has come.
-    pub(crate) fn can_be_filled(&self, directory: &Path) -> bool {
+    pub fn can_be_filled(&self, directory: &Path) -> bool {
         let files = PageMap::load(directory).map(|map| map.files).unwrap_or_default();
         let mut remote = files.iter().filter(|file| file.remote.is_some());
         remote.all(|file| RemoteFile::open(directory, file).is_ok() && self.table_of(directory, file).is_ok())
@@ -303,7 +307,7 @@ impl Archive {
     }
 
     /// Brings pages of a generation: those of `which`, as number of the file, first page and pages, or all. Blocking; not on a thread of the runtime.
-    pub(crate) fn bring(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> Result<(), DemandError> {
+    pub fn bring(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> Result<(), DemandError> {
         let map = PageMap::load(directory)?;
         for (number, file) in (0..).zip(&map.files) {
             let Some(pages) = file.remote else { continue };
@@ -345,7 +349,7 @@ impl Archive {
 
     /// After a wake: fetches what is missing, if that is little, if nothing is known of what is needed first, or if so much was needed
     /// the last time that this was best; else what of the sets did not come with the front.
-    pub(crate) fn bring_behind(self: &Arc<Self>, directory: PathBuf) {
+    pub fn bring_behind(self: &Arc<Self>, directory: PathBuf) {
         let archive = Arc::clone(self);
         let begin = move || -> Result<_, DemandError> {
             let map = PageMap::load(&directory)?;
@@ -378,7 +382,7 @@ impl Archive {
     }
 
     /// Before a wake: what will be needed whole comes while the processes are made.
-    pub(crate) fn bring_beside(self: &Arc<Self>, directory: PathBuf) {
+    pub fn bring_beside(self: &Arc<Self>, directory: PathBuf) {
         if self.account_of(&directory).miss().is_some() {
             self.bring_behind(directory);
         }
@@ -396,7 +400,7 @@ impl Archive {
     }
 
     /// A proc waits for pages of a remote page file. What does not come is asked for again by who waits.
-    pub(crate) async fn bring_missing(self: &Arc<Self>, directory: &Path, name: &str, pages: Range<u32>) -> Brought {
+    pub async fn bring_missing(self: &Arc<Self>, directory: &Path, name: &str, pages: Range<u32>) -> Brought {
         let opened = (|| {
             if let Some(known) = self.known_filling(&directory.join(name))? {
                 return Ok(Some(known));

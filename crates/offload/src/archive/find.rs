@@ -21,20 +21,21 @@ const FEWEST_DIGITS: usize = 8;
 
 /// A proc on the local disk.
 #[derive(Debug, Clone)]
-pub(crate) struct Local {
-    pub(crate) name: ProcName,
+pub struct Local {
+    /// Its name.
+    pub name: ProcName,
     /// Its directory.
-    pub(crate) dir: std::path::PathBuf,
+    pub dir: std::path::PathBuf,
 }
 
 impl Local {
     /// Its id in the store, if it was ever there.
-    pub(crate) fn id(&self) -> Option<ProcId> {
+    pub fn id(&self) -> Option<ProcId> {
         fs::read_to_string(self.dir.join(ID)).ok()?.trim().parse().ok()
     }
 
     /// Its generations on the local disk, newest first.
-    pub(crate) fn generations(&self) -> Vec<Generation> {
+    pub fn generations(&self) -> Vec<Generation> {
         let names = fs::read_dir(&self.dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
         let number = |name: std::ffi::OsString| name.to_str()?.strip_prefix("gen-")?.parse().ok().map(Generation);
         let numbers: BTreeSet<Generation> = names.filter_map(number).collect();
@@ -42,16 +43,18 @@ impl Local {
     }
 
     /// Each of them with what it is of.
-    pub(crate) fn each(&self) -> impl Iterator<Item = (Local, Generation)> + '_ {
+    pub fn each(&self) -> impl Iterator<Item = (Local, Generation)> + '_ {
         self.generations().into_iter().map(|generation| (self.clone(), generation))
     }
 }
 
 /// A generation in the store.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
-    pub(crate) head: Head,
-    pub(crate) front: FrontRef,
+pub struct Found {
+    /// The head of its proc.
+    pub head: Head,
+    /// Its front.
+    pub front: FrontRef,
 }
 
 impl Found {
@@ -92,7 +95,7 @@ impl Archive {
 
     /// All procs of the realm and what they have, by name; with `only`, those of this name. The dead that have left nothing are
     /// left out.
-    pub(crate) async fn list(&self, only: Option<&ProcName>, local: &[Local]) -> Result<Vec<SnapshotsView>, Failure> {
+    pub async fn list(&self, only: Option<&ProcName>, local: &[Local]) -> Result<Vec<SnapshotsView>, Failure> {
         let survey = self.survey(&self.store).await?;
         let ids: HashMap<ProcId, &Local> = local.iter().filter_map(|one| Some((one.id()?, one))).collect();
         let wanted = |proc: &ProcId, head: &Result<Head, HeadFailure>| {
@@ -168,7 +171,7 @@ impl Archive {
 
     /// The head that somebody means: of the local proc of that name, of the only living one of that name in the store, or by
     /// the first digits of its id.
-    pub(crate) async fn head_of(&self, which: &SnapshotName, local: &[Local]) -> Result<Head, Refusal> {
+    pub async fn head_of(&self, which: &SnapshotName, local: &[Local]) -> Result<Head, Refusal> {
         let failed = |e: &dyn std::error::Error| Refusal::new(Code::Failed, format!("{which}: {}", chain(e)));
         let own = local.iter().find(|one| one.name.as_str() == which.proc).and_then(Local::id);
         if let Some(id) = own
@@ -206,7 +209,7 @@ impl Archive {
     }
 
     /// The generation in the store that somebody means.
-    pub(crate) async fn find(&self, which: &SnapshotName, local: &[Local]) -> Result<Found, Refusal> {
+    pub async fn find(&self, which: &SnapshotName, local: &[Local]) -> Result<Found, Refusal> {
         let head = self.head_of(which, local).await.map_err(|refusal| {
             let parked = local.iter().find(|one| one.name.as_str() == which.proc && !one.generations().is_empty());
             match (refusal.code, parked) {
@@ -245,7 +248,7 @@ fn local_views(one: &Local) -> Vec<SnapshotView> {
 }
 
 /// A proc that the store knows nothing of; none if it has no generation.
-pub(crate) fn only_local(one: &Local) -> Option<SnapshotsView> {
+pub fn only_local(one: &Local) -> Option<SnapshotsView> {
     let generations = local_views(one);
     (!generations.is_empty()).then(|| SnapshotsView {
         name: Some(one.name.clone()),
@@ -260,13 +263,13 @@ pub(crate) fn only_local(one: &Local) -> Option<SnapshotsView> {
 }
 
 /// Those of one name, or all.
-pub(crate) fn all_local(only: Option<&ProcName>, local: &[Local]) -> Vec<SnapshotsView> {
+pub fn all_local(only: Option<&ProcName>, local: &[Local]) -> Vec<SnapshotsView> {
     let wanted = local.iter().filter(|one| only.is_none_or(|name| *name == one.name));
     wanted.filter_map(only_local).collect()
 }
 
 /// A path that is asked for must be one that does not depend on where the daemon is.
-pub(crate) fn absolute(file: &str) -> Result<&Path, Refusal> {
+pub fn absolute(file: &str) -> Result<&Path, Refusal> {
     let path = Path::new(file);
     match path.is_absolute() {
         true => Ok(path),
@@ -276,18 +279,18 @@ pub(crate) fn absolute(file: &str) -> Result<&Path, Refusal> {
 
 /// What is to be verified.
 #[derive(Debug, Default)]
-pub(crate) struct ToVerify {
+pub struct ToVerify {
     /// Generations in the store.
-    pub(crate) stored: Vec<Found>,
+    pub stored: Vec<Found>,
     /// Heads that cannot be read, and why.
-    pub(crate) unread: Vec<(String, String)>,
+    pub unread: Vec<(String, String)>,
     /// Generations on the local disk.
-    pub(crate) local: Vec<(Local, Generation)>,
+    pub local: Vec<(Local, Generation)>,
 }
 
 impl Archive {
     /// Every generation that a head keeps.
-    pub(crate) async fn all_kept(&self) -> Result<ToVerify, Failure> {
+    pub async fn all_kept(&self) -> Result<ToVerify, Failure> {
         let mut all = ToVerify::default();
         for (proc, head) in self.survey(&self.store).await?.heads {
             match head {

@@ -4,7 +4,7 @@
 /// A generation must not be restored here.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it was made by {there}, this machine has {here}: wake it where there is {there} or a newer one")]
-pub(crate) struct Unreadable {
+pub struct Unreadable {
     there: String,
     here: String,
 }
@@ -16,7 +16,7 @@ fn parts(engine: &str) -> Option<(&str, Vec<u32>)> {
 }
 
 /// Whether the engine `here` reads what `there` wrote, both as `criu 4.2.1`.
-pub(crate) fn check(there: &str, here: &str) -> Result<(), Unreadable> {
+pub fn check(there: &str, here: &str) -> Result<(), Unreadable> {
     let reads = match (parts(there), parts(here)) {
         (Some((wrote, its)), Some((reads, own))) => wrote == reads && its <= own,
         _ => there == here,

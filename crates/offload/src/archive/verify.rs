@@ -4,9 +4,9 @@
 //! that does not answer ends it, for that says nothing of the objects.
 
 use super::Archive;
+use super::blocking;
 use super::find::{Found, Local, ToVerify};
 use super::read_front::FrontReadError;
-use crate::blocking::blocking;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 const AT_ONCE: usize = 4;
 
 /// Where what is found goes.
-pub(crate) type Findings = mpsc::Sender<Result<Verified, Refusal>>;
+pub type Findings = mpsc::Sender<Result<Verified, Refusal>>;
 
 /// Nobody listens any more, or the store does not answer.
 enum Ended {
@@ -63,7 +63,7 @@ impl Report {
 type Needed = BTreeMap<PackRef, (BTreeSet<BlockRef>, String)>;
 
 /// Looks at generations in the store, if there is one, and on the local disk, and tells what it finds.
-pub(crate) async fn verify(archive: Option<&Archive>, what: ToVerify, out: Findings) {
+pub async fn verify(archive: Option<&Archive>, what: ToVerify, out: Findings) {
     let ToVerify { stored, unread, local } = what;
     let generations = (stored.len() + local.len()) as u64;
     let of = generations + unread.len() as u64;
@@ -116,7 +116,7 @@ impl Archive {
     }
 
     /// Whether a generation is as it was stored, all of it. An error is the store's, and says nothing of it.
-    pub(crate) async fn is_whole(&self, proc: ProcId, front: FrontRef) -> Result<bool, Failure> {
+    pub async fn is_whole(&self, proc: ProcId, front: FrontRef) -> Result<bool, Failure> {
         let whole = match self.whole_front(proc, front, |_| ()).await {
             Err(FrontReadError::Get(GetError::Store(failure))) => return Err(failure),
             Err(_) => return Ok(false),

@@ -20,7 +20,7 @@ fn ahead() -> u64 {
 }
 
 fn now() -> u64 {
-    crate::events::now_ms() + AHEAD_MS.load(Ordering::Relaxed)
+    kip_sys::clock::now_ms() + AHEAD_MS.load(Ordering::Relaxed)
 }
 
 const DAY_MS: u64 = 24 * 3600 * 1000;

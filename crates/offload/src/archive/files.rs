@@ -11,7 +11,6 @@
 use super::Archive;
 use super::fetch::FetchError;
 use super::stream::FrontStream;
-use crate::quota::Place;
 use kip_archive::files::restore::{IdShift, Limits, Rules, restore};
 use kip_archive::files::rules::{Ids, Strays};
 use kip_archive::files::tree::{Files, Node, Tree};
@@ -23,6 +22,7 @@ use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::packing::Packing;
 use kip_records::instance::IDS_PER_BLOCK;
+use kip_sandbox::quota::Place;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
@@ -49,22 +49,23 @@ const AHEAD: usize = 16;
 
 /// The files of a proc that sleeps.
 #[derive(Debug, Clone)]
-pub(crate) struct Own {
+pub struct Own {
     /// The proc's directory.
-    pub(crate) dir: PathBuf,
+    pub dir: PathBuf,
     /// Where its own files are.
-    pub(crate) place: Place,
+    pub place: Place,
     /// First host id of its block.
-    pub(crate) first_id: u32,
+    pub first_id: u32,
     /// Paths inside of the files that its processes have mapped or open: a wake needs those first.
-    pub(crate) first: Vec<PathBuf>,
+    pub first: Vec<PathBuf>,
     /// Set when it wakes: its files are not those of the freeze any more.
-    pub(crate) woke: Arc<AtomicBool>,
+    pub woke: Arc<AtomicBool>,
 }
 
 /// Its files cannot be archived.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FilesError {
+pub enum FilesError {
     #[error("{path} of its own files cannot be archived")]
     Walk {
         path: PathBuf,
@@ -174,13 +175,13 @@ impl Archive {
     }
 
     /// What a stored generation is. Blocking; not on a thread of the runtime.
-    pub(crate) fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
+    pub fn manifest_of(&self, proc: ProcId, front: FrontRef) -> Result<Manifest, FetchError> {
         self.runtime.block_on(self.first_of(proc, front, FrontStream::manifest))
     }
 
     /// Forgets what is known of what is stored, for that is not what was stored: nothing new refers to it. `dir`: of the proc whose
     /// generation is damaged.
-    pub(crate) fn distrust(&self, dir: &Path) {
+    pub fn distrust(&self, dir: &Path) {
         *self.index.lock().expect("nobody panics with the index") = Default::default();
         self.known.lock().expect("nobody panics with it").clear();
         self.save_index();
@@ -193,7 +194,7 @@ impl Archive {
     /// Puts the files of a stored generation into the directory of a proc that has not run in it, its own to `place`; what is there
     /// of such files is replaced. `ids`: the first of the block of ids that the proc had, and of the one that it has. Blocking; not on a thread
     /// of the runtime.
-    pub(crate) fn restore_files(
+    pub fn restore_files(
         &self,
         proc: ProcId,
         front: FrontRef,

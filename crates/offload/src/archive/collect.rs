@@ -13,13 +13,13 @@
 
 use super::survey::{SummaryError, Survey};
 use super::{Archive, HeadFailure};
-use crate::fault;
 use futures_util::StreamExt as _;
 use kip_archive::gc::{Busy, Candidates, Collection, CollectionError, GRACE_MS, Mark, Object, Stored, plan};
 use kip_archive::head::Head;
 use kip_archive::ids::{PackId, ProcId};
 use kip_archive::names::{FrontRef, ObjectName};
 use kip_store::{Failure, Key, ReadReferenceError, SwapError, Version};
+use kip_sys::fault;
 use kip_types::api::{CollectRequest, CollectView, UnusedView};
 use kip_types::chain;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -30,11 +30,12 @@ const AT_ONCE: usize = 8;
 /// Nothing is begun to be deleted when so little of the lease is left, milliseconds: a deletion takes up to two minutes.
 const MARGIN_MS: u64 = 3 * 60 * 1000;
 /// How often a daemon collects by itself, milliseconds; a quarter more or less, so that not all come at once.
-pub(crate) const EVERY_MS: u64 = 3600 * 1000;
+pub const EVERY_MS: u64 = 3600 * 1000;
 
 /// Nothing more is deleted; what was deleted before was of no use to anybody.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CollectError {
+pub enum CollectError {
     #[error("a collection is under way here: wait until it has ended")]
     UnderWay,
     #[error(transparent)]
@@ -87,11 +88,7 @@ impl Archive {
     }
 
     /// Deletes what was found unused by an earlier collection, `grace_ms` ago at least, and still is; notes what is unused now.
-    pub(crate) async fn collect(
-        &self,
-        request: &CollectRequest,
-        now_ms: fn() -> u64,
-    ) -> Result<CollectView, CollectError> {
+    pub async fn collect(&self, request: &CollectRequest, now_ms: fn() -> u64) -> Result<CollectView, CollectError> {
         let _one_at_a_time = self.collecting.try_lock().map_err(|_| CollectError::UnderWay)?;
         let short = request.grace_ms < GRACE_MS && !request.dry_run;
         let _nobody_stores = if short { Some(self.storing.write().await) } else { None };
@@ -258,7 +255,7 @@ fn pack_of(object: &Object) -> Option<PackId> {
 }
 
 /// One line of what was deleted.
-pub(crate) fn summary(view: &CollectView) -> String {
+pub fn summary(view: &CollectView) -> String {
     let bytes: u64 = view.deleted.iter().map(|unused| unused.bytes).sum();
     format!("{} objects of {bytes} bytes, {} wait", view.deleted.len(), view.waiting.len())
 }

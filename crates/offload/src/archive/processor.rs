@@ -103,7 +103,7 @@ pub(super) fn features(cpuinfo: &str) -> Vec<String> {
 }
 
 /// What of this processor a program can have come to rely on.
-pub(crate) fn used_here() -> Vec<String> {
+pub fn used_here() -> Vec<String> {
     let mut here = features(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
     here.retain(|feature| USED.contains(&feature.as_str()));
     here
@@ -118,12 +118,12 @@ fn missing<'a>(there: &'a [String], here: &[String]) -> Vec<&'a str> {
 /// A generation must not be restored here.
 #[derive(Debug, thiserror::Error)]
 #[error("it comes from a processor with {missing}, which this one lacks: wake it on a machine that has them")]
-pub(crate) struct Lacking {
+pub struct Lacking {
     missing: String,
 }
 
 /// Whether this machine has all that a program may use which comes from a processor with `there`.
-pub(crate) fn check(there: &[String]) -> Result<(), Lacking> {
+pub fn check(there: &[String]) -> Result<(), Lacking> {
     let here = features(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
     // Where nothing is told there is nothing to compare.
     let missing = if here.is_empty() { Vec::new() } else { missing(there, &here) };

@@ -5,7 +5,7 @@
 //! have it mounted for themselves, for as long as they are. Files that lie in `disk` while it is not mounted are those of a restored backup:
 //! the first use makes a `disk.img` of them. A crash leaves at most a `disk.new`, which the next use makes anew.
 
-use kip_sandbox::disk::{self, DiskError, MountedDisk};
+use crate::disk::{self, DiskError, MountedDisk};
 use kip_types::Spec;
 use std::fs;
 use std::io;
@@ -14,16 +14,19 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The file, the place, and the place where it is filled.
-pub(crate) const IMAGE: &str = "disk.img";
-pub(crate) const PLACE: &str = "disk";
+/// The file with a limited disk.
+pub const IMAGE: &str = "disk.img";
+/// Where it is mounted.
+pub const PLACE: &str = "disk";
+/// Where it is filled.
 const FILLED: &str = "disk.filled";
 /// Who looks at them may take so long to notice that the proc goes.
 const UNUSED_WITHIN: Duration = Duration::from_secs(10);
 
 /// They are not to be had.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum QuotaError {
+pub enum QuotaError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     #[error("restored files do not go into its limited disk: {0}")]
@@ -43,7 +46,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> QuotaError {
 
 /// A proc's own files.
 #[derive(Debug)]
-pub(crate) struct OwnFiles {
+pub struct OwnFiles {
     dir: PathBuf,
     limit: Option<u64>,
     mounted: Mutex<Option<(usize, MountedDisk)>>,
@@ -51,7 +54,7 @@ pub(crate) struct OwnFiles {
 
 /// Keeps them where they are as long as it lives.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub struct Place {
     path: PathBuf,
     _user: Option<Arc<User>>,
 }
@@ -61,24 +64,24 @@ struct User(Arc<OwnFiles>);
 
 impl Place {
     /// The directory that has `upper` and `work`.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    #[cfg(test)]
-    pub(crate) fn unlimited(dir: &Path) -> Place {
+    /// Without a limit: the directory itself.
+    pub fn unlimited(dir: &Path) -> Place {
         Place { path: dir.to_owned(), _user: None }
     }
 }
 
 impl OwnFiles {
     /// Those of a proc with this directory.
-    pub(crate) fn of(spec: &Spec, dir: &Path) -> Arc<OwnFiles> {
+    pub fn of(spec: &Spec, dir: &Path) -> Arc<OwnFiles> {
         Arc::new(OwnFiles { dir: dir.to_owned(), limit: spec.limits.disk_bytes, mounted: Mutex::default() })
     }
 
     /// Bytes that they take on the disk, where they are limited.
-    pub(crate) fn limited_bytes(&self) -> Option<u64> {
+    pub fn limited_bytes(&self) -> Option<u64> {
         use std::os::unix::fs::MetadataExt as _;
         self.limit?;
         Some(fs::metadata(self.dir.join(IMAGE)).map_or(0, |found| found.blocks() * 512))
@@ -88,7 +91,7 @@ impl OwnFiles {
     ///
     /// # Errors
     /// See [`QuotaError`].
-    pub(crate) fn place(self: &Arc<Self>) -> Result<Place, QuotaError> {
+    pub fn place(self: &Arc<Self>) -> Result<Place, QuotaError> {
         let Some(bytes) = self.limit else { return Ok(Place { path: self.dir.clone(), _user: None }) };
         let path = self.dir.join(PLACE);
         let mut mounted = self.mounted();
@@ -100,7 +103,7 @@ impl OwnFiles {
     }
 
     /// Waits, for some seconds, until nobody has to do with them.
-    pub(crate) fn wait_until_unused(&self) {
+    pub fn wait_until_unused(&self) {
         let until = Instant::now() + UNUSED_WITHIN;
         while self.mounted().is_some() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));

@@ -22,20 +22,23 @@ use std::time::Duration;
 const WITHIN: Duration = Duration::from_secs(15);
 
 /// Pages, by process and address.
-pub(crate) type Wanted = BTreeSet<(u32, u64)>;
+pub type Wanted = BTreeSet<(u32, u64)>;
 
 /// A generation as it lies in the store.
 #[derive(Debug, Default)]
-pub(crate) struct Stored {
-    pub(crate) images: Images,
-    pub(crate) table: PageTable,
+pub struct Stored {
+    /// CRIU's images.
+    pub images: Images,
+    /// Where each page is.
+    pub table: PageTable,
     /// Those that were wanted and are anywhere.
-    pub(crate) pages: BTreeMap<(u32, u64), Vec<u8>>,
+    pub pages: BTreeMap<(u32, u64), Vec<u8>>,
 }
 
 /// It cannot be shown.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LookError {
+pub enum LookError {
     #[error(transparent)]
     Front(#[from] FetchError),
     #[error(transparent)]
@@ -51,7 +54,7 @@ pub(crate) enum LookError {
 impl Archive {
     /// Reads the images of a generation, and the pages that `wanted` names when it has seen them. Blocking; not on a thread of
     /// the runtime.
-    pub(crate) fn peek(
+    pub fn peek(
         &self,
         proc: ProcId,
         front: FrontRef,
@@ -61,7 +64,7 @@ impl Archive {
     }
 
     /// A page of a remote page file that is not here, without putting it there. Blocking; not on a thread of the runtime.
-    pub(crate) fn remote_page(&self, directory: &Path, file: &PageFile, page: u32) -> Result<Vec<u8>, LookError> {
+    pub fn remote_page(&self, directory: &Path, file: &PageFile, page: u32) -> Result<Vec<u8>, LookError> {
         let table = self.table_of(directory, file)?;
         let remote = Remote::new(&table, 0);
         let mut runs = remote.runs();

@@ -14,19 +14,20 @@
 mod account;
 mod ahead;
 mod cache;
-pub(crate) mod collect;
+pub mod collect;
 mod demand;
-pub(crate) mod engine;
+pub mod engine;
 mod export;
 mod fetch;
 mod files;
 mod filling;
-pub(crate) mod find;
-pub(crate) mod import;
+pub mod find;
+pub mod import;
 mod keys;
 mod look;
-pub(crate) mod place;
-pub(crate) mod processor;
+mod ownership;
+pub mod place;
+pub mod processor;
 mod read_front;
 mod show;
 #[cfg(test)]
@@ -36,15 +37,15 @@ mod survey;
 #[cfg(test)]
 mod tests;
 mod upload;
-pub(crate) mod verify;
+pub mod verify;
 
-pub(crate) use demand::{Brought, DemandError};
-pub(crate) use fetch::FetchError;
-pub(crate) use files::Own;
-pub(crate) use keys::{KeyChangeError, KeyLength, with_wrap};
-pub(crate) use look::Stored;
-pub(crate) use read_front::Whole;
-pub(crate) use upload::Uploaded;
+pub use demand::{Brought, DemandError};
+pub use fetch::FetchError;
+pub use files::Own;
+pub use keys::{KeyChangeError, KeyLength, with_wrap};
+pub use look::Stored;
+pub use read_front::Whole;
+pub use upload::Uploaded;
 
 use kip_archive::gc::{BootMs, TooLate};
 use kip_archive::head::{Head, HeadError, HeadRefused, HeadSealError, HeadState, KEPT, Owner};
@@ -63,22 +64,28 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// Runs `work` on a thread that may wait.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("blocking work does not panic")
+}
+
 /// In a proc's directory: what of it is in the store.
-pub(crate) const ARCHIVED: &str = "archived.json";
+pub const ARCHIVED: &str = "archived.json";
 /// Local files, in the data directory.
 const DIRECTORY: &str = "archive";
 const OWNER: &str = "owner";
 /// In a proc's directory.
-pub(crate) const ID: &str = "archive-id";
+pub const ID: &str = "archive-id";
 /// The same of what it was before it was started anew, and when that was.
 const ENDED: &str = "archive-ended-";
 /// The same of what it was when nothing of that could be woken any more.
-pub(crate) const ASIDE: &str = "archive-aside-";
+pub const ASIDE: &str = "archive-aside-";
 const INDEX: &str = "index";
 /// A proc is not kept longer than this by a store that does not answer.
 const RETIRED_WITHIN: Duration = Duration::from_secs(10);
 
 /// The store cannot be used.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
     /// What the URL says.
@@ -99,8 +106,9 @@ pub enum ArchiveError {
 }
 
 /// The head of a proc cannot be read or changed.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HeadFailure {
+pub enum HeadFailure {
     #[error(transparent)]
     Read(#[from] ReadReferenceError),
     #[error(transparent)]
@@ -125,20 +133,33 @@ pub(crate) enum HeadFailure {
 
 impl HeadFailure {
     /// The head was sealed by a key that is destroyed: nobody can read it, or what it leads to, here.
-    pub(crate) fn is_of_destroyed_key(&self) -> bool {
+    pub fn is_of_destroyed_key(&self) -> bool {
         matches!(self, HeadFailure::Head(HeadError::Open(seal::OpenError::Key(NoKey::Destroyed { .. }))))
     }
 }
 
+impl HeadFailure {
+    /// Whether it is known that the change has not been made.
+    pub fn is_final(&self) -> bool {
+        matches!(
+            self,
+            HeadFailure::Refused(_) | HeadFailure::Other { .. } | HeadFailure::None(_) | HeadFailure::Head(_)
+        )
+    }
+}
+
 /// The store of a data directory.
-pub(crate) struct Archive {
-    pub(crate) store: Store,
-    pub(crate) realm: Realm,
+pub struct Archive {
+    /// Where objects are.
+    pub store: Store,
+    /// Whose procs it has.
+    pub realm: Realm,
     /// Whoever begins something takes the ring of the moment.
     keys: Mutex<Arc<Keyring>>,
     /// Held for writing while keys change.
     changing: Arc<tokio::sync::RwLock<()>>,
-    pub(crate) owner: OwnerId,
+    /// This data directory, as heads name it.
+    pub owner: OwnerId,
     directory: PathBuf,
     runtime: tokio::runtime::Handle,
     /// The store is known to compare and swap.
@@ -179,7 +200,7 @@ fn io_at(path: &Path) -> impl FnOnce(io::Error) -> ArchiveError + '_ {
 impl Archive {
     /// Opens the store of a data directory; makes its identity and the realm's keys the first time. Asks nothing of the
     /// store. To be called within a runtime.
-    pub(crate) fn open(url: &str, data: &Path, realm: Realm, now_ms: u64) -> Result<Archive, ArchiveError> {
+    pub fn open(url: &str, data: &Path, realm: Realm, now_ms: u64) -> Result<Archive, ArchiveError> {
         let store = Store::open(url, Settings::default())?;
         let directory = data.join(DIRECTORY);
         fs::create_dir_all(&directory).map_err(io_at(&directory))?;
@@ -213,35 +234,35 @@ impl Archive {
 
     /// With a cache on the local disk of at most so many bytes; without a number, a share of the disk, and none where the store is on
     /// this machine itself. Blocking.
-    pub(crate) fn with_cache(self, data: &Path, limit: Option<u64>) -> Archive {
+    pub fn with_cache(self, data: &Path, limit: Option<u64>) -> Archive {
         let none = self.store.is_directory().then_some(0);
         Archive { cache: cache::Cache::open(data, limit.or(none)), ..self }
     }
 
     /// With an engine that restores what comes from it.
-    pub(crate) fn with_engine(self, engine: String) -> Archive {
+    pub fn with_engine(self, engine: String) -> Archive {
         Archive { engine: Some(engine), ..self }
     }
 
     /// Whether that can be restored here at all.
-    pub(crate) fn check_engine(&self, there: &str) -> Result<(), engine::Unreadable> {
+    pub fn check_engine(&self, there: &str) -> Result<(), engine::Unreadable> {
         self.engine.as_deref().map_or(Ok(()), |here| engine::check(there, here))
     }
 
     /// What the cache takes on the disk, and what it may, bytes.
-    pub(crate) fn cached(&self) -> Option<(u64, u64)> {
+    pub fn cached(&self) -> Option<(u64, u64)> {
         self.cache.as_ref().map(|cache| cache.held())
     }
 
     /// The cache, with how many reads it answered and how many it could not.
-    pub(crate) fn cache_use(&self) -> Option<(kip_types::api::CacheView, u64, u64)> {
+    pub fn cache_use(&self) -> Option<(kip_types::api::CacheView, u64, u64)> {
         let cache = self.cache.as_ref()?;
         let ((bytes, limit_bytes), (hits, misses)) = (cache.held(), cache.answers());
         Some((kip_types::api::CacheView { bytes, limit_bytes }, hits, misses))
     }
 
     /// What was done in the store since the daemon's start.
-    pub(crate) fn store_use(&self) -> kip_store::Counters {
+    pub fn store_use(&self) -> kip_store::Counters {
         self.store.counters()
     }
 
@@ -254,22 +275,22 @@ impl Archive {
     }
 
     /// Forgets that a proc was ever archived, for it begins anew; what is to be removed from the store is noted.
-    pub(crate) fn forget(dir: &Path) -> io::Result<()> {
+    pub fn forget(dir: &Path) -> io::Result<()> {
         part(dir, ENDED)
     }
 
     /// The same for one that cannot be woken: what is in the store stays there, and this directory's, until the proc is removed.
-    pub(crate) fn set_aside(dir: &Path) -> io::Result<()> {
+    pub fn set_aside(dir: &Path) -> io::Result<()> {
         part(dir, ASIDE)
     }
 
     /// Until what this gives is dropped nobody stores a generation.
-    pub(crate) async fn nobody_stores(&self) -> tokio::sync::RwLockWriteGuard<'_, ()> {
+    pub async fn nobody_stores(&self) -> tokio::sync::RwLockWriteGuard<'_, ()> {
         self.storing.write().await
     }
 
     /// Takes out of the store what was noted, and this proc if `whole`. Tells what could not be done.
-    pub(crate) async fn retire(&self, dir: &Path, whole: bool) -> Vec<String> {
+    pub async fn retire(&self, dir: &Path, whole: bool) -> Vec<String> {
         let names = fs::read_dir(dir).into_iter().flatten().flatten();
         let noted = names.filter(|entry| {
             let name = entry.file_name();
@@ -295,7 +316,7 @@ impl Archive {
     }
 
     /// The id of the proc whose directory that is, made the first time.
-    pub(crate) fn id_of(&self, dir: &Path) -> Result<ProcId, ArchiveError> {
+    pub fn id_of(&self, dir: &Path) -> Result<ProcId, ArchiveError> {
         identity(&dir.join(ID))
     }
 
@@ -316,7 +337,7 @@ impl Archive {
     }
 
     /// The head of a proc, if the store has one.
-    pub(crate) async fn head(&self, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
+    pub async fn head(&self, proc: ProcId) -> Result<Option<(Head, Version)>, HeadFailure> {
         self.head_in(&self.store, proc).await
     }
 
@@ -414,7 +435,7 @@ impl Archive {
     }
 
     /// Lets go of a proc: it runs nowhere, and whoever adopts it may wake it from `front`.
-    pub(crate) async fn release(&self, proc: ProcId, front: FrontRef) -> Result<(), HeadFailure> {
+    pub async fn release(&self, proc: ProcId, front: FrontRef) -> Result<(), HeadFailure> {
         let follow = |found: Option<&Head>| {
             let head = self.at_front(proc, found, front)?;
             match head.state {
@@ -428,7 +449,7 @@ impl Archive {
     }
 
     /// Takes a proc out of the store for good: what it left there is for collection.
-    pub(crate) async fn remove(&self, proc: ProcId) -> Result<(), HeadFailure> {
+    pub async fn remove(&self, proc: ProcId) -> Result<(), HeadFailure> {
         let follow = |found: Option<&Head>| {
             let Some(head) = found else { return Err(HeadFailure::None(proc)) };
             match head.state {
@@ -456,7 +477,7 @@ impl Archive {
     }
 
     /// Takes a proc over that runs nowhere: from here on only this data directory may wake it, and `front` is what it wakes from.
-    pub(crate) async fn adopt(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
+    pub async fn adopt(&self, proc: ProcId, front: FrontRef) -> Result<Head, HeadFailure> {
         let last = self.last_left(proc);
         let follow = |found: Option<&Head>| {
             let head = self.at_front(proc, found, front)?;
@@ -469,7 +490,7 @@ impl Archive {
     }
 
     /// Runs something beside all tasks.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         self.runtime.spawn(work);
     }
 
@@ -489,7 +510,7 @@ fn part(dir: &Path, word: &str) -> io::Result<()> {
         _ => Ok(()),
     };
     there(fs::remove_file(dir.join(ARCHIVED)))?;
-    there(fs::rename(dir.join(ID), dir.join(format!("{word}{}", crate::events::now_ms()))))
+    there(fs::rename(dir.join(ID), dir.join(format!("{word}{}", kip_sys::clock::now_ms()))))
 }
 
 fn boot_ms() -> BootMs {

@@ -75,7 +75,7 @@ pub fn arm(step: &str) -> bool {
 }
 
 /// Dies here if this is the step.
-pub(crate) fn reach(step: &'static str) {
+pub fn reach(step: &'static str) {
     debug_assert!(STEPS.contains(&step), "{step}");
     if AT.get().is_some_and(|at| at == step) {
         tracing::info!(step, "fault injection: the daemon kills itself");

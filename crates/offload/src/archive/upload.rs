@@ -3,8 +3,6 @@
 use super::collect::CollectError;
 use super::files::{FilesError, Own};
 use super::{Archive, DemandError, HeadFailure, processor};
-use crate::events::now_ms;
-use crate::fault;
 use bytes::Bytes;
 use kip_archive::files::tree::Tree;
 use kip_archive::front::read::{Event, FrontReader};
@@ -26,6 +24,8 @@ use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGE, PAGES, PageMap};
 use kip_snapshot::remote::OpenPages;
 use kip_store::{CheckSwapsError, GetError, Key, PutError, Version};
+use kip_sys::clock::now_ms;
+use kip_sys::fault;
 use kip_types::{Generation, ProcName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -39,24 +39,25 @@ const SMALL: u32 = 2048;
 
 /// What an upload was.
 #[derive(Debug, Clone)]
-pub(crate) struct Uploaded {
+pub struct Uploaded {
     /// What the proc wakes from.
-    pub(crate) front: FrontRef,
+    pub front: FrontRef,
     /// Of packs.
-    pub(crate) pack_bytes: u64,
+    pub pack_bytes: u64,
     /// Of the front.
-    pub(crate) front_bytes: u64,
+    pub front_bytes: u64,
     /// What it takes in the store: its front, and all blocks that this leads to.
-    pub(crate) held_bytes: u64,
+    pub held_bytes: u64,
     /// The keys without which it cannot be woken: the front's and those of its packs.
-    pub(crate) keys: BTreeSet<KeyId>,
+    pub keys: BTreeSet<KeyId>,
     /// The ring that all of it was sealed with.
-    pub(crate) ring: Arc<Keyring>,
+    pub ring: Arc<Keyring>,
 }
 
 /// A generation is not in the store; the local one is as it was.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum UploadError {
+pub enum UploadError {
     #[error(transparent)]
     Unfit(#[from] CheckSwapsError),
     #[error(transparent)]
@@ -109,7 +110,7 @@ pub(super) struct Begun {
 
 impl UploadError {
     /// What the proc has in the store was sealed by a key that is destroyed, and nothing can follow it.
-    pub(crate) fn is_of_destroyed_key(&self) -> bool {
+    pub fn is_of_destroyed_key(&self) -> bool {
         match self {
             UploadError::Head(e) => e.is_of_destroyed_key(),
             UploadError::Damaged { source, .. } => matches!(source, seal::OpenError::Key(NoKey::Destroyed { .. })),
@@ -120,7 +121,7 @@ impl UploadError {
 
 impl Archive {
     /// Stores a generation and makes it the proc's newest. Blocking; not on a thread of the runtime.
-    pub(crate) fn store(
+    pub fn store(
         &self,
         proc: ProcId,
         name: &ProcName,
@@ -321,7 +322,7 @@ impl Archive {
     }
 
     /// Reads all of it; gives the keys that it needs.
-    pub(crate) async fn read_front_back(
+    pub async fn read_front_back(
         &self,
         ring: &Arc<Keyring>,
         proc: ProcId,

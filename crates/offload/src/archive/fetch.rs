@@ -5,7 +5,6 @@ use super::filling::Filling;
 use super::processor::{self, Lacking};
 use super::stream::FrontStream;
 use super::{Archive, HeadFailure, engine};
-use crate::fault;
 use kip_archive::files::restore::RestoreError;
 use kip_archive::front::read::Event;
 use kip_archive::front::{Manifest, Sets};
@@ -17,6 +16,7 @@ use kip_snapshot::pages::{PageMap, Run};
 use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_snapshot::{Contents, Part, SnapshotError};
 use kip_store::GetError;
+use kip_sys::fault;
 use kip_types::Generation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions};
@@ -25,8 +25,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// A generation did not come back; what the store has is as it was.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FetchError {
+pub enum FetchError {
     #[error(transparent)]
     Head(#[from] HeadFailure),
     #[error(transparent)]
@@ -62,7 +63,7 @@ pub(crate) enum FetchError {
 
 impl FetchError {
     /// The store answers, and what it has is not what was stored: waiting does not help.
-    pub(crate) fn is_damage(&self) -> bool {
+    pub fn is_damage(&self) -> bool {
         match self {
             FetchError::Get(e) => matches!(e, GetError::Missing { .. }),
             FetchError::Open { source, .. } => source.is_damage(),
@@ -181,7 +182,7 @@ impl Archive {
     /// Brings a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
     /// that a wake cannot do without; the rest follows. `beside` looks at it as soon as all but the pages is there, while these come.
     /// Blocking; not on a thread of the runtime.
-    pub(crate) fn fetch<T: Send>(
+    pub fn fetch<T: Send>(
         &self,
         proc: ProcId,
         front: FrontRef,
@@ -192,7 +193,7 @@ impl Archive {
     }
 
     /// The same under another number.
-    pub(crate) fn fetch_as<T: Send>(
+    pub fn fetch_as<T: Send>(
         &self,
         proc: ProcId,
         front: FrontRef,

@@ -31,8 +31,9 @@ const HEAD_MAX: u64 = 2 << 20;
 const PIECE: usize = 1 << 20;
 
 /// Nothing leads to what was stored, if anything was.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ImportError {
+pub enum ImportError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("{path}")]
@@ -123,7 +124,7 @@ impl<'a> Export<'a> {
 
 impl Archive {
     /// Brings in what a file holds. Blocking; not on a thread of the runtime.
-    pub(crate) fn import(
+    pub fn import(
         &self,
         request: &ImportRequest,
         local: &[Local],

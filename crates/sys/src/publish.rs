@@ -9,7 +9,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// `AlreadyExists`: something has that name. The file system's.
-pub(crate) fn publish(file: &File, growing: &Path, name: &Path) -> io::Result<()> {
+pub fn publish(file: &File, growing: &Path, name: &Path) -> io::Result<()> {
     file.sync_all()?;
     rustix::fs::renameat_with(CWD, growing, CWD, name, RenameFlags::NOREPLACE)?;
     File::open(name.parent().unwrap_or(Path::new("/")))?.sync_all()

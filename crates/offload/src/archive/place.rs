@@ -13,13 +13,13 @@ use std::path::Path;
 /// No store.
 const NONE: &str = "none";
 /// The store of a data directory of which nobody said anything; in backups too.
-pub(crate) const OWN: &str = "store";
+pub const OWN: &str = "store";
 /// What was asked for the last time, in [`DIRECTORY`].
 const REMEMBERED: &str = "store";
 
 impl Archive {
     /// Opens the store that a data directory has. Asks no network. Blocking.
-    pub(crate) fn choose(data: &Path, asked: Option<&str>, now_ms: u64) -> Result<Option<Archive>, ArchiveError> {
+    pub fn choose(data: &Path, asked: Option<&str>, now_ms: u64) -> Result<Option<Archive>, ArchiveError> {
         if asked == Some(NONE) {
             return Ok(None);
         }
@@ -48,7 +48,7 @@ impl Archive {
     }
 
     /// Whether the choice is a store that is not the data directory's own. Nothing is opened or remembered.
-    pub(crate) fn is_elsewhere(data: &Path, asked: Option<&str>) -> Result<bool, ArchiveError> {
+    pub fn is_elsewhere(data: &Path, asked: Option<&str>) -> Result<bool, ArchiveError> {
         Ok(match asked {
             Some(asked) => asked != NONE && Path::new(asked) != data.join(OWN),
             None => remembered(data)?.is_some(),
@@ -56,7 +56,7 @@ impl Archive {
     }
 
     /// Whether the store is that directory.
-    pub(crate) fn is_at(&self, path: &Path) -> bool {
+    pub fn is_at(&self, path: &Path) -> bool {
         let real = |path: &Path| fs::canonicalize(path).ok();
         self.store.is_directory() && real(Path::new(self.store.name())).is_some_and(|own| real(path) == Some(own))
     }

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 impl Archive {
     /// Reads the whole front and says what is in it.
-    pub(crate) async fn show(&self, found: &Found) -> Result<SnapshotDetails, FrontReadError> {
+    pub async fn show(&self, found: &Found) -> Result<SnapshotDetails, FrontReadError> {
         let mut begin = Vec::new();
         let keep = |bytes: &[u8]| {
             let left = (SUMMARY as usize).saturating_sub(begin.len()).min(bytes.len());

@@ -97,7 +97,7 @@ impl Archive {
     }
 
     /// What came of a proc since it was fetched, as far as this daemon knows.
-    pub(crate) fn fetched(&self, dir: &Path) -> Option<FetchedView> {
+    pub fn fetched(&self, dir: &Path) -> Option<FetchedView> {
         self.accounts().get(dir).map(|account| account.view())
     }
 }

@@ -28,10 +28,10 @@ const FEWEST: usize = 6;
 /// A key file is none.
 #[derive(Debug, thiserror::Error)]
 #[error("a key file has 32 bytes, this one has {0}: `head -c 32 /dev/urandom` makes one")]
-pub(crate) struct KeyLength(usize);
+pub struct KeyLength(usize);
 
 /// Hands over what closes exported keys or a backup.
-pub(crate) fn with_wrap<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> T) -> Result<T, KeyLength> {
+pub fn with_wrap<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> T) -> Result<T, KeyLength> {
     match wrap {
         KeysWrap::Passphrase(text) => Ok(work(&Wrap::Passphrase(&text.0))),
         KeysWrap::Key(Hex(bytes)) => {
@@ -42,8 +42,9 @@ pub(crate) fn with_wrap<T>(wrap: &KeysWrap, work: impl FnOnce(&Wrap<'_>) -> T) -
 }
 
 /// The keys are as they were.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KeyChangeError {
+pub enum KeyChangeError {
     #[error(transparent)]
     File(#[from] KeyFileError),
     #[error(transparent)]
@@ -70,27 +71,27 @@ pub(crate) enum KeyChangeError {
 
 /// What an import brought.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Imported {
-    pub(crate) added: Vec<KeyId>,
-    pub(crate) destroyed: Vec<KeyId>,
-    pub(crate) current: Option<KeyId>,
+pub struct Imported {
+    pub added: Vec<KeyId>,
+    pub destroyed: Vec<KeyId>,
+    pub current: Option<KeyId>,
 }
 
 /// While it lives no key is added or destroyed.
-pub(crate) struct HeldKeys<'a> {
+pub struct HeldKeys<'a> {
     archive: &'a Archive,
     _unchanged: tokio::sync::RwLockReadGuard<'a, ()>,
 }
 
 /// While it lives nobody else changes keys, and nobody lets go of what he has only because the store has it.
-pub(crate) struct ChangingKeys {
+pub struct ChangingKeys {
     archive: Arc<Archive>,
     _alone: tokio::sync::OwnedRwLockWriteGuard<()>,
 }
 
 impl HeldKeys<'_> {
     /// Whether all keys that a ring had still open what they sealed.
-    pub(crate) fn still_open(&self, ring: &Keyring) -> Result<(), NoKey> {
+    pub fn still_open(&self, ring: &Keyring) -> Result<(), NoKey> {
         let now = self.archive.keys();
         live(ring).into_iter().try_for_each(|key| now.check(key))
     }
@@ -102,17 +103,17 @@ fn live(ring: &Keyring) -> BTreeSet<KeyId> {
 
 impl Archive {
     /// The ring in use.
-    pub(crate) fn keys(&self) -> Arc<Keyring> {
+    pub fn keys(&self) -> Arc<Keyring> {
         Arc::clone(&self.keys.lock().expect("nobody panics with the keys"))
     }
 
     /// Waits until no key is being changed, and keeps it so.
-    pub(crate) async fn hold_keys(&self) -> HeldKeys<'_> {
+    pub async fn hold_keys(&self) -> HeldKeys<'_> {
         HeldKeys { archive: self, _unchanged: self.changing.read().await }
     }
 
     /// Waits until nobody holds the keys.
-    pub(crate) async fn change_keys(self: &Arc<Self>) -> ChangingKeys {
+    pub async fn change_keys(self: &Arc<Self>) -> ChangingKeys {
         ChangingKeys { archive: Arc::clone(self), _alone: Arc::clone(&self.changing).write_owned().await }
     }
 
@@ -120,7 +121,7 @@ impl Archive {
     ///
     /// # Errors
     /// Something of the generation cannot be read: nobody knows.
-    pub(crate) fn keys_of_missing(&self, directory: &Path) -> Result<BTreeSet<KeyId>, DemandError> {
+    pub fn keys_of_missing(&self, directory: &Path) -> Result<BTreeSet<KeyId>, DemandError> {
         let mut keys = BTreeSet::new();
         for file in PageMap::load(directory)?.files.iter().filter(|file| file.remote.is_some()) {
             let (remote, table) = (RemoteFile::open(directory, file)?, self.table_of(directory, file)?);
@@ -143,7 +144,7 @@ impl Archive {
     }
 
     /// The key that an id, or the beginning of one, stands for.
-    pub(crate) fn find_key(&self, text: &str) -> Result<KeyFact, KeyChangeError> {
+    pub fn find_key(&self, text: &str) -> Result<KeyFact, KeyChangeError> {
         let facts = self.keys().facts();
         let begins = |fact: &&KeyFact| text.len() >= FEWEST && fact.id.to_string().starts_with(text);
         let found: Vec<&KeyFact> = facts.iter().filter(begins).collect();
@@ -162,7 +163,7 @@ impl ChangingKeys {
     }
 
     /// Adds a key, which seals from now on. Blocking.
-    pub(crate) fn rotate(&self, now_ms: u64) -> Result<KeyId, KeyChangeError> {
+    pub fn rotate(&self, now_ms: u64) -> Result<KeyId, KeyChangeError> {
         let mut ring = Keyring::load(self.directory(), &self.archive.realm)?;
         let id = ring.rotate(now_ms);
         ring.save(self.directory())?;
@@ -171,7 +172,7 @@ impl ChangingKeys {
     }
 
     /// Destroys a key that does not seal any more. Blocking.
-    pub(crate) fn destroy(&self, id: KeyId, now_ms: u64) -> Result<(), KeyChangeError> {
+    pub fn destroy(&self, id: KeyId, now_ms: u64) -> Result<(), KeyChangeError> {
         let mut ring = Keyring::load(self.directory(), &self.archive.realm)?;
         ring.check(id)?;
         if ring.current() == Ok(id) {
@@ -185,7 +186,7 @@ impl ChangingKeys {
 
     /// Takes over exported keys. Those of a ring that was made apart take the place of this directory's own if these have
     /// never sealed anything; the file of the own ones is kept under another name. Blocking.
-    pub(crate) fn import(&self, closed: &[u8], wrap: &Wrap<'_>, now_ms: u64) -> Result<Imported, KeyChangeError> {
+    pub fn import(&self, closed: &[u8], wrap: &Wrap<'_>, now_ms: u64) -> Result<Imported, KeyChangeError> {
         let mut ring = Keyring::import(closed, wrap)?;
         let realm = &self.archive.realm;
         if ring.realm() != realm {

@@ -28,17 +28,19 @@ pub(super) struct WholeFront {
 }
 
 /// What has to be known of a generation before its proc is taken over.
-pub(crate) struct Whole {
-    pub(crate) manifest: Manifest,
+pub struct Whole {
+    /// What its manifest says.
+    pub manifest: Manifest,
     /// The keys that all of it takes.
-    pub(crate) keys: BTreeSet<KeyId>,
+    pub keys: BTreeSet<KeyId>,
     /// Bytes that the store holds for it.
-    pub(crate) stored_bytes: u64,
+    pub stored_bytes: u64,
 }
 
 /// A front is not as it was sealed, or not there.
+#[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FrontReadError {
+pub enum FrontReadError {
     #[error(transparent)]
     Get(#[from] GetError),
     #[error(transparent)]
@@ -86,7 +88,7 @@ impl WholeFront {
 
 impl Archive {
     /// Reads all of a front from the store. The cache has it then, so that what follows asks for it no more.
-    pub(crate) async fn read_to_take(&self, proc: ProcId, front: FrontRef) -> Result<Whole, FetchError> {
+    pub async fn read_to_take(&self, proc: ProcId, front: FrontRef) -> Result<Whole, FetchError> {
         let mut came = Vec::new();
         let whole =
             self.whole_front(proc, front, |bytes| came.extend_from_slice(bytes)).await.map_err(|e| match e {
