@@ -136,7 +136,8 @@ def test_keys_travel(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path)
     before = other.json("key", "ls")
     assert before[0]["id"] != sealing(kip)
     damaged = tmp_path / "damaged"
-    damaged.write_bytes(by_words.read_bytes()[:-1] + b"x")
+    sealed = by_words.read_bytes()
+    damaged.write_bytes(sealed[:-1] + bytes([sealed[-1] ^ 1]))
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"what is this" * 20)
     for file, flags, told in [
