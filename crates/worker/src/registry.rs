@@ -27,11 +27,11 @@ impl Registry {
         Arc::new(Registry { host, handles: Mutex::default() })
     }
 
-    pub(crate) fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
+    fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
         self.handles.lock().expect("no holder of this lock panics")
     }
 
-    /// Makes a proc known to wake plane and keeper watch.
+    /// A proc exists from now on: its task hears of the wake plane's events and of the pager's.
     pub(crate) fn enlist(&self, handle: Handle) {
         self.host.enlist(Arc::clone(&handle.proc));
         self.handles().insert(handle.proc.slot, handle);

@@ -155,6 +155,7 @@ struct Sleeping {
 pub(crate) struct Task {
     /// To be called when it is removed.
     removed: Removed,
+    /// Its own inbox, for work that it has done beside it.
     own: mpsc::WeakSender<Command>,
     pub(crate) proc: Arc<Proc>,
     pub(crate) record: Record,
