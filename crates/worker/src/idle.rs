@@ -1,12 +1,17 @@
 //! Is a running proc idle? Payload that moved and CPU work above 1% of a core are activity; ticks, bare connects and
 //! probes are not (DESIGN.md, "Defaults").
+//!
+//! A share needs a span, and work comes in bursts: a JVM that uses half a percent uses two now and then. So a proc saves up
+//! what it leaves of its 1%, up to [`SAVED`], and works once it uses more than that.
 
 use std::time::{Duration, Instant};
 
 /// CPU share above which a proc counts as working.
 const BUSY_SHARE: f64 = 0.01;
-/// CPU time that is forgiven in any case, so that one tick in a short window is not work.
+/// CPU time that a proc has saved up once it has been active, so that one tick just after is not work.
 const FORGIVEN: Duration = Duration::from_millis(5);
+/// The most CPU time that a proc saves up: a burst that is longer is work.
+const SAVED: Duration = Duration::from_millis(50);
 
 /// Counters of a proc at one moment.
 #[derive(Debug, Clone)]
@@ -34,12 +39,14 @@ pub(crate) struct Idle<A> {
     last: Option<Sample<A>>,
     quiet_since: Instant,
     seen: Option<Activity>,
+    /// CPU time that is not work.
+    saved: Duration,
 }
 
 impl<A> Idle<A> {
     /// Begins now, as active.
     pub(crate) fn new(now: Instant) -> Self {
-        Idle { last: None, quiet_since: now, seen: None }
+        Idle { last: None, quiet_since: now, seen: None, saved: FORGIVEN }
     }
 
     /// Begins at a first sample.
@@ -52,11 +59,11 @@ impl<A> Idle<A> {
         if let Some(last) = &self.last {
             let span = sample.at.saturating_duration_since(last.at);
             let cpu = sample.cpu.saturating_sub(last.cpu);
-            let allowed = span.mul_f64(BUSY_SHARE).max(FORGIVEN);
+            let saved = self.saved + span.mul_f64(BUSY_SHARE);
             let traffic = matches!((&last.traffic, &sample.traffic), (Some(a), Some(b)) if moved(a, b));
             let activity = if traffic {
                 Some(Activity::Traffic)
-            } else if cpu > allowed {
+            } else if cpu > saved {
                 Some(Activity::Cpu((cpu.as_secs_f64() / span.as_secs_f64().max(1e-6) * 1000.0) as u32))
             } else {
                 None
@@ -64,6 +71,9 @@ impl<A> Idle<A> {
             if activity.is_some() {
                 self.quiet_since = sample.at;
                 self.seen = activity;
+                self.saved = FORGIVEN;
+            } else {
+                self.saved = (saved - cpu).min(SAVED);
             }
         }
         self.last = Some(sample);
@@ -155,6 +165,34 @@ mod tests {
             (dry.sleeps, dry.asleep(at(32)), dry.tried(at(32))),
             (2, Duration::from_secs(8), Duration::from_secs(32))
         );
+    }
+
+    /// Looks at a proc once a second that has used so many milliseconds of CPU since the look before; how many seconds it has been quiet.
+    fn quiet_after(used_ms: impl Iterator<Item = u64>) -> u64 {
+        let start = Instant::now();
+        let mut idle = Idle::new(start);
+        let (mut seconds, mut cpu) = (0, 0);
+        idle.look(sample(start, 0, 0, 0), |_, _| false);
+        for used in used_ms {
+            (seconds, cpu) = (seconds + 1, cpu + used);
+            idle.look(sample(start, seconds * 1000, cpu, 0), |_, _| false);
+        }
+        idle.quiet(start + Duration::from_secs(seconds)).as_secs()
+    }
+
+    #[test]
+    fn a_burst_is_forgiven_to_one_that_hardly_works_otherwise() {
+        let bursts = |every: u64, burst: u64, else_ms: u64| {
+            (1..=60).map(move |second| if second % every == 0 { burst } else { else_ms })
+        };
+        assert_eq!(quiet_after(bursts(5, 20, 4)), 60);
+        assert_eq!(quiet_after(bursts(10, 50, 4)), 60);
+        // More than it has saved up, and more than it may save up.
+        assert_eq!(quiet_after(bursts(2, 20, 4)), 0);
+        assert_eq!(quiet_after(bursts(60, 61, 0)), 0);
+        assert_eq!(quiet_after(bursts(60, 60, 0)), 60);
+        // What is a little above its share all the time is found at the latest after some looks.
+        assert!(quiet_after(bursts(1, 11, 11)) < 6);
     }
 
     #[test]

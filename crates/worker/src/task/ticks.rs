@@ -44,13 +44,10 @@ pub(crate) fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
 }
 
 impl Task {
-    /// A wake by its own touch, after which no data came, was a tick that touched more than the pager had
-    /// patience for.
+    /// A wake by its own touch, for which no data had come, was a tick that touched more than the pager had patience for. What
+    /// clients sent afterwards says nothing of it.
     pub(super) fn note_ticks(&mut self) {
-        // Data that came since the last look counts.
-        self.look();
-        let by_a_tick = |r: &Running| r.by_itself && r.idle.seen() != Some(Activity::Traffic);
-        if self.running.as_ref().is_some_and(by_a_tick) {
+        if self.running.as_ref().is_some_and(|running| running.by_itself) {
             self.patience = (self.patience.max(PATIENCE) * 4).min(MOST_PATIENCE);
         }
     }
