@@ -22,14 +22,17 @@ from harness.wait import wait_for
 from test_rebuild import HEAD, NOT_BY_PLAN, plan_of
 
 # What sleeps in every tier, what only this machine can wake, and what does not sleep, with what is said of it.
-EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted"]
-ONLY_HERE = ["subreaper", "before_setsid"]
+EVERYWHERE = ["pidfd", "pidfds", "watcher", "seccomp", "strict", "apart", "proc", "proc_gone", "daemon", "group", "adopted", "memory_mapping"]
 SESSION = r"process \d+ \(python3\) is in a session that was begun elsewhere"
-AWAKE = {
+ONLY_HERE = {
+    "subreaper": SESSION,
+    "before_setsid": SESSION,
     "memory_program": r"process 2 \(memfd:program\) runs a program that is a memory file, memfd_create\(2\)",
+}
+AWAKE = {
     "zombie_leader": r"the first thread of process \d+ \(python3\) has ended while others of it go on, pthread_exit\(3\)",
 }
-BY_PLAN = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", *ONLY_HERE}
+BY_PLAN = {"pidfd", "pidfds", "watcher", "daemon", "group", "adopted", "memory_mapping", *ONLY_HERE}
 
 
 def run(kip: Kip, tmp_path: Path, kind: str) -> Proc:
@@ -76,7 +79,7 @@ def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
 def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
     kip = fresh_kip("--store", str(store), *flags)
     proc = run(kip, tmp_path, kind)
-    never = AWAKE.get(kind) or (SESSION if kind in ONLY_HERE and flags else None)
+    never = AWAKE.get(kind) or (ONLY_HERE.get(kind) if flags else None)
     for _ in range(2):
         if never:
             refused(kip, proc, "parked", never)
@@ -88,7 +91,7 @@ def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path
             assert proc.state == "running"
         elif kind in ONLY_HERE:
             proc.sleep()
-            refused(kip, proc, "archived", "it could not be woken from the store: .*" + SESSION)
+            refused(kip, proc, "archived", "it could not be woken from the store: .*" + ONLY_HERE[kind])
             assert proc.state == "parked"
         else:
             proc.archive()

@@ -441,6 +441,42 @@ def memory_program() -> Callable[[], None]:
     return check
 
 
+def memory_mapping() -> Callable[[], None]:
+    """A sealed memory file, closed and mapped for itself alone in two processes, as libraries that were made at run time are: a
+    page with a hole before it, and one that one of them has written to."""
+    page, prot, map_private = 4096, 1 | 2, 2
+    file = os.memfd_create("library", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.pwrite(file, b"b" * page, page)
+    libc.fcntl(file, 1033, 2 | 4)  # F_ADD_SEALS: F_SEAL_SHRINK, F_SEAL_GROW
+    libc.mmap.restype = ctypes.c_void_p
+    address = libc.mmap(None, ctypes.c_size_t(2 * page), prot, map_private, file, ctypes.c_long(0))
+    os.close(file)
+
+    def holds(first: bytes, second: bytes) -> None:
+        assert ctypes.string_at(address, 2 * page) == first * page + second * page
+        with open("/proc/self/maps") as maps:
+            [line] = [line for line in maps if line.startswith(f"{address:x}-")]
+        assert "rw-p" in line and "/memfd:library" in line, line
+
+    def other() -> None:
+        ctypes.memset(address, ord("a"), page)
+        while True:
+            theirs.recv(1)
+            holds(b"a", b"b")
+            theirs.send(b"y")
+
+    ours, theirs = socket.socketpair()
+    child(other)
+    theirs.close()
+
+    def check() -> None:
+        holds(b"\0", b"b")
+        ours.send(b"?")
+        assert ours.recv(1) == b"y"
+
+    return check
+
+
 def zombie_leader() -> Callable[[], None]:
     """A process whose first thread has ended while another goes on."""
 

@@ -11,6 +11,7 @@
 mod family;
 mod files;
 mod layout;
+mod memfd;
 pub(crate) mod memory;
 mod settings;
 mod tasks;
@@ -18,6 +19,7 @@ mod tasks;
 pub use crate::objects::Object;
 pub use files::objects;
 pub use layout::{AREA, AREA_END, RESTORER_STACK};
+pub use memfd::{MemoryFile, Piece};
 
 use crate::clocks::Clocks;
 use crate::image::ImageError;
@@ -55,6 +57,8 @@ pub enum Received {
     Socket(u32),
     /// /dev/userfaultfd.
     Device,
+    /// A memory file, made from the images.
+    Memory(MemoryFile),
 }
 
 /// A thread that will report itself.

@@ -1,6 +1,7 @@
 //! Descriptors: what is opened by path, and what was held.
 
 use super::layout::{Span, Writer};
+use super::memfd::{self, MemoryFile};
 use super::{PlanError, Received, unsupported};
 use crate::codes::kind;
 use crate::image::Image;
@@ -8,8 +9,8 @@ use crate::inotify;
 use crate::objects::Object;
 use crate::sockets;
 use crate::wire::Message;
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
 const LEAST_BASE: u64 = 320;
@@ -20,6 +21,8 @@ const NOT_AGAIN: u64 = 0o100 | 0o200 | 0o400 | 0o1000 | 0o2_000_000;
 /// `__O_TMPFILE`.
 const TMPFILE: u64 = 0o20_000_000;
 const O_RDWR: u64 = 2;
+/// Of a memory file.
+const BOTH_WAYS: &str = "a memory file that is mapped both shared and private";
 /// pidfd_open(2).
 const PIDFD_NONBLOCK: u64 = 0o4000;
 
@@ -53,6 +56,7 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
 /// The files of a tree.
 #[derive(Debug)]
 pub(super) struct Files {
+    images: PathBuf,
     by_id: BTreeMap<u64, Message>,
     /// How CRIU keeps files that their path does not lead to any more.
     remapped: BTreeMap<u64, u64>,
@@ -63,6 +67,8 @@ pub(super) struct Files {
     proc: Option<u64>,
     /// Memory files by the number of their inode.
     memory: BTreeMap<u64, Message>,
+    /// Those that processes share.
+    shared: BTreeSet<u64>,
     /// Something that is handed over is bound to a place in the file system.
     pub same_files: bool,
     /// What is handed over, by its place.
@@ -81,6 +87,8 @@ enum Key {
     Device,
     /// A path, for a mapping, an executable or a directory.
     Path(String, u64),
+    /// A memory file, by the number of its inode.
+    Memory(u64),
 }
 
 /// A descriptor of the restorer's; [`Files::number`] says which when all are known.
@@ -106,12 +114,14 @@ impl Files {
         let of = |place: &str| mounts.iter().find(|(_, at)| at.as_str() == place).map(|(id, _)| *id);
         let (received, opened, places) = (vec![Received::Plan], Vec::new(), BTreeMap::new());
         Ok(Files {
+            images: images.to_owned(),
             by_id,
             remapped,
             root: of("/"),
             usr: of("/usr"),
             proc: inotify::proc_device(images)?,
             memory,
+            shared: BTreeSet::new(),
             same_files: false,
             received,
             opened,
@@ -266,13 +276,46 @@ impl Files {
         Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
     }
 
-    /// A memory file that is only mapped: CRIU's number for its contents, and its size.
-    pub(super) fn memory_file(&self, id: u64) -> Result<(u64, u64), PlanError> {
+    /// A memory file that is only mapped, and shared: CRIU's number for its contents, and its size.
+    pub(super) fn shared_memory_file(&mut self, id: u64) -> Result<(u64, u64), PlanError> {
+        let (inode, memory) = self.memory_file(id)?;
+        let found = (memory.number(5), memory.number(4));
+        if self.places.contains_key(&Key::Memory(inode)) {
+            return unsupported(BOTH_WAYS);
+        }
+        self.shared.insert(inode);
+        Ok(found)
+    }
+
+    /// A memory file that a process runs from, or has mapped for itself alone.
+    pub(super) fn own_memory_file(&mut self, id: u64) -> Result<Ref, PlanError> {
+        let (inode, memory) = self.memory_file(id)?;
+        if self.shared.contains(&inode) {
+            return unsupported(BOTH_WAYS);
+        }
+        let made = MemoryFile {
+            name: memory.string(1).unwrap_or_default(),
+            size: memory.number(4),
+            mode: memory.number(9) as u32,
+            owner: (memory.number(2) as u32, memory.number(3) as u32),
+            seals: memory.number(6) as u32,
+            contents: memfd::contents(&self.images, memory.number(5))?,
+        };
+        Ok(self.receive(Key::Memory(inode), Received::Memory(made)))
+    }
+
+    /// The inode of a memory file, and what images have of it.
+    fn memory_file(&self, id: u64) -> Result<(u64, &Message), PlanError> {
         let inode = self.file(id)?.message(20)?.map_or(0, |f| f.number(5));
         match self.memory.get(&inode) {
-            Some(memory) if memory.number(8) == 0 => Ok((memory.number(5), memory.number(4))),
+            Some(memory) if memory.number(8) == 0 => Ok((inode, memory)),
             _ => unsupported("a memory file of huge pages"),
         }
+    }
+
+    /// What a process runs.
+    pub(super) fn executable(&mut self, id: u64) -> Result<Ref, PlanError> {
+        if self.kind(id) == kind::MEMFD { self.own_memory_file(id) } else { self.open_path(id, false) }
     }
 
     /// The path of a file.

@@ -285,12 +285,14 @@ fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMem
         m.shared = Some(vma.number(4));
     } else if status & status::MEMFD != 0 {
         if status & status::FILE_SHARED == 0 {
-            return unsupported("a private mapping of a memory file");
+            m.file = Some(files.own_memory_file(vma.number(4))?);
+            m.flags &= !MAP_ANONYMOUS;
+        } else {
+            // What CRIU makes of anonymous shared memory, or a memory file that has been closed.
+            let (id, size) = files.shared_memory_file(vma.number(4))?;
+            shared.note(id, size.max(m.offset + (end - start)));
+            m.shared = Some(id);
         }
-        // What CRIU makes of anonymous shared memory, or a memory file that has been closed.
-        let (id, size) = files.memory_file(vma.number(4))?;
-        shared.note(id, size.max(m.offset + (end - start)));
-        m.shared = Some(id);
     } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         // Whoever mapped it to write to the file had it open for that.
         let opened_for_writing = vma.number(10) & 3 != 0 || protection & PROT_WRITE != 0;
@@ -310,27 +312,33 @@ fn read_pages(path: &Path, files: &mut Files, base: u64) -> Result<Vec<Pages>, P
     let Some(head) = entries.next() else { return Ok(Vec::new()) };
     let file = files.pages(&format!("pages-{}.img", head.number(1)));
     let mut lists: Vec<Pages> = Vec::new();
-    let mut position = 0;
+    for (position, at, length) in runs(entries.as_slice())? {
+        match lists.last_mut() {
+            Some(list) if list.end == position => {
+                list.runs.push((at + base, length));
+                list.end += length;
+            }
+            _ => lists.push(Pages { file, position, end: position + length, runs: vec![(at + base, length)] }),
+        }
+    }
+    Ok(lists)
+}
+
+/// The runs of a pagemap image of shared memory, without its head: place in the file of pages, place in the memory, length; bytes.
+pub(super) fn runs(entries: &[Message]) -> Result<Vec<(u64, u64, u64)>, PlanError> {
+    let (mut found, mut position) = (Vec::new(), 0);
     for entry in entries {
         let flags = entry.number(4);
         if flags & IN_PARENT != 0 || entry.number(3) != 0 {
             return unsupported("pages in another snapshot");
         }
-        if flags & PRESENT == 0 {
-            continue;
+        if flags & PRESENT != 0 {
+            let length = pages_of(entry) * PAGE as u64;
+            found.push((position, entry.number(1), length));
+            position += length;
         }
-        let at = entry.number(1) + base;
-        let length = pages_of(entry) * PAGE as u64;
-        match lists.last_mut() {
-            Some(list) if list.end == position => {
-                list.runs.push((at, length));
-                list.end += length;
-            }
-            _ => lists.push(Pages { file, position, end: position + length, runs: vec![(at, length)] }),
-        }
-        position += length;
     }
-    Ok(lists)
+    Ok(found)
 }
 
 pub(super) fn write_pages(writer: &mut Writer, files: &Files, lists: &[Pages]) -> Span {

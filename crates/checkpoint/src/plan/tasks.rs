@@ -292,7 +292,7 @@ impl References {
             }
         }
         let executable = match task.member.maker {
-            Some(_) => Some(files.open_path(task.mm.number(12), false)?),
+            Some(_) => Some(files.executable(task.mm.number(12))?),
             None => None,
         };
         let directory = files.open_path(task.fs.number(1), false)?;

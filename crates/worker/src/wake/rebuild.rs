@@ -97,6 +97,11 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
                 .map(Arc::new)
         }
         Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
+        Received::Memory(memory) => memory
+            .make(images, proc.first_id())
+            .map_err(|error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again"))
+            .ok()
+            .map(Arc::new),
         Received::Inotify(id) => proc.holdings.get(&key_of(*id)),
         Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
     };
