@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 20] = [
+const ALLOWED: [(&str, &[&str]); 21] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -37,8 +37,9 @@ const ALLOWED: [(&str, &[&str]); 20] = [
         "kip-offload",
         &[TYPES, SYS, "kip-records", "kip-sandbox", "kip-checkpoint", "kip-snapshot", "kip-archive", "kip-store"],
     ),
+    // Each step that is taken with one proc; knows no tasks and never decides when.
     (
-        "kip-worker",
+        "kip-engine",
         &[
             TYPES,
             SYS,
@@ -54,6 +55,25 @@ const ALLOWED: [(&str, &[&str]); 20] = [
             "kip-pager",
             "kip-archive",
             "kip-store",
+        ],
+    ),
+    (
+        "kip-worker",
+        &[
+            "kip-engine",
+            TYPES,
+            SYS,
+            "kip-keeper",
+            "kip-net",
+            "kip-sandbox",
+            "kip-image",
+            "kip-checkpoint",
+            "kip-snapshot",
+            "kip-offload",
+            "kip-records",
+            "kip-logs",
+            "kip-pager",
+            "kip-archive",
         ],
     ),
     // The edge: knows a worker only by the interface that it defines itself.

@@ -5,16 +5,16 @@
 //! touched. The rest is [`crate::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
 //! goes on, if not, it removes the record.
 
-use crate::blocking::blocking;
-use crate::holdings::Holdings;
-use crate::host::Proc;
-use crate::kits::Kit;
-use crate::meter::Meter;
 use crate::probe::Listeners;
 use crate::task::{self, Archived, Command, Handle};
 use crate::worker::Worker;
 use crate::worker::taken;
 use kip_archive::head::Head;
+use kip_engine::blocking::blocking;
+use kip_engine::holdings::Holdings;
+use kip_engine::host::Proc;
+use kip_engine::kits::Kit;
+use kip_engine::meter::Meter;
 use kip_offload::archive::{self, Whole, processor};
 use kip_records::body::Body;
 use kip_records::record::RecordError;

@@ -16,10 +16,10 @@
 
 pub(crate) mod restore;
 
-use crate::host::Host;
 use crate::task::{Command, Handle, Still, Stilled};
 use crate::worker::Worker;
 use kip_archive::backup::BackupWriter;
+use kip_engine::host::Host;
 use kip_offload::archive::find::absolute;
 use kip_offload::archive::place::OWN;
 use kip_offload::archive::{KeyLength, with_wrap};

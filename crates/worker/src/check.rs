@@ -9,10 +9,10 @@
 
 mod connections;
 
-use crate::blocking::blocking;
-use crate::volumes::path_of;
 use crate::worker::Worker;
 use connections::{Held, Known};
+use kip_engine::blocking::blocking;
+use kip_engine::volumes::path_of;
 use kip_offload::archive::processor;
 use kip_types::api::{CheckAnswer, CheckRequest, CheckStep, CheckVerdict, CheckView, Code, Refusal, RunRequest};
 use kip_types::chain;

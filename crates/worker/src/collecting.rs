@@ -1,6 +1,6 @@
 //! Collection of the store by itself, as long as the daemon lives.
 
-use crate::host::Host;
+use kip_engine::host::Host;
 use kip_offload::archive::collect::{CollectError, summary};
 use kip_types::api::CollectRequest;
 use kip_types::chain;

@@ -4,10 +4,10 @@
 //! each of which may decline: it may just be waking. Who cannot be archived is left alone for a while. Deletes nothing itself: a
 //! generation goes when the store has it, as always.
 
-use crate::blocking::blocking;
-use crate::pressure::size;
 use crate::registry::Registry;
 use crate::task::{Command, Handle};
+use kip_engine::blocking::blocking;
+use kip_engine::pressure::size;
 use kip_net::Slot;
 use kip_types::{Generation, State};
 use std::collections::HashMap;

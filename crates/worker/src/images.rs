@@ -3,10 +3,10 @@
 //! A proc's spec names its image's layers by digest, so the proc keeps them from the moment it is recorded until it is removed, in
 //! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
 
-use crate::blocking::blocking;
-use crate::host::proc::layers_of;
 use crate::rehearse;
 use crate::worker::Worker;
+use kip_engine::blocking::blocking;
+use kip_engine::host::proc::layers_of;
 use kip_image::{Digest, ImageError, ImageRecord, InUse, Pull};
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;

@@ -12,10 +12,10 @@ mod own;
 mod sockets;
 mod strings;
 
-use crate::beside;
-use crate::host::Proc;
 use crate::task::Handle;
 use kip_checkpoint::look::Process;
+use kip_engine::beside;
+use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_types::api::{
     Code, Detail, Details, EnvView, FilesView, Looked, MapsView, ProcessEnv, ProcessFiles, ProcessMaps, Refusal,

@@ -1,11 +1,11 @@
 //! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload::archive`].
 
-use crate::blocking::blocking;
-use crate::secrets;
 use crate::task::{Handle, archived};
 use crate::worker::Worker;
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
+use kip_engine::blocking::blocking;
+use kip_engine::secrets;
 use kip_offload::archive::with_wrap;
 use kip_offload::archive::{Archive, KeyChangeError};
 use kip_sys::clock::now_ms;

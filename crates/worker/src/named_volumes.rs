@@ -1,8 +1,8 @@
 //! Volumes that Kip keeps under a name, as their owner lists and removes them.
 
-use crate::blocking::blocking;
-use crate::volumes::{TRASH, directory, fill, size};
 use crate::worker::Worker;
+use kip_engine::blocking::blocking;
+use kip_engine::volumes::{TRASH, directory, fill, size};
 use kip_types::api::{Code, Refusal};
 use kip_types::volume::VolumeView;
 use kip_types::{ProcName, VolumeName, VolumeSource, chain};

@@ -1,35 +1,36 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
 use crate::backup;
-use crate::blocking::blocking;
 use crate::disk;
-use crate::events::Events;
-use crate::exec_ends::Ends;
-use crate::helper_pool::HelperPool;
-use crate::host::Claims;
-use crate::host::Host;
-use crate::host::resolver;
-use crate::kits::Kits;
-use crate::metrics::Metrics;
-use crate::observe::WakeObserver;
 use crate::outdated;
-use crate::pressure::{MemoryMarks, Pressure};
 use crate::probe::Listeners;
 use crate::recover;
 use crate::registry::Registry;
 use crate::rest;
-use crate::volumes;
 use crate::worker::Worker;
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
 use kip_checkpoint::locate;
+use kip_engine::blocking::blocking;
+use kip_engine::events::Events;
+use kip_engine::exec_ends::Ends;
+use kip_engine::helper_pool::HelperPool;
+use kip_engine::host::Claims;
+use kip_engine::host::Host;
+use kip_engine::host::resolver;
+use kip_engine::kits::Kits;
+use kip_engine::metrics::Metrics;
+use kip_engine::observe::WakeObserver;
+use kip_engine::pressure::{MemoryMarks, Pressure};
+use kip_engine::upkeep::FORWARDING;
+use kip_engine::volumes;
 use kip_image::Images;
 use kip_keeper::Keeper;
 use kip_logs::LogPump;
-use kip_net::nat::{Forward, NatError, Published};
+use kip_net::nat::{Forward, Published};
 use kip_net::wake::WakePoll;
 use kip_net::{Nat, NetPool, Slot};
 use kip_offload::archive::{Archive, ArchiveError, collect};
-use kip_pager::client::{Pager, PagerError};
+use kip_pager::client::Pager;
 use kip_records::instance::{self, InstanceError};
 use kip_records::record::{self, Records};
 use kip_records::state::Record;
@@ -40,7 +41,7 @@ use kip_sandbox::restorer::RESTORER;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_sys::ns::Unshare;
-use kip_types::api::{Code, PortView, Refusal};
+use kip_types::api::PortView;
 use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
 use rustix::fs::MemfdFlags;
@@ -52,12 +53,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Remembers the machine's own forwarding settings, for all instances.
-const FORWARDING: &str = "/run/kip/forwarding";
-
-/// Between looks whether the rules are there.
-const RULES_EVERY: Duration = Duration::from_secs(5);
 
 /// How long a dump or restore of the last daemon's may go on.
 const STRAYS_WITHIN: Duration = Duration::from_secs(60);
@@ -232,7 +227,7 @@ impl Worker {
         });
         machine.watch_keeper();
         machine.watch_rules();
-        machine.pressure.relieve(&registry);
+        crate::relief::relieve(&machine.pressure, &registry);
         crate::collecting::collect_by_itself(&machine, collect_every);
         crate::lately::watch(&worker);
         if let Some(limit) = disk {
@@ -371,8 +366,8 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         pressure,
         helpers,
         exec_ends: Ends::default(),
-        events: Events::new(),
-        metrics: Metrics::new(),
+        events: Events::default(),
+        metrics: Metrics::default(),
         logs: LogPump::start()?,
         wake_plane: Arc::new(WakePoll::new()?),
         leads: Mutex::default(),
@@ -385,123 +380,4 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         _fast_breakpoints: kip_sys::perf::hold_disabled_event().ok(),
     };
     Ok((Arc::new(machine), remembered, new))
-}
-
-impl Host {
-    /// Removes what no record knows, after recovery.
-    fn sweep(&self, live: &[Published], names: &BTreeSet<ProcName>) -> Result<(), OpenError> {
-        self.nat.sync(live)?;
-        let held = self.keeper.list("").unwrap_or_default();
-        let strangers: BTreeSet<String> = held
-            .iter()
-            .filter_map(|(name, _)| name.split_once('/').map(|(proc, _)| proc.to_owned()))
-            // The pager's own names, which no proc can have.
-            .filter(|proc| !proc.starts_with('@'))
-            .filter(|proc| !names.iter().any(|n| n.as_str() == proc))
-            .collect();
-        for proc in strangers {
-            if let Err(e) = self.keeper.drop_prefix(&format!("{proc}/")) {
-                tracing::warn!(proc, error = chain(&e), "the keeper still holds something of a proc that is no more");
-            }
-        }
-        Ok(())
-    }
-
-    /// Starts another keeper when this one dies, and gives it everything again.
-    fn watch_keeper(self: &Arc<Host>) {
-        let machine = Arc::downgrade(self);
-        let watch = move || {
-            // The last daemon may have ended before a new keeper had everything.
-            if let Some(strong) = machine.upgrade()
-                && let Err(e) = strong.pager.mirror()
-                && !matches!(e, PagerError::Gone(_))
-            {
-                tracing::warn!(error = chain(&e), "the keeper may not hold what the pager has");
-            }
-            loop {
-                let Some(strong) = machine.upgrade() else { return };
-                let Ok(fd) = strong.keeper.watch_fd() else { return };
-                drop(strong);
-                let ended = kip_sys::process::wait_for_end(fd.as_fd(), None);
-                let Some(machine) = machine.upgrade() else { return };
-                if ended.is_err() || machine.is_closing() {
-                    return;
-                }
-                machine.replace_keeper();
-            }
-        };
-        std::thread::Builder::new().name("keeper-watch".to_owned()).spawn(watch).expect("a thread can be started");
-    }
-
-    /// Puts the rules back that a flush of the machine's took away: until then no published port is reached. And forwards from
-    /// interfaces that have come since the start: until then what arrives by one reaches no proc.
-    fn watch_rules(self: &Arc<Host>) {
-        let machine = Arc::downgrade(self);
-        tokio::spawn(async move {
-            let mut told = false;
-            loop {
-                tokio::time::sleep(RULES_EVERY).await;
-                let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
-                let looked = Arc::clone(&machine);
-                match blocking(move || Ok::<_, NatError>((looked.nat.mend()?, looked.nat.follow_uplinks()?))).await {
-                    Ok((mended, followed)) => {
-                        told = false;
-                        if mended {
-                            let detail = format!("table inet {} was gone and is put back", machine.instance.table());
-                            machine.events.tell(None, "rules", detail);
-                        }
-                        if followed {
-                            let detail = "forwarding is on for an interface of a new default route";
-                            machine.events.tell(None, "rules", detail);
-                        }
-                    }
-                    Err(e) if !std::mem::replace(&mut told, true) => {
-                        tracing::error!(error = chain(&e), "the rules that lead to published ports cannot be put back");
-                    }
-                    Err(_) => {}
-                }
-            }
-        });
-    }
-
-    fn replace_keeper(&self) {
-        if !self.ends_keeper.swap(false, std::sync::atomic::Ordering::SeqCst) {
-            tracing::warn!("the keeper died; starting another");
-        }
-        if let Err(e) = self.keeper.respawn() {
-            tracing::error!(error = chain(&e), "no keeper can be started");
-            std::thread::sleep(Duration::from_secs(1));
-            return;
-        }
-        for proc in self.live_procs() {
-            if let Err(e) = proc.holdings.mirror() {
-                tracing::error!(proc = %proc.name, error = chain(&e), "the new keeper does not hold everything");
-            }
-        }
-        if let Err(e) = self.pager.mirror() {
-            tracing::error!(error = chain(&e), "the new keeper does not hold what the pager has");
-        }
-        self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
-    }
-
-    /// Takes everything of this data directory off the machine. All procs have ended.
-    pub(crate) fn dismantle(&self) -> Result<(), Refusal> {
-        self.close();
-        let failed = |what: &str, e: &dyn std::error::Error| {
-            Refusal::new(Code::Failed, format!("{what} cannot be removed: {}", chain(e)))
-        };
-        self.nat.close();
-        self.helpers.close();
-        let waiting = self.kits.close();
-        self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;
-        self.pool.clear().map_err(|e| failed("network links", &e))?;
-        Nat::remove(self.instance, Path::new(FORWARDING)).map_err(|e| failed("port forwarding", &e))?;
-        self.cgroups
-            .remove_all(&format!("kip-{}", self.instance.number()))
-            .map_err(|e| failed("control groups", &e))?;
-        self.pager.quit().map_err(|e| failed("the pager", &e))?;
-        self.keeper.quit().map_err(|e| failed("the keeper", &e))?;
-        instance::release(&self.data, self.instance);
-        Ok(())
-    }
 }

@@ -4,10 +4,10 @@
 //! everything: the same way as if they had died, but in order, so that nobody wakes and no connection ends. Those whose
 //! protocol is another have been replaced before that.
 
-use crate::blocking::blocking;
 use crate::registry::Registry;
 use crate::task::{By, Command, Handle};
 use futures_util::StreamExt as _;
+use kip_engine::blocking::blocking;
 use kip_sys::process;
 use kip_types::chain;
 use kip_types::{State, Tier};

@@ -5,9 +5,9 @@
 //! while there is no daemon waits, and is answered by the next one. One request a connection is answered, whatever its path: 200 or 503 with a [`HealthView`]. Crash: what was known is
 //! as in the record, which is written when the proc falls asleep.
 
-use crate::holdings::key;
-use crate::host::Proc;
 use crate::task::{Command, Handle, Probes, Status, look_once};
+use kip_engine::holdings::key;
+use kip_engine::host::Proc;
 use kip_net::reserve::{self, ReserveError};
 use kip_records::state::{Checked, Record};
 use kip_sys::clock::now_ms;

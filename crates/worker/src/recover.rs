@@ -4,17 +4,17 @@
 //! starting: undone; running: adopted, or its end is recorded; parking: adopted, or ended; parked and waking: adopted
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
-use crate::hibernate;
-use crate::holdings::{Holdings, key};
-use crate::host::Host;
-use crate::host::Proc;
-use crate::meter::{Kept, Meter};
-use crate::metering::Stored;
-use crate::plans::take_custody;
-use crate::renew;
-use crate::stop::{self, Network};
 use crate::task;
-use crate::tree::Tree;
+use kip_engine::hibernate;
+use kip_engine::holdings::{Holdings, key};
+use kip_engine::host::Host;
+use kip_engine::host::Proc;
+use kip_engine::meter::{Kept, Meter};
+use kip_engine::metering::Stored;
+use kip_engine::plans::take_custody;
+use kip_engine::renew;
+use kip_engine::stop::{self, Network};
+use kip_engine::tree::Tree;
 use kip_net::{Slot, custody};
 use kip_records::body::Body;
 use kip_records::record::{self, Records};
@@ -207,7 +207,7 @@ fn still_asleep(proc: &Proc, state: &State) -> bool {
 
 /// Nothing of it runs any more: to be started again, or stopped.
 async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
-    let exit = crate::exits::reported_exit(proc).unwrap_or(Exit::Unknown);
+    let exit = kip_engine::exits::reported_exit(proc).unwrap_or(Exit::Unknown);
     // What it wrote while no daemon was there is still in its pipes.
     if proc.holdings.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);

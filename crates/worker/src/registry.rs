@@ -1,9 +1,9 @@
 //! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and the pager's.
 
-use crate::hibernate;
-use crate::host::{Host, Proc};
-use crate::pressure::Grant;
 use crate::task::{self, Command, Handle, Removed};
+use kip_engine::hibernate;
+use kip_engine::host::{Host, Proc};
+use kip_engine::pressure::Grant;
 use kip_net::Slot;
 use kip_offload::archive::Brought;
 use kip_pager::protocol::Event;
@@ -144,7 +144,7 @@ impl Registry {
             let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
             return tracing::error!(proc = %proc.name, message);
         };
-        let directory = proc.dir.join(crate::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
+        let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         archive.clone().spawn(async move {
             match archive.bring_missing(&directory, &file, pages).await {
                 Brought::All | Brought::Later { tell: None } => {}

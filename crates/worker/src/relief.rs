@@ -5,12 +5,12 @@
 
 mod choice;
 
-use crate::blocking::blocking;
-use crate::pressure::admission::ROOM_WITHIN;
-use crate::pressure::{Pass, Pressure, Relieved, size};
 use crate::registry::Registry;
 use crate::task::{Command, Handle};
 use choice::{Candidate, Hysteresis, Turn};
+use kip_engine::blocking::blocking;
+use kip_engine::pressure::admission::ROOM_WITHIN;
+use kip_engine::pressure::{Pass, Pressure, Relieved, size};
 use kip_net::Slot;
 use kip_sys::clock::now_ms;
 use kip_types::api::Refusal;
@@ -115,21 +115,19 @@ struct Relief {
     told_stuck: bool,
 }
 
-impl Pressure {
-    /// Starts the task. It ends with the machine.
-    pub(crate) fn relieve(self: &Arc<Pressure>, machine: &Arc<Registry>) {
-        let relief = Relief {
-            pressure: Arc::clone(self),
-            machine: Arc::downgrade(machine),
-            hysteresis: Hysteresis::default(),
-            leaving: HashMap::new(),
-            asked: JoinSet::new(),
-            rests: HashMap::new(),
-            chosen: 0,
-            told_stuck: false,
-        };
-        tokio::spawn(relief.run());
-    }
+/// Starts the task. It ends with the machine.
+pub(crate) fn relieve(pressure: &Arc<Pressure>, machine: &Arc<Registry>) {
+    let relief = Relief {
+        pressure: Arc::clone(pressure),
+        machine: Arc::downgrade(machine),
+        hysteresis: Hysteresis::default(),
+        leaving: HashMap::new(),
+        asked: JoinSet::new(),
+        rests: HashMap::new(),
+        chosen: 0,
+        told_stuck: false,
+    };
+    tokio::spawn(relief.run());
 }
 
 impl Relief {
@@ -280,21 +278,6 @@ impl Relief {
             machine.host.events.tell(None, "pressure", line);
         }
         self.told_stuck = stuck;
-    }
-}
-
-impl Pressure {
-    /// Who uses how much of what.
-    pub(crate) fn state(&self, used: u64) -> String {
-        let marks = &self.marks;
-        format!(
-            "{} {} of {}, marks {}% and {}%",
-            marks.who(),
-            size(used),
-            size(marks.limit_bytes),
-            marks.low_percent,
-            marks.high_percent
-        )
     }
 }
 

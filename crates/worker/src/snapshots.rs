@@ -1,7 +1,7 @@
 //! `kip snapshot`: what the worker does for it with the store of its realm and with what lies on the local disk.
 
-use crate::blocking::blocking;
 use crate::worker::Worker;
+use kip_engine::blocking::blocking;
 use kip_offload::archive::Archive;
 use kip_offload::archive::collect::{self, CollectError};
 use kip_offload::archive::find::{self, Found, Local, ToVerify};

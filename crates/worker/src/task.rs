@@ -22,7 +22,6 @@ mod starting;
 mod still;
 mod ticks;
 
-use crate::tickets::Ticket;
 pub(crate) use adopt::finish as finish_taking_over;
 use archive::Storing;
 pub(crate) use archive::{Archived, archived};
@@ -31,6 +30,7 @@ pub(crate) use command::{By, Command, Reply};
 use deadline::Levels;
 pub(crate) use hibernate::Asleep;
 use hibernate::Hibernating;
+use kip_engine::tickets::Ticket;
 use kip_records::body::Body;
 use kip_types::chain;
 pub(crate) use pressed::need;
@@ -39,12 +39,12 @@ pub(crate) use ready::once as look_once;
 pub(crate) use still::{Still, Stilled};
 pub(crate) use ticks::would_be_late;
 
-use crate::host::Proc;
 use crate::idle::{Activity, DryRun, Idle, Sample};
-use crate::kits::Kit;
-use crate::pressure::Grant;
-use crate::stop::{self, Network};
 use kip_checkpoint::clocks::Now;
+use kip_engine::host::Proc;
+use kip_engine::kits::Kit;
+use kip_engine::pressure::Grant;
+use kip_engine::stop::{self, Network};
 use kip_net::activity::Activity as Traffic;
 use kip_records::due::{self, NextWake};
 use kip_records::record;
@@ -563,7 +563,7 @@ impl Task {
         let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, lead);
         self.sleeping = Some(Sleeping { next });
         self.parked_since = Some(Instant::now());
-        crate::watches::watch(&self.proc, body);
+        kip_engine::watches::watch(&self.proc, body);
     }
 
     async fn on_socket(&mut self, label: String, at: Instant, leave: Option<Grant>) {

@@ -1,13 +1,13 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
-use crate::hibernate;
-use crate::host::Proc;
-use crate::host::measured::Measure;
-use crate::metrics::ProcNow;
 use crate::probe;
 use crate::task::{Handle, Status};
-use crate::tree;
 use kip_checkpoint::clocks::Now;
+use kip_engine::hibernate;
+use kip_engine::host::Proc;
+use kip_engine::host::measured::Measure;
+use kip_engine::metrics::ProcNow;
+use kip_engine::tree;
 use kip_records::state::Record;
 use kip_sys::clock::now_ms;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};

@@ -1,21 +1,21 @@
 //! `kip why`: what keeps a proc awake now, or what will wake it.
 //!
-//! Reads, and wakes and touches nobody. It never waits for the program either: [`crate::beside`].
+//! Reads, and wakes and touches nobody. It never waits for the program either: [`kip_engine::beside`].
 
 mod flows;
 mod look;
 
 pub(crate) use look::{plain, word};
 
-use crate::beside;
-use crate::holdings::key;
-use crate::host::Proc;
 use crate::idle::Activity;
-use crate::suspend;
 use crate::task::{Handle, Status, would_be_late};
-use crate::tree::Tree;
-use crate::volumes;
 use kip_checkpoint::clocks::Now;
+use kip_engine::beside;
+use kip_engine::holdings::key;
+use kip_engine::host::Proc;
+use kip_engine::suspend;
+use kip_engine::tree::Tree;
+use kip_engine::volumes;
 use kip_records::due::source_word;
 use kip_types::State;
 use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};

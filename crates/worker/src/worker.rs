@@ -1,16 +1,17 @@
 //! The procs of one data directory: what the API asks of them.
 
-use crate::blocking::blocking;
-use crate::exec::ExecSession;
-use crate::host::Host;
-use crate::host::Proc;
-use crate::host::names;
-use crate::metrics::{Moment, Process};
 use crate::probe::Listeners;
 use crate::registry::Registry;
-use crate::stop::Network;
 use crate::task::{By, Command, Handle, Task};
-use crate::{exec, holdings, inspect, kits, meter, probe, secrets, stop, view, volumes, why};
+use crate::{inspect, probe, view, why};
+use kip_engine::blocking::blocking;
+use kip_engine::exec::ExecSession;
+use kip_engine::host::Host;
+use kip_engine::host::Proc;
+use kip_engine::host::names;
+use kip_engine::metrics::{Moment, Process};
+use kip_engine::stop::Network;
+use kip_engine::{exec, holdings, kits, meter, secrets, stop, volumes};
 use kip_net::Slot;
 use kip_records::record;
 use kip_records::state::Record;

@@ -3,16 +3,16 @@
 //! What a daemon then finds is a data directory after a reboot: sockets are made anew, sleepers sleep in their generations, what ran
 //! has ended (`recover`). Three things are of the old place and are changed here: ids, if the number of the old directory is
 //! another's on this machine; the path of the skeletons; and that files in volumes have other inodes, which is noted
-//! beside the generation that they belong to ([`crate::volumes::sleep::is_restored`]).
+//! beside the generation that they belong to ([`kip_engine::volumes::sleep::is_restored`]).
 //!
 //! All of it is made in `DATA/.kip-restore` and moved up when it is whole, procs last. A crash leaves that directory, which the next try
 //! removes.
 
 use super::{FORMAT, NOTE, Note, Said, TAR};
-use crate::volumes::sleep::RESTORED;
 use kip_archive::backup::{BackupError, BackupReader};
 use kip_archive::files::restore::IdShift;
 use kip_archive::files::shift::shift;
+use kip_engine::volumes::sleep::RESTORED;
 use kip_net::Instance;
 use kip_offload::archive::{KeyLength, with_wrap};
 use kip_records::instance::{self, InstanceError, ids_of};

@@ -3,11 +3,11 @@
 use super::live::lying;
 use super::maps::{Place, Places};
 use super::{Page, Pages, strings};
-use crate::host::Proc;
 use crate::task::archived;
 use kip_archive::table::{Home, Space};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::look::{self, Images, Process};
+use kip_engine::host::Proc;
 use kip_offload::archive::Stored;
 use kip_records::body::Body;
 use kip_snapshot::pages::{PAGE, PageMap, damaged};

@@ -6,10 +6,10 @@
 
 use super::maps::{Place, Places};
 use super::{Page, Pages};
-use crate::host::Proc;
-use crate::host::proc::PAGER_DIRECTORY;
-use crate::tree::{self, Tree};
 use kip_checkpoint::look::{FileKind, Mapping, OpenFile, Process, Strings, What};
+use kip_engine::host::Proc;
+use kip_engine::host::proc::PAGER_DIRECTORY;
+use kip_engine::tree::{self, Tree};
 use kip_pager::client::PeekedPage;
 use kip_pager::proc::PARKED;
 use kip_records::instance::IDS_PER_BLOCK;

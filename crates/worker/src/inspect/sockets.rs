@@ -4,10 +4,10 @@
 //! held, such as unix sockets that CRIU makes anew, is told from the images.
 
 use super::Subject;
-use crate::holdings::key;
-use crate::host::Proc;
 use crate::why::{plain, word};
 use kip_checkpoint::look::{FileKind, Process, UnixState};
+use kip_engine::holdings::key;
+use kip_engine::host::Proc;
 use kip_net::custody::Kind;
 use kip_net::diag::{Diag, SocketInfo, TcpState, UnixInfo};
 use kip_records::body::Body;

@@ -3,7 +3,7 @@
 //! A candidate may go one step down. Steps are ordered by what they cost those who come back: all candidates of a cheaper
 //! step go first: who can be hibernated goes before who can only be parked.
 
-use crate::pressure::{MemoryMarks, QUIET};
+use kip_engine::pressure::{MemoryMarks, QUIET};
 use std::time::Duration;
 
 /// A proc that was woken less than this ago goes last.

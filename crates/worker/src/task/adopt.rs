@@ -6,10 +6,10 @@
 
 use super::archive::FETCH_AGAIN;
 use super::{Command, Task, archived};
-use crate::blocking::blocking;
-use crate::plans::take_custody;
-use crate::renew;
-use crate::stop::{self, Network};
+use kip_engine::blocking::blocking;
+use kip_engine::plans::take_custody;
+use kip_engine::renew;
+use kip_engine::stop::{self, Network};
 use kip_offload::archive::Archive;
 use kip_records::record;
 use kip_records::state::Record;
@@ -120,7 +120,7 @@ impl Task {
         let taken_over_by = Some(owner.to_string());
         let next = self.record.after(Input::TakenOver).map_err(|e| self.unfit(&e))?;
         self.write(Record { taken_over_by, ports: Vec::new(), ..next }, record::Durability::Fsync)?;
-        crate::watches::unwatch_sockets(&self.proc);
+        kip_engine::watches::unwatch_sockets(&self.proc);
         (self.sleeping, self.listens_again) = (None, None);
         stop::release(&self.proc, Network::Removed).await;
         if let Err(e) = kip_snapshot::sweep(&self.proc.dir, None) {

@@ -6,16 +6,16 @@
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why};
 use super::{By, Command, Reply, Task};
-use crate::blocking::blocking;
-use crate::holdings::key;
-use crate::host::Proc;
-use crate::metrics::Cause;
-use crate::plans::{compile_plan, save_plan};
-use crate::policy;
-use crate::suspend::is_connection;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
 use kip_checkpoint::sockets::file_paths;
+use kip_engine::blocking::blocking;
+use kip_engine::holdings::key;
+use kip_engine::host::Proc;
+use kip_engine::metrics::Cause;
+use kip_engine::plans::{compile_plan, save_plan};
+use kip_engine::policy;
+use kip_engine::suspend::is_connection;
 use kip_offload::archive::ARCHIVED;
 use kip_offload::archive::{Archive, Own, Uploaded};
 use kip_records::body::Body;

@@ -2,9 +2,9 @@
 
 use super::archive::NotStored;
 use super::{Asking, Stilled};
-use crate::pressure::{Grant, Relieved};
-use crate::stop::Network;
-use crate::tickets::Ticket;
+use kip_engine::pressure::{Grant, Relieved};
+use kip_engine::stop::Network;
+use kip_engine::tickets::Ticket;
 use kip_offload::archive::Uploaded;
 use kip_pager::protocol::Woken;
 use kip_records::state::Checked;

@@ -3,8 +3,8 @@
 use super::hibernate::{AFTER_DUE, BEFORE_DUE};
 use super::ticks::sample;
 use super::*;
-use crate::blocking::blocking;
-use crate::meter::WRITE_EVERY;
+use kip_engine::blocking::blocking;
+use kip_engine::meter::WRITE_EVERY;
 use tokio::sync::oneshot::error::TryRecvError;
 
 /// After a wake a proc's memory is looked at once it has run for this long.
@@ -110,7 +110,7 @@ impl Task {
             return false;
         }
         let proc = Arc::clone(&self.proc);
-        let due_in = blocking(move || crate::hibernate::first_due_in(&proc)).await;
+        let due_in = blocking(move || kip_engine::hibernate::first_due_in(&proc)).await;
         let Some(due_in) = due_in.filter(|due_in| *due_in < BEFORE_DUE) else { return false };
         let now = Instant::now();
         if let Some(running) = &mut self.running {

@@ -12,7 +12,7 @@ impl Task {
     pub(super) async fn on_exit(&mut self) {
         (self.running, self.gone, self.starting) = (None, false, None);
         self.leave_hibernation();
-        let exit = crate::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
+        let exit = kip_engine::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         let killed_before = self.proc.meter.oom_kills();
         self.proc.look_for_cpu();
         self.proc.shared.metrics.ended(exit, self.proc.meter.oom_kills() > killed_before);
@@ -97,7 +97,7 @@ impl Task {
         }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
-        crate::watches::unwatch_sockets(&self.proc);
+        kip_engine::watches::unwatch_sockets(&self.proc);
         self.running = None;
         self.hibernating = None;
         self.sleeping = None;

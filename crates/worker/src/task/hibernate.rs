@@ -2,14 +2,14 @@
 
 use super::ticks::{data_moved_since, sample};
 use super::{Task, Traffic, watched};
-use crate::blocking::blocking;
-use crate::hibernate::{self, Done};
 use crate::idle::{Idle, Sample};
-use crate::metrics::Cause;
-use crate::page_out;
-use crate::pressure::{Grant, Sets};
-use crate::wake::Steps;
 use kip_checkpoint::clocks::Now;
+use kip_engine::blocking::blocking;
+use kip_engine::hibernate::{self, Done};
+use kip_engine::metrics::Cause;
+use kip_engine::page_out;
+use kip_engine::pressure::{Grant, Sets};
+use kip_engine::wake::Steps;
 use kip_pager::client::PagerError;
 use kip_pager::protocol::Woken;
 use kip_records::due::{self, NextWake, Ticks};
@@ -172,7 +172,7 @@ impl Task {
         let mut next = None;
         if let Some(held) = &held {
             next = due::next_wake(&held.clocks, timing.tick_ms, (Ticks::OnTime, 0), LEAD.as_nanos() as i64);
-            crate::watches::watch_held(&self.proc, &held.sockets);
+            kip_engine::watches::watch_held(&self.proc, &held.sockets);
         }
         self.running = None;
         self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
@@ -233,7 +233,7 @@ impl Task {
     pub(super) fn leave_hibernation(&mut self) -> Option<Hibernating> {
         let left = self.hibernating.take();
         if left.is_some() {
-            crate::watches::unwatch_sockets(&self.proc);
+            kip_engine::watches::unwatch_sockets(&self.proc);
         }
         left
     }

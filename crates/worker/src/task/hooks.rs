@@ -1,10 +1,10 @@
 //! Commands that run inside for Kip: before a sleep, after a wake, to see whether a program is ready.
 
 use super::*;
-use crate::exec::{self, ExecOutput};
-use crate::host::Proc;
-use crate::metrics::Cause;
-use crate::tickets::Ticket;
+use kip_engine::exec::{self, ExecOutput};
+use kip_engine::host::Proc;
+use kip_engine::metrics::Cause;
+use kip_engine::tickets::Ticket;
 use kip_types::api::ExecRequest;
 use std::collections::BTreeMap;
 

@@ -7,7 +7,7 @@ use kip_types::api::WakeView;
 impl Task {
     /// For its meter, for the metrics, and for who wants to hear of it.
     pub(crate) fn count_wake(&self, wake: &WakeView) {
-        let trigger = crate::meter::word(&wake.trigger);
+        let trigger = kip_engine::meter::word(&wake.trigger);
         self.proc.meter.woken(wake.from, trigger);
         self.proc.shared.metrics.woke(wake.from, trigger, wake.total_us);
         if let Some(observer) = &self.proc.shared.observer {

@@ -6,8 +6,8 @@
 //! tried until it succeeds.
 
 use super::{Asleep, Command, Task};
-use crate::host::Proc;
-use crate::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
+use kip_engine::host::Proc;
+use kip_engine::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
 use kip_records::state::Record;
 use kip_types::api::{Code, Refusal};
 use kip_types::{State, Tier};

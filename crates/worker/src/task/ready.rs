@@ -4,7 +4,7 @@
 //! Until then the proc does not sleep. Crash: the next daemon looks again.
 
 use super::*;
-use crate::tickets::Ticket;
+use kip_engine::tickets::Ticket;
 use kip_net::addr::Addresses;
 use kip_types::life::{Check, Ready};
 use std::net::{IpAddr, SocketAddr};

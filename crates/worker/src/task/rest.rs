@@ -28,7 +28,7 @@ impl Task {
             }
         }
         // Whatever comes now is the next daemon's.
-        crate::watches::unwatch_sockets(&self.proc);
+        kip_engine::watches::unwatch_sockets(&self.proc);
         self.leave_queue();
         Ok(matches!(self.record.state, State::Parked { .. } | State::Archived { .. }))
     }

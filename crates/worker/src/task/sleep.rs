@@ -2,17 +2,17 @@
 
 use super::archive::FETCH_AGAIN;
 use super::{AFTER_TICKS, By, Running, Sleeping, Task};
-use crate::blocking::blocking;
-use crate::hibernate;
-use crate::host::Proc;
-use crate::metrics::Cause;
-use crate::park::{self, ParkError};
-use crate::plans::{plan_wake, take_custody};
-use crate::tree::{self, Tree};
-use crate::volumes::sleep as volumes;
-use crate::wake::{self, Steps, WakeError};
 use kip_checkpoint::clocks::{Due, Source};
 use kip_checkpoint::dump::DumpError;
+use kip_engine::blocking::blocking;
+use kip_engine::hibernate;
+use kip_engine::host::Proc;
+use kip_engine::metrics::Cause;
+use kip_engine::park::{self, ParkError};
+use kip_engine::plans::{plan_wake, take_custody};
+use kip_engine::tree::{self, Tree};
+use kip_engine::volumes::sleep as volumes;
+use kip_engine::wake::{self, Steps, WakeError};
 use kip_records::body::Body;
 use kip_records::due::{self, Ticks};
 use kip_records::record;
@@ -162,7 +162,7 @@ impl Task {
             proc.meter.level(kip_snapshot::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
         })
         .await;
-        done.body.inotify.iter_mut().for_each(|instance| crate::inotify::overlook_the_end(instance, &self.proc));
+        done.body.inotify.iter_mut().for_each(|instance| kip_engine::inotify::overlook_the_end(instance, &self.proc));
         let view = SleepView {
             to: Tier::Parked,
             frozen_us: done.frozen_us,
@@ -269,7 +269,7 @@ impl Task {
         fault::reach("wake-intent");
         self.listens_again = None;
         self.overtake_storing();
-        crate::watches::unwatch_sockets(&self.proc);
+        kip_engine::watches::unwatch_sockets(&self.proc);
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
         let next = self.sleeping.take().and_then(|s| s.next);
         steps.done("decide");
@@ -322,7 +322,7 @@ impl Task {
                 let by_files = hibernate::kind_of(&trigger) == "files";
                 match manifest {
                     Ok(manifest) if !e.is_the_stores() && !by_files => {
-                        crate::watches::watch_sockets(&self.proc, &manifest.body)
+                        kip_engine::watches::watch_sockets(&self.proc, &manifest.body)
                     }
                     // Who waits for it is not to try without pause.
                     _ => {
@@ -343,7 +343,7 @@ impl Task {
     /// Its sockets and timers have to wait a moment.
     pub(super) fn listen_later(&mut self) {
         self.sleeping = None;
-        crate::watches::unwatch_sockets(&self.proc);
+        kip_engine::watches::unwatch_sockets(&self.proc);
         self.listens_again = Some(Instant::now() + FETCH_AGAIN);
     }
 

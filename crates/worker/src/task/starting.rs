@@ -1,8 +1,8 @@
 //! The start of a proc, recorded.
 
 use super::Task;
-use crate::blocking::blocking;
-use crate::start::{build, ready, refuse};
+use kip_engine::blocking::blocking;
+use kip_engine::start::{build, ready, refuse};
 use kip_records::record;
 use kip_records::state::Record;
 use kip_sys::fault;

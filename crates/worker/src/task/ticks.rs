@@ -6,9 +6,9 @@
 //! again later. Where it cannot be hibernated it stays hot.
 
 use super::*;
-use crate::blocking::blocking;
-use crate::hibernate::{self, KnownTicks};
-use crate::suspend;
+use kip_engine::blocking::blocking;
+use kip_engine::hibernate::{self, KnownTicks};
+use kip_engine::suspend;
 use kip_records::due::Ticks;
 use kip_types::spec::Clock;
 

@@ -6,9 +6,9 @@
 //! put an epoll set in its place, whose fdinfo can wait: for this the caller looks on a thread that it can do without.
 
 use super::flows::{Flow, Flows};
-use crate::calls::{IN_MS, POINTED};
-use crate::tree;
 use kip_checkpoint::clocks::Now;
+use kip_engine::calls::{IN_MS, POINTED};
+use kip_engine::tree;
 use kip_net::diag::{Diag, DiagError, SocketInfo, TcpState};
 use kip_types::Protocol;
 use kip_types::api::{ProgramView, SeenView, SocketView, ThreadView, TimerView};

@@ -1,0 +1,62 @@
+//! Open files of a proc's processes: where they are, duplicates of them, and the keys by which CRIU knows them.
+
+use crate::tree::{self, Tree};
+use kip_net::custody;
+use kip_sys::process::{pidfd_getfd, pidfd_open};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+/// Where each socket of the tree is open: (host pid, descriptor) by inode.
+pub fn places(tree: &Tree) -> BTreeMap<u32, (u32, i32)> {
+    let mut places = BTreeMap::new();
+    for &pid in &tree.pids {
+        for (number, target) in tree::descriptors(pid).unwrap_or_default() {
+            if let Some(inode) = tree::socket_inode(&target) {
+                places.entry(inode).or_insert((pid, number));
+            }
+        }
+    }
+    places
+}
+
+/// A duplicate of a descriptor of a process.
+pub fn duplicate(pid: u32, number: i32) -> io::Result<OwnedFd> {
+    let pidfd = pidfd_open(pid)?;
+    pidfd_getfd(pidfd.as_fd(), number)
+}
+
+/// What the program has seen of a socket, of which it was offered `before` while it ran and `frozen` since it cannot
+/// run any more.
+pub fn seen(before: custody::Seen, frozen: custody::Seen) -> custody::Seen {
+    custody::Seen {
+        // If there is less it has taken some, and what is left may be new.
+        queued: if frozen.queued < before.queued { 0 } else { before.queued },
+        ended: before.ended,
+        full: before.full || frozen.full,
+    }
+}
+
+/// Duplicates a descriptor of a thread's process.
+pub fn take(tid: u32, number: i32) -> io::Result<OwnedFd> {
+    pidfd_getfd(pidfd_open(process_of(tid)?)?.as_fd(), number)
+}
+
+fn process_of(tid: u32) -> io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{tid}/status"))?;
+    let id = status.lines().find_map(|l| l.strip_prefix("Tgid:")?.trim().parse().ok());
+    id.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// The key CRIU names a mask by.
+pub fn mask_key(mask: &str) -> String {
+    mask.trim_start_matches('/').replace('/', "-")
+}
+
+/// The key under which a pipe is inherited.
+pub fn pipe_key(fd: &OwnedFd) -> io::Result<String> {
+    let inode = rustix::fs::fstat(fd)?.st_ino;
+    debug_assert!(fd.as_raw_fd() >= 0);
+    Ok(format!("pipe:[{inode}]"))
+}

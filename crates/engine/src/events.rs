@@ -1,0 +1,121 @@
+//! What happened, for `kip events`: a ring of the newest and a channel for who follows.
+
+use kip_sys::clock::now_ms;
+use kip_types::ProcName;
+use kip_types::api::Event;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use tokio::sync::broadcast;
+
+/// Events that are kept for later readers.
+const KEPT: usize = 4096;
+
+/// The machine's events.
+#[derive(Debug)]
+pub struct Events {
+    kept: Mutex<VecDeque<Event>>,
+    /// The id of the first one: larger than those of earlier daemons, unless they told of a thousand each millisecond.
+    first_id: u64,
+    live: broadcast::Sender<Event>,
+}
+
+impl Default for Events {
+    fn default() -> Events {
+        Events { kept: Mutex::new(VecDeque::new()), first_id: now_ms() * 1000, live: broadcast::Sender::new(1024) }
+    }
+}
+
+impl Events {
+    /// Tells everybody. `kind` is one of the words in [`Event::kind`].
+    pub fn tell(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
+        let detail = detail.into();
+        tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
+        let mut kept = self.kept.lock().expect("no holder of this lock panics");
+        let id = kept.back().map_or(self.first_id, |newest| newest.id + 1);
+        let event = Event { id, at_ms: now_ms(), name: name.cloned(), kind: kind.to_owned(), detail };
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(event.clone());
+        // Sent under the lock, so that `subscribe` neither misses nor repeats one.
+        let _ = self.live.send(event);
+    }
+
+    /// When something of `kind` with `word` in its detail was last told of `name`, milliseconds since the epoch, if
+    /// that is still kept.
+    pub fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);
+        kept.iter().rev().find(same).map(|e| e.at_ms)
+    }
+
+    /// What the newest event of that kind says of a proc.
+    pub fn last_detail(&self, name: &ProcName, kind: &str) -> Option<String> {
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name);
+        kept.iter().rev().find(same).map(|e| e.detail.clone())
+    }
+
+    /// How many of `kind` there were in the minute before `now_ms`. If a full ring does not reach back that far: as many
+    /// as there would have been at its pace.
+    pub fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {
+        const MINUTE_MS: u64 = 60_000;
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let begin = now_ms.saturating_sub(MINUTE_MS);
+        let count = kept.iter().filter(|e| e.kind == kind && e.at_ms >= begin).count() as u64;
+        let span = kept.front().filter(|_| kept.len() == KEPT).map_or(MINUTE_MS, |e| now_ms.saturating_sub(e.at_ms));
+        if span >= MINUTE_MS { count } else { count * MINUTE_MS / span.max(1) }
+    }
+
+    /// Those that are kept and come after the one with id `since`, and a receiver of all that follow.
+    pub fn subscribe(&self, since: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
+        let kept = self.kept.lock().expect("no holder of this lock panics");
+        (kept.iter().filter(|event| event.id > since).cloned().collect(), self.live.subscribe())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(events: impl Iterator<Item = (u64, &'static str)>) -> Events {
+        let all = Events::default();
+        let event = |(at_ms, kind): (u64, &str)| Event {
+            id: at_ms,
+            at_ms,
+            name: "web".parse().ok(),
+            kind: kind.to_owned(),
+            detail: String::new(),
+        };
+        all.kept.lock().unwrap().extend(events.map(event));
+        all
+    }
+
+    #[test]
+    fn wakes_of_the_last_minute_are_counted() {
+        let few = filled([(1_000, "woken"), (90_000, "woken"), (95_000, "parked"), (100_000, "woken")].into_iter());
+        assert_eq!(few.per_minute("woken", 110_000), 2);
+        assert_eq!(few.last(&"web".parse().unwrap(), "parked", ""), Some(95_000));
+        assert_eq!(few.last(&"web".parse().unwrap(), "parked", "cannot sleep"), None);
+        assert_eq!(few.last(&"other".parse().unwrap(), "parked", ""), None);
+    }
+
+    #[test]
+    fn who_comes_back_misses_nothing_and_hears_nothing_twice() {
+        let events = Events::default();
+        (0..5).for_each(|n| events.tell(None, "ready", n.to_string()));
+        let (all, _) = events.subscribe(0);
+        assert!(all.windows(2).all(|two| two[1].id == two[0].id + 1));
+        let (rest, mut live) = events.subscribe(all[2].id);
+        assert_eq!(rest.iter().map(|e| e.id).collect::<Vec<_>>(), [all[3].id, all[4].id]);
+        events.tell(None, "ready", "later");
+        assert_eq!(live.try_recv().unwrap().id, all[4].id + 1);
+    }
+
+    #[test]
+    fn a_ring_that_is_too_short_is_extrapolated() {
+        let storm = filled((0..KEPT as u64).map(|n| (1_000_000 + n * 10, "woken")));
+        let rate = storm.per_minute("woken", 1_000_000 + KEPT as u64 * 10);
+        assert!((5_990..=6_010).contains(&rate), "{rate}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Ends of programs under exec, between the launcher, which tells of them, and the clients that wait for them.
+
+use kip_sandbox::launcher::{ExecEnded, ExecId};
+use kip_types::lifecycle::Exit;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use tokio::sync::oneshot;
+
+/// Ends of programs that somebody waits for, or that came before somebody did.
+#[derive(Debug, Default)]
+pub struct Ends {
+    inner: Mutex<EndsInner>,
+}
+
+#[derive(Debug, Default)]
+struct EndsInner {
+    waiting: HashMap<ExecId, oneshot::Sender<Exit>>,
+    early: HashMap<ExecId, Exit>,
+}
+
+impl Ends {
+    /// The launcher told of an end.
+    pub fn tell(&self, ended: ExecEnded) {
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        match inner.waiting.remove(&ended.id) {
+            Some(waiting) => drop(waiting.send(ended.exit)),
+            None => drop(inner.early.insert(ended.id, ended.exit)),
+        }
+    }
+
+    /// The launcher died: nobody will be told any more.
+    pub fn forget(&self) {
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        inner.waiting.clear();
+        inner.early.clear();
+    }
+
+    /// The end of that program, when it comes.
+    pub fn wait(&self, id: ExecId) -> oneshot::Receiver<Exit> {
+        let (sender, receiver) = oneshot::channel();
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        match inner.early.remove(&id) {
+            Some(exit) => drop(sender.send(exit)),
+            None => drop(inner.waiting.insert(id, sender)),
+        }
+        receiver
+    }
+}

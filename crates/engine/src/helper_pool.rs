@@ -1,0 +1,84 @@
+//! A few CRIU helpers that wait, one small pool for all procs.
+//!
+//! A helper serves one request; a thread of this module starts the next while the first still works.
+
+use kip_checkpoint::helper::{Helper, HelperConfig, HelperError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Helpers that wait: one wake and one sleep may come together; more spawn on demand and wait some milliseconds longer.
+const READY: usize = 2;
+
+#[derive(Debug, Default)]
+struct Waiting {
+    helpers: VecDeque<Helper>,
+    closed: bool,
+}
+
+/// The pool.
+#[derive(Debug)]
+pub struct HelperPool {
+    config: HelperConfig,
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+impl HelperPool {
+    /// Starts filling it.
+    pub fn start(config: HelperConfig) -> Arc<HelperPool> {
+        let pool = Arc::new(HelperPool { config, waiting: Mutex::default(), changed: Condvar::new() });
+        let filler = Arc::clone(&pool);
+        std::thread::Builder::new()
+            .name("helpers".to_owned())
+            .spawn(move || filler.fill())
+            .expect("a thread can be started");
+        pool
+    }
+
+    /// A waiting helper, or one that is started now.
+    pub fn take(&self) -> Result<Helper, HelperError> {
+        let waiting = {
+            let mut waiting = self.lock();
+            // Somebody may have killed those that waited.
+            std::iter::from_fn(|| waiting.helpers.pop_front()).find_map(|mut h| h.is_waiting().then_some(h))
+        };
+        self.changed.notify_one();
+        waiting.map_or_else(|| Helper::spawn(&self.config), Ok)
+    }
+
+    /// Ends the waiting ones and starts no more.
+    pub fn close(&self) {
+        let helpers = {
+            let mut waiting = self.lock();
+            waiting.closed = true;
+            std::mem::take(&mut waiting.helpers)
+        };
+        self.changed.notify_one();
+        drop(helpers);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        self.waiting.lock().expect("no holder of this lock panics")
+    }
+
+    fn fill(&self) {
+        loop {
+            {
+                let mut waiting = self.lock();
+                while !waiting.closed && waiting.helpers.len() >= READY {
+                    waiting = self.changed.wait(waiting).expect("no holder of this lock panics");
+                }
+                if waiting.closed {
+                    return;
+                }
+            }
+            match Helper::spawn(&self.config) {
+                Ok(helper) => self.lock().helpers.push_back(helper),
+                Err(e) => {
+                    tracing::warn!(error = %e, "no CRIU helper can be started now");
+                    std::thread::sleep(std::time::Duration::from_secs(1));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What a proc was measured to have: memory, processes, processor time.
+
+use kip_records::state::Record;
+use kip_types::State;
+use kip_types::api::{MemoryView, SleepView};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// What a proc was measured to have.
+#[derive(Debug, Default)]
+pub struct Measured {
+    /// A hibernated one, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to disk meanwhile, that
+    /// does not change before it wakes.
+    asleep: Mutex<Option<(SleepView, Measure)>>,
+    looks: Mutex<Looks>,
+}
+
+#[derive(Debug, Default)]
+struct Looks {
+    /// When the oldest look began that has not ended.
+    began: Option<Instant>,
+    /// What the newest one found.
+    last: Option<Measure>,
+}
+
+/// Host pids, memory, microseconds of CPU time.
+pub type Measure = (Vec<u32>, MemoryView, Option<u64>);
+
+impl Measured {
+    /// What it has used up to the sleep of this record, if that was measured.
+    pub fn in_sleep(&self, record: &Record) -> Option<Measure> {
+        let known = self.asleep.lock().expect("nobody panics with it");
+        let (sleep, measure) = known.as_ref()?;
+        let same = matches!(record.state, State::Hibernated { .. }) && record.last_sleep.as_ref() == Some(sleep);
+        same.then(|| measure.clone())
+    }
+
+    /// Remembers what it has used up to the sleep of this record.
+    pub fn keep(&self, record: &Record, measure: &Measure) {
+        let sleep = record.last_sleep.clone().filter(|_| matches!(record.state, State::Hibernated { .. }));
+        *self.asleep.lock().expect("nobody panics with it") = sleep.map(|sleep| (sleep, measure.clone()));
+    }
+
+    /// What was measured last.
+    pub fn last(&self) -> Measure {
+        self.looks.lock().expect("nobody panics with it").last.clone().unwrap_or_default()
+    }
+
+    /// Looks, unless an earlier look has been under way for so long.
+    pub fn look(&self, stuck_after: Duration, look: impl FnOnce() -> Measure) -> Option<Measure> {
+        let now = Instant::now();
+        let first = {
+            let mut looks = self.looks.lock().expect("nobody panics with it");
+            if looks.began.is_some_and(|began| now - began > stuck_after) {
+                return None;
+            }
+            let first = looks.began.is_none();
+            looks.began.get_or_insert(now);
+            first
+        };
+        let found = look();
+        let mut looks = self.looks.lock().expect("nobody panics with it");
+        if first {
+            looks.began = None;
+        }
+        looks.last = Some(found.clone());
+        Some(found)
+    }
+}

@@ -1,0 +1,58 @@
+//! The engine: what is done to one proc on this machine, each as one step that another crate has decided on.
+//!
+//! | module | owns |
+//! | --- | --- |
+//! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
+//! | [`renew`] | what was held of a proc and is lost, made anew |
+//! | [`host`], [`kits`], [`helper_pool`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
+//! | [`holdings`] | descriptors that must survive the daemon, in the keeper |
+//! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
+//! | [`secrets`] | what procs are told in files that are on the disk only sealed |
+//! | [`pressure`] | the memory of the machine, and when a wake may have some |
+//! | [`meter`], [`metering`], [`metrics`] | what each proc has used, what Prometheus is told |
+//! | [`policy`], [`plans`] | what images from a store may ask for, how a wake will be done |
+//! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`calls`], [`lifted`] | what a program has and waits for |
+//! | [`exec`], [`exec_ends`], [`exits`] | commands in procs, and how processes end |
+//! | [`events`], [`observe`] | what is told of procs, traces of wakes |
+//! | [`beside`], [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
+//!
+//! Never queues, never decides when: that is the worker's. Knows no tasks of procs.
+#![forbid(unsafe_code)]
+
+pub mod beside;
+pub mod blocking;
+pub mod calls;
+pub mod descriptors;
+pub mod events;
+pub mod exec;
+pub mod exec_ends;
+pub mod exits;
+pub mod helper_pool;
+pub mod hibernate;
+pub mod holdings;
+pub mod host;
+pub mod inotify;
+pub mod kits;
+pub mod lifted;
+pub mod meter;
+pub mod metering;
+pub mod metrics;
+pub mod observe;
+pub mod owners;
+pub mod page_out;
+pub mod park;
+pub mod pins;
+pub mod plans;
+pub mod policy;
+pub mod pressure;
+pub mod renew;
+pub mod secrets;
+pub mod start;
+pub mod stop;
+pub mod suspend;
+pub mod tickets;
+pub mod tree;
+pub mod upkeep;
+pub mod volumes;
+pub mod wake;
+pub mod watches;

@@ -1,0 +1,485 @@
+//! Parks a running proc: one pass from a frozen tree to a recorded generation, or back to the tree running on.
+//!
+//! Steps, each of which a crash may follow:
+//!
+//! ```text
+//! record Parking -> CRIU freezes and dumps -> duplicate sockets -> mend images -> pin base files
+//!   -> seal (sync, read back, rename) -> keeper holds the sockets -> record Parked -> CRIU kills the tree
+//! ```
+//!
+//! Until "record Parked" the tree runs on whatever happens, the daemon's death included: CRIU resumes it when its
+//! socket closes. A tree found running under a recorded Parked is newer than the snapshot and wins (recovery).
+
+mod error;
+
+pub use error::ParkError;
+
+use crate::descriptors::duplicate;
+use crate::descriptors::places;
+use crate::descriptors::seen;
+use crate::descriptors::take;
+use crate::descriptors::{mask_key, pipe_key};
+use crate::holdings::key;
+use crate::host::proc::PAGER_DIRECTORY;
+use crate::host::proc::{Proc, namespaces_of, user_of};
+use crate::inotify::{self, Events};
+use crate::lifted;
+use crate::pins;
+use crate::plans::plan_of;
+use crate::suspend::{self, is_connection};
+use crate::tree::Tree;
+use crate::volumes;
+use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
+use kip_checkpoint::comeback;
+use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
+use kip_checkpoint::owners;
+use kip_checkpoint::plan;
+use kip_checkpoint::procfs;
+use kip_checkpoint::sockets;
+use kip_checkpoint::volumes::is_below;
+use kip_net::custody::{self, SavedOptions};
+use kip_net::renewal;
+use kip_pager::limits::Lifted;
+use kip_records::body::Body;
+use kip_records::body::Home;
+use kip_records::body::SleepingSocket;
+use kip_records::body::Slept;
+use kip_sandbox::quota::Place;
+use kip_sandbox::rootfs::Mounts;
+use kip_snapshot::Contents;
+use kip_snapshot::carry;
+use kip_snapshot::pages::PageMap;
+use kip_sys::fault;
+use kip_sys::timens;
+use kip_types::chain;
+use kip_types::spec::Clock;
+use kip_types::{Generation, Image};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is. One that ticks is seldom awake, but
+/// where others want the processors its ticks wait for them, too.
+const REST_WITHIN: Duration = Duration::from_millis(200);
+/// Between two looks.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+/// Largest deleted file that is taken into a snapshot, bytes.
+const GHOST_LIMIT: u32 = 1 << 30;
+
+/// How the program was found just before it was frozen.
+#[derive(Default)]
+struct Ran {
+    /// In which calls its threads waited.
+    since: Since,
+    /// Options and queues of its sockets.
+    sockets: BTreeMap<u32, SavedOptions>,
+    /// Bytes of events in its inotify instances, by where these are open.
+    events: Events,
+    /// Stopped processes of which their parents have not been told.
+    untold: Vec<u32>,
+    /// All of it slept, and nothing ran.
+    at_rest: bool,
+    /// Signals that waited for its threads.
+    pending: BTreeMap<u32, Pending>,
+}
+
+/// What was looked up while the program still ran.
+struct Seen {
+    ran: Ran,
+    masks: Vec<String>,
+    volumes: Vec<Slept>,
+    own_ipc: bool,
+    /// Some of its memory may be out: the pager knows it.
+    out: bool,
+    /// Its owner asks for this one sleep, and says that of its clock.
+    once: Option<Option<Clock>>,
+    /// Other mounts of its files.
+    mounts: Option<Mounts>,
+    /// Where its own files are.
+    place: Place,
+    /// Limits that are lifted until this is dropped.
+    lifted: Vec<(u32, Lifted)>,
+}
+
+/// What was made of a frozen tree.
+struct Settled {
+    body: Body,
+    /// New on disk.
+    bytes: u64,
+    image_bytes: u64,
+}
+
+/// A finished parking.
+#[derive(Debug)]
+pub struct ParkDone {
+    /// What the manifest has of it.
+    pub body: Body,
+    /// It stood still for so long, microseconds.
+    pub frozen_us: u64,
+    /// Written, bytes.
+    pub bytes: u64,
+    /// All memory in the generation, old and new.
+    pub image_bytes: u64,
+}
+
+/// Parks. `out`: the pager knows it, and is ready for that. `once`: its owner asks for this one sleep. `record` is called when the generation is complete and must write
+/// the state Parked durably.
+pub fn park(
+    proc: &Proc,
+    pids: &[u32],
+    generation: Generation,
+    (out, once): (bool, Option<Option<Clock>>),
+    record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
+) -> Result<ParkDone, ParkError> {
+    let dir = proc.dir.clone();
+    let tree = Tree::read(pids);
+    if let Some((pid, name)) = tree.without_first_thread() {
+        return Err(ParkError::WithoutFirstThread { pid, name });
+    }
+    let images = kip_snapshot::begin(&dir, generation)?;
+    let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
+    let masks = masks_of(init).map_err(ParkError::Tree)?;
+    let volumes = volumes::sleep::look(proc, init)?;
+    let own_ipc = tree.maps_system_v();
+    let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
+    let place = proc.files.place()?;
+    let mounts = proc.copy_mounts(init);
+    if let Err(error) = &mounts {
+        tracing::info!(proc = %proc.name, %error, "its mounts cannot be held, CRIU will do the next wake");
+    }
+    // In the proc's own time namespace CRIU knows of no other, and nothing of it is in the images.
+    let time = timens::other_time_of(init).map_err(ParkError::Tree)?;
+    let mut borrowed: Vec<_> = namespaces.iter().map(|n| (n.kind, n.fd.as_fd())).collect();
+    borrowed.extend(time.iter().map(|fd| (timens::NEWTIME, fd.as_fd())));
+    let mut external: Vec<(String, String)> = masks.iter().map(|m| (m.clone(), mask_key(m))).collect();
+    external.push(("/usr".to_owned(), "usr".to_owned()));
+    external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
+    let request = DumpRequest {
+        pid: init,
+        images: &images,
+        namespaces: &borrowed,
+        external_mounts: &external,
+        ghost_limit: GHOST_LIMIT,
+    };
+    if let Some(pid) = tree.stopped_with_threads() {
+        return Err(undo(proc, generation, ParkError::StoppedThreads { pid }));
+    }
+    let helper = proc.shared.helpers.take()?;
+    let mounts = mounts.ok();
+    let (ran, lifted) = (Ran::default(), Vec::new());
+    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, lifted };
+    let mut outcome = None;
+    let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
+    fault::reach("park-dump");
+    let dumped = dump(helper, &request, &mut |stage| match stage {
+        Stage::Running => {
+            seen.lifted = lifted::lift(&tree);
+            seen.ran = look_before(proc, &tree);
+            true
+        }
+        Stage::Frozen(log) => {
+            fault::reach("park-frozen");
+            let result = settle(proc, (&images, log), generation, (init, &seen), record);
+            let good = result.is_ok();
+            outcome = Some(result);
+            good
+        }
+    });
+    match (dumped, outcome) {
+        (Ok(dumped), Some(Ok(settled))) => Ok(done(settled, dumped.frozen_us)),
+        // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
+        (Err(_), Some(Ok(settled))) if proc.wait_until_empty(Duration::from_secs(1)) => Ok(done(settled, 0)),
+        (_, Some(Err(e))) => Err(undo(proc, generation, e)),
+        (Err(source), _) => {
+            let error = match lifted::used_up(&tree) {
+                Some(what) => ParkError::UsedUp { what, source },
+                None => ParkError::Dump(source),
+            };
+            Err(undo(proc, generation, error))
+        }
+        (Ok(_), None) => unreachable!("CRIU reports success only after the post-dump stage"),
+    }
+}
+
+fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
+    let keep = Generation(generation.0.saturating_sub(1));
+    // For whoever wants to know more than the causes that are told.
+    let growing = kip_snapshot::growing_path(&proc.dir, generation);
+    let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
+    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+        tracing::warn!(proc = %proc.name, error = %e, "sockets of a snapshot that was called off stay with the keeper");
+    }
+    if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
+        tracing::warn!(proc = %proc.name, error = %e, "a snapshot that was called off is left on disk");
+    }
+    error
+}
+
+/// Everything between freeze and kill.
+fn settle(
+    proc: &Proc,
+    (images, log): (&Path, &Log),
+    generation: Generation,
+    (init, seen): (u32, &Seen),
+    record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
+) -> Result<Settled, ParkError> {
+    let now = Now::read();
+    // Before an image is rewritten, which makes it another file.
+    let interrupted_ns = clocks::interrupted_at(images, now);
+    let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
+    lifted::note(&seen.lifted, &tree, images)?;
+    sockets::order_unix_pairs(images)?;
+    let link = |pid: u32, at: &str| {
+        let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;
+        Some(target.to_string_lossy().into_owned())
+    };
+    procfs::mend(images, &link)?;
+    let owned = owners::take(images)?;
+    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.ran.sockets)?;
+    let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
+    let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
+    let read = |thread: u32, address: u64, buffer: &mut [u8]| {
+        tree.threads.get(&thread).is_some_and(|tid| kip_sys::process::read_memory(*tid, address, buffer).is_ok())
+    };
+    let take = |thread: u32, number: i32| {
+        tree.threads.get(&thread).ok_or_else(|| io::ErrorKind::NotFound.into()).and_then(|tid| take(*tid, number))
+    };
+    let waiting = tree.pending();
+    let all = |pending: Pending| pending.own | pending.shared;
+    let new =
+        |(thread, now): (&u32, &Pending)| all(*now) & !all(seen.ran.pending.get(thread).copied().unwrap_or_default());
+    let arrived = waiting.iter().map(new).fold(0, |a, b| a | b);
+    let waiting = |thread: u32| waiting.get(&thread).copied().unwrap_or_default();
+    let (read_at, still_at) = (log.timers_read(), log.still());
+    let when = |known: &BTreeMap<u32, i64>, thread: u32| {
+        let realtime_ns = known.get(tree.threads.get(&thread)?)?;
+        Some(now.monotonic_ns - (now.realtime_ns - realtime_ns).max(0))
+    };
+    let timers_read_ns = |thread: u32| when(&read_at, thread);
+    let still_ns = |thread: u32| when(&still_at, thread);
+    let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
+    let at_rest = seen.ran.at_rest;
+    let frozen = Frozen {
+        read: &read,
+        take: &take,
+        arrived,
+        waiting: &waiting,
+        timers_read_ns: &timers_read_ns,
+        interrupted_ns,
+        still_ns: &still_ns,
+        ahead_ns,
+        stands,
+        own_filters: false,
+        at_rest,
+    };
+    let clocks = clocks::settle(images, now, &seen.ran.since, &frozen)?;
+    let mut volumes = seen.volumes.clone();
+    volumes::sleep::note_files(&mut volumes, images, init)?;
+    let mut paths = sockets::file_paths(images)?;
+    paths.retain(|path| !volumes.iter().any(|v| is_below(path, &v.point)));
+    if matches!(proc.spec.image, Image::Oci(_)) {
+        // Nothing of the host is below it, and its layers stay as long as the proc.
+        paths.clear();
+    }
+    let dir = proc.dir.join("pins");
+    let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr(&seen.place))?;
+    pins.push(pins::pin_init(&proc.base, &dir)?);
+    sockets::mend_mounts(images)?;
+    // Without the mounts what has a path would be in the way of new ones.
+    let is_for_criu = proc.shared.only_criu.load(Ordering::Relaxed) || seen.mounts.is_none();
+    let objects = if is_for_criu { None } else { take_objects(&tree, images)? };
+    let has_all = objects.is_some();
+    let (mut fds, sockets): (Vec<_>, Vec<_>) =
+        sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
+    let home = Some(home_of(proc).map_err(ParkError::Tree)?);
+    // Without its mounts a file system ends, and the watches in it.
+    let (inotify, instances) =
+        if seen.mounts.is_some() { inotify::take(&tree, images, &seen.ran.events)? } else { Default::default() };
+    let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
+    let untold = seen.ran.untold.clone();
+    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, owned, suspended };
+    fds.extend(objects.into_iter().flatten());
+    fds.extend(instances);
+    fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
+    if let Some(Mounts { root, usr, .. }) = &seen.mounts {
+        for (key, fd) in [(key::ROOT, root), (key::USR, usr)] {
+            fds.push((key.to_owned(), fd.try_clone().map_err(ParkError::Tree)?));
+        }
+    }
+    fault::reach("park-images");
+    let pages = pages(proc, images, generation, &tree, seen.out)?;
+    if let Some(criu) = comeback::bars_criu(images)? {
+        only_by_plan(proc, images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
+    }
+    let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
+    let engine = proc.shared.engine.clone();
+    let contents = Contents { engine, body: body.clone(), pages };
+    let (_, bytes) = kip_snapshot::seal(images, generation, contents)?;
+    fault::reach("park-sealed");
+    proc.holdings.hold(fds)?;
+    fault::reach("park-held");
+    record().map_err(ParkError::Record)?;
+    fault::reach("park-recorded");
+    Ok(Settled { body, bytes, image_bytes })
+}
+
+/// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few trees come here.
+fn only_by_plan(proc: &Proc, images: &Path, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
+    if !has_all {
+        return Err("what the kernel keeps of it could not be held".to_owned());
+    }
+    plan_of(proc, images, pages, body).map(drop).map_err(|e| chain(&e))
+}
+
+/// Where it is now.
+fn home_of(proc: &Proc) -> io::Result<Home> {
+    let mut pipes = BTreeMap::new();
+    for key in [key::OUT, key::ERR, key::STATUS] {
+        // What is not held is lost already, and the wake says so.
+        if let Some(held) = proc.holdings.get(key) {
+            pipes.insert(key.to_owned(), pipe_key(&held)?);
+        }
+    }
+    Ok(Home { first_id: proc.first_id(), boot: Boot::read()?, pipes, machine: proc.shared.name.clone() })
+}
+
+/// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
+fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
+    let mut map = kip_checkpoint::pages::read(images)?;
+    if !out {
+        return Ok(map);
+    }
+    let directory = proc.dir.join(PAGER_DIRECTORY);
+    let told = directory.join("told");
+    proc.shared.pager.account(proc.name.as_str(), &told).map_err(ParkError::Account)?;
+    let of_hosts = PageMap::load_from(&told);
+    let _ = fs::remove_file(&told);
+    let PageMap { files, processes } = of_hosts.map_err(ParkError::Carry)?;
+    let mut carried = PageMap { files, ..PageMap::default() };
+    for (host, mut process) in processes {
+        let inside = tree.threads.iter().find(|(_, tid)| **tid == host).map(|(inside, _)| *inside);
+        let Some((inside, own)) = inside.and_then(|inside| Some((inside, map.processes.get_mut(&inside)?))) else {
+            return Err(ParkError::Unmatched { pid: host });
+        };
+        own.sets = std::mem::take(&mut process.sets);
+        process.runs = carry::without(&process.runs, &own.runs);
+        carried.processes.insert(inside, process);
+    }
+    carry::carry(&mut map, images, &carried, &directory, generation).map_err(ParkError::Carry)?;
+    carry::write_sets(&mut map, images).map_err(ParkError::Carry)?;
+    Ok(map)
+}
+
+/// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
+/// something that the program has never seen. What is there already counts as seen only if every thread slept all the
+/// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
+/// something is given a moment to come to rest.
+fn look_before(proc: &Proc, then: &Tree) -> Ran {
+    // Whoever has ended or begun since then counts as it is now.
+    let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
+    let look = |(inode, (pid, number))| {
+        let fd = duplicate(pid, number).ok()?;
+        Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
+    };
+    tree().find_ends();
+    let until = Instant::now() + REST_WITHIN;
+    while Instant::now() < until {
+        let now = tree();
+        let asleep = now.asleep();
+        if asleep.is_some() {
+            let ran = Ran {
+                sockets: places(&now).into_iter().filter_map(look).collect(),
+                events: inotify::events(&now),
+                untold: now.untold(),
+                since: now.waiting(),
+                at_rest: true,
+                pending: now.pending(),
+            };
+            let later = tree();
+            // A wait whose beginning is not known would begin anew.
+            if later.threads == now.threads && later.asleep() == asleep && !now.has_unknown(&ran.since) {
+                return ran;
+            }
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+    }
+    let tree = tree();
+    let mut sockets: BTreeMap<u32, SavedOptions> = places(&tree).into_iter().filter_map(look).collect();
+    for saved in sockets.values_mut() {
+        saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
+    }
+    let (since, untold, pending) = (tree.waiting(), tree.untold(), tree.pending());
+    Ran { sockets, events: Events::new(), untold, since, at_rest: false, pending }
+}
+
+fn take_sockets(
+    tree: &Tree,
+    wanted: &[sockets::Socket],
+    before: &BTreeMap<u32, SavedOptions>,
+) -> Result<Vec<(OwnedFd, SleepingSocket)>, ParkError> {
+    let places = if wanted.is_empty() { BTreeMap::new() } else { places(tree) };
+    let mut taken = Vec::new();
+    for socket in wanted {
+        let failed = |source| ParkError::Socket { inode: socket.inode, source };
+        let (pid, number) = places.get(&socket.inode).copied().ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let fd = duplicate(pid, number).map_err(failed)?;
+        let frozen = custody::snapshot_options(fd.as_fd()).map_err(|e| failed(io::Error::other(e)))?;
+        let known = before.get(&socket.inode);
+        // One that was made since: nobody knows whether the program has looked.
+        let seen = seen(known.map_or(custody::Seen::default(), |k| k.seen), frozen.seen);
+        let mut options = known.copied().unwrap_or(frozen);
+        options.seen = seen;
+        let recipe = Some(renewal::recipe(fd.as_fd()).map_err(failed)?);
+        taken.push((fd, SleepingSocket { inode: socket.inode, options, recipe }));
+    }
+    Ok(taken)
+}
+
+/// What can be held instead of rebuilt, with its key; none if the tree is for CRIU in any case.
+fn take_objects(tree: &Tree, images: &Path) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
+    let mut taken = Vec::new();
+    for object in plan::objects(images)? {
+        let Some(&host) = tree.threads.get(&object.pid) else { return Ok(None) };
+        // Without it the wake takes the other way.
+        let Ok(fd) = duplicate(host, object.fd) else { return Ok(None) };
+        taken.push((format!("{}{}", key::OBJECT, object.id), fd));
+    }
+    Ok(Some(taken))
+}
+
+/// What only its processes keep alive, with its keys.
+fn take_namespaces(init: u32, own_ipc: bool) -> io::Result<Vec<(String, OwnedFd)>> {
+    let mut taken: Vec<_> = namespaces_of(init, own_ipc)?.into_iter().map(|n| (n.key.to_owned(), n.fd)).collect();
+    if own_ipc {
+        taken.push((key::USER.to_owned(), user_of(init)?));
+    }
+    Ok(taken)
+}
+
+/// Mount points in the sandbox's /proc: masks.
+fn masks_of(init: u32) -> io::Result<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
+    let points = text.lines().filter_map(|l| l.split(' ').nth(4));
+    Ok(points.filter(|p| p.starts_with("/proc/")).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kip_net::custody::Seen;
+
+    #[test]
+    fn what_a_program_may_not_have_seen_wakes_it() {
+        let queued = |queued| Seen { queued, ..Seen::default() };
+        assert_eq!(seen(queued(7), queued(7)), queued(7));
+        assert_eq!(seen(queued(7), queued(12)), queued(7));
+        assert_eq!(seen(queued(7), queued(3)), queued(0), "it has read, and 3 came after that");
+        let full = Seen { full: true, ..Seen::default() };
+        assert_eq!(seen(Seen::default(), full), full, "it waits for room");
+        assert_eq!(seen(Seen::default(), Seen { ended: true, ..full }), full, "the end is news");
+    }
+}

@@ -1,0 +1,113 @@
+//! What the images of a proc may ask for: its spec and the sandbox's rules as [`kip_checkpoint::policy`] wants them.
+//!
+//! Asked for every generation that came from a store, before anything of it is restored, and for every one that is to go there,
+//! before it does: what would be refused then stays parked. Not for those that never left the local disk: whoever can write there
+//! is root already.
+
+use crate::host::Proc;
+use crate::volumes::sleep::key;
+use kip_checkpoint::comeback;
+use kip_checkpoint::image::ImageError;
+use kip_checkpoint::plan::PLAN;
+use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
+use kip_records::body::Body;
+use kip_records::instance::IDS_PER_BLOCK;
+use kip_sandbox::{base, launch, seccomp};
+use kip_snapshot::pages::PageMap;
+use kip_snapshot::{Manifest, SnapshotError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// A generation may not be restored.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each is what it means")]
+pub enum NotAllowed {
+    #[error("its images cannot be judged")]
+    Facts(#[from] FactsError),
+    #[error("its images are refused")]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error("its manifest does not speak of the sockets, timers and files that it slept with")]
+    Body,
+}
+
+/// A generation may not go to a store: it could not come back from there.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each is what it means")]
+pub enum NoReturn {
+    #[error(transparent)]
+    NotAllowed(#[from] NotAllowed),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// What its plan takes over is held by this machine, and only until that ends.
+    #[error("only what this machine holds of it wakes it: {what}")]
+    OnlyHere { what: String },
+}
+
+impl NoReturn {
+    /// It will be so as long as the generation is what it is.
+    pub fn is_final(&self) -> bool {
+        matches!(self, NoReturn::NotAllowed(NotAllowed::Refused(_)) | NoReturn::OnlyHere { .. })
+    }
+}
+
+fn allowed(proc: &Proc, body: &Body) -> Policy {
+    let own = |path: &str| std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    Policy {
+        // Where it was archived it had another block, which a wake moves to its own.
+        ids: (body.home.as_ref().map_or(proc.first_id(), |home| home.first_id), IDS_PER_BLOCK),
+        capabilities: launch::CAPABILITY_BITS,
+        no_new_privileges: !proc.spec.allow_setuid,
+        filters: seccomp::KNOWN.iter().map(|known| known.to_vec()).collect(),
+        masks: launch::MASKED.iter().map(|path| (*path).to_owned()).collect(),
+        volumes: volumes(proc, body),
+        sockets: body.sockets.iter().map(|socket| socket.inode).collect(),
+        devices: base::DEVICES.iter().map(|(name, ..)| format!("/dev/{name}")).collect(),
+        own_ipc: body.own_ipc,
+        nice: rustix::process::getpriority_process(None).unwrap_or(0).min(0),
+        oom_score: own("/proc/self/oom_score_adj").unwrap_or(0).min(0),
+    }
+}
+
+/// By the keys of their mounts. Whether one is read-only is its spec's to say.
+fn volumes(proc: &Proc, body: &Body) -> BTreeMap<String, (String, bool)> {
+    let all = body.volumes.iter().enumerate();
+    all.filter_map(|(number, slept)| {
+        let spec = proc.spec.volumes.iter().find(|v| v.target == slept.target)?;
+        Some((key(number), (slept.point.clone(), spec.read_only)))
+    })
+    .collect()
+}
+
+/// Whether a generation that came from a store may be restored. `known` is what was kept here of its manifest.
+///
+/// # Errors
+/// What it asks for that its sandbox does not give; its images cannot be read.
+pub fn check(proc: &Proc, images: &Path, known: &Body) -> Result<(), NotAllowed> {
+    let manifest: Manifest<Body> = kip_snapshot::open(images)?;
+    let plain = |body| serde_json::to_value(body).expect("it is plain data");
+    if plain(&manifest.body) != plain(known) {
+        return Err(NotAllowed::Body);
+    }
+    policy::check(&policy::read(images, &BTreeSet::new())?, &allowed(proc, known))?;
+    Ok(())
+}
+
+/// Whether a parked generation could be woken if it came from a store, on any machine.
+///
+/// # Errors
+/// Why not; its images cannot be read.
+pub fn check_return(proc: &Proc, images: &Path) -> Result<(), NoReturn> {
+    let manifest: Manifest<Body> = kip_snapshot::open(images)?;
+    // The plan stays here, and memory goes in packs.
+    let pages = PageMap::load(images)?.files.into_iter().map(|file| file.name);
+    let facts = policy::read(images, &pages.chain([PLAN.to_owned()]).collect()).map_err(NotAllowed::from)?;
+    policy::check(&facts, &allowed(proc, &manifest.body)).map_err(NotAllowed::from)?;
+    match comeback::bars_criu(images)? {
+        Some(what) => Err(NoReturn::OnlyHere { what }),
+        None => Ok(()),
+    }
+}

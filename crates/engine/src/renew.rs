@@ -1,0 +1,89 @@
+//! Makes anew what a sleeper held, where all of it is lost: after a reboot, when daemon and keeper died at once, or in
+//! another data directory. Network and namespaces, pipes, and every INET socket; listeners listen where they did.
+//!
+//! Connections cannot come back: they are sockets that their peer has reset, and the program is told so. Everything else that the
+//! kernel kept of it, CRIU makes from the images, which therefore does the next wake. Steps may be repeated: a crash leaves
+//! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
+
+use crate::descriptors::pipe_key;
+use crate::holdings::key;
+use crate::host::Proc;
+use crate::host::resolver;
+use crate::start;
+use kip_keeper::KeeperError;
+use kip_net::Addresses;
+use kip_net::renewal::{Place, RenewalError, make};
+use kip_records::body::Body;
+use kip_sandbox::cgroup::CgroupError;
+use kip_sandbox::launcher::LaunchError;
+use kip_types::api::{PortView, Refusal};
+use std::os::fd::AsFd;
+
+/// It holds nothing, and cannot be woken until it does.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each is what it means")]
+pub enum RenewError {
+    #[error("it was put to sleep by an older Kip, which did not note what its sockets were")]
+    Unknown,
+    #[error("{}", .0.message)]
+    Refused(Refusal),
+    #[error("its network")]
+    Net(#[from] crate::kits::KitError),
+    #[error("an old link of its network")]
+    Link(#[from] kip_net::pool::NetNsError),
+    #[error("its namespaces")]
+    Namespaces(#[from] LaunchError),
+    #[error("its cgroup")]
+    Cgroup(#[from] CgroupError),
+    #[error(transparent)]
+    Socket(#[from] RenewalError),
+    #[error("the keeper")]
+    Keeper(#[from] KeeperError),
+}
+
+/// Whether what it held is lost.
+pub fn is_lost(proc: &Proc) -> bool {
+    proc.holdings.get(key::NET).is_none() || proc.held_user().is_err()
+}
+
+/// Makes it. `ports`: those that it has on the host; others are taken where they are not to be had any more.
+pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortView>, RenewError> {
+    let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
+    let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
+    let recipes = recipes.ok_or(RenewError::Unknown)?;
+    key::ALL_UP.iter().try_for_each(|prefix| proc.holdings.drop_prefix(prefix))?;
+    let machine = &proc.shared;
+    machine.pool.release(&[proc.slot])?;
+    let kit = machine.kits.make(proc.slot)?;
+    proc.meter.without_network();
+    proc.meter.engine_at_work();
+    let made = machine.launcher().namespaces(proc.first_id(), proc.name.as_str())?;
+    machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
+    let addresses = Addresses::of(machine.instance, proc.slot);
+    let place = Place { namespace: kit.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
+    let sockets = make(&recipes, &place)?;
+    let reserved = start::reserve_ports(proc, ports).map_err(RenewError::Refused)?;
+    start::hold_pipes(proc).map_err(RenewError::Refused)?;
+    let names = body.sockets.iter().map(|s| format!("{}{}", key::SOCKET, s.inode));
+    let mut fds: Vec<_> = names.zip(sockets).collect();
+    fds.push((key::UTS.to_owned(), made.uts));
+    match body.own_ipc {
+        true => fds.push((key::USER.to_owned(), made.user)),
+        false => fds.push((key::IPC.to_owned(), made.ipc)),
+    }
+    resolver::make(proc, kit.net.fd.as_fd());
+    // Last: by this it is told whether all is there.
+    fds.push((key::NET.to_owned(), kit.net.fd));
+    proc.holdings.hold(fds)?;
+    start::publish(proc, &reserved).map_err(RenewError::Refused)?;
+    Ok(reserved.iter().map(|port| start::view(port, addresses.v4)).collect())
+}
+
+/// Whether what it holds was made anew since its generation was sealed: then there is not all that a plan counts on.
+pub fn is_renewed(proc: &Proc, body: &Body) -> bool {
+    let is_other = |(key, was): (&String, &String)| {
+        let held = proc.holdings.get(key);
+        held.is_none_or(|pipe| pipe_key(&pipe).ok().as_ref() != Some(was))
+    };
+    body.home.as_ref().is_some_and(|home| home.pipes.iter().any(is_other))
+}

@@ -1,0 +1,338 @@
+//! The processes of a running proc, seen from the host: host ids by ids inside, descriptors, since when each thread waits.
+//!
+//! Reads /proc, and stops a thread only where that does not say enough ([`Tree::find_ends`]). A process that ends while it is looked at
+//! is left out.
+
+use kip_checkpoint::clocks::{Pending, Since, Waiting};
+use kip_checkpoint::registers::Registers;
+use kip_checkpoint::resume::{Process, Thread};
+use kip_pager::stop;
+use kip_sys::ran::CpuClocks;
+use kip_sys::timens;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long to wait for threads whose waits are to get an end; a busy machine takes longer than its own work.
+const FOUND_WITHIN: Duration = Duration::from_secs(2);
+
+/// Host ids of the proc's threads by their ids inside.
+#[derive(Debug, Clone, Default)]
+pub struct Tree {
+    /// Host process ids, pid 1 first.
+    pub pids: Vec<u32>,
+    /// Host thread id by id inside.
+    pub threads: BTreeMap<u32, u32>,
+}
+
+impl Tree {
+    /// All processes in `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours.
+    pub fn read(pids: &[u32]) -> Tree {
+        let mut tree = Tree { pids: inside(pids), threads: BTreeMap::new() };
+        for pid in &tree.pids {
+            let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { continue };
+            for task in tasks.flatten() {
+                let Some(tid) = task.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+                if let Some((inner, _)) = inner_id(&format!("/proc/{pid}/task/{tid}/status")) {
+                    tree.threads.insert(inner, tid);
+                }
+            }
+        }
+        tree
+    }
+
+    /// The threads that are to have registers, by their ids inside, by process.
+    pub fn processes<'a>(&self, registers: impl Fn(u32) -> Option<&'a Registers>) -> Vec<Process<'a>> {
+        let inside: BTreeMap<u32, u32> = self.threads.iter().map(|(inside, host)| (*host, *inside)).collect();
+        let threads = |pid: &u32| {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let tids = tasks.filter_map(|task| task.file_name().to_str()?.parse().ok());
+            let thread = |tid| Some(Thread { tid, registers: Some(registers(*inside.get(&tid)?)?) });
+            let threads: Vec<_> = tids.filter_map(thread).collect();
+            (!threads.is_empty()).then_some(Process { threads, unmap: (0, 0), syscall_at: 0 })
+        };
+        self.pids.iter().filter_map(threads).collect()
+    }
+
+    /// The host pid of the sandbox's pid 1, if it is among them.
+    pub fn init(&self) -> Option<u32> {
+        self.pids.first().copied().filter(|pid| inner_id(&format!("/proc/{pid}/status")).is_some_and(|(i, _)| i == 1))
+    }
+
+    /// How far the program's CLOCK_MONOTONIC is ahead of the machine's, nanoseconds: all processes share one.
+    pub fn ahead_ns(&self) -> i64 {
+        // One that has ended has no time that could be wrong.
+        self.pids.first().and_then(|pid| timens::monotonic_ahead_of(*pid).ok()).unwrap_or(0)
+    }
+
+    /// Whether any process has a System V shared memory segment mapped, shmat(2).
+    pub fn maps_system_v(&self) -> bool {
+        let maps = |pid| fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+        self.pids.iter().any(|pid| maps(*pid).contains(" /SYSV"))
+    }
+
+    /// A process whose first thread has ended while others of it go on: its number inside, and its name.
+    pub fn without_first_thread(&self) -> Option<(u32, String)> {
+        self.pids.iter().find_map(|pid| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+            let goes_on = field(&status, "Threads:")?.parse::<u32>().ok()? > 1;
+            let inside = field(&status, "NSpid:")?.split_whitespace().last()?.parse().ok()?;
+            let name = || field(&status, "Name:").unwrap_or_default().to_owned();
+            (goes_on && field(&status, "State:")?.starts_with('Z')).then(|| (inside, name()))
+        })
+    }
+
+    /// In which call, and since when, each thread (by id inside) waits. Threads that run are left out. To be read just
+    /// before a freeze, which counts as running.
+    pub fn waiting(&self) -> Since {
+        let mut clocks = CpuClocks::default();
+        let look = |(inside, tid): (&u32, &u32)| {
+            // The call first: a thread that goes on between the two is then found in another one, or later in the same.
+            let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
+            Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
+        };
+        self.threads.iter().filter_map(look).collect()
+    }
+
+    /// Makes sure that the end of each thread's wait can be told ([`stop::find_ends`]): a wait of which it cannot begins anew.
+    pub fn find_ends(&self) {
+        if let Err(e) = stop::find_ends(&self.pids, Instant::now() + FOUND_WITHIN) {
+            tracing::info!(error = kip_types::chain(&e), "the end of a wait is not known");
+        }
+    }
+
+    /// Whether a thread waits of which `since` does not know since when: its processor is being changed.
+    pub fn has_unknown(&self, since: &Since) -> bool {
+        self.threads.iter().any(|(inside, tid)| !since.contains_key(inside) && waits_in(*tid).is_some())
+    }
+
+    /// Stopped processes (by id inside) of which their parents have not been told.
+    pub fn untold(&self) -> Vec<u32> {
+        let is_it = |(_, host): &(&u32, &u32)| self.pids.contains(*host) && is_stopped(**host) && is_untold(**host);
+        self.threads.iter().filter(is_it).map(|(inside, _)| *inside).collect()
+    }
+
+    /// A stopped process (by id inside) that has more than one thread.
+    pub fn stopped_with_threads(&self) -> Option<u32> {
+        let has_threads = |pid: u32| fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1);
+        let is_it = |host: u32| self.pids.contains(&host) && is_stopped(host) && has_threads(host);
+        self.threads.iter().find(|(_, host)| is_it(**host)).map(|(inside, _)| *inside)
+    }
+
+    /// Signals that wait for each thread (by id inside) and its process.
+    pub fn pending(&self) -> BTreeMap<u32, Pending> {
+        let look = |(inside, tid): (&u32, &u32)| {
+            Some((*inside, pending(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)))
+        };
+        self.threads.iter().filter_map(look).collect()
+    }
+
+    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): who sleeps
+    /// because a page comes from the pager is at work. If two looks give the same, every thread has slept from the one to the other.
+    pub fn asleep(&self) -> Option<Vec<u64>> {
+        let look = |tid: &u32| {
+            let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
+            let times = switches(&status)?;
+            if has_stopped(&status) {
+                return Some(times);
+            }
+            // In a call, too, whose result the kernel puts there.
+            let faults = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at == "handle_userfault");
+            waits_in(*tid).filter(|_| !faults).map(|_| times)
+        };
+        self.threads.values().map(look).collect()
+    }
+}
+
+/// Whether a thread is stopped by a signal: proc_pid_status(5).
+fn has_stopped(status: &str) -> bool {
+    status.contains("\nState:\tT")
+}
+
+/// The same by its host id.
+pub fn is_stopped(tid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{tid}/status")).is_ok_and(|status| has_stopped(&status))
+}
+
+/// Whether the parent of a stopped process has yet to be told of that by wait(2): the last field of proc_pid_stat(5).
+fn is_untold(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.trim_end().rsplit(' ').next().is_some_and(|code| code != "0")
+}
+
+/// Those of `pids` (of the proc's cgroup) that live in a pid namespace of their own below ours, pid 1 first.
+pub fn inside(pids: &[u32]) -> Vec<u32> {
+    let mut found = Vec::new();
+    for &pid in pids {
+        match inner_id(&format!("/proc/{pid}/status")) {
+            Some((1, _)) => found.insert(0, pid),
+            Some(_) => found.push(pid),
+            None => {}
+        }
+    }
+    found
+}
+
+/// The call in which a thread waits: number, arguments and stack pointer of proc_pid_syscall(5); none for one that runs.
+pub fn waits_in(tid: u32) -> Option<[u64; 8]> {
+    call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)
+}
+
+/// When a thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC. Visits that CPU.
+pub fn last_ran(tid: u32) -> Option<i64> {
+    CpuClocks::default().last_ran(tid)
+}
+
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|l| l.strip_prefix(name)).map(str::trim)
+}
+
+/// How often a thread has given up a CPU to wait; that one was taken away from it does not count.
+fn waits(status: &str) -> Option<u64> {
+    field(status, "voluntary_ctxt_switches:")?.parse().ok()
+}
+
+/// Signals that wait for a thread and for its process, from its proc_pid_status(5).
+fn pending(status: &str) -> Pending {
+    let bits = |name| field(status, name).and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0);
+    Pending { own: bits("SigPnd:"), shared: bits("ShdPnd:") }
+}
+
+/// Context switches of a sleeping or stopped thread, from its proc_pid_status(5); none of another one.
+fn switches(status: &str) -> Option<u64> {
+    let taken = || field(status, "nonvoluntary_ctxt_switches:")?.parse::<u64>().ok();
+    field(status, "State:")?.starts_with(['S', 'T']).then(|| Some(waits(status)? + taken()?))?
+}
+
+/// (id in the innermost pid namespace, depth) from NSpid of a status file, for a process below our own namespace.
+fn inner_id(status: &str) -> Option<(u32, usize)> {
+    let text = fs::read_to_string(status).ok()?;
+    let ids: Vec<u32> = text
+        .lines()
+        .find_map(|l| l.strip_prefix("NSpid:"))?
+        .split_whitespace()
+        .filter_map(|n| n.parse().ok())
+        .collect();
+    (ids.len() > 1).then(|| (ids[ids.len() - 1], ids.len()))
+}
+
+/// Number, arguments and stack pointer of proc_pid_syscall(5); none for a thread that runs.
+fn call_of(text: &str) -> Option<[u64; 8]> {
+    let mut words = text.split_whitespace();
+    let mut call = [words.next()?.parse().ok()?; 8];
+    for word in &mut call[1..] {
+        *word = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+    }
+    Some(call)
+}
+
+/// What the tree's descriptors refer to: target of the /proc link, by (host pid, descriptor number).
+pub fn descriptors(pid: u32) -> io::Result<Vec<(i32, String)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let entry = entry?;
+        let Some(number) = entry.file_name().to_str().and_then(|n| n.parse().ok()) else { continue };
+        if let Ok(target) = fs::read_link(entry.path()) {
+            found.push((number, target.to_string_lossy().into_owned()));
+        }
+    }
+    Ok(found)
+}
+
+/// Inode of a `socket:[123]` link.
+pub fn socket_inode(target: &str) -> Option<u32> {
+    target.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Memory of the processes, bytes: resident, proportional, swapped.
+pub fn memory(pids: &[u32]) -> (u64, u64, u64) {
+    let mut sum = (0, 0, 0);
+    for pid in pids {
+        let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")) else { continue };
+        let field = |name: &str| -> u64 {
+            let line = text.lines().find(|l| l.starts_with(name));
+            line.and_then(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).unwrap_or(0) * 1024
+        };
+        sum = (sum.0 + field("Rss:"), sum.1 + field("Pss:"), sum.2 + field("Swap:"));
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn reads_calls() {
+        let text = "232 0x5 0x7ffe 0x40 0xffffffffffffffff 0x0 0x8 0x7ffe1000 0x7f00\n";
+        assert_eq!(call_of(text), Some([232, 5, 0x7ffe, 0x40, u64::MAX, 0, 8, 0x7ffe_1000]));
+        assert_eq!(call_of("running\n"), None);
+        assert_eq!(call_of("-1 0x7ffe 0x7f00\n"), None);
+    }
+
+    #[test]
+    fn only_sleepers_are_asleep() {
+        let status = "Name:\tcat\nState:\tS (sleeping)\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t2\n";
+        assert_eq!((waits(status), switches(status)), (Some(7), Some(9)));
+        let both = pending("SigPnd:\t0000000000000200\nShdPnd:\t0000000000000001\nSigBlk:\t0\n");
+        assert_eq!(both, Pending { own: 0x200, shared: 1 });
+        assert_eq!(switches(&status.replace("S (sleeping)", "R (running)")), None);
+        let own = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let running = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, own)]) };
+        assert_eq!(running.asleep(), None);
+    }
+
+    #[test]
+    fn who_waits_for_a_page_is_at_work() {
+        use kip_sys::uffd::{self, Catch, Features};
+        use std::io::Read as _;
+        use std::sync::mpsc::channel;
+        use std::time::{Duration, Instant};
+
+        let device = uffd::open_device().expect("root");
+        let faults = uffd::create(device.as_fd()).unwrap();
+        uffd::api(faults.as_fd(), Features::THREAD_ID).unwrap();
+        // Nobody has touched it: so much is always a mapping of its own, mallopt(3).
+        let memory = vec![0u8; 64 << 20];
+        let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
+        uffd::register(faults.as_fd(), begin..begin + 8192, Catch::Missing).unwrap();
+        let place = (begin - memory.as_ptr() as u64) as usize;
+        let (tell, told) = channel();
+        let (go, gone) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut memory = memory;
+            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            let byte = std::hint::black_box(&memory)[place];
+            // The kernel fills the second one.
+            let mut zeros = fs::File::open("/dev/zero").unwrap();
+            zeros.read_exact(&mut memory[place + 4096..place + 4097]).unwrap();
+            gone.recv().map(|()| byte)
+        });
+        let tid = told.recv().unwrap();
+        let tree = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, tid)]) };
+        let until = Instant::now() + Duration::from_secs(10);
+        let status = || fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
+        for (page, calls) in [(begin, false), (begin + 4096, true)] {
+            while switches(&status()).is_none() || waits_in(tid).is_some() != calls {
+                assert!(Instant::now() < until, "it does not wait");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(switches(&status()).is_some(), "it sleeps, by its state");
+            assert_eq!(tree.asleep(), None);
+            assert_eq!(uffd::zero(faults.as_fd(), page..page + 4096, true).unwrap(), 4096);
+        }
+        while tree.asleep().is_none() {
+            assert!(Instant::now() < until, "it does not come to its call");
+        }
+        go.send(()).unwrap();
+        assert_eq!(thread.join().unwrap(), Ok(0));
+    }
+
+    #[test]
+    fn reads_socket_links() {
+        assert_eq!(socket_inode("socket:[42]"), Some(42));
+        assert_eq!(socket_inode("pipe:[42]"), None);
+    }
+}

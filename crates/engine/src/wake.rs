@@ -1,0 +1,468 @@
+//! Brings a parked proc back: from a wake event to the program's first instruction.
+//!
+//! The generation is checked while CRIU restores it, on another core; the result is awaited before the program may
+//! run. Until then everything can be taken back: held sockets stay held, and what was restored is killed. In the last
+//! step, with every task stopped, time-outs are filled in, the sockets get their own options back, and our duplicates
+//! of them are let go, so that the program's close is a close.
+
+mod rebuild;
+mod reopen;
+mod timers;
+
+use crate::descriptors::mask_key;
+use crate::descriptors::pipe_key;
+use crate::holdings::key;
+use crate::host::Proc;
+use crate::owners;
+use crate::pins;
+use crate::start::reopen;
+use crate::tree::Tree;
+use crate::volumes::sleep::{self as volumes, VolumeChanged};
+use kip_checkpoint::clocks::{self, Clocks, Missed, Now};
+use kip_checkpoint::comeback;
+use kip_checkpoint::hold::{self, Held};
+use kip_checkpoint::ids;
+use kip_checkpoint::image::ImageError;
+use kip_checkpoint::inotify;
+use kip_checkpoint::pages::{is_for_criu, make_whole};
+use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
+use kip_checkpoint::resume;
+use kip_checkpoint::sockets::inherit_key;
+use kip_net::custody;
+use kip_offload::archive::DemandError;
+use kip_records::body::Body;
+use kip_records::body::Home;
+use kip_sandbox::cgroup::CgroupError;
+use kip_sandbox::volume::Volume;
+use kip_snapshot::pages::{PAGES, PageMap};
+use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::fault;
+use kip_sys::process::Signal;
+use kip_sys::shortened::Shortened;
+use kip_sys::timens;
+use kip_types::api::StepView;
+use kip_types::{Generation, Limits};
+use rustix::fs::OFlags;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Processes of a restore that failed are gone after this.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why a wake failed. Nothing is lost: generation and sockets are as before.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "the text of each is what it means")]
+pub enum WakeError {
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    #[error(transparent)]
+    Rebuild(Box<rebuild::Failure>),
+    #[error("what the kernel kept of it while it slept is gone, and without that it cannot be made again: {what}")]
+    OnlyByPlan { what: String },
+    #[error("the helper for the restore cannot be started")]
+    Helper(#[from] kip_checkpoint::helper::HelperError),
+    #[error("the file system of the proc cannot be mounted")]
+    Mounts(#[source] kip_sandbox::rootfs::RootfsError),
+    #[error(transparent)]
+    Volumes(#[from] VolumeChanged),
+    #[error("the cgroup of the proc cannot be joined")]
+    Cgroup(#[source] CgroupError),
+    #[error("the threads that CRIU has restored cannot be given their registers")]
+    Held(#[source] io::Error),
+    #[error("a clock that stood while it slept cannot be made, time_namespaces(7)")]
+    Time(#[source] io::Error),
+    #[error("{what} is no longer held")]
+    Lost { what: String },
+    #[error("some of its memory is in the store and does not come")]
+    Fetch(#[from] DemandError),
+    #[error("some of its memory is in a store, and there is none: `kip up --store URL`")]
+    NoStore,
+    #[error("the images cannot be prepared in {path}")]
+    Prepare {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl WakeError {
+    /// Nothing is wrong here: what it needs is in a store that does not give it, or not yet.
+    pub fn is_the_stores(&self) -> bool {
+        match self {
+            WakeError::NoStore => true,
+            WakeError::Fetch(e) => e.is_the_stores(),
+            _ => false,
+        }
+    }
+}
+
+/// Times of a wake's steps, from the event on.
+#[derive(Debug)]
+pub struct Steps {
+    start: Instant,
+    last: Instant,
+    steps: Vec<StepView>,
+}
+
+impl Steps {
+    /// The event was at `start`.
+    pub fn since(start: Instant) -> Steps {
+        Steps { start, last: start, steps: Vec::new() }
+    }
+
+    /// The step that ends now.
+    pub fn done(&mut self, name: &str) {
+        let now = Instant::now();
+        self.steps.push(StepView { name: name.to_owned(), us: (now - self.last).as_micros() as u64 });
+        self.last = now;
+    }
+
+    /// The step that took `us` of the time since the last one ended.
+    pub fn done_with(&mut self, name: &str, us: u64) {
+        self.steps.push(StepView { name: name.to_owned(), us });
+        self.last += Duration::from_micros(us);
+    }
+
+    /// (total in microseconds, the steps).
+    pub fn finish(self) -> (u64, Vec<StepView>) {
+        ((self.last - self.start).as_micros() as u64, self.steps)
+    }
+}
+
+/// While CRIU works in a proc's cgroup the proc's own limits are off: they are for the program, which had filled them
+/// maybe to the last process or page, and a share of a core would make the wake as slow as the program.
+struct Lifted<'a>(Option<&'a Proc>);
+
+impl<'a> Lifted<'a> {
+    /// Processes that a restore needs besides those it restores.
+    const SPARE_PIDS: usize = 64;
+    /// More than any proc has; the kernel's own limit is 4,194,304.
+    const MANY_PIDS: u32 = 1 << 20;
+
+    fn lift(proc: &'a Proc, manifest: &Manifest<Body>) -> Result<Lifted<'a>, CgroupError> {
+        let limits = &proc.spec.limits;
+        let threads = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
+        let tight = threads + Self::SPARE_PIDS > limits.pids as usize;
+        if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
+            return Ok(Lifted(None));
+        }
+        proc.cgroup.set_limits(&Limits { pids: Self::MANY_PIDS, ..Limits::default() })?;
+        Ok(Lifted(Some(proc)))
+    }
+}
+
+impl Drop for Lifted<'_> {
+    fn drop(&mut self) {
+        if let Some(proc) = self.0
+            && let Err(e) = proc.cgroup.set_limits(&proc.spec.limits)
+        {
+            tracing::warn!(proc = %proc.name, error = %e, "limits could not be set again after a wake");
+        }
+    }
+}
+
+/// Brings what is still in the store and needed before the program runs: the pages of these places, or all.
+fn bring(
+    proc: &Proc,
+    images: &Path,
+    manifest: &Manifest<Body>,
+    which: Option<&[(u32, u32, u32)]>,
+    steps: &mut Steps,
+) -> Result<(), WakeError> {
+    let is_remote = |(file, ..): &(u32, u32, u32)| manifest.remote.contains(file);
+    if manifest.remote.is_empty() || which.is_some_and(|which| !which.iter().any(is_remote)) {
+        return Ok(());
+    }
+    proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.bring(images, which)?;
+    steps.done("bring");
+    Ok(())
+}
+
+/// Restores the generation for `trigger`; returns the host pid of the sandbox's pid 1.
+pub fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
+    let images = kip_snapshot::path_of(&proc.dir, generation);
+    let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
+    let now = Now::read();
+    manifest.body.clocks = manifest.body.clocks_now().resumed(now);
+    // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client for one that was silent meanwhile.
+    let is_packet = (trigger.starts_with("tcp ") || trigger.starts_with("udp ")) && !manifest.body.clocks.stands;
+    manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
+    let body = &manifest.body;
+    let time = time_namespace(body.clocks.ahead_ns)?;
+    let time = time.as_ref().map(AsFd::as_fd);
+    let with_pins = pins::base_changed(&body.pins);
+    // First: what is not as it was is no fault of the plan's.
+    let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
+    let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
+    let mut unbuilt = None;
+    if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
+        bring(proc, &images, &manifest, ready.needed(), steps)?;
+        let volumes = volumes.take().expect("nobody has used them");
+        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes, time), trigger, steps) {
+            Ok(init) => return Ok(init),
+            Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
+            Err(e) => {
+                steps.done("not rebuilt");
+                unbuilt = Some(e);
+            }
+        }
+    }
+    match (unbuilt, comeback::bars_criu(&images)?) {
+        // What the plan takes over stays held for another try.
+        (Some(e), Some(_)) => return Err(e.into()),
+        (None, Some(what)) => return Err(WakeError::OnlyByPlan { what }),
+        (Some(e), None) => {
+            tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "not rebuilt by plan, CRIU restores it");
+        }
+        (None, None) => {}
+    }
+    bring(proc, &images, &manifest, None, steps)?;
+    // CRIU makes them anew, some under names that are taken as long as these live.
+    if let Err(e) = proc.holdings.drop_prefix(key::OBJECT) {
+        tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");
+    }
+    let helper = proc.shared.helpers.take()?;
+    steps.done("helper");
+    fault::reach("wake-helper");
+    let inotify = held_inotify(proc, body, with_pins);
+    let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
+    let mounted = volumes.map_or_else(|| volumes::for_wake(proc, generation, &body.volumes), Ok)?;
+    let volumes: Vec<_> = mounted.iter().enumerate().map(restored).collect();
+    steps.done("mounts");
+    let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
+    let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
+    let plan = timers::Plan::new(proc, &body.clocks);
+    let (used, missed) = advanced(proc, &images, body, plan.armed_at(), inotify.keys().copied().collect())?;
+    let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
+    let held = hold::hold(&used, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
+    let mut inherit = inherited(proc, body)?;
+    inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
+    let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
+    let namespaces = proc.held_namespaces();
+    let mut namespaces: Vec<_> = namespaces.iter().map(|(kind, fd)| (*kind, fd.as_fd())).collect();
+    namespaces.extend(time.map(|fd| (timens::NEWTIME, fd)));
+    let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
+    let request = RestoreRequest {
+        images: &used,
+        bytes: manifest.parts.iter().map(|part| part.size).sum(),
+        namespaces: &namespaces,
+        cgroups: &cgroups,
+        root: mounts.root.as_fd(),
+        usr: mounts.usr.as_fd(),
+        volumes: &volumes,
+        external_mounts: &external,
+        inherit: &inherit,
+    };
+    steps.done("prepare");
+    let mut damage = None;
+    let mut root = 0;
+    let (mut shortened, mut released) = (Vec::new(), false);
+    let restored = std::thread::scope(|scope| {
+        let check = scope.spawn(|| kip_snapshot::verify(&images, &manifest.parts));
+        let mut check = Some(check);
+        restore(helper, &request, &mut |stage| match stage {
+            Stage::Created(pid) => {
+                root = pid;
+                steps.done("processes");
+                fault::reach("wake-created");
+                true
+            }
+            Stage::Restored => {
+                steps.done("memory");
+                let verdict = check.take().map_or(Ok(()), |c| c.join().expect("verify does not panic"));
+                steps.done("verified");
+                fault::reach("wake-restored");
+                damage = verdict.err();
+                plan.wait(proc, &body.clocks);
+                damage.is_none()
+            }
+            Stage::Resuming => {
+                steps.done("registers");
+                if held.is_none() {
+                    released = true;
+                    shortened = release(proc, body, &body.clocks, &missed, false);
+                    steps.done("release");
+                    fault::reach("wake-released");
+                }
+                if let Err(e) = keep_stopped(proc, &used) {
+                    tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "stopped processes may run on");
+                }
+                true
+            }
+        })
+    });
+    timers::give_back(shortened);
+    drop(mounts);
+    if matches!(restored, Err(RestoreError::Helper(_))) && !released {
+        end_half_made(proc);
+    }
+    if restored.is_err() {
+        // For whoever wants to know more than the causes that are told.
+        let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
+    }
+    let woken = match (restored, damage) {
+        (_, Some(damage)) => Err(damage.into()),
+        (Err(e), None) => Err(e.into()),
+        (Ok(pid), None) => held.map_or(Ok(()), |held| let_go(proc, body, &held, &missed, steps)).map(|()| {
+            steps.done("resume");
+            pid
+        }),
+    };
+    // After the program runs. Links would keep the generation's blocks after it has gone.
+    if let Err(error) = fs::remove_dir_all(&used) {
+        tracing::warn!(proc = %proc.name, path = %used.display(), %error, "links to images stay until the next wake");
+    }
+    if woken.is_ok() {
+        fault::reach("wake-resumed");
+    }
+    woken
+}
+
+/// Gives the threads that CRIU has left held what they are to have, and lets them go. On an error the whole tree is ended.
+fn let_go(proc: &Proc, body: &Body, held: &Held, missed: &[Missed], steps: &mut Steps) -> Result<(), WakeError> {
+    fault::reach("wake-held");
+    let tree = proc.cgroup.pids().map(|pids| Tree::read(&pids)).map_err(io::Error::other);
+    let stopped = tree.and_then(|tree| resume::stop(&tree.processes(|inside| held.get(&inside))));
+    let stopped = stopped.and_then(|stopped| stopped.outlive().map(|()| stopped));
+    let stopped = stopped.map_err(|source| {
+        end_half_made(proc);
+        WakeError::Held(source)
+    })?;
+    let shortened = release(proc, body, &body.clocks, missed, true);
+    steps.done("release");
+    fault::reach("wake-released");
+    if let Err(e) = stopped.go() {
+        tracing::warn!(proc = %proc.name, error = %e, "a restored thread was not let go");
+    }
+    timers::give_back(shortened);
+    Ok(())
+}
+
+/// The time namespace that processes are to be born in whose CLOCK_MONOTONIC is that far ahead of the machine's; none for the
+/// machine's own.
+fn time_namespace(ahead_ns: i64) -> Result<Option<OwnedFd>, WakeError> {
+    (ahead_ns != 0).then(|| timens::new_time(ahead_ns)).transpose().map_err(WakeError::Time)
+}
+
+/// What a CRIU that died or hung has left: it is restored once more.
+fn end_half_made(proc: &Proc) {
+    let ended = proc.cgroup.kill(GONE_WITHIN);
+    if let Err(e) = ended.and_then(|()| proc.cgroup.set_limits(&proc.spec.limits)) {
+        tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "what CRIU had begun is not ended whole");
+    }
+}
+
+fn restored((number, volume): (usize, &Volume)) -> RestoredVolume<'_> {
+    RestoredVolume { key: volumes::key(number), fd: volume.fd.as_fd(), is_dir: volume.is_dir }
+}
+
+/// Sockets and pipes for the program to take over, by CRIU's keys.
+fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, WakeError> {
+    let mut list = Vec::new();
+    for socket in &body.sockets {
+        let what = format!("{}{}", key::SOCKET, socket.inode);
+        let fd = proc.holdings.get(&what).ok_or(WakeError::Lost { what })?;
+        list.push((inherit_key(socket.inode), fd));
+    }
+    for what in [key::OUT, key::ERR, key::STATUS] {
+        let lost = || WakeError::Lost { what: what.to_owned() };
+        let held = proc.holdings.get(what).ok_or_else(lost)?;
+        let end = reopen(&held, OFlags::WRONLY).map_err(|_| lost())?;
+        // The images know the pipe that it was, which may have been lost since.
+        let was = body.home.as_ref().and_then(|home| home.pipes.get(what).cloned());
+        let pipe = was.map_or_else(|| pipe_key(&end), Ok).map_err(|_| lost())?;
+        list.push((pipe, Arc::new(end)));
+    }
+    Ok(list)
+}
+
+/// The inotify instances that are held and see the files with which it wakes, by their ids. CRIU makes the others anew.
+fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<OwnedFd>> {
+    if proc.held_mounts(with_pins).is_none() {
+        return BTreeMap::new();
+    }
+    body.inotify.iter().filter_map(|known| Some((known.id, crate::inotify::held(known, proc)?))).collect()
+}
+
+/// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one
+/// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing where nobody could end the stop.
+fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
+    let stopped = hold::stopped_threads(images)?;
+    if stopped.is_empty() {
+        return Ok(());
+    }
+    let tree = Tree::read(&proc.cgroup.pids().map_err(WakeError::Cgroup)?);
+    for tid in stopped.iter().filter_map(|inside| tree.threads.get(inside)) {
+        let sent = kip_sys::process::send_thread_signal(*tid, Signal::STOP);
+        sent.map_err(|source| WakeError::Prepare { path: PathBuf::from(format!("/proc/{tid}")), source })?;
+    }
+    Ok(())
+}
+
+/// The images to restore from, links to the generation's own beside those that are changed: timers and ids that are moved, inotify
+/// instances that are given back, pages that lie in files of which CRIU knows nothing; and what those timers missed.
+fn advanced(
+    proc: &Proc,
+    images: &Path,
+    body: &Body,
+    armed_at: Now,
+    inotify: BTreeSet<u64>,
+) -> Result<(PathBuf, Vec<Missed>), WakeError> {
+    let scratch = &proc.dir.join("wake");
+    let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
+    let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
+    let whole = is_for_criu(&pages);
+    let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
+    match fs::remove_dir_all(scratch) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    fs::create_dir(scratch).map_err(failed)?;
+    for entry in fs::read_dir(images).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        fs::hard_link(entry.path(), scratch.join(entry.file_name())).map_err(failed)?;
+    }
+    if !whole {
+        make_whole(images, scratch, &pages)?;
+    }
+    if let Some(then) = moved {
+        ids::move_block(scratch, then, proc.first_id())?;
+    }
+    if !inotify.is_empty() {
+        inotify::turn_into_files(scratch, &inotify)?;
+    }
+    let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
+    clocks::advance_millis(scratch, &body.clocks, armed_at)?;
+    Ok((scratch.to_owned(), missed))
+}
+
+/// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run. `clocks` is what of the body's has to be
+/// set.
+fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced: bool) -> Vec<Shortened> {
+    let shortened = timers::set(proc, clocks, missed, traced);
+    owners::give(proc, body);
+    let held: Vec<_> = body
+        .sockets
+        .iter()
+        .filter_map(|s| Some((s, proc.holdings.get(&format!("{}{}", key::SOCKET, s.inode))?)))
+        .collect();
+    for (socket, fd) in &held {
+        if let Err(e) = custody::release(fd.as_fd(), &socket.options) {
+            tracing::warn!(proc = %proc.name, inode = socket.inode, error = %e, "options of a socket could not be put back");
+        }
+    }
+    drop(held);
+    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+        tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
+    }
+    shortened
+}

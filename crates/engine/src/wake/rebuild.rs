@@ -1,0 +1,254 @@
+//! The fast way up: the tree is rebuilt from its plan, with what was held through the sleep, without CRIU.
+//!
+//! Anything that is missing or goes wrong before the program runs leaves generation and held descriptors as they were,
+//! and CRIU does the wake. The last step is the same for both ways: see [`super::release`].
+
+use super::reopen::open_again;
+use super::{Steps, WakeError, end_half_made, release, timers};
+use crate::hibernate;
+use crate::holdings::key;
+use crate::host::Proc;
+use crate::inotify::key_of;
+use crate::plans::plan_wake;
+use kip_checkpoint::plan::{Plan, PlanError, Received};
+use kip_checkpoint::rebuild::{Rebuild, RebuildError, Unfilled};
+use kip_pager::client::PagerError;
+use kip_pager::protocol::Rebuilt;
+use kip_records::body::Body;
+use kip_sandbox::cgroup::CgroupError;
+use kip_sandbox::launcher::{LaunchError, RestoreRequest};
+use kip_sandbox::rootfs::{Mounts, RootfsError};
+use kip_sandbox::volume::Volume;
+use kip_snapshot::pages::{Run, SETS};
+use kip_snapshot::{Manifest, SnapshotError};
+use kip_sys::fault;
+use kip_sys::process::{Signal, pidfd_send_signal};
+use kip_types::chain;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Processes of a rebuild that failed are gone after this.
+const GONE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Why a rebuild failed; CRIU may still succeed.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Rebuild(#[from] RebuildError),
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("the file system of the proc cannot be mounted")]
+    Mounts(#[source] RootfsError),
+    #[error("the cgroup of the proc cannot be joined")]
+    Cgroup(#[source] CgroupError),
+    #[error("the pager does not take up what was left out")]
+    Pager(#[from] PagerError),
+    /// The generation itself: CRIU would fail as well.
+    #[error(transparent)]
+    Damaged(SnapshotError),
+}
+
+/// Everything that a rebuild takes, at hand.
+pub(super) struct Ready {
+    plan: Plan,
+    received: Vec<Arc<OwnedFd>>,
+    namespaces: [Arc<OwnedFd>; 4],
+}
+
+impl Ready {
+    /// The pages that have to be here before the program runs, or none for all.
+    pub(super) fn needed(&self) -> Option<&[(u32, u32, u32)]> {
+        self.plan.is_lazy().then_some(&self.plan.eager[..])
+    }
+}
+
+/// None if there is no plan of this generation for this kernel, or something of it is no longer held.
+pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_pins: bool) -> Option<Ready> {
+    let renewed = crate::renew::is_renewed(proc, &manifest.body);
+    if renewed || proc.shared.only_criu.load(Ordering::Relaxed) || manifest.kernel != kip_snapshot::kernel() {
+        return None;
+    }
+    let plan = match Plan::load(images) {
+        Ok(plan) => plan?,
+        Err(PlanError::OtherVersion) => {
+            plan_wake(proc, manifest.generation, &manifest.body);
+            Plan::load(images).ok()??
+        }
+        Err(e) => {
+            tracing::warn!(proc = %proc.name, error = chain(&e), "the plan of a wake cannot be used");
+            return None;
+        }
+    };
+    let mounts = if plan.same_files { Some(proc.held_mounts(with_pins)?) } else { None };
+    let get = |what: &Received| match what {
+        Received::Plan => None,
+        Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
+        Received::Object(id) => proc.holdings.get(&format!("{}{id}", key::OBJECT)),
+        Received::Deleted(id) => {
+            let held = proc.holdings.get(&format!("{}{id}", key::OBJECT))?;
+            let again = open_again(held.as_fd(), mounts.as_ref()?);
+            again
+                .map_err(|error| tracing::info!(proc = %proc.name, %error, "a deleted file cannot be opened again"))
+                .ok()
+                .map(Arc::new)
+        }
+        Received::Device => kip_sys::uffd::open_device().ok().map(Arc::new),
+        Received::Memory(memory) => memory
+            .make(images, proc.first_id())
+            .map_err(|error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again"))
+            .ok()
+            .map(Arc::new),
+        Received::Inotify(id) => proc.holdings.get(&key_of(*id)),
+        Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
+    };
+    let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
+    let namespace = |key| proc.holdings.get(key);
+    let user = Arc::new(proc.held_user().ok()?);
+    let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
+    Some(Ready { plan, received, namespaces })
+}
+
+/// Rebuilds; returns the host pid of pid 1.
+pub(super) fn rebuild(
+    proc: &Proc,
+    images: &Path,
+    manifest: &Manifest<Body>,
+    ready: &Ready,
+    (with_pins, volumes, time): (bool, Vec<Volume>, Option<BorrowedFd<'_>>),
+    trigger: &str,
+    steps: &mut Steps,
+) -> Result<u32, Failure> {
+    let body = &manifest.body;
+    if ready.plan.is_lazy() && proc.spec.timing.prefetch {
+        read_ahead(&images.join(SETS));
+    }
+    steps.done("plan");
+    fault::reach("wake-helper");
+    let mounts = Mounts { volumes, ..proc.take_mounts(with_pins).map_err(Failure::Mounts)? };
+    let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
+    let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
+    let bytes = manifest.parts.iter().map(|p| p.size).sum();
+    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes)?;
+    let [user, net, uts, ipc] = &ready.namespaces;
+    steps.done("mounts");
+    let started = proc.shared.launcher().restore(RestoreRequest {
+        mounts,
+        user: user.as_fd(),
+        net: net.as_fd(),
+        uts: uts.as_fd(),
+        ipc: ipc.as_fd(),
+        time,
+        control: control.as_fd(),
+        program: proc.shared.restorer.as_fd(),
+        cgroup: &cgroup,
+    });
+    if let Err(LaunchError::Failed(_)) = started {
+        // It will not succeed the next time either: an older kernel, or one with other rules.
+        proc.shared.only_criu.store(true, Ordering::Relaxed);
+    }
+    let started = started.inspect_err(|_| {
+        // A launcher that died may have left a child, which has the mounts of the next try.
+        if !proc.cgroup.pids().unwrap_or_default().is_empty() {
+            end_half_made(proc);
+        }
+    })?;
+    drop(control);
+    steps.done("processes");
+    fault::reach("wake-created");
+    let (init, pidfd) = (started.init_pid, started.pidfd);
+    let result = std::thread::scope(|scope| {
+        let check = scope.spawn(|| verify(images, manifest, &ready.plan));
+        let mut inflating = None;
+        let waited =
+            rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled, trigger))));
+        steps.done("memory");
+        let inflated = inflating.map(|inflating| inflating.join().expect("the pager's client does not panic"));
+        if inflated.is_some() {
+            steps.done("set");
+        }
+        let verdict = check.join().expect("verify does not panic");
+        steps.done("verified");
+        // First, for damage may be why the others failed.
+        verdict.map_err(Failure::Damaged)?;
+        waited?;
+        inflated.unwrap_or(Ok(()))?;
+        fault::reach("wake-restored");
+        let stopped = rebuild.stop(init)?;
+        steps.done("registers");
+        // What is released below is nowhere else any more: from here on the tree lives, whatever becomes of us.
+        stopped.outlive().map_err(RebuildError::Trace)?;
+        // Timerfds were held: nothing was missed. They know nothing of a clock that stood.
+        let mut clocks = body.clocks.clone();
+        clocks.timerfds.retain(|timer| clocks.stood_ns != 0 && timer.is_monotonic());
+        let shortened = release(proc, body, &clocks, &[], true);
+        steps.done("release");
+        fault::reach("wake-released");
+        // What was held is given up: the tree has been woken even if one of it died meanwhile.
+        if let Err(e) = stopped.go() {
+            tracing::warn!(proc = %proc.name, error = %e, "a rebuilt thread was not let go");
+        }
+        timers::give_back(shortened);
+        Ok(())
+    });
+    match result {
+        Ok(()) => {
+            steps.done("resume");
+            fault::reach("wake-resumed");
+            Ok(init)
+        }
+        Err(e) => {
+            // With pid 1 the kernel ends all the others; often it has ended by itself, which must not hide why.
+            let _ = pidfd_send_signal(pidfd.as_fd(), Signal::KILL);
+            hibernate::forget(proc);
+            if !proc.wait_until_empty(GONE_WITHIN) {
+                tracing::warn!(proc = %proc.name, "processes of a wake that failed are still there after 5 s");
+            }
+            Err(e)
+        }
+    }
+}
+
+/// Has the disk begin with a file that is needed in a moment; there may be none.
+fn read_ahead(path: &Path) {
+    if let Ok(file) = File::open(path) {
+        let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
+    }
+}
+
+/// What is read before the program runs is checked before it runs; what comes later is checked when it comes.
+fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), SnapshotError> {
+    if !plan.is_lazy() {
+        return kip_snapshot::verify(images, &manifest.parts);
+    }
+    let run = |(file, first, pages): &(u32, u32, u32)| Run { start: 0, pages: *pages, file: *file, first: *first };
+    kip_snapshot::verify_some(images, &manifest.parts, &plan.eager.iter().map(run).collect::<Vec<_>>())
+}
+
+/// Lets the pager look after what was left out.
+fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], trigger: &str) -> Result<(), Failure> {
+    let rebuilt = Rebuilt {
+        name: proc.name.to_string(),
+        number: proc.slot.number().into(),
+        directory: proc.dir.join(crate::host::proc::PAGER_DIRECTORY),
+        generation: images.to_owned(),
+        processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
+        prefetch: proc.spec.timing.prefetch,
+        kind: hibernate::kind_of(trigger),
+    };
+    let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
+    proc.shared.pager.inflate(rebuilt, &uffds)?;
+    Ok(())
+}
+
+impl From<Failure> for WakeError {
+    fn from(failure: Failure) -> WakeError {
+        match failure {
+            Failure::Damaged(e) => WakeError::Snapshot(e),
+            other => WakeError::Rebuild(Box::new(other)),
+        }
+    }
+}
