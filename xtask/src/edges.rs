@@ -9,7 +9,7 @@ const TYPES: &str = "kip-types";
 const SYS: &str = "kip-sys";
 
 /// Crate, and what it may depend on.
-const ALLOWED: [(&str, &[&str]); 21] = [
+const ALLOWED: [(&str, &[&str]); 22] = [
     (TYPES, &[]),
     (SYS, &[]),
     // Mechanisms: none knows another, but for what is said.
@@ -57,10 +57,28 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "kip-store",
         ],
     ),
+    // One task per proc; touches a process only through the engine.
+    (
+        "kip-supervisor",
+        &[
+            TYPES,
+            SYS,
+            "kip-net",
+            "kip-sandbox",
+            "kip-checkpoint",
+            "kip-snapshot",
+            "kip-engine",
+            "kip-offload",
+            "kip-records",
+            "kip-pager",
+            "kip-archive",
+        ],
+    ),
     (
         "kip-worker",
         &[
             "kip-engine",
+            "kip-supervisor",
             TYPES,
             SYS,
             "kip-keeper",

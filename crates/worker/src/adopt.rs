@@ -2,11 +2,9 @@
 //!
 //! Whoever may read the store and has the realm's keys may take over what runs nowhere. Intent first: a record of an archived
 //! proc that is not established, with its id and what it wakes from, is complete before the head in the store is
-//! touched. The rest is [`crate::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
+//! touched. The rest is [`kip_supervisor::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
 //! goes on, if not, it removes the record.
 
-use crate::probe::Listeners;
-use crate::task::{self, Archived, Command, Handle};
 use crate::worker::Worker;
 use crate::worker::taken;
 use kip_archive::head::Head;
@@ -19,6 +17,8 @@ use kip_offload::archive::{self, Whole, processor};
 use kip_records::body::Body;
 use kip_records::record::RecordError;
 use kip_records::state::Record;
+use kip_supervisor::probe::Listeners;
+use kip_supervisor::task::{self, Archived, Command, Handle};
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_types::api::{Code, Refusal};

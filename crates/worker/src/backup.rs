@@ -16,7 +16,6 @@
 
 pub(crate) mod restore;
 
-use crate::task::{Command, Handle, Still, Stilled};
 use crate::worker::Worker;
 use kip_archive::backup::BackupWriter;
 use kip_engine::host::Host;
@@ -24,6 +23,7 @@ use kip_offload::archive::find::absolute;
 use kip_offload::archive::place::OWN;
 use kip_offload::archive::{KeyLength, with_wrap};
 use kip_sandbox::quota::QuotaError;
+use kip_supervisor::task::{Command, Handle, Still, Stilled};
 use kip_sys::clock::now_ms;
 use kip_sys::publish::publish;
 use kip_types::api::{Code, Refusal};

@@ -1,8 +1,8 @@
 //! How procs were spread over the tiers in the last hour: a look at all of them every ten seconds, from memory alone. Lost with
 //! the daemon.
 
-use crate::task::Handle;
 use crate::view;
+use kip_supervisor::task::Handle;
 use kip_sys::clock::now_ms;
 use kip_types::Tier;
 use kip_types::api::HistorySample;

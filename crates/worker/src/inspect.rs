@@ -12,11 +12,11 @@ mod own;
 mod sockets;
 mod strings;
 
-use crate::task::Handle;
 use kip_checkpoint::look::Process;
 use kip_engine::beside;
 use kip_engine::host::Proc;
 use kip_records::state::Record;
+use kip_supervisor::task::Handle;
 use kip_types::api::{
     Code, Detail, Details, EnvView, FilesView, Looked, MapsView, ProcessEnv, ProcessFiles, ProcessMaps, Refusal,
     SocketsView,

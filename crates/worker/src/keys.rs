@@ -1,6 +1,5 @@
 //! `kip key`: the realm's keys as people ask for them. What a ring is, and how it is changed, is in [`kip_offload::archive`].
 
-use crate::task::{Handle, archived};
 use crate::worker::Worker;
 use kip_archive::ids::KeyId;
 use kip_archive::keys::{KeyFileError, Wrap};
@@ -8,6 +7,7 @@ use kip_engine::blocking::blocking;
 use kip_engine::secrets;
 use kip_offload::archive::with_wrap;
 use kip_offload::archive::{Archive, KeyChangeError};
+use kip_supervisor::task::{Handle, archived};
 use kip_sys::clock::now_ms;
 use kip_types::api::{Code, Refusal};
 use kip_types::chain;

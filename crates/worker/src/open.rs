@@ -1,11 +1,6 @@
 //! Opens a worker: the machine's parts in their order, recovery, and the other way round at the end.
 
 use crate::backup;
-use crate::disk;
-use crate::outdated;
-use crate::probe::Listeners;
-use crate::recover;
-use crate::registry::Registry;
 use crate::rest;
 use crate::worker::Worker;
 use kip_checkpoint::helper::{self, HelperConfig, SHIM};
@@ -38,6 +33,11 @@ use kip_sandbox::base::Base;
 use kip_sandbox::cgroup::Cgroups;
 use kip_sandbox::launcher::Launcher;
 use kip_sandbox::restorer::RESTORER;
+use kip_supervisor::disk;
+use kip_supervisor::outdated;
+use kip_supervisor::probe::Listeners;
+use kip_supervisor::recover;
+use kip_supervisor::registry::Registry;
 use kip_sys::clock::now_ms;
 use kip_sys::fault;
 use kip_sys::ns::Unshare;
@@ -227,7 +227,7 @@ impl Worker {
         });
         machine.watch_keeper();
         machine.watch_rules();
-        crate::relief::relieve(&machine.pressure, &registry);
+        kip_supervisor::relief::relieve(&machine.pressure, &registry);
         crate::collecting::collect_by_itself(&machine, collect_every);
         crate::lately::watch(&worker);
         if let Some(limit) = disk {

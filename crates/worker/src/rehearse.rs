@@ -4,13 +4,13 @@
 //! working directory), and ends when the kernel has exec'd the program, before its first instruction. It is no proc for anybody else,
 //! publishes nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so recovery removes it.
 
-use crate::probe;
 use crate::worker::Worker;
 use crate::worker::check_spec;
 use kip_engine::blocking::blocking;
 use kip_engine::{secrets, start, stop, volumes};
 use kip_image::digest::Hasher;
 use kip_net::reserve::{self, At, ReserveError};
+use kip_supervisor::probe;
 use kip_types::api::{Code, ContentView, ContentsView, PortView, Refusal};
 use kip_types::chain;
 use kip_types::keys::Hex;

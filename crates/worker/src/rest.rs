@@ -3,9 +3,9 @@
 //!
 //! Crash in the middle: whoever is parked is parked, and says in its record whether it was awake.
 
-use crate::task::{Command, Handle};
 use crate::worker::Worker;
 use futures_util::StreamExt as _;
+use kip_supervisor::task::{Command, Handle};
 use kip_types::{ProcName, State};
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;

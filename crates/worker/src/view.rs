@@ -1,7 +1,5 @@
 //! What people and programs see of a proc: `inspect`, `ps`, `top`. Reads, never changes anything.
 
-use crate::probe;
-use crate::task::{Handle, Status};
 use kip_checkpoint::clocks::Now;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
@@ -9,6 +7,8 @@ use kip_engine::host::measured::Measure;
 use kip_engine::metrics::ProcNow;
 use kip_engine::tree;
 use kip_records::state::Record;
+use kip_supervisor::probe;
+use kip_supervisor::task::{Handle, Status};
 use kip_sys::clock::now_ms;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
 use kip_types::{State, Tier};

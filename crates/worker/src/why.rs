@@ -7,8 +7,6 @@ mod look;
 
 pub(crate) use look::{plain, word};
 
-use crate::idle::Activity;
-use crate::task::{Handle, Status, would_be_late};
 use kip_checkpoint::clocks::Now;
 use kip_engine::beside;
 use kip_engine::holdings::key;
@@ -17,6 +15,8 @@ use kip_engine::suspend;
 use kip_engine::tree::Tree;
 use kip_engine::volumes;
 use kip_records::due::source_word;
+use kip_supervisor::idle::Activity;
+use kip_supervisor::task::{Handle, Status, would_be_late};
 use kip_types::State;
 use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
 use kip_types::chain;

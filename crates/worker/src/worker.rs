@@ -1,9 +1,6 @@
 //! The procs of one data directory: what the API asks of them.
 
-use crate::probe::Listeners;
-use crate::registry::Registry;
-use crate::task::{By, Command, Handle, Task};
-use crate::{inspect, probe, view, why};
+use crate::{inspect, view, why};
 use kip_engine::blocking::blocking;
 use kip_engine::exec::ExecSession;
 use kip_engine::host::Host;
@@ -16,6 +13,10 @@ use kip_net::Slot;
 use kip_records::record;
 use kip_records::state::Record;
 use kip_sandbox::quota;
+use kip_supervisor::probe;
+use kip_supervisor::probe::Listeners;
+use kip_supervisor::registry::Registry;
+use kip_supervisor::task::{By, Command, Handle, Task};
 use kip_types::api::{
     CacheView, Code, Detail, Details, Event, ExecRequest, HealthView, MeterView, ProcView, Refusal, RoomView, WhyView,
 };

@@ -3,7 +3,6 @@
 use super::live::lying;
 use super::maps::{Place, Places};
 use super::{Page, Pages, strings};
-use crate::task::archived;
 use kip_archive::table::{Home, Space};
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::look::{self, Images, Process};
@@ -12,6 +11,7 @@ use kip_offload::archive::Stored;
 use kip_records::body::Body;
 use kip_snapshot::pages::{PAGE, PageMap, damaged};
 use kip_snapshot::remote::RemoteFile;
+use kip_supervisor::task::archived;
 use kip_types::Generation;
 use kip_types::api::Detail;
 use kip_types::chain;

@@ -185,7 +185,11 @@ impl Task {
         self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
     }
 
-    pub(crate) async fn wake_on_request(&mut self, trigger: String) -> Result<bool, Refusal> {
+    /// Wakes it by request; whether it slept.
+    ///
+    /// # Errors
+    /// It cannot be woken.
+    pub async fn wake_on_request(&mut self, trigger: String) -> Result<bool, Refusal> {
         self.refuse_if_elsewhere()?;
         match self.record.state {
             State::Hot { .. } => {

@@ -106,7 +106,7 @@ async fn until_closed(stream: TcpStream) {
 }
 
 /// One look: nothing if it is as it is to be.
-pub(crate) async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
+pub async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
     let address = Addresses::of(proc.shared.instance, proc.slot).v4;
     match check {
         Check::Tcp(port) => {

@@ -4,16 +4,16 @@ use tokio::task::JoinHandle;
 
 /// The tasks that answer for one proc. Dropped, they end soon.
 #[derive(Debug, Default)]
-pub(crate) struct Probes(Vec<JoinHandle<()>>);
+pub struct Probes(Vec<JoinHandle<()>>);
 
 impl Probes {
     /// Of these tasks.
-    pub(crate) fn new(tasks: Vec<JoinHandle<()>>) -> Probes {
+    pub fn new(tasks: Vec<JoinHandle<()>>) -> Probes {
         Probes(tasks)
     }
 
     /// Ends them; the ports are free then.
-    pub(crate) async fn end(&mut self) {
+    pub async fn end(&mut self) {
         for task in self.0.drain(..) {
             task.abort();
             let _ = task.await;

@@ -78,7 +78,7 @@ impl Pressed {
 }
 
 /// What the next wake of a sleeper takes: all that it had when it fell asleep, or its working set if that is more.
-pub(crate) fn need(proc: &Proc, record: &Record, asleep: Asleep) -> Need {
+pub fn need(proc: &Proc, record: &Record, asleep: Asleep) -> Need {
     let sleep = record.last_sleep.as_ref();
     let (written, awake) = sleep.map_or((0, 0), |s| (s.bytes_written, s.memory_bytes.unwrap_or(0)));
     let (bytes, work) = match record.state {

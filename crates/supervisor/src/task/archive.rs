@@ -36,14 +36,14 @@ use std::time::{Duration, Instant};
 
 /// What is known locally of an archived proc.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Archived {
+pub struct Archived {
     /// What it wakes from.
-    pub(crate) front: FrontRef,
+    pub front: FrontRef,
     /// The keys without which it cannot be woken; none in what an older daemon wrote, and then it may need any.
     #[serde(default)]
-    pub(crate) keys: BTreeSet<KeyId>,
+    pub keys: BTreeSet<KeyId>,
     /// Its sockets and due timers.
-    pub(crate) body: Body,
+    pub body: Body,
 }
 
 /// A store that does not answer keeps a proc from waking no longer than this.
@@ -77,7 +77,7 @@ impl From<String> for Unfetched {
 
 /// Its generation does not go to the store.
 #[derive(Debug)]
-pub(crate) enum NotStored {
+pub enum NotStored {
     /// Not now.
     Failed(String),
     /// It could not be woken from there: see [`policy::check_return`].
@@ -503,7 +503,7 @@ fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
 }
 
 /// What is known locally of an archived proc.
-pub(crate) fn archived(proc: &Proc) -> Result<Archived, String> {
+pub fn archived(proc: &Proc) -> Result<Archived, String> {
     let path = proc.dir.join(ARCHIVED);
     let text = fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     serde_json::from_slice(&text).map_err(|e| format!("{}: {e}", path.display()))

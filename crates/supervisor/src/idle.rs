@@ -15,18 +15,18 @@ const SAVED: Duration = Duration::from_millis(50);
 
 /// Counters of a proc at one moment.
 #[derive(Debug, Clone)]
-pub(crate) struct Sample<A> {
+pub struct Sample<A> {
     /// When.
-    pub(crate) at: Instant,
+    pub at: Instant,
     /// CPU time of its cgroup.
-    pub(crate) cpu: Duration,
+    pub cpu: Duration,
     /// What the network counters say; none if they cannot be read.
-    pub(crate) traffic: Option<A>,
+    pub traffic: Option<A>,
 }
 
 /// What kept a proc from being idle, at the last look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Activity {
+pub enum Activity {
     /// Payload was received or sent.
     Traffic,
     /// It used this many thousandths of a core.
@@ -35,7 +35,7 @@ pub(crate) enum Activity {
 
 /// Follows one running proc.
 #[derive(Debug)]
-pub(crate) struct Idle<A> {
+pub struct Idle<A> {
     last: Option<Sample<A>>,
     quiet_since: Instant,
     seen: Option<Activity>,
@@ -45,17 +45,17 @@ pub(crate) struct Idle<A> {
 
 impl<A> Idle<A> {
     /// Begins now, as active.
-    pub(crate) fn new(now: Instant) -> Self {
+    pub fn new(now: Instant) -> Self {
         Idle { last: None, quiet_since: now, seen: None, saved: FORGIVEN }
     }
 
     /// Begins at a first sample.
-    pub(crate) fn asleep(now: Instant, sample: Sample<A>) -> Self {
+    pub fn asleep(now: Instant, sample: Sample<A>) -> Self {
         Idle { last: Some(sample), ..Idle::new(now) }
     }
 
     /// Takes a look; `moved` compares traffic counters.
-    pub(crate) fn look(&mut self, sample: Sample<A>, moved: impl Fn(&A, &A) -> bool) {
+    pub fn look(&mut self, sample: Sample<A>, moved: impl Fn(&A, &A) -> bool) {
         if let Some(last) = &self.last {
             let span = sample.at.saturating_duration_since(last.at);
             let cpu = sample.cpu.saturating_sub(last.cpu);
@@ -80,31 +80,32 @@ impl<A> Idle<A> {
     }
 
     /// Takes a look, but what happened since the last one is not activity.
-    pub(crate) fn skip(&mut self, sample: Sample<A>) {
+    pub fn skip(&mut self, sample: Sample<A>) {
         self.last = Some(sample);
     }
 
     /// Something the counters do not show happened: a call, an exec.
-    pub(crate) fn touch(&mut self, now: Instant) {
+    pub fn touch(&mut self, now: Instant) {
         self.quiet_since = self.quiet_since.max(now);
     }
 
     /// How long nothing has happened.
-    pub(crate) fn quiet(&self, now: Instant) -> Duration {
+    pub fn quiet(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.quiet_since)
     }
 
     /// The newest activity that was seen.
-    pub(crate) fn seen(&self) -> Option<Activity> {
+    pub fn seen(&self) -> Option<Activity> {
         self.seen
     }
 }
 
 /// What would have become of a running proc if its idle policy were more than tried.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DryRun {
+pub struct DryRun {
     began: Instant,
-    pub(crate) sleeps: u32,
+    /// How often it would have fallen asleep.
+    pub sleeps: u32,
     /// In the sleeps that are over.
     slept: Duration,
     /// Since when it would be asleep.
@@ -112,31 +113,33 @@ pub(crate) struct DryRun {
 }
 
 impl DryRun {
-    pub(crate) fn new(now: Instant) -> DryRun {
+    /// Begins now, awake.
+    pub fn new(now: Instant) -> DryRun {
         DryRun { began: now, sleeps: 0, slept: Duration::ZERO, since: None }
     }
 
     /// Whether it would be asleep.
-    pub(crate) fn is_asleep(&self) -> bool {
+    pub fn is_asleep(&self) -> bool {
         self.since.is_some()
     }
 
     /// How long it would have slept until `now`.
-    pub(crate) fn asleep(&self, now: Instant) -> Duration {
+    pub fn asleep(&self, now: Instant) -> Duration {
         self.slept + self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
     /// Since when it has been tried.
-    pub(crate) fn tried(&self, now: Instant) -> Duration {
+    pub fn tried(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began)
     }
 
-    pub(crate) fn sleep(&mut self, now: Instant) {
+    /// It would fall asleep now.
+    pub fn sleep(&mut self, now: Instant) {
         (self.since, self.sleeps) = (Some(now), self.sleeps + 1);
     }
 
     /// It became active at `at`. Gives how long it would have slept, if it would be asleep.
-    pub(crate) fn wake(&mut self, at: Instant) -> Option<Duration> {
+    pub fn wake(&mut self, at: Instant) -> Option<Duration> {
         let slept = at.saturating_duration_since(self.since.take()?);
         self.slept += slept;
         Some(slept)

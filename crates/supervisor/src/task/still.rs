@@ -6,20 +6,20 @@ use kip_sys::fault;
 
 /// How a proc stands.
 #[derive(Debug)]
-pub(crate) struct Stilled {
+pub struct Stilled {
     /// Its record.
-    pub(crate) record: Record,
+    pub record: Record,
     /// Why it goes on running.
-    pub(crate) runs: Option<String>,
+    pub runs: Option<String>,
 }
 
 /// Lets a proc go on when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Still(#[allow(dead_code, reason = "it is dropped, that is all")] oneshot::Sender<()>);
+pub struct Still(#[allow(dead_code, reason = "it is dropped, that is all")] oneshot::Sender<()>);
 
 impl Still {
     /// One, and what its proc is to wait for.
-    pub(crate) fn new() -> (Still, oneshot::Receiver<()>) {
+    pub fn new() -> (Still, oneshot::Receiver<()>) {
         let (still, over) = oneshot::channel();
         (Still(still), over)
     }

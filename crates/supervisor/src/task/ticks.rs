@@ -33,7 +33,7 @@ pub(super) fn data_moved_since(before: &Sample<Traffic>, proc: &Proc, init: u32)
 }
 
 /// Why a proc that ticks is not parked by itself, and what parks it; `ticker`: the thread that ticks, in words.
-pub(crate) fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
+pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
     let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
     let name = &proc.name;
     let ticker = ticker.map(|thread| format!(" ({thread})")).unwrap_or_default();

@@ -35,7 +35,7 @@ fn is_other(pid: u32, program: &Path) -> bool {
 }
 
 /// Replaces what is outdated, the pager first: the next one takes up what the keeper holds.
-pub(crate) async fn replace(machine: &Arc<Registry>) {
+pub async fn replace(machine: &Arc<Registry>) {
     replace_pager(machine).await;
     let machine = Arc::clone(machine);
     blocking(move || end_keeper(&machine)).await;

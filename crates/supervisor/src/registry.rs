@@ -16,14 +16,15 @@ use std::time::{Duration, Instant};
 
 /// Which procs exist, and how each is spoken to.
 #[derive(Debug)]
-pub(crate) struct Registry {
-    pub(crate) host: Arc<Host>,
+pub struct Registry {
+    /// What procs have of their machine.
+    pub host: Arc<Host>,
     handles: Mutex<HashMap<Slot, Handle>>,
 }
 
 impl Registry {
     /// Without procs.
-    pub(crate) fn new(host: Arc<Host>) -> Arc<Registry> {
+    pub fn new(host: Arc<Host>) -> Arc<Registry> {
         Arc::new(Registry { host, handles: Mutex::default() })
     }
 
@@ -32,13 +33,13 @@ impl Registry {
     }
 
     /// A proc exists from now on: its task hears of the wake plane's events and of the pager's.
-    pub(crate) fn enlist(&self, handle: Handle) {
+    pub fn enlist(&self, handle: Handle) {
         self.host.enlist(Arc::clone(&handle.proc));
         self.handles().insert(handle.proc.slot, handle);
     }
 
     /// Strikes a proc when its task has removed it.
-    pub(crate) fn when_removed(self: &Arc<Registry>) -> Removed {
+    pub fn when_removed(self: &Arc<Registry>) -> Removed {
         let registry = Arc::downgrade(self);
         Removed(Box::new(move |proc| {
             if let Some(registry) = registry.upgrade() {
@@ -56,14 +57,14 @@ impl Registry {
     }
 
     /// Whether the proc of that slot has ended.
-    pub(crate) fn is_stopped(&self, slot: Slot) -> bool {
+    pub fn is_stopped(&self, slot: Slot) -> bool {
         let stopped =
             |h: &Handle| matches!(h.status.borrow().record.state, State::Stopped { .. } | State::Restarting { .. });
         self.handles().get(&slot).is_some_and(stopped)
     }
 
     /// Follows the pager, and starts another when it dies; runs on a thread of its own. Tells when it is followed for the first time.
-    pub(crate) fn serve_pager(self: &Arc<Registry>) -> tokio::sync::oneshot::Receiver<()> {
+    pub fn serve_pager(self: &Arc<Registry>) -> tokio::sync::oneshot::Receiver<()> {
         let weak = Arc::downgrade(self);
         let (is_followed, first) = tokio::sync::oneshot::channel();
         let serve = move || {
@@ -109,7 +110,7 @@ impl Registry {
     }
 
     /// Of all procs.
-    pub(crate) fn all_handles(&self) -> Vec<Handle> {
+    pub fn all_handles(&self) -> Vec<Handle> {
         self.handles().values().cloned().collect()
     }
 
@@ -183,7 +184,7 @@ impl Registry {
     }
 
     /// Hands the wake plane's events to the tasks; runs on a thread of its own until the plane is closed.
-    pub(crate) fn serve_wake_plane(self: &Arc<Registry>) {
+    pub fn serve_wake_plane(self: &Arc<Registry>) {
         let plane = Arc::clone(&self.host.wake_plane);
         let machine = Arc::downgrade(self);
         let serve = move || {

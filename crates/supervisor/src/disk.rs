@@ -58,7 +58,7 @@ struct Watch {
 }
 
 /// Starts the task, which ends with the machine. `limit`: bytes.
-pub(crate) fn watch(machine: &Arc<Registry>, limit: u64) {
+pub fn watch(machine: &Arc<Registry>, limit: u64) {
     let (known, rests) = (HashMap::new(), HashMap::new());
     let watch = Watch { machine: Arc::downgrade(machine), limit, known, rests, told: false };
     tokio::spawn(watch.run());

@@ -41,22 +41,22 @@ const AGAIN: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Listeners by host port.
-pub(crate) type Listeners = BTreeMap<u16, std::net::TcpListener>;
+pub type Listeners = BTreeMap<u16, std::net::TcpListener>;
 
 /// Opens the ports of a proc that is to be made.
-pub(crate) fn listen(spec: &Spec) -> Result<Listeners, Refusal> {
+pub fn listen(spec: &Spec) -> Result<Listeners, Refusal> {
     let open = |probe: &Probe| Ok((probe.host_port, reserve::listen(probe.host_port)?));
     spec.probes.iter().map(open).collect::<Result<_, _>>().map_err(|e| is_taken(&spec.name, &e))
 }
 
 /// `name` cannot have the port of one of its probes.
-pub(crate) fn is_taken(name: &ProcName, e: &ReserveError) -> Refusal {
+pub fn is_taken(name: &ProcName, e: &ReserveError) -> Refusal {
     let code = if matches!(e, ReserveError::Taken { .. }) { Code::Taken } else { Code::Failed };
     Refusal::new(code, format!("{name} cannot start: its probe's {}", chain(e)))
 }
 
 /// Answers on the ports of a proc, and opens those that are not open yet.
-pub(crate) fn serve(handle: &Handle, mut listeners: Listeners) -> Probes {
+pub fn serve(handle: &Handle, mut listeners: Listeners) -> Probes {
     let proc = &handle.proc;
     let tasks = proc.spec.probes.iter().map(|probe| {
         let listener = listeners.remove(&probe.host_port).or_else(|| held(proc, probe));
@@ -155,7 +155,7 @@ async fn exchange(mut stream: TcpStream, handle: &Handle, probe: &Probe) -> io::
 }
 
 /// How a proc is, as those of its probes see it. An awake one is asked, unless it was a moment ago.
-pub(crate) async fn health(handle: &Handle, probes: &[Probe]) -> HealthView {
+pub async fn health(handle: &Handle, probes: &[Probe]) -> HealthView {
     let (asked, probes) = (handle.clone(), probes.to_vec());
     let mine = probes.clone();
     // In a task of its own: whoever waits for it may go away, and it says what it has found all the same.
@@ -195,7 +195,7 @@ async fn ask(handle: &Handle, probe: &Probe) {
 }
 
 /// What is known of the probes, from the record.
-pub(crate) fn views(probes: &[Probe], record: &Record) -> Vec<ProbeView> {
+pub fn views(probes: &[Probe], record: &Record) -> Vec<ProbeView> {
     let view = |probe: &Probe| {
         let last = record.checked.iter().find(|c| c.host_port == probe.host_port);
         let health = match last {

@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Answer to a request.
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+pub type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
 
 /// What can happen to a proc from outside.
+#[allow(missing_docs, reason = "each command says in one line what its fields are for")]
 #[derive(Debug)]
-pub(crate) enum Command {
+pub enum Command {
     /// Start it, for the first time or again.
     Start { wait_ready: bool, reply: Reply<()> },
     /// End it. It is woken first, so that the program can end in order, if `grace` is not zero.
@@ -63,7 +64,7 @@ pub(crate) enum Command {
 
 /// On whose word a proc is put to sleep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum By {
+pub enum By {
     /// The owner's, with what the owner says of the program's clock in this one sleep. Ticks may be gathered in it.
     Owner(Option<Clock>),
     /// Kip's own, for an upgrade, a backup or the end of the machine.

@@ -6,7 +6,7 @@ use kip_types::api::WakeView;
 
 impl Task {
     /// For its meter, for the metrics, and for who wants to hear of it.
-    pub(crate) fn count_wake(&self, wake: &WakeView) {
+    pub fn count_wake(&self, wake: &WakeView) {
         let trigger = kip_engine::meter::word(&wake.trigger);
         self.proc.meter.woken(wake.from, trigger);
         self.proc.shared.metrics.woke(wake.from, trigger, wake.total_us);
@@ -16,7 +16,7 @@ impl Task {
     }
 
     /// The same of a wake that failed.
-    pub(crate) fn count_failed_wake(&self, from: Tier, why: &str) {
+    pub fn count_failed_wake(&self, from: Tier, why: &str) {
         self.proc.shared.metrics.failed_to_wake(from);
         if let Some(observer) = &self.proc.shared.observer {
             observer.failed(&self.proc.name, from, why);

@@ -1,6 +1,6 @@
 //! Taking over: a proc from the store becomes this data directory's, and one of this data directory's is seen to be another's.
 //!
-//! [`crate::adopt`] has recorded what is to come: an archived proc that is not established. Its steps here, each of which may be
+//! The worker has recorded what is to come: an archived proc that is not established. Its steps here, each of which may be
 //! repeated: what it needs on this machine is made and held, the head is swapped, its files come, it is established. Before
 //! the swap it is free in the store and nothing of it is here that counts; after it, it is here and nowhere else.
 
@@ -147,6 +147,6 @@ impl Task {
 }
 
 /// Asks a task to finish, or undo, what was under way when the last daemon ended.
-pub(crate) async fn finish(handle: &super::Handle) -> Result<(), Refusal> {
+pub async fn finish(handle: &super::Handle) -> Result<(), Refusal> {
     handle.ask(|reply| Command::TakeOver { only_if_ours: true, reply }).await
 }

@@ -22,22 +22,22 @@ mod starting;
 mod still;
 mod ticks;
 
-pub(crate) use adopt::finish as finish_taking_over;
+pub use adopt::finish as finish_taking_over;
 use archive::Storing;
-pub(crate) use archive::{Archived, archived};
-pub(crate) use checked::Asking;
-pub(crate) use command::{By, Command, Reply};
+pub use archive::{Archived, archived};
+pub use checked::Asking;
+pub use command::{By, Command, Reply};
 use deadline::Levels;
-pub(crate) use hibernate::Asleep;
+pub use hibernate::Asleep;
 use hibernate::Hibernating;
 use kip_engine::tickets::Ticket;
 use kip_records::body::Body;
 use kip_types::chain;
-pub(crate) use pressed::need;
-pub(crate) use probes::Probes;
-pub(crate) use ready::once as look_once;
-pub(crate) use still::{Still, Stilled};
-pub(crate) use ticks::would_be_late;
+pub use pressed::need;
+pub use probes::Probes;
+pub use ready::once as look_once;
+pub use still::{Still, Stilled};
+pub use ticks::would_be_late;
 
 use crate::idle::{Activity, DryRun, Idle, Sample};
 use kip_checkpoint::clocks::Now;
@@ -79,33 +79,34 @@ const RETRY_SLEEP: Duration = Duration::from_secs(60);
 
 /// What others see of a proc.
 #[derive(Debug, Clone)]
-pub(crate) struct Status {
-    pub(crate) record: Record,
+pub struct Status {
+    /// What is recorded of the proc.
+    pub record: Record,
     /// Since when nothing has happened; none unless running.
-    pub(crate) quiet_since: Option<Instant>,
+    pub quiet_since: Option<Instant>,
     /// The newest activity.
-    pub(crate) seen: Option<Activity>,
+    pub seen: Option<Activity>,
     /// The next wake for a timer.
-    pub(crate) next: Option<NextWake>,
+    pub next: Option<NextWake>,
     /// It is being looked whether it has become ready.
-    pub(crate) starting: bool,
+    pub starting: bool,
     /// Programs under exec.
-    pub(crate) execs: usize,
+    pub execs: usize,
     /// What it takes while it is hibernated.
-    pub(crate) asleep: Asleep,
+    pub asleep: Asleep,
     /// Hibernated, it ticks in place: parked, its ticks would be late.
-    pub(crate) ticks: bool,
+    pub ticks: bool,
     /// The thread that does, in words.
-    pub(crate) ticker: Option<String>,
+    pub ticker: Option<String>,
     /// Its wake waits for leave.
-    pub(crate) waits: bool,
+    pub waits: bool,
     /// Its idle policy is only tried.
-    pub(crate) dry_run: Option<DryRun>,
+    pub dry_run: Option<DryRun>,
 }
 
 impl Status {
     /// Before anything is known but its record.
-    pub(crate) fn new(record: Record) -> Status {
+    pub fn new(record: Record) -> Status {
         Status {
             record,
             quiet_since: None,
@@ -152,13 +153,15 @@ struct Sleeping {
 
 /// The owner of one proc.
 #[derive(Debug)]
-pub(crate) struct Task {
+pub struct Task {
     /// To be called when it is removed.
     removed: Removed,
     /// Its own inbox, for work that it has done beside it.
     own: mpsc::WeakSender<Command>,
-    pub(crate) proc: Arc<Proc>,
-    pub(crate) record: Record,
+    /// The proc.
+    pub proc: Arc<Proc>,
+    /// What is recorded of the proc.
+    pub record: Record,
     inbox: mpsc::Receiver<Command>,
     status: watch::Sender<Status>,
     running: Option<Running>,
@@ -192,15 +195,16 @@ pub(crate) struct Task {
     starting: Option<ready::Looking>,
     /// Closed at its end: a probe is asking it, or has just asked.
     checking: Option<oneshot::Receiver<()>>,
-    pub(crate) probes: Probes,
+    /// Ports on which Kip answers how the proc is.
+    pub probes: Probes,
     /// Namespaces for the first start.
-    pub(crate) kit: Option<Kit>,
+    pub kit: Option<Kit>,
 }
 
 type OnRemoval = dyn Fn(&Arc<Proc>) + Send + Sync;
 
 /// Is called when a proc is removed.
-pub(crate) struct Removed(pub(crate) Box<OnRemoval>);
+pub struct Removed(pub Box<OnRemoval>);
 
 impl std::fmt::Debug for Removed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -210,21 +214,24 @@ impl std::fmt::Debug for Removed {
 
 /// Others' side of a task.
 #[derive(Debug, Clone)]
-pub(crate) struct Handle {
-    pub(crate) proc: Arc<Proc>,
-    pub(crate) inbox: mpsc::Sender<Command>,
-    pub(crate) status: watch::Receiver<Status>,
+pub struct Handle {
+    /// The proc.
+    pub proc: Arc<Proc>,
+    /// What the task is asked.
+    pub inbox: mpsc::Sender<Command>,
+    /// How the proc is, as its task has said last.
+    pub status: watch::Receiver<Status>,
 }
 
 impl Handle {
     /// A client may have its reply before the wake is recorded: what is under way is waited for, but not long.
-    pub(crate) async fn settled(&mut self) {
+    pub async fn settled(&mut self) {
         let settled = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
         let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
     }
 
     /// Sends a command and waits for its answer.
-    pub(crate) async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
+    pub async fn ask<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
         let gone = || {
             let name = self.proc.name.as_str();
             match self.proc.shared.rests() {
@@ -241,7 +248,7 @@ impl Handle {
 impl Task {
     /// A task for the proc in the state of its record. To be started by [`Task::start_running`] when its handle is known
     /// to everybody who has something for it: a parked proc's sockets may have an event at once.
-    pub(crate) fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>, removed: Removed) -> (Task, Handle) {
+    pub fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(Status::new(record.clone()));
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
@@ -278,7 +285,7 @@ impl Task {
     }
 
     /// Runs it until the proc is removed.
-    pub(crate) fn start_running(self) {
+    pub fn start_running(self) {
         tokio::spawn(self.run());
     }
 
@@ -373,7 +380,7 @@ impl Task {
     }
 
     /// Records the state after `input`, before anything is done about it.
-    pub(crate) fn advance(&mut self, input: Input, durability: record::Durability) -> Result<(), Refusal> {
+    pub fn advance(&mut self, input: Input, durability: record::Durability) -> Result<(), Refusal> {
         let next = self.record.after(input).map_err(|e| self.unfit(&e))?;
         self.write(next, durability)
     }

@@ -33,15 +33,19 @@ const SETTLE_WITHIN: Duration = Duration::from_secs(15);
 
 /// What a data directory remembers of a proc.
 #[derive(Debug)]
-pub(crate) struct Remembered {
-    pub(crate) name: ProcName,
-    pub(crate) spec: Spec,
-    pub(crate) record: Record,
-    pub(crate) meter: Kept,
+pub struct Remembered {
+    /// Its name.
+    pub name: ProcName,
+    /// What it was run with.
+    pub spec: Spec,
+    /// Its newest record.
+    pub record: Record,
+    /// What it has used.
+    pub meter: Kept,
 }
 
 /// Reads all records; those that cannot be read are named and left alone.
-pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordError> {
+pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordError> {
     let listing = records.list()?;
     for stranger in &listing.strangers {
         tracing::warn!(path = %stranger.display(), "not a proc, left alone");
@@ -63,7 +67,7 @@ pub(crate) fn read_all(records: &Records) -> Result<Vec<Remembered>, record::Rec
 }
 
 /// The proc and its true record, or none if it was removed.
-pub(crate) async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
+pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc<Proc>, Record)> {
     let Remembered { name, spec, record, meter } = remembered;
     let meter = Meter::taken_up(meter, now_ms());
     let Ok(slot) = Slot::new(record.slot) else {

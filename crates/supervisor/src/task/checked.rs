@@ -8,7 +8,7 @@ use super::*;
 
 /// As long as it lives a check is under way.
 #[derive(Debug)]
-pub(crate) struct Asking(#[allow(dead_code, reason = "it is dropped, that is all")] oneshot::Sender<()>);
+pub struct Asking(#[allow(dead_code, reason = "it is dropped, that is all")] oneshot::Sender<()>);
 
 impl Task {
     pub(super) fn begin_check(&mut self) -> Option<Asking> {

@@ -116,7 +116,7 @@ struct Relief {
 }
 
 /// Starts the task. It ends with the machine.
-pub(crate) fn relieve(pressure: &Arc<Pressure>, machine: &Arc<Registry>) {
+pub fn relieve(pressure: &Arc<Pressure>, machine: &Arc<Registry>) {
     let relief = Relief {
         pressure: Arc::clone(pressure),
         machine: Arc::downgrade(machine),

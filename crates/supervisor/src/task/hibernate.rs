@@ -51,11 +51,11 @@ fn not_just_before(due_in: Option<Duration>, park_in: Duration) -> Duration {
 
 /// Memory that a hibernated proc takes, bytes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Asleep {
+pub struct Asleep {
     /// What is left of its own.
-    pub(crate) there_bytes: u64,
+    pub there_bytes: u64,
     /// Its working sets at the pager.
-    pub(crate) set_bytes: u64,
+    pub set_bytes: u64,
 }
 
 /// A hibernated proc.
