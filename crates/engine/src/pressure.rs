@@ -1,12 +1,10 @@
-//! Memory: how much may be used, how much is, who goes to sleep for lack of it, and when a wake may begin.
+//! Memory: how much may be used, how much is, and when a wake may begin. What sleeps for lack of it: `kip_supervisor::relief`.
 //!
 //! | part | owns |
 //! | --- | --- |
 //! | [`marks`] | the limit and the marks below it, from the command line and the machine |
 //! | [`ledger`] | what was measured, and what wakes under way have been promised |
 //! | [`admission`] | the order in which wakes begin; the refusal of new procs |
-//! | [`choice`] | whom to put to sleep, in which order: pure |
-//! | [`relief`] | the one task that looks, and asks procs to sleep |
 //!
 //! Knows of no state of a proc but what it publishes, and changes none: a victim's own task puts it to sleep, if it still
 //! agrees. Nobody who waits here for room holds anything that relief needs, for relief waits for no wake. Nothing is
