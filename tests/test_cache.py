@@ -292,10 +292,14 @@ class Reader:
         before, twice = fetched(self.proc), asked_twice(self.proc.kip)
         self.read(*order)
         rows = reads(self.proxy.quiet())
+        down = sum(row.down for row in rows)
+        # What the line has delivered Kip has yet to read.
+        counted = lambda: fetched(self.proc)["store_bytes"] - before["store_bytes"] >= down  # noqa: E731
+        wait_for("Kip has counted all that came", counted, 10)
         came = fetched(self.proc)
         requests, bytes_ = (came[of] - before[of] for of in ("requests", "store_bytes"))
         twice = asked_twice(self.proc.kip) - twice
-        assert 0 <= requests - len(rows) <= twice and bytes_ == sum(row.down for row in rows), "it says what there was"
+        assert 0 <= requests - len(rows) <= twice and bytes_ == down, "it says what there was"
         return requests, bytes_, rows, came
 
 

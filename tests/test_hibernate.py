@@ -39,6 +39,10 @@ def run(kip: Kip, server: servers.Server, tmp_path: Path, *flags: str, name: str
     return kip.run(name or server.name, server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)
 
 
+def is_single_threaded(proc: Proc) -> bool:
+    return all(len(os.listdir(f"/proc/{pid}/task")) == 1 for pid in proc.inspect()["pids"])
+
+
 def sleep_anyhow(proc: Proc) -> None:
     """To hibernated; it may be awake again before this returns, for a program at work wakes at once."""
     proc.kip.cli("sleep", proc.name, "--to", "hibernated")
@@ -311,6 +315,8 @@ def test_inspect_and_why(kip: Kip, tmp_path: Path) -> None:
     proc.hibernate()
     assert kip.json("why", proc.name)["state"] == "hibernated"
     http_get(proc.port(), "/page.html")
+    # A thread has still to end when the client has its answer.
+    wait_for("its threads have ended", lambda: is_single_threaded(proc), 10)
     proc.hibernate()  # what came back is the working set
     view = proc.inspect()
     assert view["memory"]["working_set_pages"] > 100 and view["memory"]["swap_bytes"] > 1 << 20

@@ -3,6 +3,7 @@ tier in which the processes or their descriptors live on."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,12 +97,17 @@ def test_a_read_that_waits(fresh_kip: Callable[..., Kip], tmp_path: Path, engine
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_a_change_wakes_from_hibernation(kip: Kip, tmp_path: Path, way: str) -> None:
     proc, client = begin(kip, tmp_path / "volume", "--hibernate", way)
-    do(client, "got = []; sys.modules['__main__'].ready.register(i, 1, (lambda fd: got.append(os.read(fd, 4096)),))")
+    came = "lambda fd: got.append((os.read(fd, 4096), time.time()))"
+    do(client, f"import time; got = []; sys.modules['__main__'].ready.register(i, 1, ({came},))")
     for cycle in range(2):
         proc.hibernate()
         (tmp_path / "volume" / f"file{cycle}").touch()
-        proc.wait_state("running")
+        # One that was found at work ticks on in place, and may read it there without a wake.
+        time.sleep(2)
+        asked = time.time()
         wait_for("it has read", lambda: client.ask("len(got)") == str(cycle + 1), 10)
+        assert float(client.ask(f"got[{cycle}][1]")) < asked, "it has read when it was asked"
+        assert way == "blocked" or proc.inspect()["last_wake"]["from"] == "hibernated"
 
 
 def test_what_the_sleep_itself_does_wakes_nobody(kip: Kip, tmp_path: Path) -> None:

@@ -89,6 +89,11 @@ impl Activity {
         self.received
     }
 
+    /// Whether a packet of any kind has come since then.
+    pub fn has_received_since(&self, before: &Activity) -> bool {
+        (self.v4_in.packets, self.v6_in.packets) != (before.v4_in.packets, before.v6_in.packets)
+    }
+
     /// Reads the counters of the network namespace of a process, given by its pid as we see it.
     pub fn read(pid: u32) -> Result<Activity, ActivityError> {
         let snmp = Table::read(pid, "snmp")?;

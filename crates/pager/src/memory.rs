@@ -98,6 +98,8 @@ pub struct Since {
     pub installed: usize,
     /// Pages of the whole set.
     pub set_pages: usize,
+    /// Its first fault was that of a tick which needed more than ticks may.
+    pub long_tick: bool,
 }
 
 /// What can change while it is served.
@@ -371,7 +373,8 @@ impl Memory {
             state.at_hand = HashMap::new();
         }
         if wakes {
-            (state.settling, state.ticking) = (None, None);
+            state.since.long_tick |= state.ticking.take().is_some_and(|ticking| ticking.is_long());
+            state.settling = None;
         }
         if first {
             self.install(state);

@@ -244,6 +244,9 @@ pub struct Woken {
     pub total_us: u64,
     /// Pages installed.
     pub pages: u64,
+    /// By a tick that needed more pages than ticks may.
+    #[serde(default)]
+    pub long_tick: bool,
 }
 
 /// An answer.

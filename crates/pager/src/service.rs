@@ -473,7 +473,7 @@ impl Service {
         self.sets_are_used(entry);
         let install_us = micros(began);
         entry.let_go();
-        Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry) })
+        Ok(Woken { install_us, total_us: micros(began), pages: installed_pages(entry), long_tick: false })
     }
 
     fn restore(&self, name: &str) -> Result<(), String> {
@@ -542,6 +542,10 @@ fn micros(since: Instant) -> u64 {
 
 fn installed_pages(entry: &Entry) -> u64 {
     entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)).map(|m| m.state().since.installed as u64).sum()
+}
+
+fn by_long_tick(entry: &Entry) -> bool {
+    entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)).any(|m| m.state().since.long_tick)
 }
 
 fn install_us(entry: &Entry) -> u64 {

@@ -33,13 +33,14 @@ pub struct Ticking {
     burst: usize,
     last: Option<Instant>,
     came: Option<u64>,
+    is_long: bool,
 }
 
 impl Ticking {
     /// A process whose ticks may bring back `patience` pages in one burst, of `out` pages that are out.
     /// `came` is what [`packets`] said before the process was stopped.
     pub fn new(pid: u32, patience: usize, out: usize, came: Option<u64>) -> Ticking {
-        Ticking { pid, patience, left: LEAST.max(out / SHARE), burst: 0, last: None, came }
+        Ticking { pid, patience, left: LEAST.max(out / SHARE), burst: 0, last: None, came, is_long: false }
     }
 
     /// Whether a fault at `page` that comes now belongs to a tick, which `touched` notes; otherwise it is the wake.
@@ -55,6 +56,11 @@ impl Ticking {
         self.burst == 1
     }
 
+    /// Whether the fault that was taken for the wake was a tick all the same, which needed more than it may: no packet has come.
+    pub fn is_long(&self) -> bool {
+        self.is_long
+    }
+
     fn judge(&mut self, now: Instant, packets: impl FnOnce() -> Option<u64>) -> bool {
         if self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > BURST) {
             self.burst = 0;
@@ -62,9 +68,17 @@ impl Ticking {
             if std::mem::replace(&mut self.came, came) != came {
                 return false;
             }
+            self.burst = 1;
+        } else {
+            self.burst += 1;
+            if self.burst > self.patience || self.left == 0 {
+                // One may have come since the burst began.
+                self.is_long = packets() == self.came;
+                return false;
+            }
         }
-        self.burst += 1;
-        if self.burst > self.patience || self.left == 0 {
+        if self.left == 0 {
+            self.is_long = true;
             return false;
         }
         self.left -= 1;
@@ -157,8 +171,13 @@ mod tests {
             let at = start + MS * 100 * tick;
             assert!((0..60).all(|n| ticking.judge(at + MS * n / 10, || Some(7))), "tick {tick}");
         }
-        let at = start + MS * 5000;
-        assert_eq!((0..80).filter(|n| ticking.judge(at + MS * *n / 10, || Some(7))).count(), 64);
+        // What it touches more is a wake by a tick, or by a packet that came meanwhile.
+        for (after_s, came) in [(5, 7), (6, 8)] {
+            let at = start + MS * 1000 * after_s;
+            let ticks = (0..65).filter(|n| ticking.judge(at + MS * *n / 10, || Some(if *n < 64 { 7 } else { came })));
+            assert_eq!(ticks.count(), 64);
+            assert_eq!(ticking.is_long(), came == 7);
+        }
     }
 
     #[test]

@@ -138,8 +138,10 @@ struct Running {
     put_off: Option<Instant>,
     /// Where it woke from; hot for one that was started.
     from: Tier,
-    /// It woke by touching its memory, nobody saw for what.
+    /// It woke by touching its memory, and not for data.
     by_itself: bool,
+    /// It woke by a tick that touched more than the pager had patience for, or of which Kip did not know.
+    by_a_tick: bool,
     /// It cannot be hibernated: from hot it goes to parked.
     no_hibernation: bool,
     dry_run: Option<DryRun>,
@@ -555,6 +557,7 @@ impl Task {
             put_off: None,
             from: Tier::Hot,
             by_itself: false,
+            by_a_tick: false,
             no_hibernation: false,
             dry_run: self.proc.spec.timing.dry_run.then(|| DryRun::new(now)),
         });

@@ -1,6 +1,6 @@
 //! What followers are told, by threads that wait for no proc.
 
-use super::{Entry, News, Rung, STACK, Service, Slot, install_us, installed_pages, lock, micros};
+use super::{Entry, News, Rung, STACK, Service, Slot, by_long_tick, install_us, installed_pages, lock, micros};
 use crate::protocol::{Event, Woken};
 use kip_sys::fdpass;
 use std::os::fd::AsFd as _;
@@ -52,12 +52,12 @@ impl Service {
 
     fn tell_of(&self, rung: Rung, mut entry: MutexGuard<'_, Option<Entry>>) {
         let Rung { name, number, turn, total_us, at, by } = rung;
-        let (install_us, pages) = entry.as_mut().map_or((0, 0), |entry| {
+        let (install_us, pages, long_tick) = entry.as_mut().map_or((0, 0, false), |entry| {
             self.sets_are_used(entry);
-            (install_us(entry), installed_pages(entry))
+            (install_us(entry), installed_pages(entry), by_long_tick(entry))
         });
         drop(entry);
-        let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages };
+        let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages, long_tick };
         tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
         self.tell_all(&Event::Woke { name, number, turn, woken, by });
     }

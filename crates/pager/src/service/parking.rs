@@ -35,7 +35,12 @@ impl Service {
         let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         let entry =
             Entry { proc, number, directory, pids, holder: None, asleep: Arc::default(), set_bytes: 0, kept_bytes: 0 };
-        let woken = Woken { install_us: install_us(&entry), total_us: micros(began), pages: installed_pages(&entry) };
+        let woken = Woken {
+            install_us: install_us(&entry),
+            total_us: micros(began),
+            pages: installed_pages(&entry),
+            long_tick: false,
+        };
         *guard = Some(entry);
         Ok(woken)
     }

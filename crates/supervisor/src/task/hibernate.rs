@@ -1,6 +1,6 @@
 //! Down and up between running and hibernated.
 
-use super::ticks::{data_moved_since, sample};
+use super::ticks::sample;
 use super::{Task, Traffic, watched};
 use crate::idle::{Idle, Sample};
 use kip_checkpoint::clocks::Now;
@@ -273,11 +273,11 @@ impl Task {
 
     fn finish_rouse(&mut self, trigger: String, steps: Steps, tick: bool) {
         let (total_us, steps) = steps.finish();
-        self.awake(trigger, total_us, steps, tick, false);
+        self.awake(trigger, total_us, steps, tick);
     }
 
     /// It runs again, with part of its memory.
-    fn awake(&mut self, trigger: String, total_us: u64, steps: Vec<StepView>, tick: bool, by_itself: bool) {
+    fn awake(&mut self, trigger: String, total_us: u64, steps: Vec<StepView>, tick: bool) {
         let State::Hibernated { init, init_started, .. } = self.record.state else { return };
         // One that has ended by now was still hibernated, and its end is found as that of any other.
         let Ok(pidfd) = kip_sys::process::pidfd_open(init).and_then(watched) else {
@@ -299,7 +299,6 @@ impl Task {
         self.run_on(pidfd, tick);
         if let Some(running) = &mut self.running {
             running.from = Tier::Hibernated;
-            running.by_itself = by_itself;
         }
         self.keep(next);
         self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
@@ -316,7 +315,7 @@ impl Task {
         let step = |name: &str, us| StepView { name: name.to_owned(), us };
         let install = step("install", woken.install_us);
         let left = self.leave_hibernation();
-        let before = left.as_ref().map(|h| h.before.clone());
+        let before = left.as_ref().map(|h| (h.before.clone(), h.ticks.is_some()));
         let (roused, _leave) = left.and_then(|h| h.roused).unzip();
         if roused.is_none() {
             self.proc.shared.pressure.count(woken.pages.saturating_mul(PAGE));
@@ -330,8 +329,16 @@ impl Task {
         tokio::time::sleep(AFTER_WAKE).await;
         let steps = if by_itself { vec![install] } else { vec![install, resume] };
         // What touched it may have been a packet's.
-        let by_a_packet = before.is_some_and(|before| data_moved_since(&before, &self.proc, init));
-        self.awake(trigger, woken.total_us, steps, false, by_itself && !by_a_packet);
+        let now = sample(&self.proc, init).traffic;
+        let packets = before.as_ref().and_then(|(before, _)| Some((before.traffic?, now?)));
+        let for_data = packets.is_some_and(|(before, now)| kip_net::activity::activity_between(&before, &now));
+        let for_a_packet = packets.is_some_and(|(before, now)| now.has_received_since(&before));
+        let ticked = before.is_some_and(|(_, ticked)| ticked);
+        self.awake(trigger, woken.total_us, steps, false);
+        if let Some(running) = self.running.as_mut().filter(|_| by_itself) {
+            running.by_itself = !for_data;
+            running.by_a_tick = if ticked { woken.long_tick } else { !for_a_packet };
+        }
     }
 
     /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is parked at once, which does not
@@ -361,7 +368,7 @@ impl Task {
             self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(label, _)| label);
-            self.awake(roused.unwrap_or_else(|| "its pager was replaced".to_owned()), 0, Vec::new(), false, false);
+            self.awake(roused.unwrap_or_else(|| "its pager was replaced".to_owned()), 0, Vec::new(), false);
         }
     }
 

@@ -26,12 +26,6 @@ pub(super) fn sample(proc: &Proc, init: u32) -> Sample<Traffic> {
     Sample { at: Instant::now(), cpu: Duration::from_nanos(cpu_ns.unwrap_or(0)), traffic }
 }
 
-/// Whether the proc has received or sent data since then.
-pub(super) fn data_moved_since(before: &Sample<Traffic>, proc: &Proc, init: u32) -> bool {
-    let now = sample(proc, init);
-    matches!((&before.traffic, &now.traffic), (Some(a), Some(b)) if kip_net::activity::activity_between(a, b))
-}
-
 /// Why a proc that ticks is not parked by itself, and what parks it; `ticker`: the thread that ticks, in words.
 pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
     let tick = Duration::from_millis(proc.spec.timing.tick_ms).as_secs_f64();
@@ -44,10 +38,9 @@ pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
 }
 
 impl Task {
-    /// A wake by its own touch, for which no data had come, was a tick that touched more than the pager had patience for. What
-    /// clients sent afterwards says nothing of it.
+    /// What has woken it says how much its ticks touch; what clients have sent since then says nothing of it.
     pub(super) fn note_ticks(&mut self) {
-        if self.running.as_ref().is_some_and(|running| running.by_itself) {
+        if self.running.as_ref().is_some_and(|running| running.by_a_tick) {
             self.patience = (self.patience.max(PATIENCE) * 4).min(MOST_PATIENCE);
         }
     }
