@@ -93,6 +93,21 @@ def look(proc: Proc) -> str:
     return proc.exec("/usr/bin/python3", "-c", LOOK).stdout
 
 
+# promise P5: what runs nowhere wakes in another data directory on the same machine, with memory and
+#   files
+# held by: this, `tests/test_adopt.py::test_redis_with_its_data_and_the_fence`; on another machine:
+#   untested
+# promise P11: the proc's own files, those that it wrote, its tarball and what it has pinned of its
+#   base, go with it; only what is not stored already is stored; what its processes have open or
+#   mapped comes first
+# held by: this, `crates/archive/tests/files.rs::what_is_known_is_neither_read_nor_stored_again`,
+#   `tests/test_fallback.py::test_files_that_are_open_come_first`; on demand, file by file: not
+#   built
+# promise archive: the proc's own files are part of the generation, with deletions, owners, modes,
+#   times, attributes, links and holes; unchanged ones are neither read nor stored again; one that
+#   no proc may have is named, and the proc stays parked
+# held by: this, `tests/test_adopt.py::test_a_file_that_cannot_be_archived_is_named`,
+#   `kip_offload::archive::tests::the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again`
 def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> None:
     """Every file that it had, with owner, mode, times, attributes, links and holes; none that it had removed."""
     server = servers.lighttpd()
@@ -117,6 +132,12 @@ def test_a_web_server_with_its_files(here: Kip, there: Kip, tmp_path: Path) -> N
     assert "changed" in new.exec("cat", "/srv/made").stdout, "a cold start has its files and its tarball"
 
 
+# promise P12: what a wake elsewhere needs is in the store: sockets, timers, files, what engine and
+#   processor must be able to do
+# held by: this, `tests/test_fallback.py::test_a_newer_engine`,
+#   `tests/test_policy.py::test_another_processor`; on another machine: untested
+# promise archive: where it was it is `elsewhere`: `kip ps` and `kip why` say so, `kip rm` removes
+#   what is left without asking the store
 @pytest.mark.parametrize("where", ["directory", "bucket"], indirect=True)
 def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
     """Where it was it is seen to be elsewhere: it does not wake for traffic nor by request, nothing of it is stored or removed."""
@@ -168,6 +189,10 @@ def test_traffic_finds_the_fence(here: Kip, there: Kip) -> None:
     assert len(told) == 1 and "has taken it over" in told[0]["detail"], told
 
 
+# promise archive: `kip wake NAME` or `kip wake ID` takes over what another data directory has
+#   archived; several of a name are told apart by `--id`; what may be running, or cannot be read, is
+#   not taken
+# held by: this, `tests/test_adopt.py::test_without_its_keys_nothing_is_taken`
 def test_which_one(here: Kip, there: Kip) -> None:
     """Names that are not there, several of one name, ids, a name that is taken, one that runs."""
     server = servers.redis()
@@ -214,6 +239,9 @@ def test_without_its_keys_nothing_is_taken(here: Kip, fresh_kip: Callable[..., K
 STEPS = ["adopt-recorded", "adopt-held", "adopt-headed", "adopt-files", "adopt-done", "fetch-done", "fetch-recorded", "wake-intent"]
 
 
+# promise archive: killed at any step of that it is still free in the store, or here; a store that
+#   is gone changes nothing
+# held by: this, `tests/test_adopt.py::test_a_store_that_is_gone_in_the_middle`
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_at_step(here: Kip, there: Kip, tmp_path: Path, step: str) -> None:
     """It is either still free in the store or in the other directory; never in both, never lost."""

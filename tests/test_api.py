@@ -139,6 +139,8 @@ def answered(kip: Kip, method: str, template: str, path: str | None = None, body
     return values if kind == "application/x-ndjson" else values[0]
 
 
+# promise api: answers and refusals of a real daemon are as their schemas; what needs a store or an
+#   image is not looked at
 def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
     kip = abroad.kip
     document = json.loads(local(kip, "GET", "/v1/openapi.json")[2])
@@ -177,6 +179,10 @@ def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
     assert answered(kip, "DELETE", "/v1/tokens/{name}", "/v1/tokens/second", status=404)["code"] == "unknown"
 
 
+# promise api: a field of a request's body that no code would look at is refused by its path,
+#   however deep; records on disk may have some of a newer Kip. A daemon that is asked to end by a
+#   query or body that is not understood runs on
+# held by: this, `kip_api::answer::tests::what_nobody_looks_at_is_refused_by_its_path`
 def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
     """A limit with its name misspelt would be none. Nothing is made."""
     spec = {"name": "open", "command": ["sleep", "1000"]}
@@ -229,6 +235,7 @@ def answer_without_store(kip: Kip, path: str) -> int:
     return local(kip, "GET", path)[0] if path in ("/v1/keys", "/v1/snapshots") else 0
 
 
+# promise api: what is in the document is routed, and nothing else
 def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
     kip = abroad.kip
     for template, operations in DOCUMENT["paths"].items():
@@ -245,6 +252,10 @@ def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
     assert (status, json.loads(content)["code"]) == (404, "no-route")
 
 
+# promise files: all of it works by TCP; files of the daemon's machine are refused there
+# promise api: by TCP with TLS everything but tokens and what takes files of the daemon's machine,
+#   which is refused with one line
+# promise meters: by TCP with a token, refused without
 def test_the_command_line_from_elsewhere(abroad: Abroad, tmp_path: Path) -> None:
     assert json.loads(abroad.cli("ps", "--json").stdout) == []
     assert "# TYPE kip_procs gauge" in abroad.cli("metrics").stdout
@@ -274,6 +285,8 @@ def test_the_command_line_from_elsewhere(abroad: Abroad, tmp_path: Path) -> None
     assert "/nowhere" in abroad.refused("--data", "/nowhere", "ps")
 
 
+# promise api: tokens: shown once, kept as hashes, scopes, expiry, removal at once
+# held by: this, `kip_api::tokens::tests::tokens_outlive_the_daemon_and_are_kept_as_hashes`
 def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
     kip, ask = abroad.kip, abroad.ask
     reader = kip.cli("token", "create", "reader", "--scope", "read").stdout.strip()
@@ -308,6 +321,9 @@ def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
     kip.cli("token", "rm", "brief")
 
 
+# promise api: values of environments are in no answer but to who asks for them (`?env=true`,
+#   `inspect --env`) and may do everything; `kip export`, `diff` and `apply` ask
+# held by: this, `tests/test_life.py::test_variables_come_from_files`
 def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Path) -> None:
     """Names for all; values for who asks for them and may write. `export` and `diff` ask."""
     kip = abroad.kip
@@ -347,6 +363,9 @@ def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Pa
     kip.cli("rm", "--force", "env")
 
 
+# promise api: one line for each: certificate not trusted or for another name, no TLS where it is
+#   expected and the other way round, no answer
+# held by: this, `tests/test_api.py::test_a_certificate_for_another_name_and_plain_http`
 def test_who_is_not_spoken_to(abroad: Abroad) -> None:
     assert "is not trusted" in abroad.refused("ps", ca=abroad.tls / "stranger.pem")
     assert "is not trusted" in abroad.refused("ps", ca=None)
@@ -378,6 +397,8 @@ def test_a_certificate_for_another_name_and_plain_http(tls: Path, fresh_kip: Cal
     assert "does not speak TLS" in one.refused("ps")
 
 
+# promise api: SIGHUP (`systemctl reload kip`) has certificate and key read again and ends nothing;
+#   files that are of no use change nothing
 def test_sighup_has_the_certificate_read_again(tls: Path, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """The daemon lives on, and so does what is connected; files that are of no use change nothing."""
     port, cert, key = free_port(), tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -400,6 +421,8 @@ def test_sighup_has_the_certificate_read_again(tls: Path, fresh_kip: Callable[..
     one.cli("ps")
 
 
+# promise api: `kip up` refuses a certificate or key that cannot be read or do not fit, an address
+#   in use, no TLS beyond loopback, damaged tokens
 def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:
     kip = Kip(tmp_path / "data")
 
@@ -417,6 +440,9 @@ def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:
     assert "tokens.json is damaged" in kip.refused("up")
 
 
+# promise api: events after an id: none twice, none missed that is kept; `kip events --follow` goes
+#   on over a lost connection
+# held by: this, `kip_engine::events::tests::who_comes_back_misses_nothing_and_hears_nothing_twice`
 def test_events_go_on_where_they_were_left(abroad: Abroad) -> None:
     kip = abroad.kip
     kip.run("told", ["sleep", "1000"])
@@ -480,6 +506,8 @@ class Relay:
         self._end()
 
 
+# promise api: long bodies are refused, mute and slow clients cut off after 10 s, deaf ones disturb
+#   no other client
 def test_limits(abroad: Abroad) -> None:
     # curl asks whether it may send so much (Expect: 100-continue), and is told at once that it may not.
     curl = ["curl", "-sS", "--unix-socket", abroad.kip.data / "run/api.sock", "--data-binary", "@-", "http://kip/v1/procs"]
@@ -506,6 +534,7 @@ def test_limits(abroad: Abroad) -> None:
         assert abroad.ask("GET", "/v1/procs")[0] == 200
 
 
+# promise api: the examples of `docs/api/README.md` work, and its list of codes is whole
 def test_the_examples_of_the_documentation(abroad: Abroad) -> None:
     text = (ROOT / "docs/api/README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)

@@ -54,6 +54,8 @@ def told(kip: Kip, *words: str | Path, code: int = 1) -> list[str]:
     return done.stderr.splitlines()
 
 
+# promise files: apply makes what is missing, starts what is stopped, leaves alone what is as
+#   described and wakes no proc
 def test_apply_makes_what_is_missing_and_wakes_nobody(kip: Kip, file: Path) -> None:
     assert kip.cli("apply", "-f", file, "--dry-run").stdout == "+ cache\n+ web\n"
     assert kip.names() == []
@@ -77,6 +79,10 @@ def test_apply_makes_what_is_missing_and_wakes_nobody(kip: Kip, file: Path) -> N
     assert cache.state == "running"
 
 
+# promise files: what is not as described is named key by key, without values of variables, and made
+#   anew only with `--replace`; diff exits with 0, 1 and 2 as diff(1)
+# held by: this,
+#   `kip_describe::file::tests::differences_are_by_key_and_keep_values_of_variables_to_themselves`
 def test_what_differs_is_named_and_replaced_only_if_told(kip: Kip, file: Path) -> None:
     kip.cli("apply", "-f", file)
     pids = {name: Proc(kip, name).inspect()["pids"] for name in ("cache", "web")}
@@ -96,6 +102,8 @@ def test_what_differs_is_named_and_replaced_only_if_told(kip: Kip, file: Path) -
     assert kip.cli("diff", "-f", file).returncode == 0
 
 
+# promise files: the file, what the daemon would refuse, images and what differs are looked at
+#   before anything is changed
 def test_everything_is_checked_before_anything_is_changed(kip: Kip, file: Path) -> None:
     """What the daemon would refuse is known before a proc goes for another."""
     kip.cli("apply", "-f", file)
@@ -108,6 +116,7 @@ def test_everything_is_checked_before_anything_is_changed(kip: Kip, file: Path) 
     assert kip.names() == ["cache", "web"] and Proc(kip, "web").inspect()["pids"] == pids
 
 
+# promise files: `--prune` removes only what the file made; procs of another file are never replaced
 def test_prune_removes_only_what_the_file_made(kip: Kip, file: Path, tmp_path: Path) -> None:
     kip.run("by-hand", ["sleep", "1000"])
     other = tmp_path / "other.toml"
@@ -125,6 +134,10 @@ def test_prune_removes_only_what_the_file_made(kip: Kip, file: Path, tmp_path: P
     assert "other was made by" in line and str(other) in line and "command" in line
 
 
+# promise files: export gives a kip.toml that makes the same procs; contents of secrets are in none,
+#   nor in what the daemon keeps of the request
+# held by: this, `kip_describe::file::tests::what_is_rendered_is_read_as_the_same`,
+#   `kip_api::admit::tests::fills_in_only_what_was_left_open`
 def test_export_makes_the_same_procs_again(kip: Kip, file: Path, tmp_path: Path) -> None:
     kip.cli("apply", "-f", file)
     (tmp_path / "key").write_text("secret contents")
@@ -156,6 +169,11 @@ def test_export_makes_the_same_procs_again(kip: Kip, file: Path, tmp_path: Path)
     assert "nobody" in kip.refused("export", "nobody")
 
 
+# promise files: every mistake of a file is told with line and column, its key and what to write;
+#   circles of dependencies are named
+# held by: this, `kip_describe::file::tests::mistakes_are_told_with_their_place`,
+#   `kip_describe::file::tests::mistakes_of_all_procs_are_told_at_once`,
+#   `kip_describe::file::tests::circles_are_named`
 def test_bad_files_are_told_with_line_and_column(kip: Kip, file: Path, tmp_path: Path) -> None:
     file.write_text('[proc.a]\ncommand = "x"\nports = ["80"]\n[proc.b]\ncommand = "x"\nidle = "soon"\n')
     lines = told(kip, "apply", "-f", file)
@@ -209,6 +227,13 @@ volumes:
 """
 
 
+# promise files: a Compose file of ordinary services comes up in order, sleeps and wakes; variables
+#   and `.env` as Compose has them
+# held by: this, `kip_describe::compose::tests::services_are_procs`,
+#   `kip_describe::environ::tests::variables_are_replaced_as_compose_does`
+# promise files: two Compose projects have services of the same names; a project is called as with
+#   Compose
+# held by: this, `kip_describe::compose::tests::a_project_is_called_as_compose_has_it`
 def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> None:
     images.layout(tmp_path / "redis", latest=images.redis())
     kip.cli("image", "load", f"oci:{images.layout(tmp_path / 'web', one=images.web())}:one", "--name", "web:1")
@@ -243,6 +268,9 @@ def test_a_compose_file_comes_up_sleeps_and_wakes(kip: Kip, tmp_path: Path) -> N
     kip.cli("image", "gc", "--all")
 
 
+# promise files: what a Compose file asks for and Kip lacks is named with its place; what the
+#   program would notice is refused
+# held by: this, `kip_describe::compose::tests::what_kip_lacks_is_named_and_weighed`
 def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path) -> None:
     file = tmp_path / "docker-compose.yml"
     file.write_text("services:\n  web:\n    image: web\n    privileged: true\n    pull_policy: never\nnetworks:\n  back: {internal: true}\n")

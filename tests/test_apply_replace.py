@@ -31,6 +31,7 @@ def failed(kip: Kip, file: Path, *words: str) -> str:
     return line
 
 
+# promise files: who goes is stopped in order, a sleeper woken for it
 @pytest.mark.parametrize("asleep", [False, True], ids=["hot", "parked"])
 @pytest.mark.parametrize("how", ["--replace", "--prune"])
 def test_who_goes_is_stopped_in_order(kip: Kip, file: Path, asleep: bool, how: str) -> None:
@@ -53,6 +54,13 @@ def bound(port: int, address: str = "127.0.0.1") -> Iterator[None]:
         yield
 
 
+# promise files: it goes only if the new one could start: ports (also those that a proc which stays
+#   has at another address), probes, volumes, tarball, user, working directory and program are
+#   looked at, by a rehearsal that leaves nothing and does not run the program; memory for it is not
+# held by: this, `tests/test_apply_replace.py::test_who_stays_keeps_its_port_at_another_address`,
+#   `kip_net::reserve::tests::who_is_at_other_addresses_is_found`,
+#   `tests/test_apply_replace.py::test_a_rehearsal_that_is_cut_off_leaves_nothing`,
+#   `crates/sandbox/tests/sandbox.rs::a_program_that_is_only_looked_at_does_not_run`
 def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) -> None:
     """Whatever can be known before is: each cause is one line with its place, the old proc runs on, and nothing else is left."""
     own, others, foreign = free_port(), free_port(), free_port()
@@ -146,6 +154,7 @@ def test_a_rehearsal_that_is_cut_off_leaves_nothing(fresh_kip: Callable[..., Kip
     assert not list((kip.data / "procs").glob("trial-*"))
 
 
+# promise files: what was removed is said if the new one fails after all
 def test_what_is_removed_is_said_if_the_new_one_fails_after_all(kip: Kip, file: Path) -> None:
     file.write_text("[proc.web]\ncommand = 'sleep 1000'\n")
     kip.cli("apply", "-f", file)
@@ -161,6 +170,9 @@ def second() -> images.Image:
     return replace(images.web(), layers=[*images.web().layers, images.archive(page)])
 
 
+# promise files: other contents of an image, a tarball or a secret of the same name are a
+#   difference, those of a secret without saying which
+# held by: this, `kip_worker::rehearse::tests::a_tarball_is_known_by_all_of_its_bytes`
 def test_other_contents_are_a_difference(kip: Kip, file: Path) -> None:
     """The name leads elsewhere now, or the file of that name was written anew."""
     both = images.layout(file.parent / "image", one=images.web(), two=second())
@@ -197,6 +209,7 @@ def test_other_contents_are_a_difference(kip: Kip, file: Path) -> None:
     kip.cli("image", "gc", "--all")
 
 
+# promise files: an image that is always brought is brought before it is compared
 def test_an_image_that_is_always_brought_is_brought_before_it_is_compared(kip: Kip, file: Path) -> None:
     images.layout(file.parent / "first", it=images.web())
     images.layout(file.parent / "second", it=second())
@@ -224,6 +237,9 @@ depends-on = ["db"]
 """
 
 
+# promise files: who is started, and who another one depends on, is waited for until it is ready;
+#   one that does not become ready is told
+# held by: this, `tests/test_apply_replace.py::test_a_dependency_that_does_not_become_ready_is_told`
 def test_who_is_started_or_starting_is_waited_for(kip: Kip, file: Path) -> None:
     file.write_text(SLOWLY)
 
@@ -265,6 +281,7 @@ def test_a_dependency_that_does_not_become_ready_is_told(kip: Kip, file: Path) -
     assert line.startswith(f"kip: {file}:6:7: web depends on db: db is running and was not ready within"), line
 
 
+# promise files: without `--prune` procs that have left the file are named
 def test_procs_that_have_left_the_file_are_named(kip: Kip, file: Path) -> None:
     both = "[proc.a]\ncommand = 'sleep 1000'\n[proc.b]\ncommand = 'sleep 1000'\n"
     file.write_text(both + "[proc.c]\ncommand = 'sleep 1000'\n")
@@ -278,6 +295,7 @@ def test_procs_that_have_left_the_file_are_named(kip: Kip, file: Path) -> None:
     assert kip.names() == ["a", "b"]
 
 
+# promise files: export keeps what procs depend on, how images are brought, and the project
 def test_export_keeps_how_procs_are_made(kip: Kip, file: Path) -> None:
     images.layout(file.parent / "image", one=images.web())
     kip.cli("image", "load", f"oci:{file.parent}/image:one", "--name", "web:1")

@@ -27,6 +27,11 @@ def archive(proc: Proc) -> None:
     assert not left, f"an archived proc has nothing on the local disk: {left}"
 
 
+# promise archive: `kip sleep --to archived`: sealed memory and state go to the store, are read
+#   back, and nothing of them stays on the local disk; a client that connects brings the proc back
+#   as it was
+# held by: this, `tests/test_archive.py::test_much_memory`, `tests/test_archive.py::test_torture`,
+#   `kip_offload::archive::tests::a_generation_comes_back_from_a_store`
 def test_a_web_server(archiving: Kip, tmp_path: Path) -> None:
     server = servers.lighttpd()
     tar = server.tarball(tmp_path)
@@ -38,6 +43,10 @@ def test_a_web_server(archiving: Kip, tmp_path: Path) -> None:
         assert proc.wait_state("running")["wakes"]
 
 
+# promise P5: archived to a store by itself and by request, on the same machine back
+# held by: this, `tests/test_archive.py::test_a_web_server`
+# promise archive: by itself, after `--archive-after` in the parked tier; `kip inspect` and `kip
+#   why` say so
 def test_by_itself(archiving: Kip, tmp_path: Path) -> None:
     """Idle, hibernated, parked, archived, each after its time; `kip inspect` and `kip why` say where it woke from and by which
     steps."""
@@ -94,6 +103,8 @@ BY_PLAN = ["fetch-begun", "fetch-done", "fetch-recorded", "wake-intent", "wake-r
 BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-held", "wake-released", "wake-resumed", "wake-recorded"]
 
 
+# promise waking: threads that CRIU has restored and that the daemon did not let go are ended by the
+#   next daemon, and the proc wakes again
 @pytest.mark.parametrize(("how", "step"), [("plan", step) for step in BY_PLAN] + [("criu", step) for step in BY_CRIU])
 def test_killed_at_a_step_of_a_wake_from_the_store(archiving: Kip, store: Path, how: str, step: str) -> None:
     """While its front is half there, and at every step after that: who has asked gets the answer from the next daemon."""
@@ -119,6 +130,7 @@ def test_killed_at_a_step_of_a_wake_from_the_store(archiving: Kip, store: Path, 
     assert client.ask("GET", "key:0") == values[0]
 
 
+# promise archive: pager or keeper killed while memory comes from the store: it comes all the same
 @pytest.mark.parametrize("victim", ["pager", "keeper"])
 def test_killed_while_its_memory_comes(archiving: Kip, victim: str) -> None:
     """Another takes its place, and the pages that are still in the store come as before."""
@@ -135,6 +147,7 @@ def test_killed_while_its_memory_comes(archiving: Kip, victim: str) -> None:
     assert not [e for e in archiving.events() if e["kind"] in ("cold-start", "fell-back")]
 
 
+# promise archive: due timers and datagrams wake it from the store as connections do
 @pytest.mark.parametrize("event", ["timer", "udp"])
 def test_wakes_from_the_store_for_it(archiving: Kip, tmp_path: Path, event: str) -> None:
     """A timer that is due, a datagram: on time, and with its content."""
@@ -165,6 +178,9 @@ def test_wakes_from_the_store_for_it(archiving: Kip, tmp_path: Path, event: str)
     client.check()
 
 
+# promise archive: stopped and started anew it begins with an archive of its own; removed, it leaves
+#   the store
+# held by: this; its objects are deleted: `tests/test_snapshot.py::test_what_is_unused_goes`
 def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
     server = servers.lighttpd()
     proc = archiving.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
@@ -178,6 +194,10 @@ def test_stop_and_start(archiving: Kip, tmp_path: Path) -> None:
     archiving.cli("rm", "--force", proc.name)
 
 
+# promise archive: without `--store` it is that of the last time, at first a directory of the data
+#   directory's own; `none` is none
+# held by: this,
+#   `kip_offload::archive::place::tests::the_last_one_is_remembered_and_the_own_one_is_not`
 def test_without_a_word_the_store_is_its_own_or_that_of_the_last_time(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """A directory in the data directory; what a daemon was told once the next one knows."""
     kip = fresh_kip()
@@ -203,6 +223,8 @@ def test_without_a_word_the_store_is_its_own_or_that_of_the_last_time(fresh_kip:
     assert Redis(other.port()).ask("PING") == "PONG"
 
 
+# promise archive: no store, or one that cannot be opened: one line
+# held by: this, `tests/test_archive.py::test_stores_that_cannot_be_used`
 def test_without_a_store_it_is_refused(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip("--store", "none")
     server = servers.redis()
@@ -211,6 +233,9 @@ def test_without_a_store_it_is_refused(fresh_kip: Callable[..., Kip]) -> None:
     assert "there is no store" in refused and "--store" in refused
 
 
+# promise waking: `kip sleep` of one that wakes at once, before it is archived too, says that it
+#   slept and has woken, and by what
+# promise archive: who wakes while it is stored stays awake
 def test_who_wakes_while_it_is_stored_stays_awake(archiving: Kip) -> None:
     """Connections come all the time, so that an upload is overtaken by a wake again and again; nothing is lost by it."""
     server = servers.redis()
@@ -235,6 +260,9 @@ def test_who_wakes_while_it_is_stored_stays_awake(archiving: Kip) -> None:
     assert client.ask("GET", "key:19999") == b"19999" * 300
 
 
+# promise archive: a store that is gone: procs stay parked or archived and say so; a damaged front
+#   does not wake, and says which
+# held by: this, `tests/test_archive.py::test_a_damaged_object_is_found`
 def test_a_store_that_is_gone(archiving: Kip, store: Path) -> None:
     """What is parked stays parked, what is archived stays so, and both say so; once it is back all goes on."""
     server = servers.redis()
@@ -267,6 +295,11 @@ def test_a_store_that_is_gone(archiving: Kip, store: Path) -> None:
     store.with_name("gone").rename(store)
 
 
+# promise K9: generations are sealed for realm, proc and generation; a destroyed key makes what it
+#   sealed unreadable for ever
+# held by: this, `tests/test_keys.py::test_rotated_and_destroyed`,
+#   `crates/archive/tests/front.rs::a_front_opens_for_its_own_proc_and_generation_only`
+# promise archive: the same in a bucket of a real S3 server
 def test_in_a_bucket(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Of a real S3 server. Objects are sealed: what the program knows is in none of them."""
     with s3.server(tmp_path / "s3") as url:
@@ -337,6 +370,8 @@ def test_a_damaged_object_is_found(archiving: Kip, store: Path) -> None:
     assert client.ask("GET", "key:9999") == values[9999]
 
 
+# promise archive: memory that is damaged in the store is given to no program: the proc starts cold
+#   and says why
 def test_damaged_memory_is_found_when_it_is_needed(archiving: Kip, store: Path) -> None:
     """A flipped bit in what comes after the wake: no client ever gets a wrong answer; the proc starts anew and says why."""
     archiving.expected += [r"WARN.*its snapshot cannot be used"]
@@ -357,6 +392,19 @@ def test_damaged_memory_is_found_when_it_is_needed(archiving: Kip, store: Path) 
     wait_for("it serves", lambda: serves(proc), 30)
 
 
+# promise K6: one GET: the first object holds all up to the first reply
+# held by: this, `kip_offload::archive::tests::a_front_that_breaks_off_is_read_again`
+# promise P8: lazily from a store, blocks of 32 pages, more as long as what is read ahead is needed,
+#   all once the pieces cost more waiting than that
+# held by: this, `tests/test_cache.py::test_what_is_needed_all_over_comes_whole`,
+#   `kip_offload::archive::tests::what_is_needed_is_fetched_and_the_rest_is_taken_over`
+# promise P9: the working set comes with the first object, and the wake begins before all of it has
+#   come
+# held by: this, `kip_offload::archive::tests::a_front_that_breaks_off_is_read_again`
+# promise archive: memory that a wake does not need first stays in the store; what is touched comes,
+#   and is checked; what never came is not stored again
+# held by: this, `kip_snapshot::remote::tests::pages_are_here_once_they_came`,
+#   `kip_pager::parked::tests::what_is_not_here_is_asked_for_once_and_read_when_it_came`
 def test_memory_comes_when_it_is_needed(archiving: Kip, store: Path) -> None:
     """Most of 80 MB stays in the store; what is asked for comes, and what never came is not stored again."""
     proc, client, values = filled(archiving)
@@ -376,6 +424,9 @@ def test_memory_comes_when_it_is_needed(archiving: Kip, store: Path) -> None:
     assert client.ask_all([("GET", f"key:{i}") for i in range(10_000)]) == values
 
 
+# promise archive: it hibernates, parks and wakes with memory that never came, by plan and by CRIU
+# held by: this,
+#   `kip_snapshot::carry::tests::a_remote_file_is_linked_whole_and_sets_have_what_is_here`
 def test_sleeps_while_most_of_it_is_in_the_store(archiving: Kip) -> None:
     """Hibernated, parked and woken on this machine, by plan and by CRIU, with memory that never came from the store."""
     proc, client, values = filled(archiving)
@@ -392,6 +443,8 @@ def test_sleeps_while_most_of_it_is_in_the_store(archiving: Kip) -> None:
     assert client.ask_all([("GET", f"key:{i}") for i in range(10_000)]) == values
 
 
+# promise archive: a store that goes away lets it wait, and says so; it goes on when the store is
+#   back, also for a daemon that was killed meanwhile
 def test_a_store_that_goes_away_lets_it_wait(archiving: Kip, store: Path) -> None:
     """Memory that does not come is waited for, and that is told; it comes once the store is back, though the daemon was killed."""
     archiving.expected += [r"WARN"]
@@ -411,6 +464,8 @@ def test_a_store_that_goes_away_lets_it_wait(archiving: Kip, store: Path) -> Non
         assert answers.result(timeout=60) == values
 
 
+# promise archive: a copy from the store that is lost or damaged on the local disk comes again
+# held by: this, `kip_snapshot::remote::tests::one_that_is_damaged_is_not_here`
 @pytest.mark.parametrize("lost", ["manifest.json", "pages.map", "g*-remote", "g*-remote.here", "g*-remote.table"])
 def test_a_copy_that_is_lost_is_fetched_again(archiving: Kip, lost: str) -> None:
     """What came from the store and was not changed since is not synced: it may be lost with the machine, and comes again."""

@@ -52,6 +52,13 @@ def hows(items: list[dict[str, Any]]) -> dict[str, str]:
     return {item["name"]: item["how"] for item in items if item["kind"] == "proc"}
 
 
+# promise backup: all that a data directory keeps is in one closed file: procs in every tier with
+#   files and memory, named volumes, secrets, keys, tokens; what is not in it (memory in the store,
+#   the host's own files) is said
+# promise backup: it wakes no sleeper; who is awake is parked for a moment and runs again; who
+#   cannot sleep is in it with its files, and why is said
+# promise backup: restored elsewhere it is as after a reboot: same ports, sleepers wake with memory,
+#   files, open files in volumes; then all is as ever
 def test_all_of_it_comes_back_on_another_machine(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     """Whoever slept goes on sleeping in it, whoever ran slept for a moment; memory, files, volumes, secrets, ports, keys, images' layers
     and tokens are there again, in another directory. The store is where it was."""
@@ -148,6 +155,7 @@ def test_all_of_it_comes_back_on_another_machine(fresh_kip: Callable[..., Kip], 
     new.cli("volume", "rm", "data")
 
 
+# promise backup: what is archived in the data directory's own store is in it
 def test_what_is_archived_in_the_own_store_is_in_it(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     """Nothing is missing then but volumes of the host."""
     old = fresh_kip()
@@ -167,6 +175,8 @@ def test_what_is_archived_in_the_own_store_is_in_it(fresh_kip: Callable[..., Kip
     new.remove_all()
 
 
+# promise backup: that store is of the moment of the records: who is to be archived waits for the
+#   end of the backup
 def test_its_store_is_of_the_moment_of_its_records(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     """Who is to be archived while a backup is made waits for its end; else it was asleep by its record, and its pages were not there."""
     kip = fresh_kip()
@@ -216,6 +226,9 @@ while True:
 """
 
 
+# promise backup: files and volumes are those of the moment in which the memory is, however many are
+#   made, changed and deleted meanwhile
+# promise backup: procs that share a named volume stand still together
 def test_files_are_those_of_the_moment_in_which_it_slept(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     """A program that makes, changes and deletes files all the while finds exactly those that it remembers."""
     old = fresh_kip()
@@ -253,6 +266,8 @@ def test_files_are_those_of_the_moment_in_which_it_slept(fresh_kip: Callable[...
     new.cli("volume", "rm", "data")
 
 
+# promise backup: beside the original ids are moved, in files, capabilities and memory
+# held by: this, `kip_archive::files::shift::tests::owners_move_and_modes_and_others_stay`
 def test_beside_the_original(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     """On the same machine it gets another number, so all ids of its procs are moved, in files as in memory."""
     old = fresh_kip()
@@ -279,6 +294,7 @@ def test_beside_the_original(fresh_kip: Callable[..., Kip], tmp_path: Path, key:
         kip.cli("volume", "rm", "data")
 
 
+# promise backup: images' layers are in it
 def test_images_are_in_it(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     """Layers, for the procs that lie over them and for those that are made of them later."""
     old = fresh_kip()
@@ -304,6 +320,7 @@ def test_images_are_in_it(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Pa
     new.remove_all()
 
 
+# promise backup: nothing is replaced: neither a file nor a data directory in which something is
 def test_what_cannot_be_is_one_line(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     kip = fresh_kip()
     kip.run("one", ["sleep", "1000"])
@@ -349,6 +366,9 @@ def test_what_cannot_be_is_one_line(fresh_kip: Callable[..., Kip], tmp_path: Pat
     Proc(to, "one").wake()
 
 
+# promise backup: a full disk, a client that goes, a killed daemon leave nothing half done and lose
+#   nothing
+# held by: this, `tests/test_backup.py::test_a_daemon_is_killed_while_a_proc_stands_still`
 def test_a_full_disk_and_one_who_goes_away_leave_nothing(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()

@@ -48,11 +48,16 @@ def cycles(bind: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sleep)
         assert dns_udp(udp, name) == address
 
 
+# promise servers: BIND: answers by UDP and TCP; a zone that is only in memory
+# held by: this, `tests/test_bind.py::test_long_answer_by_tcp`,
+#   `tests/test_bind.py::test_zone_survives_in_memory_only`
 def test_twenty_cycles(bind: Proc) -> None:
     cycles(bind, CYCLES)
     assert bind.rebuilt()
 
 
+# promise hibernation: BIND, postfix and mariadb hibernate as the others do
+# held by: this, `tests/test_postfix.py::test_hibernated`, `tests/test_mariadb.py::test_hibernated`
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_hibernated(kip: Kip, tmp_path: Path, way: str) -> None:
     """In place, its memory out; and parked from there."""
@@ -77,6 +82,7 @@ def test_ipv6(bind: Proc) -> None:
     assert connection.ask(name) == address
 
 
+# promise P6: the same: datagrams
 def test_many_datagrams_at_once(bind: Proc) -> None:
     """Datagrams that come to a sleeper queue up: none of 200 is lost."""
     port = bind.port(53, "udp")

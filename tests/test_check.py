@@ -38,6 +38,9 @@ def steps(view: dict[str, Any]) -> list[tuple[str, str | None]]:
 TWICE = [("sleep", "hibernated"), ("wake", "hibernated"), ("sleep", "parked"), ("wake", "parked")]
 
 
+# promise trials: K4: one like it starts, sleeps and wakes in each tier down to `--to`, with a
+#   connection to each of its ports; exit code 1 if it cannot
+# held by: this, `tests/test_check.py::test_down_to_the_store`
 def test_who_can_sleep(kip: Kip) -> None:
     view = checked(kip, "--port", "6379", "--ready", "tcp:6379", "--", *REDIS)
     assert view["sleeps"] is True and view["pinned"] == []
@@ -53,6 +56,9 @@ def test_who_can_sleep(kip: Kip) -> None:
     assert "Can it be cloned: not tried: Kip has no clones yet.\n" in shown, shown
 
 
+# promise trials: what was not tried is said, and is no yes: tiers, moving (tried by `--to
+#   archived`), clones; what another machine must have is named
+# held by: this, `tests/test_check.py::test_down_to_the_store`
 def test_what_was_not_tried_is_said(kip: Kip) -> None:
     """No word about what nobody did: not of moving, not of a tier that is switched off."""
     view = checked(kip, "--hibernate", "off", "--", "sleep", "1000")
@@ -77,6 +83,9 @@ def test_down_to_the_store(fresh_kip: Callable[..., Kip], tmp_path: Path) -> Non
     assert "came from there when it woke" in view["moves"]["because"][0]
 
 
+# promise trials: what stands in the way is named, and `run --check` and `apply --check` do not
+#   start it
+# held by: this, `tests/test_check.py::test_apply_tries_what_it_would_make`
 def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
     words = ["--", "/usr/bin/python3", "-c", QUEUE]
     view = checked(kip, *words, code=1)
@@ -90,6 +99,7 @@ def test_who_cannot_is_told_why_and_is_not_started(kip: Kip) -> None:
     assert kip.names() == []
 
 
+# promise trials: `run --check` starts what can
 def test_run_starts_what_can(kip: Kip) -> None:
     kip.cli("run", "--check", "--name", "cache", "--port", "6379", "--ready", "tcp:6379", "--", *REDIS, timeout=120)
     assert kip.names() == ["cache"]
@@ -97,6 +107,7 @@ def test_run_starts_what_can(kip: Kip) -> None:
     assert Redis(port).ask("PING") == "PONG"
 
 
+# promise trials: a program that ends or does not become ready is told
 def test_a_program_that_ends_is_told(kip: Kip) -> None:
     view = checked(kip, "--", "/bin/sh", "-c", "exit 3", code=1)
     assert not view["sleeps"] and view["steps"][0]["refused"], view
@@ -119,6 +130,8 @@ while True:
 """
 
 
+# promise trials: a trial begins when the program has begun: it listens on the TCP ports that it
+#   declares, and is quiet; one that does not listen is told
 def test_one_that_begins_late_is_tried_when_it_has_begun(kip: Kip) -> None:
     """Nobody says when it is ready: its port does. It cannot sleep once it has served somebody."""
     view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", LATE.replace("FROM", "1"), code=1)
@@ -127,6 +140,7 @@ def test_one_that_begins_late_is_tried_when_it_has_begun(kip: Kip) -> None:
     assert silent["steps"][0]["refused"][0] == "its program does not listen on tcp port 8080 within 20 s", silent
 
 
+# promise trials: 64 connections to each TCP port are open over each sleep, if the server takes them
 def test_many_connections_are_open_when_it_sleeps(kip: Kip) -> None:
     """With one it could sleep."""
     view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", LATE.replace("FROM", "60"), code=1)
@@ -160,6 +174,8 @@ while True:
 """
 
 
+# promise trials: a server that closes silent connections while it is awake is not blamed for it,
+#   and the trial says so
 def test_a_server_that_closes_is_no_no(kip: Kip) -> None:
     """A daytime server: it answers and closes, asleep or not."""
     view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", SAYS.replace("CLOSES", "True"))
@@ -168,6 +184,9 @@ def test_a_server_that_closes_is_no_no(kip: Kip) -> None:
     assert checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", SAYS.replace("CLOSES", "False"))["sleeps"]
 
 
+# promise trials: volumes are not written to unless `--use-volumes` allows it, and never those of a
+#   proc that is not stopped; what ties a proc to its machine is named
+# held by: this, `tests/test_check.py::test_a_volume_that_somebody_has_is_left_alone`
 def test_volumes_are_not_written_to_unasked(kip: Kip, tmp_path: Path) -> None:
     volume = ["-v", f"{tmp_path}:/data"]
     line = kip.refused("check", *volume, "--", "/bin/sh", "-c", "echo x > /data/x; sleep 1000")
@@ -233,6 +252,11 @@ while True:
 """
 
 
+# promise trials: a trial is alone: it reaches neither procs nor the host nor the outside, is found
+#   by no other, and has loopback and its own ports; `--with-network` lets it reach what the proc
+#   would
+# held by: this,
+#   `crates/net/tests/reach.rs::who_is_alone_reaches_nobody_and_is_reached_by_the_host_only`
 def test_a_trial_is_alone(kip: Kip, tmp_path: Path) -> None:
     """It does not dial the live database, by its address or by the host's port, and those of the network do not hear of it."""
     os.chmod(tmp_path, 0o777)
@@ -267,6 +291,7 @@ def kip_gateway(proc: Any) -> str:
     return ".".join(str(byte) for byte in reversed(raw))
 
 
+# promise trials: nothing of a trial is left, be the client or the daemon killed in its middle
 @pytest.mark.parametrize("who", ["client", "daemon"])
 def test_nothing_is_left_of_one_that_is_cut_off(fresh_kip: Callable[..., Kip], who: str) -> None:
     kip = fresh_kip()
@@ -293,6 +318,9 @@ def test_apply_tries_what_it_would_make(kip: Kip, tmp_path: Path) -> None:
     assert f"{file}:3" in done.stderr and kip.names() == ["good"]
 
 
+# promise trials: K10: `--idle-dry-run` stays awake and tells when it would have slept, for what it
+#   would have woken, and how much of the time that is
+# held by: this, `kip_supervisor::idle::tests::a_dry_run_adds_up_what_it_would_have_slept`
 def test_a_dry_run_tells_when_it_would_have_slept_and_stays_awake(kip: Kip) -> None:
     flags = ["--idle", "1s", "--park-after", "1s", "--idle-dry-run"]
     proc = kip.run("dry", REDIS, ports=["6379"], flags=flags)

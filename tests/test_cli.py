@@ -21,6 +21,10 @@ from harness.wait import wait_for
 # Completion and manual
 
 
+# promise commands: `kip completion SHELL` completes commands, flags and names of procs; `kip man`
+#   makes a page for each command
+# held by: this, `tests/test_cli.py::test_manual_pages`,
+#   `kip_cli::manual::tests::every_command_has_a_page`
 def test_a_shell_completes_commands_and_names(kip: Kip, tmp_path: Path) -> None:
     """A real bash, with what `kip completion bash` prints."""
     proc = kip.run("complete-me", ["sleep", "1000"])
@@ -53,6 +57,9 @@ def test_manual_pages(kip: Kip, tmp_path: Path) -> None:
 # Bad input
 
 
+# promise command-line: exit codes 0, 1, 2
+# held by: this, `crates/cli/tests/command.rs::failures_are_one_line_and_code_1`
+# promise trouble: wrong usage: exit code 2
 def test_usage_errors_exit_2(kip: Kip) -> None:
     for words in (
         ["dance"],
@@ -67,6 +74,7 @@ def test_usage_errors_exit_2(kip: Kip) -> None:
         assert "usage" in done.stderr.lower() or "--help" in done.stderr, done.stderr
 
 
+# promise trouble: missing command, one that may not be executed
 def test_missing_command(kip: Kip) -> None:
     for command in ("/no/such/program", "no-such-program-in-the-path", "/etc/passwd", "/usr"):
         line = kip.refused("run", "--name", "nothing", "--", command)
@@ -74,6 +82,7 @@ def test_missing_command(kip: Kip) -> None:
         assert kip.names() == []
 
 
+# promise trouble: an unknown proc
 def test_unknown_proc(kip: Kip) -> None:
     for words in (["inspect"], ["stop"], ["start"], ["rm"], ["wake"], ["why"], ["logs"]):
         assert "nobody" in kip.refused(*words, "nobody")
@@ -81,6 +90,7 @@ def test_unknown_proc(kip: Kip) -> None:
     assert "nobody" in kip.refused("exec", "nobody", "--", "true")
 
 
+# promise trouble: the same name twice
 def test_same_name_twice(kip: Kip) -> None:
     proc = kip.run("twin", ["sleep", "1000"])
     line = kip.refused("run", "--name", "twin", "--", "sleep", "1")
@@ -91,11 +101,13 @@ def test_same_name_twice(kip: Kip) -> None:
     assert proc.state == "parked"
 
 
+# promise trouble: the same port twice in one proc
 def test_same_port_twice_in_one_proc(kip: Kip) -> None:
     line = kip.refused("run", "--name", "two", "--port", "28123:80", "--port", "28123:81", "--", "sleep", "9")
     assert "28123" in line and kip.names() == []
 
 
+# promise trouble: a program that exits at once
 def test_program_that_exits_at_once(kip: Kip) -> None:
     line = kip.refused(
         "run", "--name", "short", "--port", "80", "--wait-ready", "--", "sh", "-c", "echo why-it-failed >&2; exit 3"
@@ -110,6 +122,7 @@ def test_program_that_exits_at_once(kip: Kip) -> None:
     assert "5" in kip.cli("ps").stdout
 
 
+# promise trouble: limits too small to start
 def test_limits_too_small_to_start(kip: Kip) -> None:
     for flags in (["--mem", "16K"], ["--pids", "1"], ["--cpus", "0"], ["--mem", "0"], ["--cpus", "-1"]):
         done = kip.cli("run", "--name", "tiny", *flags, "--", "sleep", "1000", check=False, timeout=60)
@@ -119,6 +132,9 @@ def test_limits_too_small_to_start(kip: Kip) -> None:
         assert kip.names() == [], flags
 
 
+# promise trouble: hostile tarball: absolute paths, .., links out, devices, bombs
+# held by: this, `crates/sandbox/tests/archive.rs::paths_out_are_refused`,
+#   `crates/sandbox/tests/archive.rs::bombs_are_refused`
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", list(archives.HOSTILE))
 def test_hostile_tarball(kip: Kip, tmp_path: Path, name: str) -> None:
@@ -143,11 +159,14 @@ def disk_used(path: Path) -> int:
     return int(subprocess.run(["du", "-s", "--block-size=1", path], capture_output=True, text=True).stdout.split()[0])
 
 
+# promise trouble: a tarball that is not there
 def test_tarball_that_is_not_there(kip: Kip) -> None:
     assert "/no/such.tar" in kip.refused("run", "--name", "x", "--tar", "/no/such.tar", "--", "true")
     assert kip.names() == []
 
 
+# promise P1: a proc runs from a tarball over that base
+# held by: this, `crates/sandbox/tests/sandbox.rs::a_tarball_and_pins_lie_over_the_base`
 def test_good_tarballs(kip: Kip, tmp_path: Path) -> None:
     """Plain, gzip; links that are followed inside only; owners, modes and times are kept."""
     content = archives.archive(
@@ -162,6 +181,8 @@ def test_good_tarballs(kip: Kip, tmp_path: Path) -> None:
         proc.remove()
 
 
+# promise trouble: no daemon; a second daemon on one directory
+# held by: this, `tests/test_cli.py::test_second_daemon_on_one_directory`
 def test_no_daemon(kip: Kip, tmp_path: Path) -> None:
     for words in (["ps"], ["run", "--", "true"], ["down"]):
         done = subprocess.run(
@@ -170,6 +191,10 @@ def test_no_daemon(kip: Kip, tmp_path: Path) -> None:
         assert "up" in one_line_refusal(done)
 
 
+# promise invariants: 3 one live instance, on one machine
+# held by: this,
+#   `kip_records::instance::tests::a_lock_whose_file_is_removed_by_its_holder_is_one_holders_only`,
+#   `kip_api::lock::tests::a_second_daemon_is_refused_with_the_first_ones_pid_until_it_is_gone`
 def test_second_daemon_on_one_directory(kip: Kip) -> None:
     done = subprocess.run([kip.program, "--data", kip.data, "up"], capture_output=True, text=True, timeout=20)
     line = one_line_refusal_of_up(done)
@@ -185,6 +210,7 @@ def one_line_refusal_of_up(done: subprocess.CompletedProcess[str]) -> str:
     return one_line_refusal(subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said[0] + "\n"))
 
 
+# promise trouble: no root
 def test_no_root(kip: Kip, tmp_path: Path) -> None:
     program = Path("/tmp") / f"kip-test-binary-{os.getpid()}"  # the build directory may be closed to others
     program.write_bytes(kip.program.read_bytes())
@@ -201,6 +227,7 @@ def test_no_root(kip: Kip, tmp_path: Path) -> None:
         program.unlink()
 
 
+# promise trouble: no CRIU, too old, something else
 @pytest.mark.parametrize("case", ["missing", "too old", "not a criu", "not executable"])
 def test_no_criu(kip: Kip, tmp_path: Path, case: str) -> None:
     fake = tmp_path / "criu"
@@ -236,6 +263,10 @@ def web(kip: Kip, tmp_path: Path) -> Proc:
     )
 
 
+# promise command-line: run, ps, inspect, start, stop, rm, `--json` shapes
+# held by: this, `tests/test_cli.py::test_stop_start_remove`,
+#   `crates/cli/tests/command.rs::a_proc_through_its_life`
+# promise command-line: environment values are left out of listings
 def test_shapes(kip: Kip, web: Proc) -> None:
     """inspect and ps have every key that scripts rely on, hot and parked."""
     hot = web.inspect()
@@ -270,6 +301,10 @@ def test_shapes(kip: Kip, web: Proc) -> None:
     assert "not-shown" not in json.dumps(kip.json("ps")), "listings leave out the values of the environment"
 
 
+# promise command-line: aligned tables
+# held by: this, `kip_cli::details::tests::files_are_aligned_and_bounds_are_said`,
+#   `kip_cli::details::tests::maps_show_the_columns_that_say_something`,
+#   `kip_cli::view::tests::ps_is_an_aligned_table`
 def test_table(kip: Kip, web: Proc) -> None:
     """Aligned columns under a head."""
     kip.run("a-much-longer-name", ["sleep", "1000"])
@@ -281,6 +316,9 @@ def test_table(kip: Kip, web: Proc) -> None:
     assert "web" in kip.cli("inspect", "web").stdout
 
 
+# promise command-line: why: awake or asleep, refused sleeps with their causes and when
+# held by: this, `tests/test_why_top.py::test_why_tells_when_a_sleep_was_refused`,
+#   `tests/test_trouble.py::test_what_cannot_be_parked_runs_on`
 def test_why_of_a_sleeper_and_of_the_awake(kip: Kip, web: Proc) -> None:
     awake = kip.json("why", "web")
     assert awake["state"] == "running" and awake["awake_because"] and awake["cannot_sleep"] == []
@@ -291,6 +329,8 @@ def test_why_of_a_sleeper_and_of_the_awake(kip: Kip, web: Proc) -> None:
     assert "tcp" in kip.json("why", "web")["last_wake"]["trigger"]
 
 
+# promise waking: `kip wake`, `kip exec`
+# held by: this, `tests/test_torture.py::test_wake_by_exec`
 def test_sleep_and_wake_twice(kip: Kip, web: Proc) -> None:
     """Both are done when they return, and doing what is done is not an error."""
     first = web.sleep()
@@ -302,6 +342,7 @@ def test_sleep_and_wake_twice(kip: Kip, web: Proc) -> None:
     assert web.state == "running"
 
 
+# promise command-line: events, `-f`
 def test_events(kip: Kip, web: Proc) -> None:
     """What happened, in order; with -f new ones as they come."""
     follow = subprocess.Popen(
@@ -344,6 +385,8 @@ def is_subsequence(wanted: list[str], seen: list[str]) -> bool:
 # exec
 
 
+# promise command-line: exec: code, streams, environment; ends with its client
+# held by: this, `tests/test_cli.py::test_exec_that_is_interrupted_ends_inside`
 def test_exec(kip: Kip) -> None:
     proc = kip.run("shell", ["sleep", "1000"], flags=["--env", "FROM=spec", "--workdir", "/tmp"])
     for code in (0, 1, 3, 77, 255):
@@ -389,6 +432,8 @@ def test_exec_that_is_interrupted_ends_inside(kip: Kip) -> None:
 # logs
 
 
+# promise command-line: logs, `-f`, `--tail`, kept across sleeps and stops
+# held by: this, `tests/test_torture.py::test_output_across_sleeps`
 def test_logs(kip: Kip, tmp_path: Path) -> None:
     """Kept across sleeps and stops; -f goes on; the newest lines only on request."""
     server = servers.torture()
@@ -419,6 +464,9 @@ def test_logs(kip: Kip, tmp_path: Path) -> None:
     assert proc.logs().splitlines()[:4] == wanted
 
 
+# promise command-line: `--log-size`, `--log-files`: a log is as large as its owner says, 3 files of
+#   10 MiB without a word
+# held by: this, `kip_describe::file::tests::every_key_is_read`
 def test_logs_are_as_large_as_their_owner_says(kip: Kip) -> None:
     script = "for i in range(20000): print('%06d' % i, 'x' * 30)\nimport time; print('end', flush=True); time.sleep(1000)"
     proc = kip.run("brief", ["/usr/bin/python3", "-c", script], flags=["--log-size", "64K", "--log-files", "2"])
@@ -433,6 +481,8 @@ def test_logs_are_as_large_as_their_owner_says(kip: Kip) -> None:
     assert "1 to 16 files, not 17" in kip.refused("run", "--log-files", "17", "--", "true")
 
 
+# promise command-line: logs are rotated; a program is not held up by its log
+# held by: this, `tests/test_cli.py::test_program_is_not_held_up_by_its_log`
 @pytest.mark.timeout(300)
 def test_log_rotation(kip: Kip) -> None:
     """A program that writes without end does not fill the disk, and the newest lines are there in order."""
@@ -473,6 +523,7 @@ time.sleep(1000)
         assert took < 3 * alone, f"{took} s, and {alone} s without Kip"
 
 
+# promise commands: `kip doctor` finds nothing essential missing where all works
 def test_doctor(kip: Kip) -> None:
     """It says what it looked at; here, where everything else works, nothing essential is missing."""
     done = kip.cli("doctor", check=False)
@@ -485,6 +536,8 @@ def test_doctor(kip: Kip) -> None:
 # stop, start, rm
 
 
+# promise recovery: `kip stop` and `kip rm` leave no process, mount, cgroup, rule
+# held by: this, `tests/test_cli.py::test_remove_leaves_nothing_on_the_machine`
 def test_stop_start_remove(kip: Kip, tmp_path: Path) -> None:
     """stop keeps name, files and logs; rm wants it stopped, or force; both leave no process."""
     server = servers.torture()

@@ -74,6 +74,15 @@ def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
     assert re.search(("stays parked +" if view["state"] == "parked" else "cannot sleep +") + ".*" + words, told), told
 
 
+# promise waking: what is put away comes back: pidfds (live, ended, shared, watched), system call
+#   filters of the program's own, descriptors of /proc, daemons, groups and sessions whose leader
+#   has ended, below other processes that take orphans too, programs and mappings that are memory
+#   files; by plan and by CRIU, from every tier that they go to
+# held by: this, `tests/test_comeback.py::test_after_a_reboot`
+# promise waking: what neither way brings back is not put away, what only this machine can wake is
+#   not archived; `kip why` says what it is
+# held by: this,
+#   `kip_checkpoint::comeback::tests::only_children_of_pid_1_may_be_in_a_session_that_none_above_leads`
 @pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["by-plan", "by-criu"])
 @pytest.mark.parametrize("kind", [*EVERYWHERE, *ONLY_HERE, *AWAKE])
 def test_every_oddity(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, kind: str, flags: tuple[str, ...]) -> None:
@@ -170,6 +179,14 @@ def break_criu(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+# promise waking: a plan, CRIU or both broken at the wake, CRIU that hangs, a policy that refuses
+#   what came from the store, a machine that held what only it could wake and was restarted: the
+#   other way does it or the program starts cold, its clients are answered, and an event and `kip
+#   why` say so
+# held by: this, `tests/test_comeback.py::test_criu_hangs`,
+#   `tests/test_comeback.py::test_a_policy_that_refuses`,
+#   `tests/test_comeback.py::test_what_the_machine_held_is_gone`; by request it is only said:
+#   `tests/test_comeback.py::test_by_request_a_broken_engine_is_only_said`
 @pytest.mark.parametrize("kind", ["pidfds", "daemon", "subreaper", "seccomp", "plain"])
 @pytest.mark.parametrize("broken", ["plan", "criu", "both"])
 def test_a_broken_engine(brittle: Kip, tmp_path: Path, kind: str, broken: str) -> None:

@@ -151,6 +151,17 @@ def taken_away(kip: Kip) -> None:
     kip.cli("image", "gc", "--all")
 
 
+# promise files: services, and procs with the same `--network`, find each other by name and aliases,
+#   awake and asleep; a proc that comes or goes is known to those that run
+# held by: this, `kip_engine::host::names::tests::only_what_is_between_the_marks_changes`,
+#   `kip_describe::compose::tests::services_are_procs`
+# promise files: private ports: other procs dial them, the host has no port for them
+# held by: this, `tests/test_compose_apps.py::test_the_voting_application`
+# promise files: the Compose files of three well-known applications in their usual shape come up,
+#   sleep and wake: a counter with redis, a blog with MariaDB, a poll of five services with
+#   PostgreSQL
+# held by: this, `tests/test_compose_apps.py::test_wordpress_and_mariadb`,
+#   `tests/test_compose_apps.py::test_the_voting_application`
 def test_a_counter_and_redis(kip: Kip, tmp_path: Path) -> None:
     told = bring_up(kip, tmp_path, COUNTER, **{"counter:latest": apps.application(apps.COUNTER), "redis:7": apps.redis()})
     assert len(told) == 1 and "services.web.build" in told[0], told
@@ -185,6 +196,7 @@ def test_wordpress_and_mariadb(kip: Kip, tmp_path: Path) -> None:
     taken_away(kip)
 
 
+# promise files: an empty named volume gets owner and mode of the directory that it covers
 def test_the_voting_application(kip: Kip, tmp_path: Path) -> None:
     if not apps.POSTGRES:
         pytest.fail("postgresql is not installed: run scripts/setup")

@@ -107,6 +107,8 @@ def page(served: tuple[Page, str]) -> Iterator[Page]:
     assert not complaints, complaints
 
 
+# promise api: a page by TCP over the API: procs by tier, memory held and saved, in a real
+#   Chromium; at 400 pixels nothing but the table scrolls sideways
 def test_it_shows_what_is(page: Page) -> None:
     assert page.shown("#none"), "what to do where there is no proc"
     kip = page.kip
@@ -147,6 +149,7 @@ def heights(page: Page) -> dict[str, list[float]]:
     return drawn
 
 
+# promise api: procs by tier over time: who was hot at an earlier look is drawn so there
 def test_it_shows_what_was(page: Page) -> None:
     """Tiers over time: who was hot at an earlier look is drawn so there, and asleep now."""
     proc = page.kip.run("then", REDIS, ports=["6379"], flags=STAYS)
@@ -165,6 +168,7 @@ window.fetch = (...words) => left-- > 0 ? Promise.reject(new TypeError("nobody t
 """
 
 
+# promise api: a daemon that cannot be asked at first is asked again until it can
 def test_a_daemon_that_is_not_there_at_first_is_tried_again(page: Page) -> None:
     broken = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": BROKEN})
     try:
@@ -177,6 +181,8 @@ def test_a_daemon_that_is_not_there_at_first_is_tried_again(page: Page) -> None:
         page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", broken)
 
 
+# promise api: it follows what happens without being loaded again; a wake is shown step by step, and
+#   why a proc is awake; no proc is woken
 def test_it_follows_and_explains(page: Page) -> None:
     proc = page.kip.run("cache", REDIS, ports=["6379"], flags=STAYS)
     client = Redis(proc.port(6379))
@@ -199,6 +205,8 @@ def test_it_follows_and_explains(page: Page) -> None:
     assert not page.shown("#one")
 
 
+# promise api: names, commands and events are text, whatever is in them; nothing is loaded
+#   from elsewhere
 def test_what_it_shows_is_text(page: Page) -> None:
     markup = '<img src=x onerror="window.hurt = 1"><script>window.hurt = 1</script>'
     page.kip.cli("run", "--name", "markup", "--", "sh", "-c", f": '{markup}'; sleep 1000")
@@ -212,6 +220,7 @@ def test_what_it_shows_is_text(page: Page) -> None:
     assert asked and all(url.startswith((page.url, "data:")) for url in asked), asked
 
 
+# promise api: without a token, or with a wrong one, it shows nothing
 def test_without_a_token_it_shows_nothing(served: tuple[Page, str]) -> None:
     page, _ = served
     page.open(None)
@@ -232,6 +241,7 @@ def test_without_a_token_it_shows_nothing(served: tuple[Page, str]) -> None:
     page.browser.get_log("browser")
 
 
+# promise api: a daemon that goes away and comes back is told, and shown again
 def test_a_daemon_that_comes_back(page: Page) -> None:
     page.kip.kill()
     wait_for("it is told", lambda: page.shown("#trouble"), 30)

@@ -26,6 +26,10 @@ def pressure(kip: Kip) -> list[dict[str, str]]:
     return [event for event in kip.events() if event["kind"] == "pressure"]
 
 
+# promise archive: `kip up --disk`: while parked procs take more than that on the local disk, those
+#   parked the longest are archived, and say why; never who sleeps only when told to
+# held by: this,
+#   `kip_supervisor::disk::tests::who_sleeps_the_longest_goes_first_and_no_more_than_needed`
 def test_those_parked_the_longest_are_archived(fresh_kip: Callable[..., Kip], store: Path) -> None:
     kip = fresh_kip("--store", str(store), "--disk", f"{LIMIT_MIB}M")
     kept, kept_client = redis(kip, "kept", "--never-sleep")
@@ -51,6 +55,7 @@ def test_those_parked_the_longest_are_archived(fresh_kip: Callable[..., Kip], st
     kip.cli("rm", "--force", "third")
 
 
+# promise archive: who cannot be archived stays parked, which is told once
 def test_a_store_that_is_gone(fresh_kip: Callable[..., Kip], store: Path) -> None:
     """What cannot be archived stays parked; that is told once, and it is tried again later."""
     kip = fresh_kip("--store", str(store), "--disk", "1M")
@@ -63,6 +68,7 @@ def test_a_store_that_is_gone(fresh_kip: Callable[..., Kip], store: Path) -> Non
     store.with_name("gone").rename(store)
 
 
+# promise archive: it needs a store elsewhere, that of the last time will do
 def test_a_limit_needs_a_store_elsewhere(fresh_kip: Callable[..., Kip], store: Path) -> None:
     """One that was given the last time will do; the data directory's own is on the same disk."""
     kip = fresh_kip(start=False)

@@ -55,6 +55,13 @@ def loaded(kip: Kip, tmp_path: Path, text: str, **layouts: images.Image) -> Path
     return file
 
 
+# promise files: they find each other in DNS too, at 127.0.0.11 inside, asleep and while no daemon
+#   ran; other questions go to the machine's name servers; a proc with a port 53 has that for itself
+# held by: this, `tests/test_dns.py::test_a_program_has_port_53_for_itself`,
+#   `kip_engine::host::resolver::tests::names_of_the_network_are_answered_and_no_others`,
+#   `kip_engine::host::resolver::tests::other_questions_go_to_the_next_server_that_answers`,
+#   `kip_engine::host::resolver::tests::only_single_questions_go_to_others`,
+#   `kip_engine::host::resolver::tests::name_servers_are_read`
 def test_names_are_in_dns_through_sleeps_and_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     kip = fresh_kip()
     kip.expected.append(r"(WARN|ERROR).*(adopt|keeper|pager|gone|died)")

@@ -43,6 +43,9 @@ def commands(text: str) -> set[tuple[str, ...]]:
     return found
 
 
+# promise commands: commands, flags, messages and links in README and docs are those that there are
+# held by: this, `tests/test_docs.py::test_messages_are_what_kip_says`,
+#   `tests/test_docs.py::test_links_lead_somewhere`
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_commands_and_flags_are_there(guide: Path) -> None:
     known = set(re.findall(r"^  ([a-z]+) ", help_of(), re.MULTILINE))
@@ -67,6 +70,7 @@ def every_flag(*words: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+# promise commands: every flag is in a guide, not only in `--help`
 def test_every_flag_is_in_a_guide() -> None:
     """Beyond what `--help` and the manual pages, which are made of the same lines, say of it."""
     text = "\n".join(guide.read_text() for guide in GUIDES)
@@ -76,6 +80,7 @@ def test_every_flag_is_in_a_guide() -> None:
     assert not missing, missing
 
 
+# promise commands: metrics that a guide names are there
 def test_metrics_that_are_named_are_there() -> None:
     """Those worth an alarm among them; a test holds the list itself against what the daemon says (test_metrics.py)."""
     there = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE))
@@ -103,6 +108,8 @@ def test_links_lead_somewhere(guide: Path) -> None:
             assert (guide.parent / target).exists(), f"{guide.name} links to {target}, which is not there"
 
 
+# promise commands: from a clean clone to a sleeping and waking redis: ten minutes and five commands
+# held by: the commands, not their time: this
 def test_the_first_five_minutes(fresh_kip: Callable[..., Kip]) -> None:
     """At most five commands; what the last of them starts sleeps and wakes. How long they take: bench/first-minutes."""
     block = re.search(r"^<!-- first minutes -->\n```\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)

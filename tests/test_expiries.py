@@ -69,6 +69,8 @@ def expire_through(kip: Kip, engine: str, hibernate: str, sleeps: int) -> None:
 ENGINES = [("plan", "blocked"), ("CRIU", "held")]
 
 
+# promise waking: timers that expire many times a second go on through sleep after sleep: interval
+#   timers of all three kinds, POSIX timers, timerfds; none hangs, none is early, timerfds count all
 @pytest.mark.parametrize(("engine", "hibernate"), ENGINES)
 def test_timers_expire_through_many_sleeps(fresh_kip: Callable[..., Kip], engine: str, hibernate: str) -> None:
     kip = fresh_kip(*(["--only-criu"] if engine == "CRIU" else []))
@@ -106,6 +108,12 @@ def test_nginx_with_timer_resolution_times_out_after_ten_sleeps(fresh_kip: Calla
 MEMORY_MB = 256
 
 
+# promise waking: the program gets the signal of a timer that was set for once and expires while
+#   CRIU takes the snapshot, and gets it once: setitimer(2), POSIX timers of all kinds, by plan and
+#   by CRIU
+# held by: this,
+#   `kip_checkpoint::clocks::signals::tests::a_timer_that_was_set_for_once_is_told_from_one_that_is_armed`,
+#   `kip_checkpoint::clocks::signals::tests::a_periodic_timer_is_told_by_its_phase`
 @pytest.mark.parametrize("engine", ["plan", "CRIU"])
 def test_a_timer_that_expires_in_a_snapshot_is_told_once(fresh_kip: Callable[..., Kip], engine: str) -> None:
     """Set for once, it is not armed any more when the snapshot has its turn, and its signal came too late for it."""

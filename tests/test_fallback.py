@@ -67,6 +67,22 @@ def slept_twice(kip: Kip, store: Path, *flags: str) -> Proc:
     return proc
 
 
+# promise K5: a generation replaces its parent only once it was read back; the two before it stay in
+#   the store; one that is damaged for good is tried again, then its owner's choice follows, a cold
+#   start on the newest files or the generation before it whole; nothing is deleted, and it is said
+# held by: this, `tests/test_fallback.py::test_the_generation_before`,
+#   `tests/test_store_trouble.py::test_bits_that_flip_on_the_way_up`,
+#   `tests/test_snapshot.py::test_beside_wakes_and_uploads`
+# promise waking: `--fallback cold`, `previous`; in `kip.toml`, below `x-kip`, in the API, and shown
+#   by `kip inspect`
+# held by: this, `tests/test_fallback.py::test_the_generation_before`,
+#   `kip_describe::file::tests::every_key_is_read`
+# promise archive: a client of a proc whose front, or what a wake needs beside it, is damaged or
+#   missing for good is not left waiting: read twice, it starts cold on its newest files, with the
+#   event `cold-start`, in `kip why` too; `kip wake` is refused, so that it can be put right; the
+#   store keeps what it has until `kip rm`
+# held by: this, `tests/test_fallback.py::test_by_request_it_is_only_said`,
+#   `tests/test_fallback.py::test_what_a_wake_needs_of_a_pack_is_missing`
 @pytest.mark.parametrize("how", ["flipped", "missing"])
 def test_cold(archiving: Kip, store: Path, how: str) -> None:
     proc = slept_twice(archiving, store)
@@ -135,6 +151,13 @@ def is_first(proc: Proc) -> bool:
     return True
 
 
+# promise archive: `--fallback previous`: instead the newest older generation that is whole, every
+#   byte of it, memory and files, comes back (event `fell-back`), or a cold start if there is none;
+#   its newest files are kept aside; killed in the middle it is one or the other
+# held by: this, `tests/test_fallback.py::test_none_before_is_whole`,
+#   `tests/test_fallback.py::test_killed_while_it_falls_back`,
+#   `kip_supervisor::task::previous::tests::the_newest_files_are_put_back_from_wherever_it_was_interrupted`,
+#   `kip_supervisor::task::previous::tests::files_on_a_limited_disk_are_not_forgotten_half_way`
 @pytest.mark.parametrize("how", ["flipped", "missing"])
 def test_the_generation_before(archiving: Kip, store: Path, how: str) -> None:
     """Whole: its memory and its files, none of the newest's; those are kept. It goes on from there as any other."""
@@ -198,6 +221,10 @@ def test_killed_while_it_falls_back(archiving: Kip, store: Path, step: str) -> N
 # Of another engine
 
 
+# promise archive: what a newer engine wrote, or another, is neither woken nor taken over, by one
+#   line, and stays free for others
+# held by: this,
+#   `kip_offload::archive::engine::tests::the_same_or_a_newer_one_of_the_same_name_reads_it`
 def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Path) -> None:
     """What a newer CRIU has written is refused before anything is done, by the machine that has an older one, and left to others."""
     tree = Path("/usr/local/lib/kip/criu")

@@ -68,6 +68,9 @@ def check(client: Redis) -> None:
     assert client.ask_all([("GET", f"key:{i}") for i in range(KEYS)]) == [value(i) for i in range(KEYS)]
 
 
+# promise archive: no room on the disk: who should be parked runs on, who should be archived stays
+#   parked, who should wake stays archived; each says so, loses nothing and leaves nothing there
+# held by: this, `tests/test_full_disk.py::test_archiving_and_back`
 @pytest.mark.parametrize("left", [0, 64 << 10, 4 << 20])
 def test_parking(disk: Disk, on_disk: tuple[Kip, Proc, Redis], left: int) -> None:
     kip, proc, client = on_disk
@@ -103,6 +106,8 @@ def test_archiving_and_back(disk: Disk, on_disk: tuple[Kip, Proc, Redis]) -> Non
     check(client)
 
 
+# promise archive: who woke and has no room for the rest of its memory waits, says so and goes on
+#   once there is room
 def test_what_comes_after_the_wake_waits_for_room(disk: Disk, on_disk: tuple[Kip, Proc, Redis]) -> None:
     """Room for its front, none for all of its memory: it runs, waits for the rest, says so, and goes on once there is room."""
     kip, proc, client = on_disk

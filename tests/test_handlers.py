@@ -26,6 +26,14 @@ def told(proc: Proc) -> dict[str, tuple[int, ...]]:
     return {name: tuple(map(int, counts)) for name, *counts in lines}
 
 
+# promise waking: a signal whose handler runs as the program comes back ends the wait that it came
+#   in with EINTR, as without Kip: 22 kinds of waits, with and without SA_RESTART; by plan, by CRIU,
+#   blocked and held
+# held by: this, `tests/test_handlers.py::test_a_sleep_that_a_handler_ends_says_what_is_left`,
+#   `kip_sys::restart::tests::a_handler_that_comes_first_ends_the_call`,
+#   `kip_sys::restart::tests::each_call_is_broken_off_as_the_kernel_does`
+# promise waking: a held proc is on time for the timers of processes that are too small to be taken
+#   out
 @pytest.mark.parametrize(("engine", "hibernate"), [("plan", "held"), ("plan", "blocked"), ("CRIU", "held")])
 def test_a_handler_ends_the_wait_that_it_came_in(fresh_kip: Callable[..., Kip], engine: str, hibernate: str) -> None:
     """Its timer expires while the program sleeps; a wait that began anew after the handler would be told of once less."""
@@ -67,6 +75,9 @@ def test_a_sleep_that_a_handler_ends_says_what_is_left(fresh_kip: Callable[..., 
     assert engine == "held" or proc.rebuilt() == (engine == "plan")
 
 
+# promise waking: a program that filters its own calls, seccomp(2), makes no other calls than its
+#   own when it wakes, and its waits end on time
+# held by: this, `kip_checkpoint::hold::tests::a_program_with_filters_of_its_own_is_left_to_criu`
 @pytest.mark.parametrize("tier", ["parked", "held"])
 def test_filters_of_the_program_see_its_own_calls_only(fresh_kip: Callable[..., Kip], tier: str) -> None:
     """A call that Kip exchanged for another would be the program's end."""

@@ -57,6 +57,10 @@ def test_a_client_that_has_given_up(kip: Kip, tmp_path: Path, way: str) -> None:
     client.check()
 
 
+# promise hibernation: the pager stopped in the middle, starved, or asked by a client that has given
+#   up: the program goes on
+# held by: this, `tests/test_harmless.py::test_a_starved_pager`,
+#   `tests/test_harmless.py::test_a_client_that_has_given_up`
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_the_pager_stopped_in_the_middle(kip: Kip, tmp_path: Path, way: str) -> None:
     proc, dice = run(kip, servers.torture(), tmp_path, "--hibernate", way), random.Random(way)

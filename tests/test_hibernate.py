@@ -48,6 +48,20 @@ def sleep_anyhow(proc: Proc) -> None:
     proc.kip.cli("sleep", proc.name, "--to", "hibernated")
 
 
+# promise P16: a tier between that keeps the working set on the worker: hibernated, with its set in
+#   memory (all of them within `--set-memory`) and the rest on the local disk, metered by itself
+# held by: this, `tests/test_meter.py::test_memory_is_the_integral_of_the_kernels_counter`
+# promise H1: states hot, hibernated and parked, awake between; an operator forces each way
+# held by: this, `tests/test_cli.py::test_sleep_and_wake_twice`, `tests/test_cli.py::test_shapes`
+# promise H2: memory goes to a private swap file, clean file pages are dropped, pages of zeros are
+#   not written, only changed pages are written again
+# held by: this, `tests/test_hibernate.py::test_redis_keeps_every_key`,
+#   `crates/pager/tests/real.rs::all_comes_back_by_faults`
+# promise H5: woken by the request itself, or ahead of it by `kip wake`
+# held by: this, `tests/test_hibernate.py::test_torture_without_anything_between`
+# promise hibernation: real servers and the torture program, 20 cycles each way, blocked and held;
+#   parked in between
+# held by: this, `tests/test_hibernate.py::test_torture`
 @pytest.mark.parametrize("name", list(servers.WEB))
 def test_web_servers(kip: Kip, tmp_path: Path, name: str) -> None:
     """A client that stays connected, new clients and the data, over and over; parked in between, too."""
@@ -128,6 +142,7 @@ def test_new_memory_is_kept(torture: Proc) -> None:
         client.check()
 
 
+# promise hibernation: clients that talk all the time notice nothing
 @pytest.mark.parametrize("way", WAYS)
 def test_clients_while_it_hibernates(kip: Kip, tmp_path: Path, way: str) -> None:
     """Clients that talk without pause meanwhile: each answer is the right one."""
@@ -144,6 +159,11 @@ ONE_SHOT = (
 ).split()
 
 
+# promise hibernation: timers and time-outs go on and fire on time, ticks too
+# held by: this, `tests/test_hibernate.py::test_a_ticker_ticks_on_time_while_it_is_hibernated`, the
+#   first ticks of each sleep but the first by
+#   `tests/test_hibernate.py::test_what_ticks_have_touched_stays_in_the_next_sleep`,
+#   `tests/test_hibernate.py::test_a_long_tick_is_known_as_one_whatever_its_clients_send_later`
 @pytest.mark.parametrize("way", WAYS)
 def test_timers(kip: Kip, tmp_path: Path, way: str) -> None:
     """Asleep again and again with everything armed: each fires when it should, none begins anew. Where a machine stalls so
@@ -254,6 +274,13 @@ def test_a_long_tick_is_known_as_one_whatever_its_clients_send_later(kip: Kip) -
     assert any(woke) and not any(woke[2:]), (woke, kip.account())
 
 
+# promise waking: by default a proc that ticks is not parked by itself, and ticks on time while it
+#   is hibernated; one that waits longer is parked and woken on time
+# held by: this, `tests/test_hibernate.py::test_a_ticker_ticks_on_time_while_it_is_hibernated`,
+#   `kip_records::due::tests::by_default_every_timer_is_on_time`,
+#   `kip_records::due::tests::a_timer_is_a_tick_by_its_period_and_never_by_what_is_left_of_it`,
+#   `kip_pager::ticking::tests::a_long_burst_is_a_wake_and_ticks_apart_are_not`,
+#   `kip_pager::ticking::tests::what_packets_have_come_for_is_a_wake_at_its_first_touch`
 def test_a_ticker_is_not_parked_by_itself(kip: Kip, tmp_path: Path) -> None:
     """Nothing is gathered by default: a wait below --tick keeps it hibernated, one above it parks, on time both."""
     script = "import sys, time, threading\nwhile True:\n    threading.Event().wait(float(sys.argv[1]))\n    print(time.time(), flush=True)"
@@ -268,6 +295,8 @@ def test_a_ticker_is_not_parked_by_itself(kip: Kip, tmp_path: Path) -> None:
         assert "hibernated" in kinds and ("parked" in kinds) == (wait == 5), (wait, kinds)
 
 
+# promise hibernation: it sinks by itself: idle, then parked
+# held by: this, `tests/test_hibernate.py::test_hibernation_can_be_off`
 def test_sinks_by_itself(kip: Kip, tmp_path: Path) -> None:
     """Idle: hibernated; that long after: parked. A request brings it back from either."""
     server = servers.lighttpd()
@@ -287,6 +316,8 @@ def test_hibernation_can_be_off(kip: Kip, tmp_path: Path) -> None:
     assert "hibernated" not in kinds, kinds
 
 
+# promise H3: the swap file belongs to one proc, no other can read it, it is gone when the proc is
+# held by: this, `tests/test_hibernate.py::test_stop_is_in_order`
 def test_the_swap_file_is_private_and_goes(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, servers.WEB["python"](), tmp_path, "--prefetch", "off")
     proc.hibernate()
@@ -300,6 +331,7 @@ def test_the_swap_file_is_private_and_goes(kip: Kip, tmp_path: Path) -> None:
     assert not place.exists(), "a parked proc has its memory in its snapshot"
 
 
+# promise H6: clean file pages are dropped, or kept where the owner says so
 def test_file_pages_can_be_kept(kip: Kip, tmp_path: Path) -> None:
     """--file-pages keep leaves unchanged pages of files mapped; drop does not."""
     left = {}
@@ -310,6 +342,9 @@ def test_file_pages_can_be_kept(kip: Kip, tmp_path: Path) -> None:
     assert left["keep"] > left["drop"] + (1 << 20), left
 
 
+# promise P9: the pages that come back are the next working set, which is parked with the proc
+# held by: this, `tests/test_lazy.py::test_redis`,
+#   `kip_pager::set::tests::what_is_known_of_a_set_outlives_parking`
 def test_inspect_and_why(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, servers.WEB["python"](), tmp_path)
     proc.hibernate()
@@ -349,6 +384,7 @@ def test_stop_is_in_order(kip: Kip, tmp_path: Path) -> None:
     assert not (kip.data / "procs" / proc.name).exists()
 
 
+# promise hibernation: one killed while it is held is seen to have ended
 @pytest.mark.parametrize("which", [0, -1], ids=["pid-1", "program"])
 def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path, which: int) -> None:
     proc = run(kip, servers.lighttpd(), tmp_path)
@@ -357,6 +393,8 @@ def test_one_killed_inside_is_seen(kip: Kip, tmp_path: Path, which: int) -> None
     proc.wait_state("stopped", 30)
 
 
+# promise hibernation: one of a single process and port costs 5 descriptors in daemon and keeper and
+#   at most 8 in the pager, whose limits are 20,000 on many machines
 @pytest.mark.parametrize("hibernate", ["blocked", "held"])
 def test_one_costs_few_descriptors(fresh_kip: Callable[..., Kip], tmp_path: Path, hibernate: str) -> None:
     """Thousands have to fit below a limit of 20,000 open files in each of our processes."""
@@ -393,6 +431,7 @@ def test_one_costs_few_descriptors(fresh_kip: Callable[..., Kip], tmp_path: Path
     wait_for("each costs 5, 8 and 5 descriptors in keeper, pager and daemon", grown, 10)
 
 
+# promise recovery: every program gets its SIGTERM and 10 s with it, asleep or not
 def test_down_lets_sleepers_end_in_order(fresh_kip: Callable[..., Kip]) -> None:
     """More than are ended at a time, of each tier: every program handles its SIGTERM."""
     kip = fresh_kip()
@@ -413,6 +452,8 @@ def test_down_lets_sleepers_end_in_order(fresh_kip: Callable[..., Kip]) -> None:
         assert "in order" in proc.logs()
 
 
+# promise hibernation: two wakes, or a wake and the way down, at the same moment do not wait for
+#   each other
 def test_two_wakes_at_once(kip: Kip, tmp_path: Path) -> None:
     """A request and `kip wake`, or the way down to parked, at the same moment: neither waits for the other for ever."""
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", "held")
@@ -442,6 +483,10 @@ time.sleep(3600)
 """
 
 
+# promise hibernation: one that is traced: its memory is offered to the kernel's swap, and that is
+#   said
+# held by: this (that there is no swap),
+#   `kip_engine::page_out::tests::only_private_memory_that_is_no_files_is_given`
 def test_one_that_is_traced_cannot_and_its_memory_is_the_kernels(kip: Kip) -> None:
     """Somebody else stops its threads already. What became of its memory is said, here and by `kip why`."""
     proc = kip.run("tracer", ["python3", "-c", TRACER])
@@ -456,6 +501,8 @@ def test_one_that_is_traced_cannot_and_its_memory_is_the_kernels(kip: Kip) -> No
 # Procs that fight.
 
 
+# promise hibernation: a proc that fights the pager (unmaps, moves, drops, forks, asks for a
+#   userfaultfd) harms no other proc and loses no byte
 def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
     """Threads that unmap, move and drop what is taken out, children without end: its own bytes are right, it cannot have a
     userfaultfd, and its neighbour notices nothing."""
@@ -476,6 +523,7 @@ def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
     assert "a page of" not in fighter.logs()
 
 
+# promise hibernation: a proc that fills its cgroup waits or is ended alone
 def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
     """A proc at its limit comes back as far as it has room, or is ended for it by the kernel; nobody else waits."""
     # Twice what it fills, for its children: what they share with it when they are forked they have for themselves later.
@@ -509,6 +557,8 @@ def kill_pager(kip: Kip) -> None:
     os.kill(old, signal.SIGKILL)
 
 
+# promise hibernation: the pager killed while procs sleep, and while memory comes back
+# held by: this, `tests/test_hibernate.py::test_pager_killed_under_load`
 @pytest.mark.parametrize("way", WAYS)
 def test_pager_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, way: str) -> None:
     """Whoever touches memory waits for the next pager; no byte is wrong."""
@@ -527,8 +577,7 @@ def test_pager_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: P
 
 
 def test_pager_killed_under_load(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
-    """While memory comes back, again and again. (While it is taken out its death costs the program: SPECIFICATION.md,
-    "Known limits".)"""
+    """While memory comes back, again and again. (While it is taken out its death costs the program: docs/limits.md.)"""
     kip = fresh_kip()
     proc = run(kip, servers.torture(), tmp_path)
     client, dice = Lines(proc.port()), random.Random(7)
@@ -544,6 +593,9 @@ def test_pager_killed_under_load(fresh_kip: Callable[..., Kip], tmp_path: Path) 
     client.check()
 
 
+# promise hibernation: daemon, daemon and pager, keeper then pager killed
+# held by: this, `tests/test_hibernate.py::test_daemon_and_pager_killed_together`,
+#   `tests/test_hibernate.py::test_keeper_killed_then_pager`
 @pytest.mark.parametrize("way", WAYS)
 def test_daemon_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, way: str) -> None:
     kip = fresh_kip()

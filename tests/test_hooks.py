@@ -33,6 +33,8 @@ def sleeps_from_hot(kip: Kip) -> int:
     return sum(kind != "woken" and before == "woken" for before, kind in zip(["woken", *kinds], kinds, strict=False))
 
 
+# promise hooks: run inside at each sleep of a running proc and after each wake, with tier and
+#   trigger; a hibernated one that is parked is not asked
 def test_they_run_at_each_sleep_and_wake(kip: Kip) -> None:
     # By the server itself: what it has when it sleeps is what the hook has done.
     before = "redis-cli incr sleeps >/dev/null; echo before $KIP_TIER $(id -u) >>/srv/said"
@@ -60,6 +62,8 @@ def test_they_run_at_each_sleep_and_wake(kip: Kip) -> None:
     assert slept() and sleeps_from_hot(kip) >= 3
 
 
+# promise hooks: one before a sleep that fails refuses it with what it wrote last, by `kip sleep`;
+#   by idle time it is tried again a minute later (untested)
 def test_one_that_fails_keeps_it_awake(kip: Kip) -> None:
     proc = run(kip, "--before-sleep", "test ! -e /srv/busy || { echo a job runs; exit 7; }")
     proc.exec("touch", "/srv/busy")
@@ -74,12 +78,14 @@ def test_one_that_fails_keeps_it_awake(kip: Kip) -> None:
     proc.sleep()
 
 
+# promise hooks: one that takes too long is ended, and refuses the sleep
 def test_one_that_takes_too_long_is_ended(kip: Kip) -> None:
     proc = run(kip, "--before-sleep", "sleep 100", "--hook-timeout", "500ms")
     assert "took more than 500 ms" in kip.refused("sleep", "cache")
     wait_for("it is gone", lambda: "sleep 100" not in proc.exec("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").stdout.replace("sh -c", ""), 20)
 
 
+# promise hooks: one after a wake that fails is an event
 def test_after_a_wake_it_is_an_event_and_no_more(kip: Kip) -> None:
     proc = run(kip, "--after-wake", "echo no; exit 3")
     proc.sleep()

@@ -60,6 +60,13 @@ def two(fresh_kip: Callable[..., Kip], tmp_path: Path, *flags: str) -> tuple[Kip
 # Running.
 
 
+# promise P1: a proc runs from an OCI image and nothing of the host's files: program, arguments,
+#   environment, user and groups, directory, ports, stop signal as the image says, the owner's word
+#   first
+# held by: this, `tests/test_images.py::test_the_owner_s_word_goes_first`,
+#   `tests/test_images.py::test_stop_sends_the_image_s_signal`,
+#   `tests/test_images.py::test_what_cannot_run_says_why`,
+#   `kip_worker::images::tests::the_owner_s_word_goes_before_the_image_s`
 def test_a_program_runs_as_its_image_says(kip: Kip, tmp_path: Path, web: Image) -> None:
     """Program, arguments, environment, user with its groups, directory, exposed ports; and of the host nothing."""
     source = f"oci:{layout(tmp_path / 'web', one=web)}:one"
@@ -82,6 +89,12 @@ def test_a_program_runs_as_its_image_says(kip: Kip, tmp_path: Path, web: Image) 
     kip.cli("rm", "web", "--force")
 
 
+# promise P1: layers lie over each other as their builder meant: deletions, closed directories,
+#   owners, modes, links, up to 127 of them
+# held by: this, `tests/test_images.py::test_directories_that_a_layer_only_implies_are_as_below`,
+#   `tests/test_images.py::test_as_many_layers_as_builders_make`,
+#   `crates/sandbox/tests/layers.rs::deletions_become_overlayfs_s`,
+#   `kip_image::parents::tests::directories_keep_what_lower_layers_say_of_them`
 def test_layers_lie_over_each_other(kip: Kip, tmp_path: Path, web: Image) -> None:
     """Deletions, directories that are closed, owners, modes and hard links; across /usr as well."""
     proc = run(kip, "web", f"oci:{layout(tmp_path / 'web', one=web)}", "--user", "0", command=("-f", "-p", "80"))
@@ -211,6 +224,12 @@ def test_every_source_gives_the_same_layers(kip: Kip, tmp_path: Path, web: Image
     assert kip.json("image", "ls") == [] and layers_here(kip) == set()
 
 
+# promise P1: what is not what its digest says, is for other machines, is not there, is not given to
+#   this client, or has no room is refused with one line and a code for each of these
+# held by: this, `tests/test_registry.py::test_what_a_registry_does_not_have`,
+#   `tests/test_registry.py::test_no_room_on_the_disk`,
+#   `tests/test_registry.py::test_codes_of_pulls_that_fail`,
+#   `kip_worker::images::tests::each_trouble_with_an_image_has_its_code`
 def test_what_is_no_image_is_refused(kip: Kip, tmp_path: Path, web: Image, tools: bytes) -> None:
     def refused(source: str) -> str:
         return kip.refused("image", "load", source)
@@ -256,6 +275,10 @@ HOSTILE: dict[str, list[Any]] = {
 }
 
 
+# promise P1: hostile layers write nothing outside and are refused whole, with the entry's name
+# held by: this, `tests/test_images.py::test_absolute_names_and_links_stay_inside`,
+#   `crates/sandbox/tests/layers.rs::nothing_leaves_the_layer`,
+#   `crates/sandbox/tests/layers.rs::what_is_too_much_or_nobody_s_is_refused`
 @pytest.mark.parametrize("words", HOSTILE)
 def test_hostile_layers_are_refused_whole(kip: Kip, tmp_path: Path, words: str) -> None:
     image = Image([archive([entry("honest", "x"), *HOSTILE[words]])], {"Cmd": ["x"]})
@@ -278,6 +301,11 @@ def test_absolute_names_and_links_stay_inside(kip: Kip, tmp_path: Path, tools: b
 # Sleeping.
 
 
+# promise P1: a proc of an image sleeps in every tier and wakes, by plan and by CRIU, after a
+#   reboot, and elsewhere where its layers are
+# held by: this, `tests/test_images.py::test_criu_wakes_it_as_well`,
+#   `tests/test_images.py::test_elsewhere_its_layers_must_be_there`,
+#   `tests/test_images.py::test_a_volume_lies_in_an_image`
 def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Hibernated, parked and woken by plan, killed daemon, rebooted machine, archived: with its data, and on its layers only."""
     (tmp_path / "store").mkdir()
@@ -319,6 +347,8 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
     assert layers_here(kip) == set()
 
 
+# promise volumes: a new named volume gets the files of the image that it covers, with their owners,
+#   and none of them again later; a fill that was cut short goes on
 def test_a_new_volume_gets_what_it_covers(kip: Kip, tmp_path: Path, web: Image) -> None:
     """As other runtimes of images do it, whoever begins; later its files are its owner's affair."""
     source = f"oci:{layout(tmp_path / 'web', a=web)}"
@@ -364,6 +394,9 @@ def test_a_volume_lies_in_an_image(kip: Kip, tmp_path: Path, web: Image) -> None
     kip.cli("volume", "rm", "pages")
 
 
+# promise P1: directories that an image declares as volumes are there and, unless a volume is put
+#   there, the proc's own
+# held by: this, `kip_worker::images::tests::directories_for_data_are_those_that_no_volume_covers`
 def test_directories_that_an_image_wants_for_data(kip: Kip, tmp_path: Path, tools: bytes) -> None:
     """They are there, as the image has them or empty, and are the proc's own: nothing ties it to this machine, stops lose nothing."""
     some = archive([entry("there", uid=33, mode=0o700), entry("there/page", "x"), entry("usr"), entry("usr/share")])
@@ -402,6 +435,8 @@ def test_criu_wakes_it_as_well(fresh_kip: Callable[..., Kip], tmp_path: Path, we
     assert proc.exec("id").stdout.startswith("uid=33(web)")
 
 
+# promise invariants: 10 so is Kip's init, which pid 1 has mapped: a proc of an image wakes with it
+#   under another Kip, by plan and by CRIU
 @pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["plan", "criu"])
 def test_another_kip_wakes_it_with_the_init_that_it_had(
     fresh_kip: Callable[..., Kip], tmp_path: Path, web: Image, flags: tuple[str, ...]
@@ -478,6 +513,9 @@ def test_layers_that_are_gone_are_named(here: tuple[Kip, str]) -> None:
     assert http_get(proc.port(8080)) == b"first\n"
 
 
+# promise P1: layers are shared by images and procs, stay as long as a proc in whatever tier needs
+#   them, and are collected then
+# held by: this, `tests/test_images.py::test_layers_that_are_gone_are_named`
 def test_layers_are_shared_and_kept_as_long_as_needed(here: tuple[Kip, str], tmp_path: Path, web: Image) -> None:
     kip, source = here
     kip.cli("image", "load", source, "--name", "a:1")

@@ -51,6 +51,12 @@ def woken_by_a_change(proc: Proc, wakes: int) -> None:
     assert view["last_wake"]["trigger"] == "watched files (changed)", view["last_wake"]
 
 
+# promise waking: inotify: events that wait are delivered, a read and an epoll set go on waiting, a
+#   file of a volume that changes wakes a parked or hibernated proc and is reported; by either
+#   engine; daemon killed meanwhile
+# held by: this, `tests/test_inotify.py::test_a_read_that_waits`,
+#   `tests/test_inotify.py::test_a_change_wakes_from_hibernation`,
+#   `tests/test_inotify.py::test_the_daemon_may_die`, `tests/test_inotify.py::test_tail`
 @pytest.mark.parametrize("engine", ["plan", "criu"])
 def test_events_over_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
     """What waited unread, what the program did itself and what somebody did in the volume while it was parked, each once and in order."""
@@ -110,6 +116,7 @@ def test_a_change_wakes_from_hibernation(kip: Kip, tmp_path: Path, way: str) -> 
         assert way == "blocked" or proc.inspect()["last_wake"]["from"] == "hibernated"
 
 
+# promise waking: changes to watched files that a sleep itself causes do not wake the proc
 def test_what_the_sleep_itself_does_wakes_nobody(kip: Kip, tmp_path: Path) -> None:
     """A program that watches for files being closed has one open itself, which its own end closes."""
     proc, client = begin(kip, tmp_path / "volume")

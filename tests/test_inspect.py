@@ -158,6 +158,10 @@ def proc_says(proc: Proc, found: dict[str, Any]) -> None:
 SET_UPS = {"redis": servers.redis, "nginx": servers.nginx, "postfix": servers.postfix, "node": servers.node}
 
 
+# promise command-line: `kip inspect --files`, `--env`, `--sockets`, `--maps`: of a running,
+#   hibernated, parked and archived proc the same; nothing wakes, runs or changes for it
+# held by: this, `tests/test_inspect.py::test_kinds`,
+#   `crates/pager/tests/real.rs::a_look_brings_nothing_back`
 @pytest.mark.parametrize("name", SET_UPS)
 def test_a_sleeper_says_what_it_was_hot(archiving: Kip, tmp_path: Path, name: str) -> None:
     """In all four tiers, with a client connected."""
@@ -197,6 +201,9 @@ def test_a_sleeper_says_what_it_was_hot(archiving: Kip, tmp_path: Path, name: st
         assert http_get(proc.port(), "/page.html") == servers.PAGE
 
 
+# promise command-line: what they say of a running proc is what the kernel says
+# held by: this, `kip_worker::inspect::live::tests::our_own_descriptors_are_understood`,
+#   `kip_net::diag::unix::tests::our_own_are_among_them`
 def test_hot_is_what_the_kernel_says(kip: Kip, tmp_path: Path) -> None:
     server = servers.nginx()
     proc = kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=FLAGS)
@@ -303,6 +310,13 @@ def test_memory_that_never_came_from_the_store(archiving: Kip) -> None:
     assert client.ask("GET", "key:9999") == values["key:9999"]
 
 
+# promise command-line: of an archived proc no more is fetched than is needed, by ranges what lies
+#   in packs, and nothing of it is kept
+# held by: this, `kip_offload::archive::look::tests::pages_are_seen_where_they_lie_and_stay_there`,
+#   `tests/test_inspect.py::test_memory_that_never_came_from_the_store`
+# promise command-line: a proc that is stopped or elsewhere, a store that is gone, a damaged front:
+#   one clear line
+# held by: this, `tests/test_inspect.py::test_where_it_was_it_is_not_looked_at`
 def test_what_cannot_be_shown_is_one_line(archiving: Kip, store: Path) -> None:
     server = servers.redis()
     proc = archiving.run("redis", server.command, ports=server.published, flags=FLAGS)

@@ -22,6 +22,10 @@ def test_every_version_is_kept() -> None:
     assert sorted(path.name for path in kept.KEPT.iterdir()) == [f"v{n + 1}" for n in range(kept.version())]
 
 
+# promise archive: a generation that an older Kip archived still wakes, on a machine of another
+#   kind; one of the oldest encoding on the local disk does
+# held by: this, `tests/test_kept.py::test_every_version_is_kept`,
+#   `tests/test_kept.py::test_one_on_the_local_disk`
 @pytest.mark.parametrize("version", sorted(path.name for path in kept.KEPT.iterdir()))
 def test_an_archived_one(fresh_kip: Callable[..., Kip], tmp_path: Path, version: str) -> None:
     """It is taken over with its keys, goes on where it was, and is archived and woken as any other from there on."""

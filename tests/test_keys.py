@@ -41,6 +41,14 @@ def check(name: str, client: Redis) -> None:
     assert client.ask("GET", "key:1999") == f"{name} 1999 ".encode() * 100
 
 
+# promise archive: `kip key rotate`: a new key seals from then on, old ones open; what sleeps anew
+#   needs only the new one
+# held by: this,
+#   `kip_offload::archive::keys::tests::what_a_key_sealed_that_is_destroyed_meanwhile_is_no_only_copy`
+# promise archive: `kip key destroy`: says which procs would be lost, archived or with memory in the
+#   store only, needs `--yes`, never the key that seals; who slept under it says when it was
+#   destroyed, stays as it is and can be removed
+# held by: this, `kip_worker::keys::tests::a_refusal_says_who_would_be_lost`
 def test_rotated_and_destroyed(fresh_kip: Callable[..., Kip], store: Path) -> None:
     """After a rotation the old key still opens; destroyed, what it alone sealed stays as it is and says so, and all else goes on."""
     kip = fresh_kip("--store", str(store))
@@ -93,6 +101,8 @@ def test_rotated_and_destroyed(fresh_kip: Callable[..., Kip], store: Path) -> No
     assert events == [], "events are those of this daemon"
 
 
+# promise archive: a proc that is awake or parked when its key is destroyed loses nothing and is
+#   archived anew
 def test_one_that_is_awake_when_its_key_goes(fresh_kip: Callable[..., Kip], store: Path) -> None:
     """All that it has in the store is unreadable: it is archived anew, as if for the first time."""
     kip = fresh_kip("--store", str(store))
@@ -116,6 +126,11 @@ def test_one_that_is_awake_when_its_key_goes(fresh_kip: Callable[..., Kip], stor
     check("web", client)
 
 
+# promise archive: `kip key export`, `import`: closed by a passphrase or key file, merged; what is
+#   wrong has a line of its own and changes nothing; keys made apart take only the place of unused
+#   ones
+# held by: this,
+#   `kip_offload::archive::keys::tests::keys_made_apart_take_the_place_of_unused_ones_only`
 def test_keys_travel(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
     """Exported and imported by passphrase and by key file; each thing that is wrong has a line of its own."""
     kip, other = fresh_kip("--store", str(store)), fresh_kip("--store", str(store))
@@ -179,6 +194,9 @@ def test_keys_travel(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path)
     check("web", client)
 
 
+# promise archive: a passphrase is no argument, and is not shown when it is typed
+# held by: this, `kip_cli::key::tests::a_passphrase_is_typed_and_mended`,
+#   `crates/api/tests/api.rs::keys_by_their_routes`
 def test_a_passphrase_is_typed_unseen(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
     kip = fresh_kip("--store", str(store))
 

@@ -117,6 +117,11 @@ def fire(proc: Proc, tier: str) -> dict[str, Any]:
     raise AssertionError(f"going to sleep takes more than {AFTER_S[-1]} s here")
 
 
+# promise P9: each kind of wake has a set of its own: port, timer, call; what is not needed any more
+#   falls out
+# held by: this, `tests/test_kinds.py::test_what_was_needed_once_falls_out`,
+#   `kip_pager::set::tests::each_kind_of_wake_has_a_set_of_its_own`,
+#   `kip_engine::hibernate::tests::triggers_are_of_kinds`
 def test_each_kind_of_wake_has_its_set(proc: Proc, tier: str) -> None:
     for _ in range(ROUNDS):
         first, second, timer = visit(proc, tier, FIRST), visit(proc, tier, SECOND), fire(proc, tier)

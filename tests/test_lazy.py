@@ -118,6 +118,19 @@ def test_torture(kip: Kip, tmp_path: Path, restorer: str, cycles: int) -> None:
     client.close()
 
 
+# promise P8: on one machine: a parked proc runs before its memory is there, which comes when it is
+#   touched; every page is checked before a program gets it
+# held by: this, `tests/test_lazy.py::test_torture`, `tests/test_lazy.py::test_a_damaged_page`,
+#   `tests/test_memory.py::test_every_page`
+# promise P10: a proc that was woken and touched little writes little when it is parked again; what
+#   it unmapped is not kept; it does not grow
+# held by: this, `tests/test_lazy.py::test_what_was_unmapped_goes`,
+#   `tests/test_lazy.py::test_many_cycles_do_not_pile_up`
+# promise waking: lazily: with the working set installed, the rest when touched; the same memory,
+#   children, threads, also when CRIU completes what was taken over
+# held by: this, `tests/test_lazy.py::test_all_orders`,
+#   `tests/test_lazy.py::test_fork_right_after_a_wake`,
+#   `tests/test_lazy.py::test_criu_wakes_what_was_taken_over`
 def test_redis(kip: Kip) -> None:
     """One request brings what it needs; the second parking writes only that, and the second wake brings it at once."""
     redis = Keys(kip, keys=2 * KEYS)
@@ -191,6 +204,7 @@ def test_all_orders(kip: Kip) -> None:
     redis.check()
 
 
+# promise waking: `--lazy auto`, `on`, `off`
 def test_ways(kip: Kip) -> None:
     """auto: lazily if there is more than 8 MB; off: all of it at once."""
     left = {}
@@ -268,6 +282,7 @@ def test_criu_wakes_what_was_taken_over(kip: Kip) -> None:
 # What goes wrong.
 
 
+# promise waking: a damaged page that comes later ends the proc, which starts cold, and it is said
 def test_a_damaged_page(fresh_kip: Callable[..., Kip]) -> None:
     """A page that is damaged where it lies is found when the program wants it: nobody gets a wrong byte, and the program,
     which cannot go on, is started cold."""
@@ -309,6 +324,8 @@ def damage_values(images: Path) -> None:
     pages.write_bytes(content)
 
 
+# promise waking: pager, keeper or daemon killed while most is still out; a proc that fights
+# held by: this, `tests/test_lazy.py::test_one_that_fights`
 @pytest.mark.parametrize("victim", ["pager", "keeper", "daemon"])
 def test_killed_while_most_is_out(fresh_kip: Callable[..., Kip], victim: str) -> None:
     """What comes later comes from the next one, too."""
@@ -331,6 +348,7 @@ def test_killed_while_most_is_out(fresh_kip: Callable[..., Kip], victim: str) ->
     redis.check()
 
 
+# promise hibernation: a proc that is put to sleep as soon as its pager was replaced loses nothing
 @pytest.mark.parametrize("tier", ["hibernated", "parked"])
 def test_put_to_sleep_as_soon_as_the_pager_is_replaced(fresh_kip: Callable[..., Kip], tier: str) -> None:
     """The new one may not know all procs yet: a sleep is refused or waits, and loses nothing that is out."""
@@ -382,6 +400,8 @@ while True:
 """
 
 
+# promise waking: another process reads the arguments of its processes (ps(1)) while they fall
+#   asleep or wake: no page becomes one of zeros
 @pytest.mark.parametrize("tier", ["parked", "hibernated"])
 def test_its_arguments_are_read_meanwhile(kip: Kip, tmp_path: Path, tier: str) -> None:
     """ps(1), and whatever else looks at the machine, touches the page where a process has its arguments, which is often that

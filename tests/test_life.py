@@ -46,6 +46,10 @@ def kill_program(proc: Proc) -> None:
 # To be ended.
 
 
+# promise life: `kip stop`, `kip down` send the proc's own stop signal and give it its own grace (10
+#   s by default) before SIGKILL; `kip stop --grace` overrides it. A sleeper is woken for that, from
+#   whatever tier; with a grace of 0 it is ended as it sleeps
+# held by: this, `tests/test_life.py::test_its_grace_is_what_its_owner_said`
 @pytest.mark.parametrize("tier", ["hot", "hibernated", "parked"])
 def test_a_program_gets_its_own_stop_signal_asleep_or_not(kip: Kip, tier: str) -> None:
     proc = shell(kip, f"usr1-{tier}", ENDS_AT_USR1, "--stop-signal", "SIGUSR1", "--stop-grace", "20s")
@@ -81,6 +85,13 @@ def test_wrong_policies_are_usage_errors(kip: Kip) -> None:
 # To be started again.
 
 
+# promise life: a program that ends by itself is started again as its policy says, with its files,
+#   name, address and host ports, after 100 ms, then twice as long each time up to 30 s; a run of 10
+#   s begins anew; `on-failure:MAX` counts starts in a row
+# held by: this, `tests/test_life.py::test_failures_are_counted_and_the_pause_doubles`,
+#   `tests/test_life.py::test_who_ends_well_stays_stopped_unless_always`,
+#   `kip_types::life::tests::the_pause_doubles_up_to_its_bound`,
+#   `kip_types::life::tests::who_is_started_again`
 def test_a_killed_redis_is_there_again_with_its_files_and_ports(kip: Kip, tmp_path: Path) -> None:
     server = servers.redis()
     flags = [*server.flags, "--restart", "always"]
@@ -146,6 +157,9 @@ def test_how_it_ended_is_known_even_if_it_is_stopped_just_then(kip: Kip) -> None
     assert not any("parked" in e["detail"] for e in kip.events() if e["name"] == "ends")
 
 
+# promise life: meanwhile it is `restarting`: `ps` and `inspect` say when and how often, its ports
+#   stay its own, `kip start` starts it at once and `kip stop` ends it for good
+# held by: this, `tests/test_life.py::test_its_port_is_nobody_elses_while_it_waits`
 def test_while_it_waits_it_is_seen_and_can_be_stopped_started_and_removed(kip: Kip) -> None:
     # Ends at once until the pause is long enough to look at.
     proc = shell(kip, "waits", "exit 1", "--restart", "always")
@@ -185,6 +199,9 @@ def test_its_port_is_nobody_elses_while_it_waits(kip: Kip) -> None:
 # Files of variables.
 
 
+# promise life: environment files as docker has them; errors name file and line, never a value
+# held by: this, `kip_cli::env_file::tests::lines_are_taken_as_they_stand`,
+#   `kip_cli::env_file::tests::what_is_wrong_is_told_with_its_line_and_without_values`
 def test_variables_come_from_files(kip: Kip, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("# of the site\nA=1\nB=a b=c\n\nHOME_OF\nD=first\n")
@@ -221,6 +238,10 @@ def slow(kip: Kip, name: str, seconds: float, *flags: str, check: bool = True) -
     return Proc(kip, name), done.stderr
 
 
+# promise life: `--ready tcp:PORT`, `http:PORT/PATH` (a status from 200 to 399), `exec:COMMAND`:
+#   `kip run` returns when that is so; until then `ps` and `inspect` say `starting`, and it does not
+#   sleep. `kip wait NAME --ready` waits for it and wakes no proc
+# held by: this, `kip_types::life::tests::reads_checks_and_writes_them_the_same`
 def test_run_returns_when_it_takes_connections(kip: Kip) -> None:
     proc, _ = slow(kip, "tcp", 0.7, "--ready", "tcp:8080", "--idle", "100ms")
     assert listens(proc.port())
@@ -233,6 +254,8 @@ def test_run_returns_when_it_takes_connections(kip: Kip) -> None:
     assert proc.state == "hibernated" and proc.inspect()["wakes"] == wakes
 
 
+# promise life: who is not ready within `--ready-timeout` (60 s) is left running and `kip run` fails
+#   with the last reason; every start is looked at anew
 @pytest.mark.parametrize("check", ["http:8080/health", "exec:test -e /tmp/ready"])
 def test_who_is_not_ready_in_time_is_left_and_says_so(kip: Kip, check: str) -> None:
     name = check.split(":")[0]
@@ -251,6 +274,7 @@ def test_who_is_not_ready_in_time_is_left_and_says_so(kip: Kip, check: str) -> N
     assert proc.inspect()["ready"] is True
 
 
+# promise life: who ends before it is ready: how, and its last words; name, files and logs stay
 def test_who_ends_before_it_is_ready_says_how(kip: Kip) -> None:
     flags = ["--ready", "tcp:80"]
     said = kip.refused("run", "--name", "ends", *flags, "--", "/bin/sh", "-c", "echo no config; exit 4")
@@ -261,6 +285,7 @@ def test_who_ends_before_it_is_ready_says_how(kip: Kip) -> None:
         assert kip.cli("run", *words, "--", "true", check=False).returncode == 2
 
 
+# promise life: a daemon that is killed meanwhile: the next one looks again
 def test_a_killed_daemon_looks_again(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
     words = ["run", "--name", "late", "--ready", "exec:test -e /tmp/ready", "--", "sleep", "1000"]
@@ -281,6 +306,8 @@ def test_a_killed_daemon_looks_again(fresh_kip: Callable[..., Kip]) -> None:
 # Daemons die.
 
 
+# promise life: a killed daemon forgets neither policy nor count, and starts again what ended
+#   meanwhile
 def test_a_killed_daemon_forgets_neither_policy_nor_count(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
     waits = shell(kip, "waits", "exit 1", "--restart", "on-failure:20")
@@ -312,6 +339,9 @@ def count_on_disk(kip: Kip, name: str) -> int:
     return json.loads((kip.data / "procs" / name / "state.json").read_text())["restarts"]
 
 
+# promise life: what `kip down` or a reboot ended is started by the next `kip up`: of `kip down`
+#   with `always` only
+# held by: this, `tests/test_life.py::test_what_a_reboot_ended_is_started_again`
 def test_down_and_up_starts_those_that_are_always_to_run(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
     always = shell(kip, "always", "echo run; exec sleep 1000", "--restart", "always")
@@ -344,6 +374,7 @@ def test_what_a_reboot_ended_is_started_again(fresh_kip: Callable[..., Kip]) -> 
     assert without.state == "stopped"
 
 
+# promise life: a wake that fails is no restart: what is started cold for it counts as before
 def test_a_cold_start_after_a_failed_wake_is_no_restart(kip: Kip) -> None:
     kip.expected += [r"WARN.*(its snapshot cannot be used|not rebuilt by plan)"]
     proc = kip.run("cold", ["python3", "-m", "http.server", "8080"], ports=["8080"], flags=["--restart", "always"])

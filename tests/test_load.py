@@ -95,7 +95,7 @@ def load(kip: Kip, tmp_path: Path, seconds: float, seed: int) -> None:
         while time.monotonic() < until or min(slept.values()) < 4 or min(killer.victims.values()) < 1:
             proc, tier = dice.choice(programs), dice.choice(list(slept))
             victim = dice.choice([None, None, *killer.victims])
-            # The pager's death in the middle of taking memory out costs the program: SPECIFICATION.md, "Known limits".
+            # The pager's death in the middle of taking memory out costs the program: docs/limits.md.
             at_once = victim in ("keeper", "daemon") and dice.random() < 0.5
             sleeper = threading.Thread(target=sleep, args=(proc, tier, slept))
             sleeper.start()
@@ -121,6 +121,9 @@ def sleep(proc: Proc, tier: str, slept: dict[str, int]) -> None:
     slept[tier] += done.returncode == 0
 
 
+# promise hibernation: clients that talk all the while to procs that are put to sleep at random, and
+#   pager, keeper or daemon killed meanwhile
+# held by: this, for long `tests/test_load.py::test_random_sleeps_and_kills_for_long`
 def test_random_sleeps_and_kills(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     load(fresh_kip(), tmp_path, 8, seed=1)
 

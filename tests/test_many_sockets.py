@@ -42,6 +42,10 @@ def answers(clients: list[Lines]) -> list[int]:
     return [int(client.reader.readline()) for client in clients]
 
 
+# promise waking: many sockets are handed over under the right numbers, by both engines
+# held by: this,
+#   `crates/checkpoint/tests/helper.rs::each_descriptor_lies_under_its_number_whatever_the_count`,
+#   `crates/checkpoint/tests/helper.rs::a_number_that_is_taken_is_refused_and_not_replaced`
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("count", COUNTS)
 def test_each_is_the_one_that_it_was(kip: Kip, request: pytest.FixtureRequest, count: int) -> None:

@@ -90,6 +90,8 @@ def cycles(mariadb: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sle
     steady.close()
 
 
+# promise servers: mariadb: 20,000 rows, a temporary table, an open transaction
+# held by: this, `tests/test_mariadb.py::test_transaction_lives_through_a_sleep`
 def test_twenty_cycles(mariadb: Proc) -> None:
     cycles(mariadb, CYCLES)
 

@@ -176,7 +176,7 @@ class Run:
             return False
         process, region = found
         if region.turned:
-            return False  # zeros, not the file's: SPECIFICATION.md, "Known limits"
+            return False  # zeros, not the file's: docs/limits.md
         first, count = self.part(region)
         pages = region.pages[first : first + count]
         mapped = [page for page in pages if page.access != "hole"]
@@ -297,7 +297,7 @@ class Run:
         if word == "apart" and region.wandered:
             return False
         if word == "lock" and self.criu and process.path:
-            return False  # CRIU forks it, and the fork is not locked: SPECIFICATION.md, "Known limits"
+            return False  # CRIU forks it, and the fork is not locked: docs/limits.md
         if word == "lock" and (region.pages[0].access != "rw" or len(region.pages) > 60):
             return False
         self.by_anyone(process, f"advise {region.number} {word}", "done")
@@ -367,6 +367,11 @@ def run(kip: Kip, tmp_path: Path, way: str, when: str, seed: int, orders: int) -
     proc.remove()
 
 
+# promise hibernation: every page of every process is as a model says, through random orders (map,
+#   write, move, drop, protect, fork, exec, threads, signals, brk) with sleeps of both kinds between
+#   and during them
+# held by: this, for hours `tests/test_memory.py::test_every_page_for_long`
+# promise hibernation: one that is frozen at work is not held, it goes on
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("when", WHEN)
 def test_every_page(kip: Kip, tmp_path: Path, way: str, when: str) -> None:

@@ -78,6 +78,10 @@ def near(is_: float, should: float, share: float = 0.01) -> None:
     assert abs(is_ - should) <= share * should, f"{is_} is not {should} to within {share:.0%}"
 
 
+# promise meters: CPU time is the kernel's own count within 1%, over sleeps of both kinds, killed
+#   daemons, a stop and another cgroup, a reboot
+# held by: this, `tests/test_meter.py::test_a_reboot_neither_loses_nor_repeats`,
+#   `kip_engine::meter::tests::counters_that_begin_anew_are_neither_lost_nor_counted_twice`
 def test_cpu_time_is_the_kernels(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Over sleeps of both kinds, a daemon that is killed, and a stop, after which it has another cgroup."""
     kip = fresh_kip()
@@ -108,6 +112,10 @@ def test_cpu_time_is_the_kernels(fresh_kip: Callable[..., Kip], tmp_path: Path) 
     near(meter(kip, "burn")["cpu_us"], stopped + kernel_cpu_us(kip, "burn"))
 
 
+# promise meters: CPU time and connections by tier: what was used in it and by the wake that ended
+#   it, read from the kernel when the tier changes; connections that came to a sleeper are those
+#   that woke it
+# held by: this, `kip_engine::meter::tests::each_tier_has_its_own_cpu_time`
 def test_each_tier_has_its_own(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """CPU time and connections, read from the kernel where it changes its tier: what was used there, and what woke it."""
     kip = fresh_kip()
@@ -142,6 +150,8 @@ def test_each_tier_has_its_own(fresh_kip: Callable[..., Kip], tmp_path: Path) ->
     assert sum(used["connections"] for used in view["tiers"]) == view["connections"]
 
 
+# promise meters: connections of Kip's own checks (`--ready`, `--probe`) are not counted
+# held by: this, `kip_engine::meter::tests::our_own_connections_do_not_count`
 def test_kip_s_own_checks_do_not_count(kip: Kip, tmp_path: Path) -> None:
     """Neither those of readiness, which are many while it does not listen yet, nor those of probes."""
     tar = programs.tarball(tmp_path / "late.tar", {"srv/lines.py": PROGRAM})
@@ -225,6 +235,15 @@ class Integral:
         return total
 
 
+# promise P13: meters per proc and tier: GB-time, CPU time, requests as far as the kernel counts
+#   them (see "Meters"), each against the kernel's own count within 1%
+# held by: this, `tests/test_meter.py::test_cpu_time_is_the_kernels`,
+#   `tests/test_meter.py::test_each_tier_has_its_own`,
+#   `tests/test_meter.py::test_datagrams_are_counted`
+# promise meters: memory times time is the integral of the kernel's counter within 1%, hot and
+#   hibernated; of a parked proc what its generation takes on the disk
+# held by: this,
+#   `kip_engine::meter::tests::memory_changes_evenly_between_looks_and_not_at_all_in_sleep`
 @pytest.mark.measures
 def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path) -> None:
     """Of a program whose memory grows and shrinks, and of one that sleeps, in each tier where its tier has it."""
@@ -264,6 +283,9 @@ def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path)
     assert proc.state == "parked", "who reads a meter wakes nobody"
 
 
+# promise meters: of a short wake, in which memory comes back at once: within 20%
+# held by: this,
+#   `kip_supervisor::task::deadline::tests::memory_is_looked_at_the_more_rarely_the_longer_it_runs`
 def test_a_short_wake_is_measured_as_memory_comes(kip: Kip, tmp_path: Path) -> None:
     """Lazily woken it has nearly nothing at first and all of it soon after; a look a second later would take that for an even growth."""
     proc = lines(kip, tmp_path, "short", "--idle", "1h", "--lazy", "on")
@@ -278,6 +300,7 @@ def test_a_short_wake_is_measured_as_memory_comes(kip: Kip, tmp_path: Path) -> N
     assert 0.8 * least <= used <= 1.2 * integral.stop(), (least, used)
 
 
+# promise meters: of an archived proc what it takes in the store
 def test_of_an_archived_one_the_store_counts(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     kip = fresh_kip("--store", str(tmp_path / "store"))
@@ -301,6 +324,9 @@ def test_of_an_archived_one_the_store_counts(fresh_kip: Callable[..., Kip], tmp_
     assert meter(kip, "away")["wakes"] == [{"from": "archived", "trigger": "tcp", "count": 1}]
 
 
+# promise meters: a killed daemon loses no time of who lives on; after `kip down` and `up` all
+#   counts are as they were; a stopped proc's time does not count
+# held by: this, `kip_engine::meter::tests::the_time_without_a_daemon_counts_where_it_was`
 def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """One that is killed loses no time of who lives on; after `kip down` all is as it was, and the time until `kip up` is nobody's."""
     kip = fresh_kip()
@@ -330,6 +356,8 @@ def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> N
     assert down["asleep"]["cpu_us"] >= after["asleep"]["cpu_us"]
 
 
+# promise meters: wakes by tier and trigger, connections
+# held by: this, `kip_engine::meter::tests::triggers_are_few_words`
 def test_wakes_and_connections_are_counted(kip: Kip, tmp_path: Path) -> None:
     proc = lines(kip, tmp_path, "calls", "--hibernate", "held")
     begun = meter(kip, "calls")
@@ -361,6 +389,7 @@ while True:
 """
 
 
+# promise meters: UDP datagrams are the kernel's own count, those too that woke it
 def test_datagrams_are_counted(kip: Kip) -> None:
     """Each that came, those too that woke it and those that waited for it."""
     proc = kip.run("echo", ["/usr/bin/python3", "-c", ECHO], ports=["9000/udp"])
@@ -384,6 +413,9 @@ def test_datagrams_are_counted(kip: Kip) -> None:
     assert view["datagrams"] == kernels, "the kernel's own count"
 
 
+# promise meters: `--since`: to a quarter of an hour; what is kept for it stays short
+# held by: this, `kip_engine::meter::marks::tests::between_marks_the_use_is_even`,
+#   `kip_engine::meter::marks::tests::the_file_stays_short`
 def test_shown_for_people(kip: Kip, tmp_path: Path) -> None:
     assert kip.cli("meter").stdout == "there are no procs\n"
     proc = lines(kip, tmp_path, "one")

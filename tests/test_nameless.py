@@ -74,6 +74,11 @@ SLEEPS = 4
 BY_CRIU = {"directory", "file of two names, one deleted"}
 
 
+# promise waking: what has no name any more, opened once and several times, shared or not, in an
+#   epoll set, locked: files, FIFOs, directories, sockets; over several sleeps, by each engine and
+#   in turns
+# held by: this, `kip_engine::wake::reopen::tests::both_ends_of_a_fifo_with_what_is_in_it`,
+#   `kip_engine::wake::reopen::tests::a_reader_knows_of_the_end_or_does_not`
 @pytest.mark.parametrize("engine", ["plan", "criu", "turns"])
 def test_what_has_no_name(fresh_kip: Callable[..., Kip], engine: str) -> None:
     """One proc for each kind, so that a refusal of one hides no other."""

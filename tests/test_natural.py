@@ -405,6 +405,12 @@ def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     yield from all_run(request, tmp_path_factory.mktemp("natural"), SHORT, (SLEEPS + 2) * PAUSE, 45)
 
 
+# promise P7: nothing is noticed with all defaults, no `kip sleep`: gunicorn (sync with a 5 s
+#   supervisor, gthread), uvicorn, Node (pages, SSE and WebSocket pings, a long timer beside an
+#   interval), HAProxy, Jetty, RabbitMQ, redis (BLPOP, EX), APScheduler, schedule, node-cron, cron:
+#   no request lost or late, no worker killed, each job on its time, over six sleeps each; celery
+#   beat, which is never idle, stays awake
+# held by: this, for a quarter of an hour `tests/test_natural.py::test_nothing_is_noticed_for_long`
 @pytest.mark.measures
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SHORT)

@@ -29,6 +29,10 @@ def rows(kip: Kip) -> dict[str, str]:
     return {line.split()[0]: line for line in lines}
 
 
+# promise waking: no proc holds up a question about another: with the pager stopped all rows of `kip
+#   ps` are there in seconds, and those that it has touched do not answer; a program that makes and
+#   ends threads all the time goes on at half its speed at least after a hibernation
+# held by: this, `tests/test_others.py::test_who_makes_and_ends_threads_all_the_time`
 def test_rows_come_without_the_pager(kip: Kip, tmp_path: Path) -> None:
     """It stands still and tells nothing of what it has touched: those procs do not answer, and all others do."""
     server = servers.lighttpd()

@@ -60,6 +60,9 @@ def brings_criu(prefix: Path) -> None:
             assert (prefix / "lib/kip" / name).is_file(), f"{file.name} calls {name}"
 
 
+# promise install: installed it runs, and goes away again but for what its owner wrote; the daemon's
+#   settings, which may have credentials, are for root alone
+# promise install: the programs are not taken away under a daemon
 def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     root = tmp_path / "root"
     words = ["--built", PROGRAM.parent, "--prefix", "/opt/kip", "--destdir", root]
@@ -86,6 +89,10 @@ def test_installed_it_runs_and_goes_away_again(tmp_path: Path) -> None:
     assert done.returncode == 1 and "is not built: run make" in done.stderr
 
 
+# promise install: the systemd unit is a valid one; readiness, each proc that is taken up, and end
+#   are told as sd_notify(3) has it
+# held by: this, `tests/test_packages.py::test_a_service_manager_is_told`,
+#   `kip_cli::notify::tests::paths_and_abstract_names_are_reached`
 def test_the_unit_is_a_good_one(tmp_path: Path) -> None:
     text = (ROOT / "packaging/kip.service").read_text().replace("@bindir@", str(PROGRAM.parent))
     unit = tmp_path / "kip.service"
@@ -132,6 +139,12 @@ def test_a_service_manager_is_told(fresh_kip: Callable[..., Kip], tmp_path: Path
         monkeypatch.delenv("NOTIFY_SOCKET")
 
 
+# promise install: on a machine without CRIU what `kip doctor` names is there, with all that it
+#   calls
+# held by: this, `tests/test_packages.py::test_installed_it_runs_and_goes_away_again`
+# promise install: a Debian package: fields, sums, conffile, installed, upgraded, removed, purged;
+#   data stay
+# held by: this (its scripts without systemd: what they do with it is untested)
 def test_a_debian_package(deb: Path, tmp_path: Path) -> None:
     def field(name: str) -> str:
         return subprocess.run(["dpkg-deb", "--field", deb, name], capture_output=True, text=True, check=True).stdout.strip()

@@ -34,6 +34,12 @@ def tamper(kip: Kip, store: Path, proc: Proc, what: str) -> None:
     kip.up()
 
 
+# promise invariants: 9 what comes from a store is sealed, and restored only if it asks for no more
+#   than its sandbox gives: ids, capabilities, filter, mounts, sockets, devices, kinds of files and
+#   images
+# held by: this, `kip_checkpoint::policy::tests::images_that_ask_for_more_are_refused`,
+#   `kip_checkpoint::policy::tests::more_rights_are_refused`,
+#   `kip_checkpoint::policy::tests::what_is_not_its_sandboxs_is_refused`
 def test_what_asks_for_more_is_refused(fresh_kip: Callable[..., Kip], store: Path) -> None:
     kip = fresh_kip("--store", str(store))
     server = servers.redis()
@@ -61,6 +67,10 @@ def test_what_asks_for_more_is_refused(fresh_kip: Callable[..., Kip], store: Pat
     assert client.ask("GET", "key:2999") == b"2999" * 300
 
 
+# promise archive: a generation from a processor that has what this one lacks, and a program can
+#   use, is neither woken nor taken over, and stays free for another machine
+# held by: this,
+#   `kip_offload::archive::processor::tests::what_a_program_may_use_must_be_there_and_what_is_the_kernels_need_not`
 def test_another_processor(fresh_kip: Callable[..., Kip], store: Path) -> None:
     """A program may use all that the processor had on which it was archived. One that lacks some of it neither wakes nor adopts it,
     and says what it lacks."""
@@ -88,6 +98,7 @@ def test_another_processor(fresh_kip: Callable[..., Kip], store: Path) -> None:
     assert client.ask("GET", "a") == b"1"
 
 
+# promise invariants: 9 that refuses nothing that programs have
 @pytest.mark.parametrize("name", ["torture", "mariadb", "postfix", "nginx", "node", "bind"])
 def test_what_programs_have_is_allowed(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path, name: str) -> None:
     """Threads, forks, locks, deleted files, memory files, setgid programs, System V memory: nothing of that is refused."""

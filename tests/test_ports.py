@@ -112,6 +112,8 @@ def neighbour(module_kip: Kip, tmp_path_factory: pytest.TempPathFactory) -> Iter
     proc.remove()
 
 
+# promise P2: several ports, TCP and UDP
+# promise sandbox: from the host by all its addresses, 127.0.0.1 and ::1
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_from_every_address_of_the_host(echo: Proc, kind: str, asleep: bool) -> None:
@@ -122,6 +124,7 @@ def test_from_every_address_of_the_host(echo: Proc, kind: str, asleep: bool) -> 
         assert ping(kind, address, port, f"by {address}") == f"by {address}"
 
 
+# promise sandbox: ports, TCP and UDP, IPv4 and IPv6, awake and parked: from outside
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_from_outside(outside: Outside, echo: Proc, kind: str, asleep: bool) -> None:
@@ -134,6 +137,8 @@ def test_from_outside(outside: Outside, echo: Proc, kind: str, asleep: bool) -> 
         assert ping(kind, address, port, "who", inside).removeprefix("::ffff:") == peer
 
 
+# promise sandbox: from other procs and from itself
+# held by: this, `tests/test_ports.py::test_to_itself`
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_from_another_proc(echo: Proc, neighbour: Proc, kind: str, asleep: bool) -> None:
@@ -172,6 +177,8 @@ def test_program_reaches_the_outside(outside: Outside, neighbour: Proc) -> None:
         server.wait()
 
 
+# promise sandbox: an unspecified host port is chosen, reported, reserved, also while parked
+# held by: this, `tests/test_ports.py::test_reservation_lives_through_sleep`
 def test_chosen_port_is_reported_and_reserved(echo: Proc) -> None:
     """No HOST: part: a port is chosen, inspect says which, and no service of the host can take it unnoticed."""
     view = echo.inspect()
@@ -195,6 +202,12 @@ def answers(kind: str, host: str, port: int, inside: list[str] | None = None) ->
     return subprocess.run(words, capture_output=True, timeout=40).returncode == 0
 
 
+# promise sandbox: published at one address it is reached by that one, asleep too, and at 127.0.0.1
+#   not by packets forged from outside; two procs share a port by two addresses, and who starts at
+#   one does not disturb flows to the other; an address that the machine lacks is refused
+# held by: this, `tests/test_ports.py::test_a_flow_to_one_address_outlives_who_starts_at_another`,
+#   `kip_net::reserve::tests::one_address_is_reserved_and_the_others_are_not`,
+#   `kip_types::spec::tests::reads_ports`
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -> None:
     """Published at 127.0.0.1 it is the host's own, also for who forges a packet to it; two procs share a port by their addresses."""
@@ -270,6 +283,7 @@ def test_a_flow_to_one_address_outlives_who_starts_at_another(kip: Kip) -> None:
         assert client.recv(100) == b"here"
 
 
+# promise trouble: host port in use by a proc: the line names it
 def test_asked_port(kip: Kip, tmp_path: Path) -> None:
     with socket.socket() as s:
         s.bind(("", 0))
@@ -290,6 +304,7 @@ def test_asked_port(kip: Kip, tmp_path: Path) -> None:
         s.bind(("", free))
 
 
+# promise trouble: host port in use by a service of the host: program and pid
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_port_taken_by_a_service_of_the_host(kip: Kip, kind: str, address: str) -> None:
@@ -316,6 +331,8 @@ time.sleep(60)
         service.wait()
 
 
+# promise recovery: rules that were flushed are put back within seconds, and an event says so
+# held by: this, `crates/net/tests/reach.rs::rules_are_recovered_and_leave_nothing_behind`
 def test_rules_that_somebody_flushed_come_back(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """By themselves, although nothing is published anew. The machine's other tables are none of this test's business."""
     server = servers.echo(9000)
@@ -330,6 +347,7 @@ def test_rules_that_somebody_flushed_come_back(fresh_kip: Callable[..., Kip], tm
     assert [e["detail"] for e in kip.events() if e["kind"] == "rules"] == [f"table inet {table} was gone and is put back"]
 
 
+# promise sandbox: a stopped proc's ports do not answer; it gets them back if they are free
 def test_ports_of_stopped_procs_do_not_answer(kip: Kip, tmp_path: Path) -> None:
     server = servers.echo(9000)
     proc = kip.run("halted", server.command, ports=server.published, tar=server.tarball(tmp_path))
@@ -351,6 +369,7 @@ def test_ports_of_stopped_procs_do_not_answer(kip: Kip, tmp_path: Path) -> None:
     wait_for("it serves again", answers, 30)
 
 
+# promise waking: many clients at once wake it once
 def test_many_connections_while_parked(echo: Proc) -> None:
     """Connections from all sides at once wake it once, and each is answered."""
     port = echo.port(9000)
@@ -374,6 +393,8 @@ def test_many_connections_while_parked(echo: Proc) -> None:
     assert echo.inspect()["generation"] == generation
 
 
+# promise K10: a probed proc parks by itself, end to end, and stays parked where its port wakes on
+#   data
 def test_probes_neither_keep_awake_nor_wake(kip: Kip, tmp_path: Path) -> None:
     """A load balancer's look, five times a second: it connects, and closes. A request is another thing."""
     web = servers.lighttpd()

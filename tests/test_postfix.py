@@ -56,6 +56,10 @@ def cycles(postfix: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sle
     assert "Mail queue is empty" in postfix.exec("postqueue", "-p").stdout
 
 
+# promise waking: postfix wakes by plan, with all its sockets in its queue directory
+# held by: this, `tests/test_postfix.py::test_session_lives_through_a_sleep`
+# promise servers: postfix: a mail sent while parked is delivered once
+# held by: this, `tests/test_postfix.py::test_twenty_cycles`
 def test_mail_wakes_and_is_delivered(postfix: Proc) -> None:
     postfix.sleep()
     send_mail(postfix.port(25), "alice@kip.test", "the first mail")
@@ -66,6 +70,8 @@ def test_mail_wakes_and_is_delivered(postfix: Proc) -> None:
     assert owner == ["alice", "600"], "the local delivery agent took on the identity of the recipient"
 
 
+# promise P2: many processes
+# held by: this, `tests/test_web.py::test_workers_of_nginx`
 def test_twenty_cycles(postfix: Proc) -> None:
     cycles(postfix, CYCLES)
 

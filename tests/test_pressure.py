@@ -93,6 +93,18 @@ def held(kip: Kip) -> int:
     return 0
 
 
+# promise P4: above the high mark of memory the longest idle are put to sleep, until the low mark;
+#   new procs are refused; no oscillation
+# held by: this, `tests/test_pressure.py::test_new_procs_are_refused`,
+#   `tests/test_pressure.py::test_no_oscillation_between_the_marks`,
+#   `crates/sandbox/tests/cgroup.rs::what_a_group_holds_is_not_behind`
+# promise pressure: the longest quiet sleeps first and no more than needed; not `--never-sleep`, not
+#   under exec, not busy within a second
+# held by: this,
+#   `kip_supervisor::relief::choice::tests::the_longest_quiet_goes_first_and_no_more_than_needed`,
+#   `kip_supervisor::relief::choice::tests::who_is_wanted_awake_stays`
+# promise pressure: `kip why` and `kip inspect` say that a sleep was for pressure; events tell; `kip
+#   top` shows use and marks
 def test_the_longest_idle_sleeps_first(limited: Callable[[int], Kip], tar: Path) -> None:
     kip = limited(80)
     never = hold(kip, tar, "never", 10, "--never-sleep")
@@ -156,6 +168,9 @@ time.sleep(1000)
 """
 
 
+# promise pressure: procs that can be hibernated are, before any is parked; one that has just been
+#   hibernated is not parked within 3 s
+# held by: this, `tests/test_pressure.py::test_who_wakes_without_asking_makes_room_afterwards`
 def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar: Path) -> None:
     """Also if somebody who can only be parked was idle for longer; what comes back is what it was."""
     kip = limited(80)
@@ -176,6 +191,11 @@ def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar:
     wait_for("it is intact", lambda: "intact True" in first.logs(), 10)
 
 
+# promise meters: starts and wakes that were refused for lack of room, wakes that wait for it
+# held by: this, `kip_engine::pressure::admission::tests::new_procs_are_refused_above_the_high_mark`
+# promise pressure: a new proc, or a stopped one, is refused above the high mark with one line: use,
+#   mark, what to do
+# promise pressure: a timer that is due waits for room
 def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None:
     """Above the high mark, and with nobody who may sleep, neither a new one nor a stopped one starts; a timer that is due
     waits for room."""
@@ -243,6 +263,14 @@ def storm(kip: Kip, procs: list[Proc]) -> int:
     return most
 
 
+# promise K13: wakes are admitted: a storm queues and makes room, memory never runs out by them
+# promise pressure: wakes from hibernation that the daemon decides (command, exec, stop, timer, a
+#   socket that it watches) are admitted like those of parked procs, without a measurement or a
+#   place while figures of the last second leave a margin
+# held by: this, `tests/test_pressure.py::test_a_command_waits_for_room_for_who_hibernates`,
+#   `kip_engine::pressure::admission::tests::who_hibernated_needs_no_place_but_room`
+# promise pressure: a storm of wakes stays below the last resort, each client is answered, then
+#   there is peace
 @pytest.mark.parametrize("way", ["parked", "held"])
 def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: Path, way: str) -> None:
     """More than fits, all at the same instant: each client is answered, memory stays below the last resort, and then
@@ -272,6 +300,10 @@ def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: 
         list(four.map(Proc.remove, procs))
 
 
+# promise pressure: wakes by the pager alone (a first touch, a quiet socket of a held proc) are not:
+#   memory may be above the limit until idle ones sleep again
+# held by: this,
+#   `kip_engine::pressure::ledger::tests::what_came_unasked_counts_until_it_is_measured`
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int], Kip], tar: Path, way: str) -> None:
     """A first touch, or a connection that the pager watches, cannot be asked to wait: memory is above the limit for a
@@ -305,6 +337,9 @@ def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int],
         list(four.map(Proc.remove, procs))
 
 
+# promise pressure: working sets that the pager keeps in memory count (those in the page cache do
+#   not); without `--set-memory` they take an eighth of the limit at most
+# held by: this, `kip_engine::pressure::marks::tests::marks_are_shares_of_the_limit`
 def test_working_sets_count(fresh_kip: Callable[..., Kip], tar: Path) -> None:
     """What the pager keeps in memory for a hibernated proc is used, also for a daemon that comes later; parked it is not.
     It is little: what is more than that lies in the page cache, which is nobody's."""
@@ -367,6 +402,9 @@ def test_a_command_waits_for_room_for_who_hibernates(limited: Callable[[int], Ki
     ask(sleeper, "hello")
 
 
+# promise pressure: between the marks nothing begins, also when clients come and go
+# held by: this, `kip_supervisor::relief::choice::tests::between_the_marks_nothing_begins`,
+#   `kip_supervisor::relief::choice::tests::relief_ends_between_the_marks_when_nobody_is_left`
 def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Path) -> None:
     """Use between the marks, clients that come and go: nobody is put to sleep, for relief has not begun."""
     kip = limited(60)
@@ -379,6 +417,13 @@ def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Pa
     assert transitions(kip) == 0 and set(states(kip).values()) == {"running"}
 
 
+# promise pressure: no proc is put to sleep for a wake that finds no room even then
+# held by: this (it is refused at once),
+#   `kip_supervisor::relief::choice::tests::who_is_wanted_awake_stays`
+# promise pressure: `kip wake` and `kip exec` without room are refused with one line; who connected
+#   waits until there is room, also across a killed daemon
+# held by: this, `kip_engine::pressure::admission::tests::a_pause_ends_when_there_is_room`
+# promise pressure: a wake that waits for room can be stopped
 def test_who_finds_no_room_waits_until_there_is(limited: Callable[[int], Kip], tar: Path) -> None:
     """By a command it is refused after one try. Who connects waits, also for a daemon that was killed meanwhile. Whoever
     waits can be stopped: at once, or in order when there is room."""
@@ -419,6 +464,8 @@ def test_who_finds_no_room_waits_until_there_is(limited: Callable[[int], Kip], t
     assert steps["queue"] > 0, "the time it waited is told"
 
 
+# promise pressure: the limit and its marks are checked, each wrong flag is named, exit code 2
+# held by: this, `kip_engine::pressure::marks::tests::bad_marks_are_named`
 def test_bad_marks_are_refused(tmp_path: Path) -> None:
     kip = Kip(tmp_path / "data")
     for flags, words in (

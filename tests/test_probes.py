@@ -93,14 +93,22 @@ def sleeps_and_stays_asleep(kip: Kip, check: str, tmp_path: Path) -> None:
     proc.remove()
 
 
+# promise probes: asked five times a second by HTTP, a proc sleeps and stays asleep, and is answered
+#   200 all the while; requests of others keep it awake as ever
+# held by: this, `kip_supervisor::idle::tests::traffic_and_work_are_activity_and_ticks_are_not`
 def test_by_http_it_sleeps_and_stays_asleep(kip: Kip, tmp_path: Path) -> None:
     sleeps_and_stays_asleep(kip, "http:8080/page.html", tmp_path)
 
 
+# promise probes: the same where the check is a command that takes CPU time
 def test_by_a_command_it_sleeps_and_stays_asleep(kip: Kip, tmp_path: Path) -> None:
     sleeps_and_stays_asleep(kip, "exec:i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done", tmp_path)
 
 
+# promise probes: a sleeper is answered as it was when it was awake, 503 if that was unhealthy; the
+#   API and `kip inspect` say the same; a change is an event
+# held by: this,
+#   `kip_supervisor::probe::tests::a_sleeper_is_as_it_was_and_one_that_does_not_run_is_not_available`
 def test_a_sleeper_is_as_it_was_when_it_was_awake(kip: Kip) -> None:
     proc, port = run_redis(kip, "exec:test ! -e /srv/sick || { echo its disk is full; exit 1; }")
     status, body = ask(port)
@@ -127,6 +135,7 @@ def test_a_sleeper_is_as_it_was_when_it_was_awake(kip: Kip) -> None:
     proc.remove()
 
 
+# promise probes: a check that hangs is given up after 2 s, and a sleep waits no longer for it
 def test_a_check_that_hangs_does_not_keep_it_awake(kip: Kip) -> None:
     proc, port = run_redis(kip, "exec:sleep 100")
     prober = threading.Thread(target=ask, args=(port,))
@@ -140,6 +149,8 @@ def test_a_check_that_hangs_does_not_keep_it_awake(kip: Kip) -> None:
     proc.remove()
 
 
+# promise probes: who is not ready yet or is stopped is not available, and why is said; its port is
+#   free when it is removed
 def test_one_that_does_not_run_is_not_available(kip: Kip) -> None:
     port = free_port()
     flags = ["--probe", f"{port}=tcp:6379", "--ready", "exec:test -e /srv/go"]
@@ -158,6 +169,10 @@ def test_one_that_does_not_run_is_not_available(kip: Kip) -> None:
     assert not listens(port)
 
 
+# promise probes: a port that is taken is refused, no other proc gets one that is a probe's, and
+#   trials of `kip check` have none
+# held by: this, `kip_net::reserve::tests::who_listens_again_has_the_port_to_itself`,
+#   `kip_types::life::tests::reads_probes_and_writes_them_the_same`
 def test_its_port_is_its_own(kip: Kip) -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
@@ -179,6 +194,8 @@ def test_its_port_is_its_own(kip: Kip) -> None:
         s.bind(("0.0.0.0", port))
 
 
+# promise probes: who asks while there is no daemon waits, and the next one answers, of a sleeper
+#   what was known when it fell asleep
 def test_the_next_daemon_answers_as_this_one(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
     proc, port = run_redis(kip, "exec:test ! -e /srv/sick")

@@ -47,6 +47,9 @@ def loops(kip: Kip) -> list[str]:
     return [text for text in backing if str(kip.data) in text]
 
 
+# promise P14: limits of disk space: who is over it gets ENOSPC, others notice nothing, what is
+#   deleted is given back to the machine
+# held by: this, `crates/sandbox/tests/disk.rs::as_much_as_was_said_and_little_more`
 def test_who_is_over_it_gets_no_room(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip()
     one, other = limited(kip, "one"), limited(kip, "other", "100M")
@@ -71,6 +74,8 @@ def test_who_is_over_it_gets_no_room(fresh_kip: Callable[..., Kip]) -> None:
     assert unlimited.inspect()["disk_bytes"] is None and not image(unlimited).exists()
 
 
+# promise P14: full, it sleeps and wakes in every tier, is looked at, told of others, stopped and
+#   started
 def test_full_it_sleeps_in_every_tier(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Nothing that sleeping and waking need is in there."""
     (tmp_path / "store").mkdir()
@@ -96,6 +101,8 @@ def test_full_it_sleeps_in_every_tier(fresh_kip: Callable[..., Kip], tmp_path: P
     assert proc.exec("stat", "-c", "%s", "/root/filler").stdout == f"{size}\n"
 
 
+# promise P14: daemons and machines come and go: one device for a file, always; none stays
+# held by: this, `kip_sys::loops::tests::a_file_is_found_again_as_long_as_its_device_is_open`
 def test_daemons_and_machines_come_and_go(fresh_kip: Callable[..., Kip]) -> None:
     """The device of one that runs on is found again: two for one file would destroy it."""
     kip = fresh_kip()
@@ -125,6 +132,9 @@ def test_daemons_and_machines_come_and_go(fresh_kip: Callable[..., Kip]) -> None
         assert "OK" in check(proc)
 
 
+# promise P14: its files go with it: to another data directory, into a backup and back
+# held by: this, `tests/test_quota.py::test_a_backup_has_its_files`,
+#   `kip_sandbox::quota::tests::they_are_mounted_as_long_as_somebody_has_to_do_with_them`
 def test_it_goes_with_its_files_to_another_directory(here: Kip, there: Kip, tmp_path: Path) -> None:
     server = servers.lighttpd()
     proc = here.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--disk", "100M"])
@@ -165,6 +175,8 @@ def test_a_backup_has_its_files(fresh_kip: Callable[..., Kip], tmp_path: Path, k
     assert 63 * MIB < fill(there_stopped) < 75 * MIB
 
 
+# promise P14: too small a limit, a damaged file system: one line, nothing is made anew
+# held by: this, `crates/sandbox/tests/disk.rs::what_is_no_file_system_is_refused`
 def test_what_cannot_be_limited_is_refused(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     kip = fresh_kip()
     assert "give at least 16777216" in kip.refused("run", "--name", "a", "--disk", "1M", "--", "sleep", "1")

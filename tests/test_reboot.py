@@ -28,6 +28,13 @@ def kip(archiving: Kip) -> Kip:
     return archiving
 
 
+# promise recovery: everything killed at once, as a reboot does: sockets of parked and archived
+#   procs listen before anything wakes, all wake by CRIU, a base file that was upgraded meanwhile is
+#   the one they had
+# held by: this, `tests/test_reboot.py::test_sockets_listen_before_anything_wakes`,
+#   `tests/test_reboot.py::test_a_base_file_was_upgraded_meanwhile`
+# promise invariants: 10 a reboot does not strand sleepers
+# held by: simulated: this, `tests/test_reboot.py::test_who_was_parked_for_it_has_all_of_its_memory`
 def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
     """Of those that are hibernated, parked and archived: what is on a disk or in the store wakes, what was in memory has ended."""
     web, redis = servers.lighttpd(), servers.redis()
@@ -62,6 +69,11 @@ def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
     assert "PONG" in str(Redis(ports[1]).ask("PING"))
 
 
+# promise recovery: K12: before a machine goes down in order (`kip down --park`, the unit's
+#   ExecStop) all are parked, whatever tier they were in; who was awake is woken by the next daemon;
+#   who cannot be parked is named, exit code 1
+# held by: this, `tests/test_packages.py::test_only_a_machine_that_goes_down_parks_all` (the unit's
+#   command; a shutdown by systemd itself is untested)
 def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
     """`kip down --park`, and then the end of the machine: of redis without a file nothing is lost, and who was awake is so again."""
     server = servers.redis()
@@ -97,6 +109,7 @@ def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
     assert awake.state == "parked"
 
 
+# promise recovery: nothing is started or woken any more while all are parked, and the line says so
 def test_nothing_is_begun_while_all_are_parked(kip: Kip, tmp_path: Path) -> None:
     """Who is started or woken after its turn would be lost with the machine."""
     command, flags = ["sleep", "1000"], ["--idle", "1h", "--park-after", "1h", "--hook-timeout", "60s"]
@@ -119,6 +132,8 @@ def test_nothing_is_begun_while_all_are_parked(kip: Kip, tmp_path: Path) -> None
     assert kip.names() == ["early", "late"]
 
 
+# promise recovery: no proc wakes between that and the next daemon; without a reboot connections are
+#   there, too
 def test_without_a_reboot_connections_are_there_too(kip: Kip, tmp_path: Path) -> None:
     """Parked by `kip down --park`, and nobody wakes while there is no daemon; the next one finds all connections."""
     server = servers.torture()
@@ -154,6 +169,9 @@ def test_sockets_listen_before_anything_wakes(kip: Kip, tmp_path: Path) -> None:
         client.close()
 
 
+# promise K7: daemon and keeper at once: what sleeps is made anew and loses its connections, as
+#   after a reboot
+# promise recovery: daemon and keeper killed at once: the same for sleepers
 def test_daemon_and_keeper_die_at_once(kip: Kip, tmp_path: Path) -> None:
     """That loses what sleepers held as well; a proc that runs does not notice."""
     server = servers.alarm()
@@ -175,6 +193,11 @@ def test_daemon_and_keeper_die_at_once(kip: Kip, tmp_path: Path) -> None:
         client.ask("and this one?")
 
 
+# promise recovery: connections are lost then, and the program is told: they were reset by their
+#   peer
+# held by: this, `kip_net::renewal::tests::a_connection_comes_back_as_one_that_was_reset`
+# promise recovery: timers are due by the wall clock after that
+# held by: this, `kip_checkpoint::clocks::tests::after_a_reboot_all_is_due_by_the_wall_clock`
 def test_lost_connections_are_told_and_timers_are_met(kip: Kip, tmp_path: Path) -> None:
     """The program sees the end of its connection and goes on. What came due meanwhile has fired, what is due later fires then."""
     server = servers.alarm()
@@ -208,6 +231,9 @@ def installed() -> Iterator[Path]:
     shutil.rmtree(INSTALLED)
 
 
+# promise K12: base files that a sleeper has open or mapped are pinned: after a reboot and an
+#   upgrade of them it wakes with those that it had
+# held by: this, `tests/test_upgrade.py::test_kip_is_upgraded_under_load`
 @pytest.mark.parametrize("tier", ["parked", "archived"])
 def test_a_base_file_was_upgraded_meanwhile(kip: Kip, installed: Path, tier: str) -> None:
     proc = kip.run("old", [str(installed), "7000", "8"], ports=("7000",))
@@ -232,6 +258,8 @@ MAKE = "cd /root; echo mine > file; echo own > secret; chown 7:8 secret; chmod 4
 LOOK = "cd /root; cat secret; stat -c '%n %u %g %a' file secret"
 
 
+# promise recovery: another data directory has its number after a restart of the machine: files of
+#   its procs have owners by that, so it is refused until the number is free; nothing is lost
 def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip) -> None:
     """After a restart of the machine whoever comes first may have the number by which files of its procs have their owners."""
     parked, stopped = [kip.run(name, ["sleep", "1000"], flags=["--idle", "1h"]) for name in ("parked", "stopped")]
@@ -264,6 +292,7 @@ def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip)
         assert proc.exec("sh", "-c", LOOK).stdout == seen, proc.name
 
 
+# promise recovery: a data directory keeps its number as long as it has procs, stopped ones too
 def test_the_number_stays_with_stopped_procs(fresh_kip: Callable[..., Kip]) -> None:
     """After `kip down` the next who comes does not take it, whatever the order in which they are started."""
     kips = [fresh_kip(), fresh_kip()]

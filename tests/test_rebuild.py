@@ -35,6 +35,9 @@ def web(kip: Kip, tmp_path: Path) -> Proc:
     return kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
 
 
+# promise waking: a plan that is damaged, missing, or cannot be carried out: CRIU does the wake
+# held by: this, `tests/test_rebuild.py::test_no_plan`,
+#   `tests/test_rebuild.py::test_what_the_restorer_cannot_do_criu_does`
 def test_a_damaged_plan(web: Proc, kip: Kip) -> None:
     """A flipped bit anywhere in it is found, and CRIU does the wake; the next sleep has a new plan."""
     steady = Http(web.port())
@@ -53,6 +56,9 @@ def test_a_damaged_plan(web: Proc, kip: Kip) -> None:
     assert web.rebuilt()
 
 
+# promise waking: a plan of another version of Kip is made anew from the same images; memory
+#   anywhere in 46 bits of addresses (node's are by chance) is no obstacle
+# held by: this, `tests/test_rebuild.py::test_memory_anywhere_is_no_obstacle`
 def test_a_plan_of_another_version(web: Proc) -> None:
     """One that a Kip before this one made is not used, but made anew from the same images; nobody waits for CRIU."""
     steady = Http(web.port())
@@ -143,6 +149,7 @@ def test_memory_anywhere_is_no_obstacle(kip: Kip) -> None:
         assert proc.rebuilt()
 
 
+# promise waking: how the program ended is told, also after it slept
 @pytest.mark.parametrize("tier", ["hibernated", "parked"])
 def test_the_end_of_one_that_slept_is_told(kip: Kip, tmp_path: Path, tier: str) -> None:
     """Pid 1 is another process after a wake by plan; how the program ended is known all the same."""
@@ -157,6 +164,7 @@ def test_the_end_of_one_that_slept_is_told(kip: Kip, tmp_path: Path, tier: str) 
     assert proc.inspect()["exit"] == "exit code 7"
 
 
+# promise waking: both ways in turn
 def test_two_ways_in_turn(kip: Kip, tmp_path: Path) -> None:
     """What one way has restored the other takes down and up again: threads, children, zombies, orphans, signals, locks."""
     server = servers.torture()
@@ -188,6 +196,11 @@ def use(client: Lines) -> dict[str, str]:
     return dict(word.split("=") for word in answer.split()[1:])
 
 
+# promise waking: what has, or had, a path is held and found by it: unix sockets (listening,
+#   connected, with a process that waits, with datagrams, without their file), FIFOs, deleted files;
+#   by both ways in turn
+# held by: this, `tests/test_rebuild.py::test_what_has_a_path_by_both_ways_in_turn`,
+#   `crates/sandbox/tests/restore.rs::held_mounts_keep_what_is_bound_to_a_path_of_a_sandbox_that_is_gone`
 def test_what_has_a_path(places: Proc) -> None:
     """Unix sockets bound to a path, absolute and relative, listening, connected, with somebody who waits, with datagrams, without
     their file; FIFOs; deleted files: held, and found by their paths from inside."""
@@ -216,6 +229,10 @@ def test_what_has_a_path_by_both_ways_in_turn(places: Proc) -> None:
         assert places.exec("python3", "-c", HELLO).stdout.strip() == "hello"
 
 
+# promise waking: daemon or keeper killed, both killed, a mapped base file upgraded: it wakes with
+#   what has a path, by plan where the mounts are still held, else by CRIU
+# held by: this, `tests/test_rebuild.py::test_a_path_when_all_that_was_held_is_lost`,
+#   `tests/test_rebuild.py::test_a_path_when_the_base_has_changed`
 @pytest.mark.parametrize("who", ["daemon", "keeper"])
 def test_what_has_a_path_outlives(places: Proc, who: str) -> None:
     """The mounts are held twice."""

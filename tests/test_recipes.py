@@ -218,6 +218,12 @@ def test_each_recipe_is_tested_and_listed() -> None:
     assert all(f"[{name}]({name}/kip.toml)" in listed for name in there)
 
 
+# promise P15: recipes for common servers: BIND, git over HTTP, an IRC server, lighttpd, postfix
+#   with dovecot, mariadb, an MQTT broker, nginx, a Node and a Python application, postgres, redis,
+#   a static site; each applied as it is, used by a real client over a sleep of each kind; what is
+#   in a database outlives its proc
+# held by: this, `tests/test_recipes.py::test_a_database_outlives_its_proc`,
+#   `tests/test_recipes.py::test_each_recipe_is_tested_and_listed`
 @pytest.mark.parametrize("name", list(CLIENTS))
 def test_a_recipe_serves_sleeps_and_wakes(kip: Kip, tmp_path: Path, name: str) -> None:
     file = str(RECIPES / name / "kip.toml")
@@ -274,6 +280,8 @@ def test_a_database_outlives_its_proc(kip: Kip, tmp_path: Path, name: str) -> No
 SINKING = ("mqtt", "nginx", "postgres", "redis")
 
 
+# promise P15: they sink by themselves when no client comes (nginx, redis, postgres and the MQTT broker
+#   are tried, with shorter times)
 def test_recipes_sink_by_themselves(kip: Kip, tmp_path: Path) -> None:
     """Nobody sends them to sleep: with shorter times than their own they hibernate and are parked for idleness, with who is
     connected, and serve again. All at once, so that this takes as long as one."""

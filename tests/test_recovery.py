@@ -61,6 +61,8 @@ def restart(kip: Kip, *flags: str) -> None:
 # At rest
 
 
+# promise recovery: running procs run on and are adopted, connections and output included
+# held by: this, `kip_logs::tests::a_killed_daemon_loses_nothing`
 def test_killed_while_a_proc_runs(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
     """The program does not notice: same processes, same connections; what it writes meanwhile is in the log.
 
@@ -107,6 +109,8 @@ def without_repeats(lines: list[str], most: int) -> list[str]:
     return whole
 
 
+# promise K1: new clients are accepted while the program is not in memory
+# promise recovery: parked ones still wake; clients that came meanwhile are served
 def test_killed_while_a_proc_is_parked(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
     """Clients that come while there is neither proc nor daemon wait, and are served by the next daemon."""
     kip = fresh_kip()
@@ -133,6 +137,7 @@ def test_killed_while_a_proc_is_parked(fresh_kip: Callable[..., Kip], torture_ta
     steady.check()
 
 
+# promise recovery: a timer that became due meanwhile
 def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
     """Where the machine takes longer to park it than the timers have, nothing was tested: then with longer ones."""
     kip = fresh_kip()
@@ -163,6 +168,7 @@ def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], tortu
     raise AssertionError("parking takes more than fifteen seconds here")
 
 
+# promise recovery: how a program ended meanwhile is known
 def test_proc_that_ends_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip]) -> None:
     """How it ended is known all the same."""
     kip = fresh_kip()
@@ -179,6 +185,7 @@ def test_proc_that_ends_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip]) 
     proc.wait_state("running", 30)
 
 
+# promise recovery: SIGTERM ends the daemon only
 def test_sigterm_ends_the_daemon_only(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
     kip = fresh_kip()
     proc = run_torture(kip, torture_tar)
@@ -193,6 +200,7 @@ def test_sigterm_ends_the_daemon_only(fresh_kip: Callable[..., Kip], torture_tar
     client.check()
 
 
+# promise recovery: many procs, each as it was
 def test_many_procs_are_adopted(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Running, parked and stopped ones, each as it was."""
     kip = fresh_kip()
@@ -228,6 +236,11 @@ def new_keeper(kip: Kip, old: int) -> int | None:
     return pid if pid != old and leftovers.is_alive(pid) else None
 
 
+# promise K7: the same: the keeper
+# held by: this, `tests/test_recovery.py::test_keeper_is_killed_in_the_middle`
+# promise recovery: a killed keeper is replaced and given everything
+# held by: this, `crates/keeper/tests/keeper.rs::a_killed_keeper_is_noticed_and_replaced`
+# promise invariants: 2 daemon and keeper hold every descriptor
 @pytest.mark.parametrize("asleep", [False, True], ids=["awake", "parked"])
 def test_keeper_is_killed(fresh_kip: Callable[..., Kip], torture_tar: Path, asleep: bool) -> None:
     """The daemon starts another and gives it everything; after that the daemon may die as well."""
@@ -469,6 +482,24 @@ class Story:
         self.act("collect", collect_twice, lambda: not look()["waiting"] and not look()["deleted"])
 
 
+# promise K7: any of our processes may be killed at any moment: the daemon
+# held by: this, `tests/test_recovery.py::test_daemon_is_killed_in_the_middle`
+# promise parking: it is recorded before the processes go
+# held by: this, `tests/test_recovery.py::test_data_lives_through_crashes`
+# promise recovery: killed at each of the recorded steps, started again: finished or undone, nothing
+#   is left
+# held by: this, `tests/test_recovery.py::test_there_are_steps`
+# promise recovery: a dump that is called off is not noticed by the program
+# held by: this, `tests/test_trouble.py::test_disk_full_while_parking`
+# promise recovery: `kip down` ends everything
+# held by: this, `kip_cli::commands::tests::down_tells_what_it_ended`
+# promise archive: the daemon is killed at every durable step of archiving (packs, front, reading
+#   back, head) and fetching, and at every step of a wake from the store, also in the middle of a
+#   front: nothing is lost, nothing is left
+# held by: this, `tests/test_archive.py::test_killed_at_a_step_of_a_wake_from_the_store`,
+#   `tests/test_archive.py::test_archived_it_outlives_the_daemon`
+# promise invariants: 6 intent first; any proc can always be ended
+# held by: this, `kip_types::lifecycle::tests::always_can_end`
 @pytest.mark.parametrize("step", steps())
 def test_killed_at_step(fresh_kip: Callable[..., Kip], torture_tar: Path, tmp_path: Path, step: str) -> None:
     (tmp_path / "store").mkdir()
@@ -488,6 +519,8 @@ def test_there_are_steps() -> None:
         assert any(part in step for step in found), f"no step of {part} in {found}"
 
 
+# promise invariants: 1 the last copy goes last
+# held by: this, `kip_snapshot::tests::a_sealed_generation_verifies_and_every_flipped_bit_is_found`
 @pytest.mark.parametrize("lazy", ["off", pytest.param("on", marks=pytest.mark.soak)])
 def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) -> None:
     """redis with 20,000 keys, the daemon killed at a handful of steps one after the other; when it is woken lazily, without

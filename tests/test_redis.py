@@ -66,6 +66,9 @@ def cycles(redis: Proc, count: int) -> None:
     steady.close()
 
 
+# promise servers: redis: 100,000 keys, digests; background save; expiry
+# held by: this, `tests/test_redis.py::test_background_save_after_a_wake`,
+#   `tests/test_redis.py::test_expiry_goes_on_while_parked`
 def test_twenty_cycles(redis: Proc) -> None:
     cycles(redis, CYCLES)
     assert redis.rebuilt()

@@ -50,6 +50,10 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield running
 
 
+# promise P1: images come from a registry (logins, indexes, digests), an OCI layout (directory or
+#   tar) and `docker save`; plain, gzip, zstd
+# held by: this, `tests/test_registry.py::test_a_registry_that_wants_a_login`,
+#   `tests/test_images.py::test_every_source_gives_the_same_layers`
 def test_an_image_from_a_registry(kip: Kip, registry: Registry, web: Image) -> None:
     """Pulled by `kip run`, by digest, again without a byte; an index gives what runs here."""
     arm = Image([archive([entry("arm", "")])], {}, "arm64")
@@ -110,6 +114,10 @@ def test_a_registry_that_wants_a_login(
     assert images.PASSWORD not in "".join(p.read_text() for p in (kip.data / "images/refs").iterdir())
 
 
+# promise P1: a registry by TLS with a CA that the machine trusts or that `--registry-ca` names; a
+#   registry whose tokens another server gives out
+# held by: this, `tests/test_registry.py::test_a_daemon_that_trusts_the_ca`,
+#   `tests/test_registry.py::test_tokens_of_a_registry`
 def test_by_tls_with_a_ca_of_ones_own(kip: Kip, web: Image, tmp_path: Path) -> None:
     """A registry whose certificate nobody trusts yet, also on this machine: `--registry-ca` names its CA."""
     with images.registry(tmp_path / "r", tls=True) as secure:
@@ -150,6 +158,9 @@ def test_tokens_of_a_registry(kip: Kip, web: Image, tmp_path: Path, monkeypatch:
         assert images.PASSWORD not in kip.stderr()
 
 
+# promise P1: a login that cannot be used (a helper that fails, an identity token) is named, and no
+#   registry is asked as anonymous instead
+# held by: this, `kip_cli::image::login::tests::logins_are_found_as_docker_writes_them`
 def test_logins_that_cannot_be_used_are_named(kip: Kip, closed: Registry, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has a login and cannot use it does not ask as nobody: that would be another answer, and an unclear one."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
@@ -242,6 +253,11 @@ def big(seed: str, size: int = 6 << 20) -> Image:
     return Image([archive([entry(f"srv/{seed}", noise)])], {"Cmd": ["x"]}, packing="plain")
 
 
+# promise P1: a pull that broke off goes on; a killed daemon and a client that goes leave nothing
+#   half
+# held by: this,
+#   `tests/test_registry.py::test_a_killed_daemon_and_a_client_that_goes_leave_nothing_half`,
+#   `tests/test_registry.py::test_the_same_image_pulled_at_the_same_time`
 def test_a_pull_that_breaks_off_goes_on(kip: Kip, registry: Registry) -> None:
     """Within one pull, and with the next one: what has come is not asked for again."""
     image = big("broken")
@@ -265,6 +281,9 @@ def test_a_pull_that_breaks_off_goes_on(kip: Kip, registry: Registry) -> None:
     assert kip.json("image", "ls") == []
 
 
+# promise P1: a terminal shows how far a pull is; a registry elsewhere is asked by TLS unless a flag
+#   says otherwise
+# held by: this, `tests/test_registry.py::test_only_this_machine_is_asked_without_tls`
 def test_a_terminal_shows_how_far_it_is(kip: Kip, registry: Registry) -> None:
     """Of each layer; elsewhere, and with --json, there is nothing but the result."""
     name = registry.push("big/shown", "1", big("shown"))

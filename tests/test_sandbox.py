@@ -141,12 +141,18 @@ def own_addresses() -> list[str]:
     return ["127.0.0.1", "::1", *(a for a in found if not a.startswith(("10.213.", "fd6b:6970:")))]
 
 
+# promise sandbox: what the red team is refused, it gets natively, and its targets are there
+# held by: this, `tests/test_sandbox.py::test_the_attacked_is_there`
 def test_positive_control(battle: Battle) -> None:
     """Natively the same program gets nearly everything: a refusal inside means something."""
     missed = {name: battle.native.get(name) for name in CONTROL if battle.native.get(name, ("", ""))[0] != "GOT"}
     assert not missed, missed
 
 
+# promise sandbox: never to the host's own loopback services
+# held by: this,
+#   `crates/net/tests/reach.rs::procs_reach_nothing_else_of_the_host_or_of_other_realms`
+# promise invariants: 9 nothing of a tenant is readable by another tenant
 def test_red_team_gets_nothing(battle: Battle) -> None:
     assert len(battle.inside) >= len(CONTROL)
     assert CONTROL <= battle.inside.keys(), CONTROL - battle.inside.keys()
@@ -191,6 +197,8 @@ def status_of(pid: int) -> dict[str, str]:
     return {k: v.strip() for k, v in (line.split(":", 1) for line in lines if ":" in line) if k in keys}
 
 
+# promise sandbox: the same ids, capabilities, filters, limits after a sleep
+# held by: this, `tests/test_sandbox.py::test_red_team_after_a_sleep`
 def test_credentials_are_the_same_after_a_sleep(battle: Battle) -> None:
     """Ids, capabilities, no_new_privs, seccomp, limits, cgroup and namespaces of the program do not change by sleeping."""
 
@@ -211,6 +219,7 @@ def test_credentials_are_the_same_after_a_sleep(battle: Battle) -> None:
     assert identity() == before
 
 
+# promise sandbox: each proc has its own block of ids
 def test_no_id_of_the_host(battle: Battle) -> None:
     """Each proc has a block of ids of its own, far from the host's and from each other's."""
     blocks = []
@@ -226,6 +235,7 @@ def datagrams(proc: Proc) -> str:
     return "\n".join(line for line in proc.logs().splitlines() if line.startswith("datagram"))
 
 
+# promise sandbox: source addresses cannot be forged
 def test_source_addresses_cannot_be_forged(battle: Battle) -> None:
     """No datagram of the attacker arrives with a source that is not its own."""
     own = battle.attacker.address(9999)
@@ -251,6 +261,8 @@ def test_source_addresses_cannot_be_forged(battle: Battle) -> None:
     assert not [f for f in forged if f in seen], seen
 
 
+# promise sandbox: files are private, writable, kept
+# held by: this, `crates/sandbox/tests/sandbox.rs::files_belong_to_the_block_and_stay`
 def test_writes_stay_inside(battle: Battle) -> None:
     """A proc may change what it sees of the host's files; the host and its neighbour do not see it."""
     name = "kip-red-team-was-here"
@@ -268,6 +280,8 @@ def test_writes_stay_inside(battle: Battle) -> None:
         assert battle.attacker.exec("cat", f"{directory}/{name}").stdout == "x\n", "what it wrote is kept"
 
 
+# promise P1: a proc runs from the host's own files, an allowlist
+# held by: this, `tests/test_redis.py::test_twenty_cycles`
 def test_base_is_an_allowlist(battle: Battle) -> None:
     """Nothing of the host's /root, /home, /etc beyond the list; of /var/lib and its like empty directories, and a shadow file of our own."""
     listing = battle.attacker.exec("sh", "-c", "ls -A /root /home /srv; ls /etc").stdout
@@ -279,6 +293,8 @@ def test_base_is_an_allowlist(battle: Battle) -> None:
     assert shadow and "$" not in shadow, "a password of the host"
 
 
+# promise sandbox: no_new_privs unless `--allow-setuid`
+# held by: this, `tests/test_postfix.py::test_setgid_program_inside`
 def test_no_setuid_without_asking(kip: Kip) -> None:
     """A setuid program changes identity only where the spec allows it, and then within the proc's own ids."""
     script = (
@@ -291,6 +307,9 @@ def test_no_setuid_without_asking(kip: Kip) -> None:
     assert allowed.exec("sh", "-c", "grep NoNewPrivs /proc/self/status").stdout.split()[1] == "0"
 
 
+# promise P14: limits of memory
+# promise sandbox: a wake needs no more than the limits, which hold again after it
+# held by: this, `tests/test_sandbox.py::test_process_limit`
 def test_memory_limit(kip: Kip, battle: Battle) -> None:
     """Too much memory kills the program, and only that; `kip ps` says how it ended."""
     eater = "import time\ndata=[]\nwhile True: data.append(b'x' * (1 << 20))"
@@ -305,6 +324,7 @@ def test_memory_limit(kip: Kip, battle: Battle) -> None:
     assert modest.state == "running"
 
 
+# promise P14: limits of processes
 def test_process_limit(kip: Kip) -> None:
     """A fork bomb ends at its limit and leaves the machine alone; it can be parked and removed all the same."""
     bomb = """
@@ -328,6 +348,7 @@ time.sleep(1000)
     assert len(proc.inspect()["pids"]) >= reached
 
 
+# promise P14: limits of CPU time
 def test_cpu_limit(kip: Kip) -> None:
     burner = """
 import time
@@ -343,6 +364,8 @@ time.sleep(1000)
     assert used < 1.0, f"a quarter of a core for two seconds is 0.5 s, it used {used} s"
 
 
+# promise sandbox: orphans are reaped; the program is not pid 1
+# held by: this, `tests/test_sandbox.py::test_sigterm_ends_a_program_that_does_not_handle_it`
 def test_orphans_are_reaped(kip: Kip) -> None:
     proc = kip.run("parent", ["sleep", "1000"])
     proc.exec("sh", "-c", "for i in 1 2 3 4 5; do (sleep 0.05 & sleep 0.02); done; sleep 0.2")

@@ -31,6 +31,25 @@ def arguments(proc: Proc) -> set[str]:
     return {text for text in texts if not text.startswith("kip-init")}
 
 
+# promise hibernation: arguments and environment stay where they are: ps and pgrep see a sleeper as
+#   it is, and one that was woken with a part of its memory
+# held by: this, `kip_pager::arguments::tests::the_pages_of_both_are_told`,
+#   `crates/pager/tests/real.rs::a_look_brings_nothing_back`
+# promise hibernation: guards (MADV_GUARD_INSTALL) are guards after hibernation, and after a wake by
+#   each engine
+# held by: this, `tests/test_scarce.py::test_by_criu`
+# promise hibernation: a process that has used up a soft limit (open files, address space, data,
+#   locked memory), or its limit of processes or file size, sleeps, and has that limit after it;
+#   hard limits too where Kip has CAP_SYS_RESOURCE. What cannot be lifted is tried all the same, and
+#   named if the sleep fails for it, as is vm.max_map_count
+# held by: this, `tests/test_scarce.py::test_by_criu`,
+#   `tests/test_scarce.py::test_memory_that_is_locked_as_it_is_mapped`,
+#   `tests/test_scarce.py::test_a_hard_limit_that_is_used_up`,
+#   `tests/test_scarce.py::test_what_cannot_be_lifted_is_named`,
+#   `kip_pager::limits::tests::what_is_used_up_is_lifted_for_a_moment`,
+#   `kip_pager::limits::tests::a_hard_limit_is_lifted_where_the_kernel_allows_it`,
+#   `kip_pager::limits::tests::the_limit_that_is_used_up_is_named`,
+#   `kip_checkpoint::limits::tests::only_what_was_lifted_is_set`
 @pytest.mark.parametrize("what", WHATS)
 def test_what_is_used_up_is_no_obstacle(kip: Kip, tmp_path: Path, what: str) -> None:
     proc, client = run(kip, tmp_path, what)

@@ -51,6 +51,11 @@ def read(proc: Proc, name: str) -> str:
     return proc.exec("cat", f"/run/secrets/{name}").stdout
 
 
+# promise life: `--secret NAME=FILE`: `/run/secrets/NAME` inside, mode 0400 of the proc's user, in
+#   memory that is never swapped, read-only; by start, exec and every wake, from every tier, also by
+#   a daemon that was never told
+# promise life: contents of secrets are in no file of the data directory or the store while it runs,
+#   is hibernated, parked or archived, and in nothing that Kip shows
 def test_they_are_inside_in_every_tier_and_nowhere_else(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     store = store_of(tmp_path)
     kip = fresh_kip("--store", str(store))
@@ -83,6 +88,8 @@ def test_they_are_inside_in_every_tier_and_nowhere_else(fresh_kip: Callable[...,
     assert proc.inspect()["spec"]["secrets"] == ["db"] and "secrets" in str(kip.json("why", "holds")["pinned_by"])
 
 
+# promise life: a secret that is open when it falls asleep is open when it wakes, by plan and by
+#   CRIU
 @pytest.mark.parametrize("by_criu", [False, True])
 def test_an_open_secret_stays_open_through_sleeps(
     fresh_kip: Callable[..., Kip], tmp_path: Path, by_criu: bool
@@ -107,6 +114,11 @@ def test_an_open_secret_stays_open_through_sleeps(
     client.close()
 
 
+# promise life: they are kept sealed under the realm's key (made for it where there is no store),
+#   for that proc only; a destroyed key makes them unreadable: start and wake say so, a sleeper
+#   stays as it is; `kip key destroy` names who needs the key
+# held by: this,
+#   `kip_archive::secrets::tests::secrets_open_for_their_proc_only_and_as_long_as_their_key_is_there`
 def test_a_destroyed_key_makes_them_unreadable(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     kip = fresh_kip("--store", str(store_of(tmp_path)))
     text, path = made(tmp_path, "token")
@@ -126,6 +138,7 @@ def test_a_destroyed_key_makes_them_unreadable(fresh_kip: Callable[..., Kip], tm
     assert "secrets" in said and "destroyed" in said and text not in shown(kip, "bound")
 
 
+# promise life: who has secrets is pinned to its data directory, as by a volume
 def test_elsewhere_they_are_not_to_be_had(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     store = str(store_of(tmp_path))
     here, there = fresh_kip("--store", store), fresh_kip("--store", store)
@@ -139,6 +152,8 @@ def test_elsewhere_they_are_not_to_be_had(fresh_kip: Callable[..., Kip], tmp_pat
     assert "pin it" in said and "secrets at /run/secrets" in said
 
 
+# promise life: names that are no file names, more than 64 KiB, the same name twice, a volume at
+#   their place are refused
 def test_what_cannot_be_is_refused(kip: Kip, tmp_path: Path) -> None:
     _, path = made(tmp_path, "s")
     big = tmp_path / "big"

@@ -114,6 +114,9 @@ def fall_asleep(proc: Proc) -> None:
     assert view["state"] == "parked" or wake["from"] == "parked" and wake["trigger"].endswith("(data)"), view
 
 
+# promise waking: a TCP connection in every state that a descriptor can be in, in both roles and
+#   families, with bytes on either side; it closes while its program is parked as it would awake; by
+#   plan and by CRIU
 @pytest.mark.parametrize("drained", [False, True], ids=["", "drained"])
 @pytest.mark.parametrize("role", ["server", "client"])
 @pytest.mark.parametrize("engine", ["plan", "CRIU"])

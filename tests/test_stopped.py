@@ -69,6 +69,12 @@ def start(kip: Kip, *flags: str) -> tuple[Proc, Lines]:
     return proc, Lines(proc.port())
 
 
+# promise waking: a stopped process (SIGSTOP, SIGTSTP) does not keep its proc awake, sleeps in each
+#   tier, is stopped afterwards without having run, and goes on when it is continued; wait(2) of its
+#   parent tells of the stop once, by CRIU once more; a stopped process with several threads
+#   hibernates, and is refused by name where it would be parked
+# held by: this, `tests/test_stopped.py::test_it_keeps_nobody_awake`,
+#   `tests/test_stopped.py::test_one_with_threads_is_named`
 @pytest.mark.parametrize("signal", ["SIGSTOP", "SIGTSTP"])
 @pytest.mark.parametrize("engine", ["plan", "criu"])
 def test_it_is_still_stopped(fresh_kip: Callable[..., Kip], engine: str, signal: str) -> None:

@@ -144,6 +144,15 @@ UP = {
 }  # fmt: skip
 
 
+# promise archive: every trouble of the network or the store while a proc is archived or woken
+#   (errors, refusals, lost requests and answers, cuts, flipped bits, delays, hanging, no answer):
+#   parked or archived as it was, one line that says what, where and what to do, its connections are
+#   held, and it goes on once the trouble is over
+# held by: this, `tests/test_store_trouble.py::test_waking`,
+#   `tests/test_store_trouble.py::test_who_connects_meanwhile_waits`,
+#   `tests/test_store_trouble.py::test_bits_that_flip_on_the_way_up`,
+#   `tests/test_store_trouble.py::test_bits_that_flip_on_the_way_back`,
+#   `tests/test_store_trouble.py::test_another_web_server_beside_it`
 @pytest.mark.parametrize("trouble", list(ALL))
 def test_archiving(stored: Stored, trouble: str) -> None:
     """Whatever request meets it, of those that write or of those that read back: it stays parked and says why, wakes from the local
@@ -210,6 +219,9 @@ PASSES = {
 }
 
 
+# promise archive: what passes is not noticed, nor are reads that hang
+# held by: this, `tests/test_store_trouble.py::test_reads_that_hang`; writes that hang, in the soak:
+#   `tests/test_store_trouble.py::test_writes_that_hang`
 @pytest.mark.parametrize("trouble", list(PASSES))
 def test_what_passes_is_not_noticed(stored: Stored, trouble: str) -> None:
     """Two of each kind of request meet it, on the way down and on the way up: both are done, and nothing is said."""
@@ -288,6 +300,9 @@ def asks_for_all(stored: Stored) -> None:
     assert stored.client.ask_all([("GET", key) for key in keys]) == [stored.values[key] for key in keys]
 
 
+# promise archive: memory that a program, or CRIU before it, needs and the store does not give is
+#   waited for: no cold start for trouble of the store
+# held by: this, `tests/test_store_trouble.py::test_all_of_it_is_needed_and_does_not_come`
 @pytest.mark.parametrize("trouble", ["slow down", "refused", "cut"])
 def test_memory_that_does_not_come(stored: Stored, trouble: str) -> None:
     """A running program touches memory that is still in the store: it waits, that is told, and it gets what it had."""
@@ -345,6 +360,10 @@ def verified(stored: Stored) -> str:
     return "sound" if done.returncode == 0 else done.stdout + done.stderr
 
 
+# promise snapshots: trouble of the store is not called damage; a collection that meets it says so
+#   and takes nothing that is used
+# held by: this, `tests/test_store_trouble.py::test_verifying_what_flips`,
+#   `tests/test_store_trouble.py::test_collecting`
 @pytest.mark.parametrize(("trouble", "kind"), [("clock", "front"), ("slow down", "pack"), ("bucket", "list")])
 def test_verifying(stored: Stored, trouble: str, kind: str) -> None:
     """Trouble of the store is no damage of what it holds."""
@@ -400,6 +419,13 @@ def again_with(stored: Stored, **environment: str) -> Iterator[None]:
             yield
 
 
+# promise archive: wrong credentials, a missing bucket, a missing front, pack or head, what a newer
+#   Kip wrote in the store or on the local disk: one line, nothing is touched, it wakes once that is
+#   put right
+# held by: this, `tests/test_store_trouble.py::test_a_bucket_that_is_missing`,
+#   `tests/test_store_trouble.py::test_an_object_that_is_missing`,
+#   `tests/test_store_trouble.py::test_what_a_newer_kip_wrote`; other keys:
+#   `tests/test_adopt.py::test_without_its_keys_nothing_is_taken`
 @pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
 def test_wrong_credentials(stored: Stored, name: str) -> None:
     """The server's own word for it."""

@@ -88,7 +88,7 @@ def all_over(proc: Proc) -> list[Wait]:
     lines = [line.split() for line in proc.logs().splitlines() if not line.startswith("all ")]
     waits = [Wait(name, clock, int(ended), *(int(word) / 1e6 for word in rest)) for name, clock, ended, *rest in lines]
     assert len(waits) == 41, [wait.name for wait in waits]
-    # CRIU does not set it back onto its call: SPECIFICATION.md, "Known limits".
+    # CRIU does not set it back onto its call: docs/limits.md.
     return [wait for wait in waits if proc.rebuilt() or wait.name != "sndtimeo"]
 
 
@@ -104,7 +104,7 @@ def judge(proc: Proc, waits: list[Wait], seconds: float) -> None:
         late = LATE_S + woken
         if wait.name.endswith("timeo"):  # on the kernel's timer wheel: an eighth late by design
             late += seconds / 8
-        if wait.name.startswith(("posix", "itimer", "alarm")) and not proc.rebuilt():  # SPECIFICATION.md, "Known limits"
+        if wait.name.startswith(("posix", "itimer", "alarm")) and not proc.rebuilt():  # docs/limits.md
             late += frozen
         took = wait.mono if wait.clock == "m" else wait.boot
         if wait.ended != 0 or not seconds - 0.001 <= took <= seconds + late:
@@ -112,6 +112,10 @@ def judge(proc: Proc, waits: list[Wait], seconds: float) -> None:
     assert not wrong, wrong
 
 
+# promise waking: `--clock suspend`: every wait on CLOCK_MONOTONIC is later by the sleep, all others
+#   on time, to 50 ms, by plan and by CRIU
+# held by: this, `tests/test_suspend.py::test_on_time_by_the_other_clocks`,
+#   `kip_checkpoint::clocks::tests::after_a_suspended_sleep_the_clock_and_what_is_on_it_is_where_it_was`
 def test_every_wait(kip: Kip, tmp_path: Path, way: str) -> None:
     """Two sleeps in the middle of it: each ends by its time-out, none early, and late by the sleeps or not at all."""
     proc = run(kip, "waits", tmp_path, str(LENGTH))
@@ -135,6 +139,10 @@ def test_on_time_by_the_other_clocks(kip: Kip, tmp_path: Path, way: str) -> None
     judge(proc, all_over(proc), 4)
 
 
+# promise waking: its clock never jumps in what follows: hibernation, other sleeps, another daemon,
+#   the archive; `kip exec` sees it too; without it the clock goes on
+# held by: this, `tests/test_suspend.py::test_without_it_the_clock_goes_on`,
+#   `kip_sys::timens::tests::a_clock_stands_behind_in_a_new_namespace_and_only_there`
 def test_the_clock_through_all_that_follows(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Path, way: str) -> None:
     """Sleeps in every tier, a daemon that is killed, and the machine's restart: it never jumps, neither forward nor backward."""
     kip = fresh_kip("--store", str(store))
@@ -174,6 +182,13 @@ def test_without_it_the_clock_goes_on(kip: Kip, tmp_path: Path, way: str) -> Non
     assert proc.inspect()["last_sleep"]["suspended"] is None
 
 
+# promise waking: `kip inspect` and `kip why` show it; `kip sleep --to hibernated --clock suspend`
+#   is refused, for threads in place have clocks that go on; a profile counts for every process of
+#   the proc and without connections; `kip profiles` prints them
+# held by: this, `tests/test_profiles.py::test_a_program_bears_it`,
+#   `tests/test_profiles.py::test_the_table`,
+#   `tests/test_profiles.py::test_only_while_no_connection_is_open`,
+#   `kip_types::profile::tests::a_program_is_known_by_its_file`
 def test_it_is_shown(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, "shown", tmp_path, "3600")
     assert proc.inspect()["spec"]["timing"]["clock"] == "suspend"
@@ -188,6 +203,9 @@ def test_it_is_shown(kip: Kip, tmp_path: Path) -> None:
     assert other.state == "running"
 
 
+# promise waking: `kip sleep` is its owner's word for a suspended clock in that one sleep, `--clock`
+#   of it for another
+# held by: this, `kip_engine::suspend::tests::the_owner_s_word_goes_before_a_profile_s`
 @pytest.mark.parametrize(
     ("own", "asked", "word"),
     [

@@ -167,6 +167,9 @@ def some_rounds(kip: Kip, actors: list[Any], dice: random.Random, told: Counter[
     return rounds
 
 
+# promise archive: real servers through all tiers at random, over a network that now and then fails:
+#   no answer is wrong, nothing begins anew
+# held by: in the soak: this
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_random_tiers_with_the_archive(network: Network, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:

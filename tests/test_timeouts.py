@@ -36,6 +36,9 @@ while True:
 """
 
 
+# promise waking: a wait for events whose time-out has passed meanwhile ends by it, before the event
+#   that woke the program is told
+# held by: this, `kip_sys::timed::tests::only_waits_for_events_end`
 @pytest.mark.parametrize("tier", ["held", "parked"])
 @pytest.mark.parametrize("call", ["epoll", "poll", "select"])
 def test_a_time_out_passes_before_the_event(kip: Kip, call: str, tier: str) -> None:
@@ -89,6 +92,8 @@ def far_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
         yield f"{url.rpartition(':')[0]}:{proxy.port}", proxy
 
 
+# promise waking: a time-out of a wait for events that passes during the wake, after the packet
+#   came, does not come before that packet
 @pytest.mark.parametrize("call", ["epoll", "poll", "select"])
 def test_a_packet_that_came_in_time_comes_before_the_time_out(fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call: str) -> None:
     """However long the wake took: here the time-out passes while it waits for the store."""

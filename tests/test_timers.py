@@ -115,6 +115,12 @@ def test_all_kinds_are_tested(client: Lines) -> None:
     assert set(client.ask("kinds").split()) == {*ONE_SHOT, *PERIODIC}
 
 
+# promise P7: the program's timers fire when they should although it is parked
+# held by: this, `tests/test_timers.py::test_all_at_once_over_many_sleeps`,
+#   `tests/test_timers.py::test_time_outs_of_sockets_on_a_busy_machine`
+# promise waking: timerfd, POSIX and interval timers, each call with a time-out of its own: on time,
+#   not early, no EINTR
+# held by: this, `tests/test_timers.py::test_all_kinds_are_tested`
 @pytest.mark.parametrize("kind", ONE_SHOT)
 def test_wakes_for_it(judged: dict[str, Future[None]], kind: str) -> None:
     """Parked with one timer due: it wakes by itself, and the timer fires when it should."""
@@ -228,7 +234,7 @@ def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
         wait_fired(client, timer, due_ms / 1000 + 10)
     # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program runs again; nobody
     # can correct it from outside, so each sleep makes these two kinds later, by less than its freeze and its wake take
-    # (SPECIFICATION.md, "Known limits").
+    # (docs/limits.md).
     drift = transitions_ms
     for kind, timer in timers.items():
         slack = due_ms / 8 if kind == "rcvtimeo" else drift if kind.startswith(("posix", "itimer")) else 0
@@ -267,6 +273,8 @@ def test_time_outs_of_sockets_on_a_busy_machine(proc: Proc, client: Lines) -> No
         assert_on_time(client, timer, due_ms / 8)
 
 
+# promise waking: what is left of a time-out is what was left
+# held by: this, `kip_sys::ran::tests::a_sleeper_s_time_is_known_on_every_cpu`
 @pytest.mark.parametrize("kind", ["nanosleep", "epoll_wait", "futex", "timerfd", "posix"])
 def test_due_while_awake_again(proc: Proc, client: Lines, kind: str) -> None:
     """Woken by a request before it is due: what is left of the time-out is what was left, not all of it."""
@@ -282,6 +290,9 @@ def test_due_while_awake_again(proc: Proc, client: Lines, kind: str) -> None:
     client.check(LATE_MS)
 
 
+# promise waking: periodic timers keep their phase, timerfds their count
+# held by: this, `kip_checkpoint::clocks::timers::tests::a_timerfd_goes_on_in_another`,
+#   `kip_checkpoint::clocks::timers::tests::sleeps_add_up`
 @pytest.mark.parametrize("kind", PERIODIC)
 def test_periodic_timers_keep_their_phase(kip: Kip, tmp_path: Path, kind: str) -> None:
     """A tick shorter than --tick does not wake. After the sleep the missed ticks are all there and the phase is kept."""
@@ -343,6 +354,9 @@ def counted(client: Lines, timer: int) -> bool:
     return abs(int(result["ticks"]) - int(result["expected"])) <= 1
 
 
+# promise waking: by the owner's word (`kip sleep`) or in a suspended sleep ticks are gathered,
+#   single timers are on time beside them
+# held by: this, `kip_records::due::tests::ticks_of_a_suspended_proc_are_gathered`
 def test_a_long_timer_wakes_though_ticks_do_not(kip: Kip, tmp_path: Path) -> None:
     """--tick 40s: ticks of 300 ms are gathered for so long, a timer of 1.5 s that fires once is on time."""
     server = servers.torture()
@@ -357,6 +371,8 @@ def test_a_long_timer_wakes_though_ticks_do_not(kip: Kip, tmp_path: Path) -> Non
     assert_on_time(client, timer.number, timer.slack_ms(proc))
 
 
+# promise waking: clocks go on and never back
+# held by: this, `tests/test_timers.py::test_clocks_never_go_back`
 def test_clocks_go_on(proc: Proc, client: Lines) -> None:
     """Inside, each clock is the host's, before and after; monotonic time neither stops nor jumps by a sleep."""
 

@@ -51,6 +51,7 @@ def cycles(torture: Proc, count: int) -> None:
     steady.close()
 
 
+# promise servers: what the torture program checks holds while it is awake
 def test_it_is_right_without_sleeping(torture: Proc) -> None:
     """The positive control: what it checks holds while it is awake."""
     client = Lines(torture.port())
@@ -58,11 +59,24 @@ def test_it_is_right_without_sleeping(torture: Proc) -> None:
         client.check()
 
 
+# promise P2: unmodified programs with threads, forks, orphans, zombies, shared memory, signals,
+#   locks
+# promise waking: what a plan restores is as before: threads, children, zombies, orphans, sessions,
+#   signals that wait, locks, timers, memory
+# held by: this, `tests/test_timers.py::test_wakes_for_it` (each by plan and by CRIU)
+# promise servers: our own, one of everything: memory of every kind, files, locks, bytes in flight,
+#   signals, children, no EINTR
+# held by: this, `tests/test_torture.py::test_new_memory_is_kept`,
+#   `tests/test_torture.py::test_sleeps_without_anything_between`
+# promise invariants: 7 no EINTR, lost byte, reset, wrong close, stopped clock
+# held by: this, `tests/test_torture.py::test_a_line_in_pieces`,
+#   `tests/test_web.py::test_close_sends_fin`, `tests/test_timers.py::test_clocks_go_on`
 def test_twenty_cycles(torture: Proc) -> None:
     cycles(torture, CYCLES)
     assert torture.rebuilt() == torture.name.endswith("plan")
 
 
+# promise P2: static programs
 def test_static_program(kip: Kip, tmp_path: Path) -> None:
     """The same without a dynamic linker, which must not be relied on to be there."""
     server = servers.torture(static=True)
@@ -87,6 +101,7 @@ def test_new_memory_is_kept(torture: Proc) -> None:
         client.check()
 
 
+# promise waking: a datagram
 def test_datagram_wakes(torture: Proc) -> None:
     port = torture.port(proto="udp")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
@@ -111,6 +126,8 @@ def test_a_line_in_pieces(torture: Proc) -> None:
     assert client.ask("three") == "one two three"
 
 
+# promise parking: it falls asleep under traffic without harm
+# held by: this, `kip_engine::park::tests::what_a_program_may_not_have_seen_wakes_it`
 def test_clients_while_it_falls_asleep(torture: Proc) -> None:
     """Clients that talk without pause while it is parked again and again: each answer is the right one."""
     with talking(torture.port()) as answered:
@@ -130,6 +147,7 @@ def test_wake_by_exec(torture: Proc) -> None:
     Lines(torture.port()).check()
 
 
+# promise command-line: a proc does not sleep while an exec runs
 def test_sleep_while_an_exec_runs(torture: Proc) -> None:
     """A process started by exec is part of the proc: it sleeps with it or keeps it awake, but does not break it."""
     done: list[int] = []

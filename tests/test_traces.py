@@ -129,6 +129,8 @@ def collector() -> Iterator[Collector]:
         yield one
 
 
+# promise meters: each wake is a trace by OTLP over HTTP: root with proc, tier and trigger, a span
+#   for each step, times those of `kip inspect`; the last ones are sent when the daemon ends
 def test_every_wake_is_a_trace(collector: Collector, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """By connection and by request, from both tiers; durations and steps are those that `inspect` shows; the last ones are sent when
     the daemon ends."""
@@ -158,6 +160,8 @@ def test_every_wake_is_a_trace(collector: Collector, fresh_kip: Callable[..., Ki
     assert len(wakes) >= 2, "the last wake is not lost with the daemon"
 
 
+# promise meters: OpenTelemetry's own variables say where to, with which headers, under which name;
+#   a wake that fails is a span with its error
 def test_by_variables_and_a_wake_that_fails(
     collector: Collector, fresh_kip: Callable[..., Kip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +183,8 @@ def test_by_variables_and_a_wake_that_fails(
     assert collector.paths[0].endswith("blue")
 
 
+# promise meters: a collector that is gone delays no wake and no end; one line when spans are lost,
+#   one when they arrive again
 def test_a_collector_that_is_gone_costs_nobody_anything(fresh_kip: Callable[..., Kip]) -> None:
     """Wakes go on, one line says what is lost, another that it is over; the daemon ends without waiting for it."""
     with collecting() as collector:
@@ -213,6 +219,8 @@ def test_a_collector_that_is_gone_costs_nobody_anything(fresh_kip: Callable[...,
     assert says("traces are lost") == 1 and collector.trace(proc="one")
 
 
+# promise meters: an endpoint that is no URL is refused
+# held by: this, `kip_cli::traces::tests::an_endpoint_is_a_url_with_or_without_a_path`
 def test_what_is_no_collector_is_refused(fresh_kip: Callable[..., Kip]) -> None:
     kip = fresh_kip(start=False)
     assert "http://HOST:PORT" in kip.refused("up", "--traces", "127.0.0.1:4318")

@@ -32,6 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         mountpoint.rmdir()
 
 
+# promise trouble: disk full while parking: runs on, parks when there is room
 def test_disk_full_while_parking(small_disk: Path, fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """The proc runs on untouched, says why it could not sleep, leaves no half snapshot, and parks when there is room."""
     server = servers.torture()
@@ -73,6 +74,10 @@ def damage(path: Path) -> bytes:
     return whole
 
 
+# promise waking: a wake that failed is not tried again for what it did itself to files that the
+#   program watches; it waits for a client, a timer or its owner
+# promise trouble: corrupt snapshot: not restored by `kip wake`, nothing deleted, wakes once mended
+# promise invariants: 5 a failed `kip wake` deletes nothing
 @pytest.mark.parametrize("which", ["pages", "core", "missing file"])
 def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: str) -> None:
     """It is not restored, nothing is deleted, and with the bytes mended it wakes with everything."""
@@ -122,6 +127,8 @@ while True:
 """
 
 
+# promise parking: what cannot be parked runs on; `kip why` names the descriptor
+# promise invariants: 4 failing to sleep is not failing
 @pytest.mark.parametrize("kind", list(UNPARKABLE))
 def test_what_cannot_be_parked_runs_on(kip: Kip, kind: str) -> None:
     """`kip sleep` refuses with the reason, `kip why` names the descriptor, the program notices nothing."""

@@ -38,6 +38,8 @@ def upgrade(program: Path) -> None:
     new.rename(program)
 
 
+# promise parking: a sleeper wakes although a base file was replaced on the host, and sleeps and
+#   wakes again
 def test_a_mapped_file_is_upgraded_under_a_sleeper(kip: Kip, installed: Path) -> None:
     """It wakes with the file it had, and again after its next sleep; a new proc gets the new one."""
     proc = kip.run("old", [str(installed), "7000"], ports=("7000",))
@@ -61,6 +63,11 @@ def test_a_mapped_file_is_upgraded_under_a_sleeper(kip: Kip, installed: Path) ->
     proc.remove()
 
 
+# promise waking: a wake by traffic that fails is tried again, then starts cold, and says so
+# promise trouble: corrupt snapshot and a client that connects: cold start; the client's connection
+#   is lost, the generation is set aside
+# promise invariants: 5 a failed wake by traffic or timer deletes nothing
+# held by: this, `kip_snapshot::tests::what_could_not_be_restored_is_kept_aside`
 def test_a_client_finds_a_damaged_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """The wake is tried again, then the server starts cold on its newest files; the snapshot is kept and it is said."""
     server = servers.lighttpd()
@@ -91,6 +98,8 @@ def served(port: int) -> bool:
         return False
 
 
+# promise K7: the same: `kip-launch`, a CRIU helper that waits
+# held by: this, `tests/test_upgrade.py::test_idle_helpers_are_killed`
 def test_launcher_is_killed(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
     """Another takes its place; procs do not notice."""
     server = servers.lighttpd()
@@ -206,6 +215,11 @@ def file_of(place: Path, name: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
+# promise install: K12: new programs and another daemon: all four run the new files, under load no
+#   request fails, no sleeper wakes, no connection ends
+# held by: this, `kip_supervisor::outdated::tests::another_file_at_the_same_path_is_another`
+# promise install: hibernated procs, blocked or held, are parked before their pager is replaced; one
+#   that falls asleep and wakes all the while fails no request
 def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Path, tmp_path: Path) -> None:
     """Each part runs the new file; 0 failed requests, 0 wakes, 0 lost bytes. Twice."""
     place = tmp_path / "bin"
@@ -289,6 +303,8 @@ STAYS = ["--idle", "1h", "--park-after", "1h"]
 WRITES = "until test -e /srv/go; do sleep 0.05; done; echo written in the gap; touch /srv/done; exec sleep 1000000"
 
 
+# promise install: bytes, connections and datagrams that come for sleepers while there is no daemon
+#   arrive; what programs write meanwhile is in their logs, once
 def test_what_comes_while_there_is_no_daemon_arrives(fresh_kip: Callable[..., Kip], place: Path, tmp_path: Path) -> None:
     """Bytes on connections, new connections and datagrams for sleepers of each tier; and what a program writes is in its log."""
     (tmp_path / "store").mkdir()
@@ -350,6 +366,8 @@ while True:
 """
 
 
+# promise install: who cannot be parked counts as awake then, the reason is an event, and its memory
+#   is taken up by the next pager
 def test_who_cannot_be_parked_is_taken_up_by_the_next_pager(fresh_kip: Callable[..., Kip], place: Path) -> None:
     """It counts as awake then, and its memory is where it was."""
     kip = fresh_kip(program=place / "kip")
@@ -373,6 +391,12 @@ exec {real} "$@"
 """
 
 
+# promise install: the daemon killed at any step of replacing keeper or pager, a new keeper that
+#   does not start or dies at once: sleepers have their connections and memory, and no other process
+#   becomes keeper in between
+# held by: this, `crates/keeper/tests/succession.rs::a_successor_takes_everything_by_itself`,
+#   `crates/keeper/tests/succession.rs::whoever_fails_in_the_middle_of_a_succession_loses_nothing`,
+#   `crates/keeper/tests/succession.rs::nobody_comes_in_between_two_keepers`
 @pytest.mark.parametrize("where", ["supersede-pager", "in the middle", "supersede-keeper", "renewed"])
 def test_killed_while_residents_are_replaced(
     fresh_kip: Callable[..., Kip], installed: Path, place: Path, where: str
@@ -418,6 +442,8 @@ def test_killed_while_residents_are_replaced(
         client.close()
 
 
+# promise install: what a keeper holds of the pager's and the pager no longer has is dropped at the
+#   next start of a daemon
 def test_a_keeper_drops_what_the_pager_does_not_have(fresh_kip: Callable[..., Kip], installed: Path) -> None:
     """A new keeper may have taken over what was dropped at the last moment: the next daemon has that dropped, and nothing else."""
     kip = fresh_kip()
@@ -445,6 +471,12 @@ def test_a_keeper_drops_what_the_pager_does_not_have(fresh_kip: Callable[..., Ki
     client.close()
 
 
+# promise install: residents of another protocol are replaced with all they hold; memory that is out
+#   in an unknown form is left alone, and said
+# held by: this,
+#   `crates/keeper/tests/keeper.rs::a_keeper_of_another_protocol_is_superseded_with_all_it_holds`,
+#   `crates/keeper/tests/succession.rs::one_of_another_protocol_is_told_from_ours`,
+#   `kip_pager::slots::tests::a_map_of_another_form_is_found`
 def test_residents_of_another_version_are_replaced(fresh_kip: Callable[..., Kip], installed: Path) -> None:
     """Those that run are taken for such whose messages are others: nothing is lost of whoever sleeps in whatever way."""
     kip = fresh_kip()

@@ -69,6 +69,10 @@ def cold_starts(kip: Kip, name: str) -> list[str]:
 # What they are.
 
 
+# promise volumes: files and directories of the host, with the ids on the disk as ids inside,
+#   writable for every user inside as the modes say; what is missing below DST is made in the proc's
+#   own files
+# held by: this, `tests/test_volumes.py::test_volumes_in_volumes_and_the_order`
 def test_files_are_the_hosts_with_ids_as_they_are_inside(kip: Kip, host: Path) -> None:
     (host / "own").write_text("from the host")
     os.chown(host / "own", 33, 34)
@@ -88,6 +92,8 @@ def test_files_are_the_hosts_with_ids_as_they_are_inside(kip: Kip, host: Path) -
     assert not (kip.data / "procs/ids/upper/root/data/deep/er/made").exists()
 
 
+# promise volumes: no setuid, no devices, read-only if so wanted, after every kind of wake
+# held by: this, `kip_checkpoint::policy::tests::volumes_are_where_they_were_and_as_closed`
 def test_neither_setuid_nor_devices_nor_ways_out(kip: Kip, host: Path) -> None:
     (host / "ro").mkdir()
     shutil.copy("/usr/bin/id", host / "id")
@@ -149,6 +155,11 @@ def ask_or_none(proc: Proc, expression: str) -> list[object] | None:
         return None
 
 
+# promise volumes: a missing SRC, the data directory, `/proc`, `/sys`, `/dev`, `/usr`, two at one
+#   place, a file system without mappings of ids: one line
+# held by: this, `tests/test_volumes.py::test_a_file_system_without_mapping_is_named`,
+#   `kip_types::volume::tests::what_is_the_sandboxs_own_cannot_be_covered`,
+#   `kip_engine::volumes::tests::paths_are_resolved_and_kips_own_are_refused`
 def test_what_cannot_be_is_refused(kip: Kip, host: Path) -> None:
     (host / "file").write_text("")
     (host / "link").symlink_to(kip.data / "procs")
@@ -198,6 +209,8 @@ def test_volumes_in_volumes_and_the_order(kip: Kip, host: Path) -> None:
 # Named ones.
 
 
+# promise volumes: a name is a volume that Kip makes, keeps when the proc is removed, and deletes
+#   only when no proc has it
 def test_named_volumes_stay(kip: Kip) -> None:
     proc = lines(kip, "first", "kept:/data", "kept:/again:ro")
     ask(proc, "open('/data/x', 'w').write('kept' * 5000)")
@@ -217,6 +230,8 @@ def test_named_volumes_stay(kip: Kip) -> None:
     assert "there is no volume" in kip.refused("volume", "rm", "kept")
 
 
+# promise volumes: `kip inspect`, `kip why`, `kip snapshot show` name them
+# held by: this, `tests/test_volumes.py::test_archived_it_wakes_here_and_nowhere_else`
 def test_inspect_and_why_name_them(kip: Kip, host: Path) -> None:
     proc = lines(kip, "named", f"{host}:/data:ro", "seen:/seen")
     assert proc.inspect()["spec"]["volumes"][1:] == [
@@ -230,6 +245,7 @@ def test_inspect_and_why_name_them(kip: Kip, host: Path) -> None:
     assert "pinned by" in kip.cli("why", "named").stdout
 
 
+# promise volumes: several procs share one; one sleeps while another writes
 def test_two_procs_share_one(kip: Kip) -> None:
     """One writes while the other sleeps; the sleeper has the same file open, and goes on with it."""
     one, two = (lines(kip, name, "shared:/data") for name in ("one", "two"))
@@ -280,6 +296,8 @@ def check_use(proc: Proc, host: Path, times: int) -> None:
     assert (host / "log").read_text() == "line\n" * times
 
 
+# promise volumes: open files, shared mappings, locks and the working directory are there after
+#   hibernating, parking and waking by plan
 def test_open_files_mappings_and_locks(kip: Kip, host: Path) -> None:
     prepare(host)
     proc = lines(kip, "open", f"{host}:/data")
@@ -301,6 +319,7 @@ def test_open_files_mappings_and_locks(kip: Kip, host: Path) -> None:
     wait_for("it is there again", lambda: ask_or_none(proc, "os.path.getsize('/data/file')") == [19])
 
 
+# promise volumes: the same by CRIU, with a unix socket bound in it and a deleted file
 def test_by_criu_a_socket_and_a_deleted_file(kip: Kip, host: Path) -> None:
     """What is in no plan: a unix socket bound in a volume, and a file that is open and has no name any more."""
     prepare(host)
@@ -329,6 +348,8 @@ def test_by_criu_a_socket_and_a_deleted_file(kip: Kip, host: Path) -> None:
     assert sorted(p.name for p in host.iterdir()) == ["dir", "file", "log", "mapped", "socket"]
 
 
+# promise volumes: daemon and keeper killed, a reboot
+# held by: this, `tests/test_volumes.py::test_reboot`
 def test_killed_daemon_and_keeper(kip: Kip, host: Path) -> None:
     kip.expected += [r"WARN.*keeper"]
     prepare(host)
@@ -366,6 +387,8 @@ def test_reboot(fresh_kip: Callable[..., Kip], host: Path) -> None:
     assert not cold_starts(kip, "sleeper")
 
 
+# promise volumes: real servers
+# held by: this, `tests/test_volumes.py::test_postgres_in_a_volume`
 def test_redis_keeps_its_files_in_one(kip: Kip) -> None:
     server = servers.redis()
     command = ["/data" if word == "/tmp" else word for word in server.command] + ["--appendonly", "yes"]
@@ -451,6 +474,7 @@ def test_postgres_in_a_volume(kip: Kip) -> None:
 # What others do meanwhile.
 
 
+# promise volumes: what others write while it sleeps it sees as if it had run
 def test_what_happens_to_files_that_are_not_open_is_seen(kip: Kip, host: Path) -> None:
     web = servers.lighttpd()
     (host / "page.html").write_bytes(b"old")
@@ -467,6 +491,11 @@ def test_what_happens_to_files_that_are_not_open_is_seen(kip: Kip, host: Path) -
     assert proc.rebuilt() and not cold_starts(kip, "web")
 
 
+# promise volumes: a file that it has open and that is gone, replaced or cut, or that was changed
+#   where it alone could write: `kip wake` says which and changes nothing; for a client it starts
+#   cold, and tells
+# held by: this,
+#   `kip_engine::volumes::sleep::tests::what_somebody_else_did_to_a_file_counts_where_the_sleeper_alone_writes`
 @pytest.mark.parametrize("what", ["changed", "cut", "replaced", "gone"])
 def test_an_open_file_that_is_not_as_it_was_starts_it_cold(kip: Kip, host: Path, what: str) -> None:
     kip.expected += [CHANGED]
@@ -498,6 +527,8 @@ def test_an_open_file_that_is_not_as_it_was_starts_it_cold(kip: Kip, host: Path,
     assert ask(proc, "f.name") == ["/data/mapped"], "it is a proc like any other"
 
 
+# promise volumes: a whole volume that is not there: it says so, stays parked and wakes when it is
+#   there again
 def test_a_volume_that_is_not_there_is_waited_for(kip: Kip, host: Path) -> None:
     """A disk that is not mounted is no reason to forget what it was."""
     disk = host / "disk"
@@ -527,6 +558,10 @@ def test_a_volume_that_is_not_there_is_waited_for(kip: Kip, host: Path) -> None:
     proc.start()
 
 
+# promise volumes: links in SRC are resolved when the proc is made and refused later; DST is looked
+#   up within the proc's root
+# held by: this, `tests/test_volumes.py::test_links_inside_lead_nowhere_else`,
+#   `kip_sandbox::launch::volumes::tests::what_is_missing_is_made_below_the_root_whatever_links_say`
 def test_a_volume_that_became_a_link_is_refused(kip: Kip, host: Path) -> None:
     (host / "a").mkdir()
     proc = lines(kip, "linked", f"{host}/a:/data")
@@ -536,6 +571,7 @@ def test_a_volume_that_became_a_link_is_refused(kip: Kip, host: Path) -> None:
     assert "a symbolic link is in the path" in kip.refused("start", "linked")
 
 
+# promise volumes: who moves a directory above a volume cannot be put to sleep, and is told why
 def test_it_cannot_sleep_if_it_moves_its_volume(kip: Kip, host: Path) -> None:
     proc = lines(kip, "moves", f"{host}:/data/deep")
     ask(proc, "os.rename('/data', '/moved')")
@@ -549,6 +585,8 @@ def test_it_cannot_sleep_if_it_moves_its_volume(kip: Kip, host: Path) -> None:
 # The archive.
 
 
+# promise volumes: archived it wakes here; another data directory is told what it needs and where;
+#   nothing of its volumes is stored
 def test_archived_it_wakes_here_and_nowhere_else(fresh_kip: Callable[..., Kip], host: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()

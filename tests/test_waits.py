@@ -151,6 +151,17 @@ def run(kip: Kip, sequences: list[str], seconds: float) -> None:
     check(procs, control, seconds)
 
 
+# promise waking: every call with a time-out ends when it would have ended, whatever tiers it was in
+#   meanwhile: what counts is when it began
+# held by: this,
+#   `kip_pager::stop::tests::a_wait_whose_beginning_is_not_known_ends_when_its_timer_says`,
+#   `kip_sys::armed::tests::a_sleeping_thread_has_a_timer_that_is_gone_when_it_has_woken`,
+#   `tests/test_waits.py::test_a_sleep_does_not_begin_just_before_a_wait_ends`,
+#   `kip_supervisor::task::hibernate::tests::a_park_is_not_in_the_way_of_a_wait_that_ends`,
+#   `kip_sys::ends::tests::a_record_belongs_to_the_call_that_points_to_it`,
+#   `kip_sys::ends::tests::what_a_handler_has_written_over_is_no_record`,
+#   `kip_checkpoint::clocks::calls::tests::what_the_kernel_says_is_left_of_a_sleep_is_left`,
+#   `kip_checkpoint::clocks::calls::tests::absolute_time_outs_are_due_on_their_clocks`
 def test_every_wait_ends_on_time(kip: Kip) -> None:
     """Never early, and no later than 50 ms after a wait of the same kind without Kip at the same time."""
     run(kip, SHORT, 25)
@@ -209,6 +220,10 @@ while True:
 """
 
 
+# promise waking: an interval timer whose signal waits when the proc is put to sleep goes on
+# held by: this,
+#   `tests/test_expiries.py::test_nginx_with_timer_resolution_times_out_after_ten_sleeps`,
+#   `kip_checkpoint::clocks::timers::tests::a_timer_whose_signal_waits_is_armed`
 @pytest.mark.parametrize("tier", ["held", "by plan", "by CRIU"])
 def test_an_interval_timer_whose_signal_waits_goes_on(fresh_kip: Callable[..., Kip], tier: str) -> None:
     """While its signal waits the kernel says that nothing is left of it, and set to that it would be gone."""

@@ -82,11 +82,26 @@ def cycles(proc: Proc, server: servers.Server, count: int) -> None:
     steady.close()
 
 
+# promise K1: a client stays connected through sleeps and notices nothing
+# held by: this, `tests/test_postfix.py::test_session_lives_through_a_sleep`,
+#   `tests/test_redis.py::test_blocked_and_subscribed_clients`
+# promise parking: a parked proc has no process
+# held by: this (every test that parks checks it)
+# promise parking: one generation per sleep; older ones go
+# held by: this, `kip_snapshot::tests::unfinished_ones_are_swept_and_the_kept_one_stays`
+# promise waking: a new connection wakes, the trigger is told
+# held by: this, `tests/test_cli.py::test_shapes`
+# promise waking: lighttpd, nginx, redis, BIND, node, python, Go wake by plan, without CRIU
+# held by: this, `tests/test_redis.py::test_twenty_cycles`, `tests/test_bind.py::test_twenty_cycles`
+# promise servers: lighttpd, nginx with two workers, python http.server, node, Go: pages and a 700
+#   KB file; node and Go: a counter and a blob in memory
 def test_twenty_cycles(web: Proc, server: servers.Server) -> None:
     cycles(web, server, CYCLES)
     assert web.rebuilt()
 
 
+# promise waking: IPv6 does as IPv4
+# held by: this, `tests/test_bind.py::test_ipv6`
 def test_both_loopbacks(web: Proc, server: servers.Server) -> None:
     """IPv6 wakes as IPv4 does; http.server listens on IPv4 only."""
     if server.name == "python":
@@ -96,6 +111,8 @@ def test_both_loopbacks(web: Proc, server: servers.Server) -> None:
     assert http_get(port, "/page.html", host="::1") == servers.PAGE
 
 
+# promise waking: data on an established connection
+# held by: this, `tests/test_torture.py::test_a_line_in_pieces`
 def test_request_in_two_halves(web: Proc, server: servers.Server) -> None:
     """The first half comes before the sleep, the second half wakes it."""
     connection = Http(web.port())
@@ -106,6 +123,7 @@ def test_request_in_two_halves(web: Proc, server: servers.Server) -> None:
     assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(servers.PAGE), answer[:300]
 
 
+# promise waking: after the wake close sends FIN
 def test_close_sends_fin(web: Proc) -> None:
     """After a wake the sockets are the program's alone: when it closes a connection the client sees the end at once."""
     old = Http(web.port())
@@ -122,6 +140,7 @@ def test_close_sends_fin(web: Proc) -> None:
         connection.close()
 
 
+# promise waking: the peer's end or reset
 def test_client_that_leaves_while_parked(web: Proc) -> None:
     """A FIN and a reset that come to a sleeper are seen by the program; nothing else is disturbed."""
     port = web.port()
@@ -142,6 +161,8 @@ def listeners(proc: Proc) -> list[list[str]]:
     return sorted(line.split()[:5] for line in lines)
 
 
+# promise waking: backlog and options are as they were
+# held by: this, `tests/test_torture.py::test_twenty_cycles`
 def test_listeners_are_as_before(web: Proc, server: servers.Server) -> None:
     """Custody raises the backlog; after the wake it is the program's own again."""
     before = listeners(web)
@@ -150,6 +171,7 @@ def test_listeners_are_as_before(web: Proc, server: servers.Server) -> None:
     assert listeners(web) == before
 
 
+# promise waking: SO_REUSEADDR is kept: a restart inside binds again
 def test_restart_inside_binds_again(kip: Kip, tmp_path: Path) -> None:
     """A server that is restarted inside the proc, with old connections still about, gets its port: SO_REUSEADDR is kept."""
     server = servers.torture()
@@ -180,6 +202,9 @@ def test_workers_of_nginx(web: Proc, server: servers.Server) -> None:
     assert "GET /page.html" in web.logs(), "/dev/stdout is where the access log goes"
 
 
+# promise P6: a packet wakes; what comes early is held, never reset, never lost: connections
+# promise waking: 200 clients at the same instant to a parked python http.server are served within a
+#   second
 def test_two_hundred_at_once(kip: Kip, tmp_path: Path) -> None:
     """200 clients that connect to a parked python http.server, whose backlog is 5, before anything of it runs are all served within a
     second, and none has to knock twice. On a machine that is slower than that, no later than by the program when it is awake."""
@@ -202,6 +227,7 @@ def test_two_hundred_at_once(kip: Kip, tmp_path: Path) -> None:
     raise AssertionError(f"the last of 200 clients was served after so many s, and so many when it was awake: {times}")
 
 
+# promise parking: parks by itself after `--idle` and `--park-after`
 def test_parks_by_itself(kip: Kip, tmp_path: Path) -> None:
     """Idle for --idle and --park-after: parked; a request brings it back, and it parks again."""
     server = servers.lighttpd()
@@ -214,6 +240,7 @@ def test_parks_by_itself(kip: Kip, tmp_path: Path) -> None:
         assert time.monotonic() - asked > 0.7, "it parked before it was idle long enough"
 
 
+# promise parking: does not park while it is asked
 def test_does_not_park_while_busy(kip: Kip, tmp_path: Path) -> None:
     """Requests that come more often than the idle time keep it awake. Where the machine stalls between two of them they
     did not, and nothing was tested: then with a longer time."""
@@ -238,6 +265,8 @@ def test_does_not_park_while_busy(kip: Kip, tmp_path: Path) -> None:
     raise AssertionError("this machine stalls for seconds again and again")
 
 
+# promise waking: `wake=data`: a bare connect does not wake, the first byte does
+# held by: this, `crates/net/tests/sleep.rs::wake_on_data_sleeps_through_probes`
 def test_wakes_on_data_where_asked(kip: Kip, tmp_path: Path) -> None:
     """A port declared wake=data is not woken by a bare connect (a probe), but by the first byte."""
     server = servers.lighttpd()

@@ -25,6 +25,14 @@ from harness.wait import wait_for
 # why
 
 
+# promise K3: `kip why`: the socket, timer, thread, request or command that keeps a proc awake, or
+#   woke it; where each microsecond of the last wake went
+# held by: this, `tests/test_why_top.py::test_why_names_the_thread_that_works`,
+#   `tests/test_why_top.py::test_why_names_what_exec_runs`,
+#   `tests/test_why_top.py::test_why_keeps_nobody_awake_and_wakes_nobody`
+# promise command-line: why names the socket: both addresses, the client's own, bytes queued, age of
+#   the newest packet (whole seconds), who has it open
+# held by: this, `kip_worker::why::flows::tests::a_socket_s_flow_is_found_with_its_client_and_age`
 def test_why_names_the_connection(kip: Kip, tmp_path: Path) -> None:
     """The socket, its client's own port, what is queued, when the newest packet was, and who has it open."""
     server = servers.echo()
@@ -71,6 +79,11 @@ select.poll().poll(3600 * 1000)
 """
 
 
+# promise command-line: why names the thread: name, id inside, CPU in the last second
+# held by: this, `kip_worker::why::look::tests::the_thread_that_works_is_named`
+# promise command-line: why names timers that are set, and when they are due where the kernel tells
+#   that from outside
+# held by: this, `kip_worker::why::look::tests::timerfds_tell_what_is_left`
 def test_why_names_the_thread_that_works(kip: Kip) -> None:
     kip.run("hot", ["/usr/bin/python3", "-c", BURNER])
 
@@ -91,6 +104,7 @@ def test_why_names_the_thread_that_works(kip: Kip) -> None:
     assert 3_500_000 < poll["due_ms"] <= 3_600_000 and poll["tid"] == poll["program"]["pid"], poll
 
 
+# promise command-line: why names the programs of `kip exec`
 def test_why_names_what_exec_runs(kip: Kip) -> None:
     kip.run("shell", ["sleep", "1000"])
     words = [kip.program, "--data", kip.data, "exec", "shell", "--", "sh", "-c", "sleep 1234; true"]
@@ -104,6 +118,8 @@ def test_why_names_what_exec_runs(kip: Kip) -> None:
             running.wait(10)
 
 
+# promise command-line: why tells what woke it last and each step in microseconds; asking keeps no
+#   proc awake and wakes none
 def test_why_keeps_nobody_awake_and_wakes_nobody(kip: Kip, tmp_path: Path) -> None:
     """Asked all the time, a proc falls asleep as if nobody asked, with a client connected; then it sleeps on."""
     server = servers.echo()
@@ -131,6 +147,7 @@ time.sleep(3600)
 """
 
 
+# promise K3: what stood in the way of a sleep, and when
 def test_why_tells_when_a_sleep_was_refused(kip: Kip) -> None:
     proc = kip.run("stuck", ["/usr/bin/python3", "-c", UNPARKABLE])
     wait_for("it has its descriptor", lambda: "descriptor" in proc.logs(), 30)
@@ -145,6 +162,10 @@ def test_why_tells_when_a_sleep_was_refused(kip: Kip) -> None:
 # top
 
 
+# promise command-line: top: a line for each proc, sorted by tier and memory; sums; memory saved;
+#   `--once`, `--json`, without a terminal
+# held by: this, `kip_cli::top::look::tests::procs_are_sorted_and_summed_by_tier`,
+#   `kip_cli::top::look::tests::cpu_is_what_was_used_between`
 def test_top_once(kip: Kip) -> None:
     """A line for each proc with its tier; sleepers have given memory back."""
     awake = kip.run("awake", ["sleep", "1000"], flags=["--idle", "1h"])
@@ -172,6 +193,10 @@ def test_top_once(kip: Kip) -> None:
     assert awake.state == "running" and asleep.state == "parked", "looking wakes nobody"
 
 
+# promise command-line: top fits the terminal, follows its size, respects NO_COLOR, ends on `q` and
+#   Ctrl-C and leaves the terminal as it was
+# held by: this, `kip_cli::top::layout::tests::triggers_are_cut_and_then_names`,
+#   `kip_cli::top::layout::tests::what_does_not_fit_is_counted`
 @pytest.mark.parametrize("colour", [True, False])
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
 def test_top_gives_the_terminal_back(kip: Kip, key: bytes, colour: bool) -> None:
@@ -214,6 +239,7 @@ def test_top_gives_the_terminal_back(kip: Kip, key: bytes, colour: bool) -> None
     os.close(theirs)
 
 
+# promise K3: why a hibernated proc that ticks is not parked, and which of its threads ticks
 def test_why_says_that_a_sleeper_ticks_in_place(kip: Kip) -> None:
     """A web server of Python looks twice a second whether it is to end: its ticks do not wake it, and it is not parked for them."""
     flags = ["--idle", "1h", "--park-after", "1h"]

@@ -144,6 +144,7 @@ mod tests {
         assert_eq!(shown.len(), text.lines().count());
     }
 
+    // promise workspace: a skip is not counted as a pass
     #[test]
     fn a_printed_skip_is_no_pass_and_other_output_of_successes_is_hidden() {
         let text = "running 3 tests\n\nsuccesses:\n\n---- a stdout ----\nskipped: no root\nskipped: really\n\n\
@@ -164,6 +165,7 @@ mod tests {
         assert_eq!(follow(Cargo::default(), text).1, ["failures:", "---- b stdout ----", "panicked"]);
     }
 
+    // promise workspace: tests are counted whether one pytest worker runs them or several
     #[test]
     fn pytest_summaries_are_read() {
         let last = |text| follow(Pytest::default(), text).0;

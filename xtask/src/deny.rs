@@ -151,6 +151,7 @@ mod tests {
         assert_eq!(too_new(&[own, old, new]), ["b 1.0.0 needs Rust 1.100, rust-version promises 1.85"]);
     }
 
+    // promise workspace: dependencies have allowed licences, one version, one source
     #[test]
     fn each_breach_is_named() {
         let registry = Some("registry+https://registry");

@@ -165,6 +165,8 @@ mod tests {
         }
     }
 
+    // promise workspace: dependencies between crates point one way
+    // held by: this, `xtask::edges::tests::the_table_has_no_cycle`
     #[test]
     fn down_is_allowed_and_up_is_not() {
         let types = package(TYPES, &[]);

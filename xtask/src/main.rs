@@ -1,6 +1,6 @@
-//! `cargo xtask check` and `cargo xtask test`: what CI runs.
+//! `cargo xtask check` and `cargo xtask test`, which CI runs, and `cargo xtask spec`.
 //!
-//! Parses the command line and hands over to [`check`] and [`suite`]. Never changes a file of the project.
+//! Parses the command line and hands over to [`check`], [`suite`] and [`spec`]. Never changes a file of the project but the index of promises.
 #![forbid(unsafe_code)]
 
 mod binaries;
@@ -11,6 +11,7 @@ mod deny;
 mod edges;
 mod licence;
 mod metadata;
+mod spec;
 mod steps;
 mod suite;
 mod tidy;
@@ -21,13 +22,15 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask check [STEP..]    checks: fmt clippy dependencies advisories edges tidy scripts docs (default: all)
-       cargo xtask test [STAGE..]    stages: build check cargo system measures soak (default: all but soak)";
+       cargo xtask test [STAGE..]    stages: build check cargo system measures soak (default: all but soak)
+       cargo xtask spec              writes docs/promises.md from the promises at the tests";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.split_first() {
         Some((command, rest)) if command == "check" => root().and_then(|root| check::run(&root, rest)),
         Some((command, rest)) if command == "test" => root().and_then(|root| suite::run(&root, rest)),
+        Some((command, [])) if command == "spec" => root().and_then(|root| write_index(&root)),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -41,6 +44,16 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Writes the index of promises; false if one of them is wrong.
+fn write_index(root: &Path) -> anyhow::Result<bool> {
+    let (text, wrong) = spec::index(&tidy::files(root)?);
+    wrong.iter().for_each(|line| eprintln!("{line}"));
+    if wrong.is_empty() {
+        std::fs::write(root.join(spec::INDEX), text).context(spec::INDEX)?;
+    }
+    Ok(wrong.is_empty())
 }
 
 /// The workspace's directory.

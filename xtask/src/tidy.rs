@@ -7,6 +7,7 @@ mod documents;
 mod source;
 mod words;
 
+use crate::spec;
 use crate::steps::Outcome;
 use anyhow::Context;
 use std::path::Path;
@@ -45,6 +46,7 @@ pub fn run(root: &Path) -> anyhow::Result<Outcome> {
     let mut findings: Vec<String> = files.iter().flat_map(source::findings).collect();
     findings.extend(files.iter().flat_map(words::findings));
     findings.extend(documents::findings(&files, &|path| root.join(path).exists()));
+    findings.extend(spec::findings(&files));
     findings.sort();
     Ok(if findings.is_empty() { Outcome::Passed(format!("{} files", files.len())) } else { Outcome::of(&findings) })
 }

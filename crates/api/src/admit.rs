@@ -251,6 +251,7 @@ mod tests {
         assert_eq!(left.left_open, LeftOpen::default());
     }
 
+    // promise invariants: 8 realms are checked at the edge
     #[test]
     fn refuses_what_cannot_work() {
         assert!(refused(r#"{"spec":{"name":"a","command":[]}}"#).contains("no command"));
@@ -278,6 +279,7 @@ mod tests {
         assert!(refused(&probed).contains("host port 8080 is asked for twice"));
     }
 
+    // promise command-line: a proc without a name gets the lowest free number
     #[test]
     fn a_name_gets_the_lowest_free_number() {
         let name = |s: &str| s.parse::<ProcName>().unwrap();

@@ -140,6 +140,7 @@ mod tests {
         DataLock::take(&data, None).unwrap();
     }
 
+    // promise invariants: 9 the data directory is closed
     #[test]
     fn new_directories_are_closed_and_open_to_a_group_only_to_pass() {
         let dir = tempfile::tempdir().unwrap();

@@ -99,6 +99,9 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixStream;
 
+    // promise command-line: access by a socket with file permissions, `--group`
+    // held by: this, `kip_api::socket::tests::a_group_may_be_let_in`,
+    //   `tests/test_cli.py::test_no_root`
     #[tokio::test]
     async fn replaces_a_dead_daemons_file_closed_to_others() {
         let dir = tempfile::tempdir().unwrap();

@@ -232,6 +232,7 @@ async fn what_is_left_open_is_filled_in() {
     assert_eq!((refused.code, refused.message.as_str()), (Code::Taken, "tcp port 8080 is taken"));
 }
 
+// promise command-line: an operation goes on when its client leaves
 #[tokio::test]
 async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
     let (_dir, served, client) = start().await;

@@ -5,6 +5,9 @@ mod fake;
 
 use serde_json::Value;
 
+// promise api: `docs/api/openapi.json` is what the code says, and every field and parameter is
+//   described
+// held by: this, `crates/api/tests/openapi.rs::every_field_and_every_parameter_is_described`
 #[test]
 fn the_document_that_is_checked_in_is_that_of_the_code() {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api/openapi.json")).unwrap();

@@ -214,6 +214,10 @@ mod tests {
         }
     }
 
+    // promise backup: a flipped bit, a cut or an addition anywhere, and a wrong passphrase or key,
+    //   are one line, and nothing is left
+    // held by: this, `kip_archive::backup::tests::it_opens_with_what_closed_it_only`,
+    //   `tests/test_backup.py::test_what_cannot_be_is_one_line`
     #[test]
     fn a_flipped_bit_a_cut_and_an_addition_are_found() {
         let sealed = made(&[1; 5000]);

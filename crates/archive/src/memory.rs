@@ -459,6 +459,7 @@ mod tests {
     use kip_snapshot::pages::Expected;
     use proptest::prelude::*;
 
+    // promise archive: what a set doubts as a whole is not in the front if it is in a pack
     #[test]
     fn what_is_doubted_as_a_whole_is_left_out() {
         let page = |number: u64, held_back| Expected { address: number * PAGE as u64, confirmed: 1, held_back };

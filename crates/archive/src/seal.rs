@@ -378,6 +378,10 @@ mod tests {
         assert_eq!(Header::peek(&[0; HEADER]), Err(OpenError::NotOurs));
     }
 
+    // promise format: a destroyed key is not called damage; keys rotate and travel wrapped
+    // held by: this,
+    //   `kip_archive::pack::tests::packs_of_an_older_key_still_open_and_of_a_destroyed_one_say_so`,
+    //   `kip_archive::keys::wrap::tests::keys_travel_under_a_key_or_a_passphrase`
     #[test]
     fn a_destroyed_key_is_not_called_damage() {
         let mut keys = ring("blue");

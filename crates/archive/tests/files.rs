@@ -180,6 +180,10 @@ fn two() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (dir, from, to)
 }
 
+// promise format: files come back exactly: deletions, owners, modes, times, xattrs, links, holes,
+//   devices
+// held by: this, `crates/archive/tests/files.rs::random_directories_come_back`; on a mounted
+//   overlay `tests/test_adopt.py::test_a_web_server_with_its_files`
 #[test]
 fn everything_comes_back_exactly() {
     let (_dir, from, to) = two();
@@ -195,6 +199,10 @@ fn everything_comes_back_exactly() {
     assert_eq!(differences(&from, &to).unwrap().len(), 1, "a difference would be seen");
 }
 
+// promise format: unchanged files are neither read nor stored again; the needed come first
+// held by: this,
+//   `crates/archive/tests/files.rs::a_name_that_a_file_gets_elsewhere_is_no_change_where_that_is_said`,
+//   `crates/archive/tests/files.rs::what_is_needed_first_comes_first`
 #[test]
 fn what_is_known_is_neither_read_nor_stored_again() {
     let (_dir, from, to) = two();
@@ -330,6 +338,13 @@ fn whiteouts_of_the_machines_root_become_the_procs_own() {
     assert_eq!((found.rdev(), found.uid(), found.gid(), found.nlink()), (0, 300_000, 300_000, 2));
 }
 
+// promise format: a proc's files are its own: devices of the machine, foreign owners, attributes
+//   that were not checked are refused by name, when archived and when restored; no more is written
+//   than is allowed
+// held by: this, `crates/archive/tests/files.rs::owners_move_to_another_block_of_ids`,
+//   `crates/archive/tests/files.rs::whiteouts_of_the_machines_root_become_the_procs_own`,
+//   `crates/archive/tests/files.rs::no_more_is_written_than_is_allowed`,
+//   `kip_archive::files::rules::tests::what_is_listed_is_allowed_and_nothing_else`
 #[test]
 fn devices_of_the_machine_and_what_is_bound_to_it_are_not_taken_along() {
     let (_dir, from, to) = two();
@@ -447,6 +462,7 @@ fn a_long_way_down_is_no_trouble() {
     assert_eq!(back.tree, archived.tree);
 }
 
+// promise format: a hostile list of files makes nothing outside
 #[test]
 fn a_hostile_list_of_files_makes_nothing_outside() {
     let (_dir, from, to) = two();

@@ -77,6 +77,7 @@ fn check(dir: &Path) {
     assert_eq!(block(place)[..6], *b"hello\n");
 }
 
+// promise format: every format version that there was is still read
 #[test]
 fn every_version_is_still_read() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");

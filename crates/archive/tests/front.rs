@@ -142,6 +142,9 @@ fn check(made: &Made, events: Vec<Event>) {
 }
 
 proptest! {
+    // promise format: a front is read as a stream in any pieces; its beginning is a summary
+    // held by: this,
+    //   `crates/archive/tests/front.rs::every_piece_size_gives_the_same_and_a_summary_needs_the_beginning_only`
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn any_front_is_read_back_in_any_pieces(
@@ -210,6 +213,9 @@ fn each_part_is_told_of_as_soon_as_it_is_there() {
     assert_eq!(reader.push(cut).unwrap().last(), Some(&Event::Eager));
 }
 
+// promise format: a flipped bit, a cut, an addition anywhere is found
+// held by: this, `kip_archive::pack::tests::every_flipped_bit_and_every_cut_is_found`,
+//   `kip_archive::stream::tests::flipped_bits_cuts_additions_and_moved_chunks_are_found`
 #[test]
 fn every_flipped_bit_every_cut_and_every_addition_is_found() {
     let made = small();
@@ -226,6 +232,9 @@ fn every_flipped_bit_every_cut_and_every_addition_is_found() {
     assert!(matches!(read(&made, &longer, &[1 << 20]), Err(OpenError::Trailing { .. })));
 }
 
+// promise format: what is another realm's, proc's or generation's is refused by name
+// held by: this, `kip_archive::pack::tests::blocks_that_were_moved_or_are_anothers_are_refused`,
+//   `kip_archive::seal::tests::each_thing_that_is_not_as_expected_has_its_own_word`
 #[test]
 fn a_front_opens_for_its_own_proc_and_generation_only() {
     let made = small();

@@ -207,6 +207,9 @@ fn key(ino: u64) -> Option<FileKey> {
 }
 
 proptest! {
+    // promise format: memory comes back as it was, over generations; zeros, duplicates and what the
+    //   parent has are not stored again
+    // held by: this, `crates/archive/tests/memory.rs::every_generation_stays_whole`
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn memory_comes_back_as_it_was(
@@ -291,6 +294,7 @@ fn noise(seed: u64, pages: usize) -> Vec<u8> {
     (0..pages * PAGE / 8).map(word).flat_map(u64::to_le_bytes).collect()
 }
 
+// promise format: a wake that wrote 1% of 64 MB uploads at most 1.5 MB
 #[test]
 fn a_wake_that_wrote_a_hundredth_uploads_little() {
     const PAGES: usize = 64 << 20 >> 12;
@@ -351,6 +355,7 @@ fn a_page_table_of_300_mb_is_small() {
     assert_eq!(done.archived.table.pages(), u64::from(PAGES));
 }
 
+// promise format: pages that were never fetched are taken over unread
 #[test]
 fn what_was_never_fetched_stays_where_it_is() {
     let files = [noise(4, 100)];
@@ -424,6 +429,10 @@ fn what_was_never_fetched_stays_where_it_is() {
     assert!(refused.to_string().starts_with("page 2 of pages-0.img was never fetched"), "{refused}");
 }
 
+// promise format: zeros that were written over a file's pages come back as zeros; shared memory
+//   comes back; what cannot wait for a fault is in the front, and told of before the sets
+// held by: this, `crates/archive/tests/front.rs::each_part_is_told_of_as_soon_as_it_is_there`,
+//   `kip_archive::front::read::tests::pages_come_once_and_as_the_table_says`
 #[test]
 fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     let at = |page: u64| page * PAGE as u64;
@@ -483,6 +492,11 @@ fn zeros_in_mappings_of_files_and_pages_that_cannot_wait_come_back() {
     assert!(refused.to_string().ends_with("cannot be left in its pack: fetch it first"), "{refused}");
 }
 
+// promise format: what lies in packs that may go, or that another key opens than that which seals
+//   now, is stored again; a pack that was not stored ends the archiving
+// held by: this,
+//   `crates/archive/tests/memory.rs::packs_of_another_key_than_that_of_now_are_not_used`,
+//   `crates/archive/tests/memory.rs::nothing_is_stored_after_a_pack_was_lost`
 #[test]
 fn packs_that_may_not_be_used_are_not_used() {
     let files = [noise(3, 40)];

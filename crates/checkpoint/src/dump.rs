@@ -280,6 +280,7 @@ mod tests {
         }
     }
 
+    // promise waking: when a thread was interrupted, CRIU's log says
     #[test]
     fn the_log_tells_when_threads_stood_still() {
         let lines = "(00.000001) Seized task 7, state 1\n(00.000002) \tSeizing 7's 8 thread\n(00.000005) Collected 7 in 1 state\n\

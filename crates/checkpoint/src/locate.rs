@@ -271,6 +271,10 @@ mod tests {
         assert_eq!(CriuVersion { major: 4, minor: 2, patch: 0 }.to_string(), "4.2");
     }
 
+    // promise commands: CRIU: `--criu`, then the private prefix, then PATH; 4.2 or newer
+    // held by: this,
+    //   `kip_checkpoint::locate::tests::the_private_prefix_is_preferred_and_started_by_its_own_loader`,
+    //   `kip_checkpoint::locate::tests::path_is_searched_in_order_and_too_old_ones_are_passed_over`
     #[test]
     fn explicit_is_the_only_one_asked() {
         let scratch = Scratch::new("explicit");

@@ -155,6 +155,10 @@ impl Subject {
     }
 }
 
+// promise waking: registers arrive whole; the restorer leaves no mapping behind; a crash before the
+//   end leaves no half-made tree
+// held by: this, `kip_checkpoint::resume::tests::what_cannot_be_finished_dies`,
+//   `tests/test_recovery.py::test_killed_at_step`
 #[test]
 fn everything_arrives_and_the_program_goes_on() {
     let mut subject = Subject::start(2);

@@ -382,6 +382,8 @@ mod tests {
         assert_eq!(names, ["b", "a"]);
     }
 
+    // promise files: services are named on the command line as the file has them, or by their
+    //   proc's name; a further name that two have is refused
     #[test]
     fn services_are_named_as_the_file_names_them() {
         let service = |name: &str, more: &str| format!("  {name}:\n    image: x\n{more}");

@@ -305,6 +305,8 @@ mod tests {
         assert!(!run_request(&["--prefetch", "off", "--", "true"]).spec.timing.prefetch);
     }
 
+    // promise command-line: flags and what is left to the daemon
+    // held by: this, `kip_cli::args::tests::what_is_not_said_is_left_to_the_daemon`
     #[test]
     fn run_takes_every_flag() {
         let request = run_request(&[

@@ -165,6 +165,7 @@ mod tests {
         );
     }
 
+    // promise commands: `kip doctor` says of each lack what it costs and how to mend it
     #[test]
     fn every_check_of_this_machine_says_what_a_lack_costs_and_how_to_mend_it() {
         let options = DoctorOptions { data: std::env::temp_dir().join("kip-doctor-absent"), criu: None, json: false };

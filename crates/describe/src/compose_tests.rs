@@ -75,6 +75,9 @@ volumes:
   cache:
 "#;
 
+// promise files: `logging` of a Compose file: `max-size` and `max-file`; what Kip's logs cannot is
+//   told and taken as near as they can
+// held by: this, `kip_describe::compose::tests::a_log_is_limited_as_near_as_kip_can`
 #[test]
 fn services_are_procs() {
     let document = parse(SHOP).unwrap();
@@ -244,6 +247,7 @@ fn a_project_is_called_as_compose_has_it() {
     assert!(named("name: My Shop", None, None).unwrap_err().contains(":1:7: \"My Shop\" is no name of a project"));
 }
 
+// promise files: `x-kip` has the keys of a `kip.toml` in their forms, for a service or for all
 #[test]
 fn keys_of_kip_are_those_of_a_kip_toml() {
     let spec = |kips: &str| parse(kips).unwrap().procs[0].request.spec.clone();
@@ -258,6 +262,7 @@ fn keys_of_kip_are_those_of_a_kip_toml() {
     assert_eq!(told, ["/srv/shop/compose.yaml:1:9: x-kip has no key idel: did you mean idle?"]);
 }
 
+// promise files: `deploy.restart_policy` goes before `restart`
 #[test]
 fn how_often_it_is_started_again() {
     let policy = |service: &str| {

@@ -63,6 +63,10 @@ publish-all = true
 pull = "never"
 "#;
 
+// promise files: every flag of `kip run` is a key; the schema is generated, and the example of the
+//   documents runs
+// held by: this, `kip_describe::file::tests::the_schema_is_the_one_that_is_checked_in`,
+//   `tests/test_apply.py::test_the_example_of_the_documents`
 #[test]
 fn every_key_is_read() {
     let document = parse(FULL).unwrap();

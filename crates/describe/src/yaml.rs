@@ -282,6 +282,14 @@ mod tests {
         assert_eq!(load(Path::new("f"), "").unwrap().value, Value::Null);
     }
 
+    // promise files: no key of a Compose file is passed over: what has no effect is told, also
+    //   within others, as lacking or as a mistake; so are variables without a value; an external
+    //   volume has to be there
+    // held by: this, `kip_describe::compose::tests::what_kip_lacks_is_named_and_weighed`,
+    //   `kip_describe::compose::tests::mistakes_are_told_with_their_place`,
+    //   `kip_describe::compose::tests::volumes_of_others_are_known`,
+    //   `tests/test_apply.py::test_what_compose_asks_for_and_kip_lacks_is_refused`,
+    //   `kip_describe::environ::tests::environment_files`
     #[test]
     fn what_nobody_asked_for_is_known() {
         let yaml = "a: {b: 1, c: 2, x-d: 3}\ne: {f: 1}\ng: [{h: 1, i: 2}]\nk: 1\n";

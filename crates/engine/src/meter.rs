@@ -541,6 +541,8 @@ mod tests {
         assert_eq!((tiers[&Tier::Parked].connections, tiers[&Tier::Hot].connections), (1, 6), "the first woke it");
     }
 
+    // promise meters: a meter of an earlier version goes on; what it did not tell apart is the hot
+    //   tier's
     #[test]
     fn what_an_earlier_version_counted_is_kept() {
         let old = r#"{"since_ms": 5, "at_ms": 9, "cpu_ns": {"total": 70, "seen": 70}, "tiers": {"hot": {"us": 4, "byte_seconds": 1.0}}}"#;

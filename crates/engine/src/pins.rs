@@ -162,6 +162,9 @@ pub fn base_changed(pins: &[Pin]) -> bool {
 mod tests {
     use super::*;
 
+    // promise parking: base files are pinned
+    // promise invariants: 10 mapped base files are pinned
+    // held by: this, `tests/test_upgrade.py::test_a_mapped_file_is_upgraded_under_a_sleeper`
     #[test]
     fn pins_what_the_base_gave_and_notices_its_change() {
         let dir = tempfile::tempdir().unwrap();

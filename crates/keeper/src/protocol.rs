@@ -204,6 +204,8 @@ mod tests {
         }
     }
 
+    // promise install: what every protocol has to understand stays as it is written
+    // held by: this, `kip_pager::protocol::tests::what_every_version_understands_never_changes`
     /// Other versions say these as they are written here.
     #[test]
     fn what_every_version_understands_never_changes() {

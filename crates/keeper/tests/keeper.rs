@@ -212,6 +212,8 @@ fn only_quit_ends_it() {
     assert_eq!(home.keeper().found(), Found::Started);
 }
 
+// promise recovery: the keeper does a request wholly or not at all; nothing a client sends ends it
+// held by: this, `crates/keeper/tests/keeper.rs::malformed_messages_are_refused_and_do_no_harm`
 #[test]
 fn a_client_that_dies_in_the_middle_changes_nothing() {
     let home = Home::new();

@@ -245,6 +245,9 @@ mod tests {
         (made, saved)
     }
 
+    // promise recovery: listeners and UDP sockets are made anew with their options and addresses
+    // held by: this, `kip_net::renewal::tests::datagrams_come_and_go_as_before`,
+    //   `kip_net::renewal::tests::own_addresses_move_and_no_others`
     #[test]
     fn a_listener_listens_where_it_did_with_its_options() {
         for at in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {

@@ -94,6 +94,8 @@ fn published_ports_are_reached_from_everywhere() {
     });
 }
 
+// promise P14: private addresses behind NAT
+// held by: this, `tests/test_ports.py::test_program_reaches_the_outside`
 #[test]
 fn procs_reach_nothing_else_of_the_host_or_of_other_realms() {
     on_machine(|machine| {
@@ -248,6 +250,7 @@ fn bound_to_eth0_does_not_reach(to: &str) {
     }
 }
 
+// promise recovery: rules of dead procs go, those of live ones never do
 #[test]
 fn rules_are_recovered_and_leave_nothing_behind() {
     on_machine(|machine| {
@@ -361,6 +364,7 @@ fn forwarding_settings() -> String {
     all.lines().filter(|l| l.contains("forwarding") || l.contains("localnet")).collect::<Vec<_>>().join("\n")
 }
 
+// promise sandbox: forwarding settings of the machine are put back
 #[test]
 fn the_last_instance_puts_forwarding_back() {
     on_machine(|machine| {
@@ -376,6 +380,8 @@ fn the_last_instance_puts_forwarding_back() {
     });
 }
 
+// promise sandbox: an interface that comes after the start is forwarded from once a default route
+//   leads there, within 5 s
 #[test]
 fn an_interface_that_comes_later_is_forwarded_from() {
     on_machine(|machine| {
@@ -401,6 +407,8 @@ fn an_interface_that_comes_later_is_forwarded_from() {
     });
 }
 
+// promise sandbox: several data directories side by side
+// held by: this (rules only)
 #[test]
 fn two_instances_stand_side_by_side() {
     on_machine(|machine| {
@@ -448,6 +456,7 @@ fn a_namespace_carries_packets_as_soon_as_it_is_taken() {
     });
 }
 
+// promise sandbox: network namespaces come from a pool
 #[test]
 fn a_pool_makes_what_is_announced() {
     on_machine(|_| {

@@ -59,6 +59,8 @@ fn options(mut saved: SavedOptions) -> SavedOptions {
     saved
 }
 
+// promise parking: listening and established sockets live on with backlog and buffers raised
+// held by: this, `crates/net/tests/sleep.rs::a_connection_is_held_through_a_dump`
 #[test]
 fn a_listener_takes_two_hundred_at_once() {
     on_machine(|_| {
@@ -150,6 +152,7 @@ fn a_connection_is_held_through_a_dump() {
     });
 }
 
+// promise parking: bytes of a connection that is over are read after a sleep
 #[test]
 fn bytes_of_a_connection_that_is_over_are_read_after_a_dump() {
     on_machine(|_| {
@@ -193,6 +196,7 @@ fn bytes_of_a_connection_that_is_over_are_read_after_a_dump() {
     });
 }
 
+// promise parking: a connection that is only being made wakes when it is there
 #[test]
 fn a_connection_that_is_being_made_wakes_when_it_is_there() {
     on_machine(|_| {
@@ -218,6 +222,7 @@ fn a_connection_that_is_being_made_wakes_when_it_is_there() {
     });
 }
 
+// promise parking: UDP sockets the same
 #[test]
 fn datagrams_queue_in_custody() {
     on_machine(|_| {
@@ -270,6 +275,9 @@ fn nothing(watch: &WakePoll<u32>, patience: Duration) {
     }
 }
 
+// promise K2: wakes by TCP, UDP, timer, API
+// held by: this, `tests/test_torture.py::test_datagram_wakes`,
+//   `tests/test_timers.py::test_wakes_for_it`, `tests/test_torture.py::test_wake_by_exec`
 #[test]
 fn procs_wake_for_what_is_new() {
     on_machine(|_| {
@@ -325,6 +333,7 @@ fn procs_wake_for_what_is_new() {
     });
 }
 
+// promise waking: room to write
 #[test]
 fn a_full_connection_wakes_when_there_is_room() {
     on_machine(|_| {
@@ -421,6 +430,7 @@ fn wake_on_data_sleeps_through_probes() {
     });
 }
 
+// promise K10: health probes do not keep a proc awake: connect and close, reset, closed port
 #[test]
 fn probes_are_no_activity_and_requests_are() {
     on_machine(|_| {

@@ -61,6 +61,9 @@ impl Streams {
 mod tests {
     use super::*;
 
+    // promise hibernation: faults that follow each other, up or down, bring more and more pages
+    // held by: this,
+    //   `kip_pager::slots::tests::pages_before_one_are_those_whose_slots_follow_each_other`
     #[test]
     fn faults_that_follow_each_other_bring_more_and_others_do_not() {
         let mut streams = Streams::default();

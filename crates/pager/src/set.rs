@@ -328,6 +328,9 @@ mod tests {
         assert!(useful.iter().all(|p| set.contains(p)));
     }
 
+    // promise P9: what is of no use falls out at the next sleep, or within 32 if it once was
+    // held by: this, `kip_pager::set::tests::pages_of_no_use_fall_out_and_others_stay`,
+    //   `kip_pager::set::tests::a_set_of_another_use_is_held_back_at_once`
     #[test]
     fn neighbours_that_nobody_touches_fall_out_soon() {
         let mut history = History::new(Predictor::LastUse);

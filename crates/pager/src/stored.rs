@@ -539,6 +539,8 @@ mod tests {
         assert_eq!(next, count);
     }
 
+    // promise hibernation: a working set that was damaged, on the disk or in the page cache, is not
+    //   installed
     #[test]
     fn a_damaged_block_is_not_handed_over() {
         let dir = tempfile::tempdir().unwrap();

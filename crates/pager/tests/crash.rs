@@ -120,6 +120,7 @@ fn round(number: u64, letters: &str) {
     torture.good("cwdc");
 }
 
+// promise hibernation: a pager that is killed costs no byte, another takes up
 #[test]
 fn a_killed_pager_costs_no_byte() {
     for number in 0..30 {
@@ -127,6 +128,10 @@ fn a_killed_pager_costs_no_byte() {
     }
 }
 
+// promise hibernation: a hibernation whose pager is killed or stopped, or fails, at any step leaves
+//   the program as it was, but where its memory is being dropped: there the pager's death is the
+//   program's
+// held by: this, `kip_sys::inject::tests::where_it_must_not_survive_it_does_not`
 /// A hibernation that fails at any of its steps, in each way, costs the program nothing: it goes on, and sleeps the next time.
 /// Where its memory is just being dropped, and only there, the pager's death is its own.
 #[test]

@@ -12,6 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+// promise H4: memory comes back by faults, or by one read of the working set
+// held by: this, `crates/pager/tests/real.rs::all_comes_back_with_sets`
+// promise hibernation: every page is as it was: brought back by faults only, by sets in memory, in
+//   the page cache, on disk
+// held by: this, `crates/pager/tests/real.rs::all_comes_back_with_sets`
 #[test]
 fn all_comes_back_by_faults() {
     let mut torture = Torture::start(&[]);
@@ -49,6 +54,9 @@ fn all_comes_back_with_sets() {
     }
 }
 
+// promise hibernation: processes held at their calls, trees, children forked while their parent was
+//   out
+// held by: this, `crates/pager/tests/real.rs::children_sleep_with_their_parents`
 #[test]
 fn held_processes_come_back_complete() {
     let mut torture = Torture::start(&["threads"]);
@@ -69,6 +77,8 @@ fn held_processes_come_back_complete() {
     torture.good("io");
 }
 
+// promise hibernation: a program that is at work, or gets something to do, while it is put to sleep
+//   is awake at once, with its set, and counts as woken; a call that begins anew wakes no proc
 /// What the kernel reads for calls that begin anew is no wake; whoever has something to do when he is let go is awake at once,
 /// with his set, and not asleep with much of his memory.
 #[test]
@@ -109,6 +119,7 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
     torture.good("io");
 }
 
+// promise hibernation: no thread sees EINTR
 #[test]
 fn no_thread_sees_eintr() {
     let mut torture = Torture::start(&["threads"]);
@@ -121,6 +132,8 @@ fn no_thread_sees_eintr() {
     torture.good("io");
 }
 
+// promise hibernation: mremap, munmap, madvise, brk, exec while out; random sequences
+// held by: this, `crates/pager/tests/real.rs::random_sequences_lose_nothing`
 #[test]
 fn what_the_program_does_to_its_mappings_is_followed() {
     let mut torture = Torture::start(&[]);
@@ -152,6 +165,8 @@ fn children_sleep_with_their_parents() {
     assert!(rig.proc.swap().used() < used * 2, "what neither has written is there once");
 }
 
+// promise hibernation: a child that is forked while all memory comes back has all of its own, and
+//   its service
 /// Between the last look for children and the end of all service.
 #[test]
 fn nobody_is_left_without_service_who_is_born_while_all_comes_back() {
@@ -169,6 +184,8 @@ fn nobody_is_left_without_service_who_is_born_while_all_comes_back() {
     }
 }
 
+// promise hibernation: user, mount and pid namespaces of its own, ids without privilege, a filter
+//   that kills
 #[test]
 fn a_sandbox_that_forbids_all_of_it_is_no_obstacle() {
     let user = ["-U", "-m", "-p", "-f", "--map-user=65534", "--kill-child"];

@@ -8,6 +8,8 @@ use rig::{Rig, Torture, built, stopped};
 use std::os::unix::fs::FileExt as _;
 use std::process::Command;
 
+// promise hibernation: a thread that is stopped in a critical section of rseq(2) goes on at its
+//   abort address
 #[test]
 fn a_section_that_is_broken_off_is_aborted() {
     let end = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -154,6 +154,9 @@ mod tests {
         assert_eq!((exact.at_ns, exact.tick), (101 * SECOND, false));
     }
 
+    // promise waking: where memory is short ticks are at most ten seconds late, procs that tick are
+    //   parked last
+    // held by: this, `kip_supervisor::relief::choice::tests::a_proc_that_ticks_goes_last`
     #[test]
     fn where_memory_is_short_ticks_are_at_most_ten_seconds_late() {
         let late = next_wake(&clocks(&[(101, Some(1))]), 60_000, (Ticks::Late, 9), SECOND).unwrap();

@@ -131,6 +131,8 @@ fn a_removal_that_was_cut_short_is_finished() {
     assert_eq!(records.read_spec::<u32>(&name("web")).unwrap(), 2);
 }
 
+// promise recovery: records: a crash leaves the old state or the new one
+// held by: this, `kip_records::record_tests::a_removal_that_was_cut_short_is_finished`
 #[test]
 fn a_state_that_was_half_written_is_not_read() {
     let scratch = Scratch::new();
@@ -146,6 +148,7 @@ fn a_state_that_was_half_written_is_not_read() {
     assert!(!directory.join(STATE_NEW).exists());
 }
 
+// promise recovery: a record that cannot be read is named and left alone
 #[test]
 fn damage_is_reported_with_its_path() {
     let scratch = Scratch::new();
@@ -181,6 +184,8 @@ fn strangers_are_told_and_left_alone() {
     assert_eq!(scratch.entries(), [".hidden", "Not-A-Proc"]);
 }
 
+// promise trouble: disk full at the very write of a state record
+// held by: this (the record); the task that meets it: untested
 #[test]
 fn a_full_disk_leaves_the_old_state() {
     if !in_own_mounts("a_full_disk_leaves_the_old_state", "mount -t tmpfs -o size=256k none /mnt") {

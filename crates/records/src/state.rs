@@ -135,6 +135,7 @@ impl Record {
 mod tests {
     use super::*;
 
+    // promise life: the row begins anew after 10 s
     #[test]
     fn a_run_of_ten_seconds_begins_the_row_anew() {
         let hot = State::Hot { init: 7, init_started: 1, generation: Generation(0) };

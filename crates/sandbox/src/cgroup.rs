@@ -543,6 +543,7 @@ fn held(stat: &str, v2: bool) -> u64 {
 mod tests {
     use super::*;
 
+    // promise pressure: page cache that can be taken back is not use
     #[test]
     fn what_can_be_taken_back_is_not_held() {
         let v1 = "cache 900\nrss 10\ntotal_cache 9000\ntotal_rss 100\ntotal_rss_huge 50\ntotal_shmem 20\n\
@@ -562,6 +563,7 @@ mod tests {
 45 41 0:34 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 ";
 
+    // promise sandbox: v1, hybrid and v2 are told apart
     #[test]
     fn modes_are_told_apart() {
         let hybrid = Cgroups::from_mountinfo(HYBRID, |_| String::new()).unwrap();

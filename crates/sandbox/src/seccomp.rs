@@ -185,6 +185,10 @@ mod tests {
     use super::*;
     use rustix::io::Errno;
 
+    // promise archive: who was started under an earlier system call filter of Kip's still wakes
+    //   from the store
+    // held by: this, `kip_checkpoint::policy::tests::more_rights_are_refused`,
+    //   `tests/test_policy.py::test_what_programs_have_is_allowed`
     #[test]
     fn the_filter_of_now_is_the_last_of_those_that_are_known() {
         assert!(
@@ -221,6 +225,10 @@ mod tests {
         }
     }
 
+    // promise sandbox: seccomp: each call has its verdict; io_uring is refused and programs fall
+    //   back
+    // held by: this, `crates/sandbox/tests/sandbox.rs::dangerous_calls_are_refused`,
+    //   `tests/test_mariadb.py::test_fell_back_from_io_uring`
     #[test]
     fn every_call_gets_its_verdict() {
         let program = filter();

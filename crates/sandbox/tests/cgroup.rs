@@ -9,6 +9,9 @@ use kip_types::lifecycle::Exit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+// promise sandbox: cgroup limits on a hybrid machine
+// held by: this, `crates/sandbox/tests/cgroup.rs::the_number_of_processes_is_limited`,
+//   `crates/sandbox/tests/cgroup.rs::cpu_time_is_limited_and_counted`
 #[test]
 fn a_program_beyond_its_memory_is_killed() {
     let place = Place::with(&Limits { memory_bytes: Some(24 << 20), ..Limits::default() });

@@ -120,6 +120,9 @@ fn a_restorer_is_pid_1_with_every_capability() {
     restored.end();
 }
 
+// promise waking: the restorer has the sandbox's own user namespace and nothing of the host's
+// held by: this,
+//   `crates/sandbox/tests/restore.rs::namespaces_are_those_given_and_the_new_ones_belong_to_the_user_namespace`
 #[test]
 fn it_finds_the_mounts_of_a_start_and_nothing_of_the_host_or_the_launcher() {
     let before = harness::host_mounts();

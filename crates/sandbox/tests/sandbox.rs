@@ -10,6 +10,8 @@ use std::io::Read as _;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 
+// promise P14: namespaces, ids, capabilities, seccomp
+// held by: this, `tests/test_sandbox.py::test_red_team_gets_nothing`
 #[test]
 fn ids_capabilities_and_filters_are_as_promised() {
     let (out, exit) = Place::new().sh(
@@ -40,6 +42,8 @@ fn ids_capabilities_and_filters_are_as_promised() {
     assert!(out.ends_with("boxed\nboxed /root /\n"), "{out}");
 }
 
+// promise sandbox: nothing of the host is to be seen but the allowlist
+// held by: this, `kip_sandbox::base::tests::only_public_files_on_the_list_are_copied`
 #[test]
 fn nothing_of_the_host_is_to_be_seen() {
     let secret = tempfile::NamedTempFile::new().unwrap();
@@ -68,6 +72,8 @@ fn nothing_of_the_host_is_to_be_seen() {
     assert!(!mounts.contains(&data) && !mounts.contains("tmpfs /"), "no path or filesystem of the host: {mounts}");
 }
 
+// promise sandbox: user, pid, mount, uts, ipc and network namespaces; few mounts, none in the
+//   host's namespace
 #[test]
 fn mounts_are_few_and_can_be_checkpointed() {
     let before = harness::host_mounts();
@@ -156,6 +162,7 @@ except OSError as e: print('chroot', e)
     assert_eq!(out, wanted);
 }
 
+// promise sandbox: masked paths of /proc
 #[test]
 fn masked_paths_are_empty() {
     let paths = kip_sandbox::launch::MASKED.join(" ");

@@ -247,6 +247,10 @@ mod tests {
         assert_eq!(without(&runs, &[run(0, 100, 9, 0)]), []);
     }
 
+    // promise parking: pages that stayed out are taken over, by link where most of a file is
+    //   needed, and never if they are damaged
+    // held by: this, `kip_snapshot::carry::tests::what_has_been_written_anew_is_cut_out`,
+    //   `kip_snapshot::carry::tests::a_damaged_page_is_not_carried`
     #[test]
     fn files_that_are_mostly_needed_are_linked_and_others_are_copied() {
         let dir = tempfile::tempdir().unwrap();

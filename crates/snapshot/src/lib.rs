@@ -394,6 +394,7 @@ mod tests {
         (path, manifest)
     }
 
+    // promise parking: a generation is complete and read back, every flipped bit is found
     #[test]
     fn a_sealed_generation_verifies_and_every_flipped_bit_is_found() {
         let dir = tempfile::tempdir().unwrap();
@@ -411,6 +412,8 @@ mod tests {
         assert!(matches!(verify(&path, &manifest.parts), Err(SnapshotError::Io { .. })));
     }
 
+    // promise parking: of one that is archived nothing is left but empty files, of which its copy
+    //   is made
     #[test]
     fn one_that_is_elsewhere_leaves_only_empty_files_and_its_copy_is_made_of_them() {
         let dir = tempfile::tempdir().unwrap();

@@ -350,6 +350,8 @@ mod tests {
         map
     }
 
+    // promise parking: where each page lies and its checksum are recorded; every flipped bit of
+    //   that is found
     #[test]
     fn it_is_read_back_and_every_flipped_bit_is_found() {
         let dir = tempfile::tempdir().unwrap();

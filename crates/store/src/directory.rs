@@ -321,6 +321,7 @@ mod tests {
         slow.await.unwrap();
     }
 
+    // promise stores: work that panics is an error of the operation
     #[tokio::test]
     async fn work_that_panics_is_an_error_and_no_panic() {
         let dir = tempfile::tempdir().unwrap();

@@ -285,6 +285,7 @@ impl Relief {
 mod tests {
     use super::*;
 
+    // promise pressure: a proc that cannot sleep is asked less and less
     #[test]
     fn who_refuses_is_asked_less_and_less() {
         let now = Instant::now();

@@ -447,6 +447,9 @@ mod tests {
         assert!(child.wait().unwrap().success());
     }
 
+    // promise hibernation: a thread that makes calls for the pager gets back to its own, with its
+    //   mask, when the pager ends at any moment of one, and when a call does not return in time
+    // held by: this, `kip_sys::inject::tests::a_call_that_is_not_begun_in_time_is_not_made`
     /// The tracer's end at every moment of a call: before it, where it begins, in it (it is still to run when the tracer ends),
     /// and after it. Each time the thread must be back in its read, with its own mask.
     #[test]

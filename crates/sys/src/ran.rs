@@ -165,6 +165,9 @@ mod tests {
         assert_eq!(last_cpu(&format!("7 (a) b) S {}", fields.join(" "))), Some(39));
     }
 
+    // promise waking: since when a thread waits is known although time is taken from its processor
+    //   meanwhile
+    // held by: this, `kip_sys::ran::tests::reads_what_was_taken_from_each_cpu`
     #[test]
     fn what_is_taken_after_a_visit_does_not_count() {
         let mut visits = VecDeque::from([(1_000, 100), (2_000, 150), (3_000, 450)]);

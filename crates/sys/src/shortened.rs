@@ -182,6 +182,8 @@ mod tests {
     use super::*;
     use std::net::UdpSocket;
 
+    // promise waking: a time-out that is a socket's option is short for one call only
+    // held by: this, `tests/test_timers.py::test_wakes_for_it`
     #[test]
     fn a_socket_s_time_out_is_short_for_one_call() {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();

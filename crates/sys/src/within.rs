@@ -37,6 +37,8 @@ mod tests {
     use std::fs::{self, File};
     use std::sync::atomic::{AtomicBool, Ordering};
 
+    // promise volumes: what is renamed or mounted elsewhere on the machine disturbs no lookup
+    //   within a root
     #[test]
     fn what_is_renamed_elsewhere_disturbs_nobody() {
         let dir = tempfile::tempdir().unwrap();

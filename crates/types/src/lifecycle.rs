@@ -349,6 +349,7 @@ mod tests {
     }
 
     proptest! {
+        // promise invariants: 5 generations only grow; a parked proc has one
         /// Whatever happens, the generation a proc can wake from never goes back while it lives, a parked proc has
         /// one, and only an end (stop, exit) loses it.
         #[test]

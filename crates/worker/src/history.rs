@@ -58,6 +58,7 @@ pub(crate) fn look(handles: &[Handle]) -> HistorySample {
 mod tests {
     use super::*;
 
+    // promise api: the last hour, a look each ten seconds
     #[test]
     fn an_hour_is_kept() {
         let history = History::default();

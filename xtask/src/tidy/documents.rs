@@ -10,7 +10,8 @@ use super::File;
 const TOP_LEVEL: [&str; 8] = ["crates/", "xtask/", "tests/", "bench/", "scripts/", "docs/", ".ci/", "sdk/"];
 
 /// The most bytes of a document that is to be read at one sitting.
-const SHORT: [(&str, usize); 3] = [("README.md", 8 << 10), ("ARCHITECTURE.md", 12 << 10), ("STYLE.md", 6 << 10)];
+const SHORT: [(&str, usize); 4] =
+    [("README.md", 8 << 10), ("ARCHITECTURE.md", 12 << 10), ("SPECIFICATION.md", 12 << 10), ("STYLE.md", 6 << 10)];
 
 /// What the documents name and the project does not have, and what is too long. `exists` answers for a path relative to the workspace.
 pub fn findings(files: &[File], exists: &dyn Fn(&str) -> bool) -> Vec<String> {
@@ -134,6 +135,7 @@ mod tests {
         assert_eq!(look("docs/tour.md", "[pool](../crates/net/src/pool.rs)"), Vec::<String>::new());
     }
 
+    // promise workspace: documents name only what exists
     #[test]
     fn what_is_not_there_is_named_with_its_line() {
         assert_eq!(look("README.md", "x\n[gone](docs/gone.md)"), ["README.md:2: docs/gone.md does not exist"]);

@@ -300,6 +300,9 @@ mod tests {
         FrontWriter::begin_within(most, &keys, ProcId([1; 16]), manifest)
     }
 
+    // promise format: what would not be read again is not written
+    // held by: this, `kip_archive::head::tests::a_head_keeps_no_more_than_can_be_read`,
+    //   `kip_archive::pack::tests::a_pack_never_outgrows_one_request`
     #[test]
     fn what_would_not_be_read_is_not_written() {
         let told = begun(100, &manifest()).unwrap_err().to_string();

@@ -348,6 +348,10 @@ fn mixed() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
+    // promise format: collection never takes what a writer or a live generation refers to, fronts
+    //   and packs; the wait counts from when it was written down
+    // held by: this, `kip_archive::gc::tests::the_wait_counts_from_when_candidates_were_stored`,
+    //   `kip_archive::gc::tests::who_is_late_does_not_publish`
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_live_generation_loses_a_pack_or_its_front(steps in mixed()) {
@@ -385,6 +389,8 @@ fn what_was_removed_goes_front_and_packs() {
     assert_eq!((world.deleted.len(), world.stored.len()), (2, 0));
 }
 
+// promise format: what a stale owner writes late replaces nothing, and is collected
+// held by: this, `kip_archive::names::tests::every_name_is_read_as_it_is_written`
 #[test]
 fn a_late_front_of_a_fenced_owner_is_garbage_and_hurts_nobody() {
     let mut world = World::default();

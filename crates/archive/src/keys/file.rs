@@ -353,6 +353,11 @@ mod tests {
         assert_eq!(left, *ring.encode(), "nothing of it was touched");
     }
 
+    // promise format: saving keys loses none that is on the disk, another writer's neither; what
+    //   one destroyed stays destroyed
+    // held by: this,
+    //   `kip_archive::keys::file::tests::a_new_ring_is_on_the_disk_first_and_never_in_anothers_place`,
+    //   `kip_archive::keys::file::tests::what_a_crash_left_is_taken_over_before_it_is_overwritten`
     #[test]
     fn two_writers_keep_each_others_keys_and_what_one_destroyed_is_destroyed() {
         let dir = tempfile::tempdir().unwrap();

@@ -481,6 +481,7 @@ mod tests {
         }
     }
 
+    // promise waking: a select(2) that goes on tells the program what is left
     /// What the program goes by after a select is what the kernel has written to the program's own time-out.
     #[test]
     fn a_select_keeps_its_own_time_out() {

@@ -157,6 +157,9 @@ fn parents_that_lead_no_session_cannot_both_have_children_of_one_without_a_leade
     made_again(&tree(&[(1, 0, 1, 1), (2, 1, 2, 2), (3, 1, 3, 3), (9, 2, 8, 8), (11, 3, 8, 8)]));
 }
 
+// promise waking: any tree that forks, sessions, groups and ends can leave is made again as it was,
+//   or refused
+// held by: this, `kip_checkpoint::plan::family::tests::what_daemons_and_shells_leave`
 /// Histories by chance. Whatever is said to be possible comes out as it was; nearly all is possible.
 #[test]
 fn any_history_is_made_again_or_refused() {

@@ -304,6 +304,7 @@ mod tests {
         long.await;
     }
 
+    // promise pressure: wakes begin in the order in which they were asked for
     #[tokio::test]
     async fn first_come_first_served() {
         let (pressure, need) = pressure(1000);

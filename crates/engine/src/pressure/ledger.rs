@@ -78,6 +78,10 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    // promise pressure: what was promised counts until it has arrived and no longer; where it comes
+    //   by faults, for half a second
+    // held by: this,
+    //   `kip_engine::pressure::ledger::tests::what_comes_by_faults_is_expected_for_a_while`
     #[test]
     fn promises_count_until_they_are_measured() {
         let (mut ledger, now) = (Ledger::default(), Instant::now());

@@ -193,6 +193,7 @@ mod tests {
         assert!(MemoryMarks::new(None, None, None).unwrap().whole_machine);
     }
 
+    // promise pressure: without `--memory` the limit is the machine's memory less a reserve
     #[test]
     fn a_part_is_left_to_others() {
         let marks = MemoryMarks::of(MACHINE, None, 90, None).unwrap();

@@ -182,6 +182,10 @@ fn the_wait_is_kept_and_the_removed_lose_everything_but_their_head() {
     assert_eq!(head.state, HeadState::Removed);
 }
 
+// promise snapshots: one collects at a time; nothing is deleted if any head or front cannot be
+//   read, but for those whose key was destroyed
+// held by: this, `kip_archive::gc::record::tests::one_collects_at_a_time`; destroyed keys:
+//   `kip_offload::archive::snapshot_tests::destroyed_keys_keep_nobody_from_collecting`
 #[test]
 fn one_collects_at_a_time_and_only_if_all_can_be_read() {
     let lab = Lab::new();

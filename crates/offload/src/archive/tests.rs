@@ -302,6 +302,10 @@ fn what_the_cache_has_is_not_fetched() {
     assert_eq!(wake(), (0, false, true));
 }
 
+// promise archive: one data directory at a time may wake a proc; one that lost it can neither wake,
+//   store nor remove it
+// held by: this, `tests/test_adopt.py::test_redis_with_its_data_and_the_fence`,
+//   `tests/test_adopt.py::test_traffic_finds_the_fence`
 /// Of two data directories with the same keys the one that adopts a proc has it; the other can do nothing any more.
 #[test]
 fn whoever_adopts_it_has_it() {
@@ -338,6 +342,10 @@ fn whoever_adopts_it_has_it() {
     assert!(matches!(runtime.block_on(b.adopt(proc, second)), Err(HeadFailure::Other { .. })));
 }
 
+// promise archive: a wake begins before all of its front has come: the sets follow, and are
+//   installed as they come; what breaks off is read again, and told if it is damaged
+// held by: this, `kip_pager::stored::tests::a_set_that_comes_is_read_as_it_comes_in_order_of_need`;
+//   through the tier all of `tests/test_archive.py`
 /// The rest of a front that broke off comes once somebody needs it; one that is damaged is told as that.
 #[test]
 fn a_front_that_breaks_off_is_read_again() {
@@ -381,6 +389,7 @@ fn a_front_that_breaks_off_is_read_again() {
     }
 }
 
+// promise K5: what a proc was in the store is forgotten whole then
 #[test]
 fn what_a_proc_was_in_the_store_is_forgotten_whole() {
     for (parted, word) in [(Archive::forget as fn(&Path) -> io::Result<()>, ENDED), (Archive::set_aside, ASIDE)] {

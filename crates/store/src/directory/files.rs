@@ -540,6 +540,13 @@ mod tests {
         Key::new(text).unwrap()
     }
 
+    // promise stores: in a directory every name up to its root is durable, whichever process made
+    //   it; what may not stay is called unknown; a rename or link that is reported as failed though
+    //   it was done counts
+    // held by: this,
+    //   `kip_store::directory::files::tests::what_is_in_its_place_but_not_surely_for_good_is_unknown`,
+    //   `kip_store::directory::files::tests::a_step_that_was_done_though_an_error_says_otherwise_counts`;
+    //   on NFS: untested
     #[test]
     fn every_name_up_to_the_root_is_made_durable_whoever_made_it() {
         let (dir, root) = root(noted);
@@ -599,6 +606,8 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
+    // promise stores: a directory on a file system whose locks do not exclude is found out
+    // held by: untested: the machine of the tests has none; the words: this
     #[test]
     fn locks_that_do_not_exist_are_named() {
         let (_dir, root) = root(sync_above);

@@ -206,6 +206,10 @@ async fn counters_tell_who_did_what(store: &Store) {
     assert!(mine.first_byte.median.is_some());
 }
 
+// promise stores: the same contract in a directory, in a bucket of a real S3 server, behind a
+//   network that loses, cuts and refuses
+// held by: this, `crates/store/tests/suite/contract.rs::an_s3_bucket_holds_the_contract`,
+//   `crates/store/tests/suite/contract.rs::a_bucket_behind_a_bad_network_holds_the_contract`
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_holds_the_contract() {
     let dir = tempfile::tempdir().unwrap();

@@ -176,6 +176,9 @@ async fn a_lock_that_nobody_lets_go_of_is_named() {
     store.swap_reference(&key("head"), None, "x".into()).await.unwrap();
 }
 
+// promise stores: what dead processes left in a directory is removed, and nothing else; deleting
+//   waits for who swaps
+// held by: this, `crates/store/tests/suite/directory.rs::a_lock_that_nobody_lets_go_of_is_named`
 #[tokio::test]
 async fn what_dead_processes_left_is_removed_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();

@@ -36,6 +36,11 @@ async fn scene(length: usize, settings: Settings) -> Option<Scene> {
     Some(Scene { gateway, proxy, store, key, bytes })
 }
 
+// promise stores: what passes is tried again, what stays is not; a stream that breaks goes on where
+//   it was, never from another object
+// held by: this, `crates/store/tests/suite/faults.rs::what_stays_is_not_tried_again`,
+//   `crates/store/tests/suite/faults.rs::a_stream_that_breaks_goes_on_where_it_was`,
+//   `crates/store/tests/suite/faults.rs::the_rest_is_never_taken_from_another_object`
 #[tokio::test(flavor = "multi_thread")]
 async fn what_passes_is_tried_again_and_counted() {
     let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(5000, settings()).await else { return };
@@ -54,6 +59,11 @@ async fn what_passes_is_tried_again_and_counted() {
     assert_eq!((store.counters().resumes, store.counters().hedges), (0, 0));
 }
 
+// promise stores: wrong credentials, missing bucket, clock skew, unreachable, missing object, full
+//   or read-only disk: one line that names it, also where S3's answer has no room for a reason
+// held by: this, `crates/store/tests/suite/faults.rs::a_real_server_refuses_in_clear_words`,
+//   `crates/store/tests/suite/faults.rs::a_store_that_is_not_there_is_named`,
+//   `crates/store/tests/suite/directory.rs::a_full_and_a_read_only_disk_are_named`
 #[tokio::test(flavor = "multi_thread")]
 async fn what_stays_is_not_tried_again() {
     let Some(Scene { proxy, store, key, gateway: _gateway, .. }) = scene(10, settings()).await else { return };
@@ -197,6 +207,7 @@ async fn a_bit_that_turned_on_the_way_is_left_to_those_above() {
     assert_eq!(wrong, [500]);
 }
 
+// promise stores: a slow first byte is asked for again
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_first_byte_is_asked_for_again() {
     let Some(Scene { proxy, store, key, bytes, gateway: _gateway, .. }) = scene(5000, keen()).await else { return };
@@ -270,6 +281,9 @@ async fn parts_are_tried_again_one_by_one() {
     assert_eq!(gateway.unfinished_uploads(), 0);
 }
 
+// promise stores: an upload that fails or is dropped leaves the object as it was
+// held by: this, `crates/store/tests/suite/faults.rs::an_upload_that_is_dropped_is_aborted`,
+//   `crates/store/tests/suite/directory.rs::a_process_that_is_killed_while_it_writes_leaves_no_half_object`
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_that_fails_is_aborted_and_the_object_is_as_it_was() {
     let Some(Scene { gateway, proxy, store, key, bytes }) = scene(1000, settings()).await else { return };

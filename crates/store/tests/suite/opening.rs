@@ -29,6 +29,10 @@ fn again(test: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
+// promise stores: credentials come from the environment, a profile of the AWS tools, or the
+//   machine's role, in this order; a profile that cannot be used is named
+// held by: this, `crates/store/tests/suite/opening.rs::credentials_come_from_a_profile`,
+//   `crates/store/tests/suite/opening.rs::credentials_come_from_the_machine`
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_come_from_the_environment() {
     if let Ok(url) = std::env::var(URL) {
@@ -185,6 +189,7 @@ fn a_store_that_was_left_out_of_the_build_is_said_so() {
     }
 }
 
+// promise stores: TLS to those who are trusted only
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_is_spoken_to_those_who_are_trusted_only() {
     if let Ok(url) = std::env::var(URL) {

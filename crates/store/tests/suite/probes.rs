@@ -114,6 +114,10 @@ async fn stores_that_hold_references_pass_and_keep_nothing() {
     assert_eq!(keys(&store, None).await, Vec::<String>::new());
 }
 
+// promise stores: a store that ignores If-Match or If-None-Match is found out before it is used
+// held by: this,
+//   `crates/store/tests/suite/probes.rs::stores_that_hold_references_pass_and_keep_nothing`,
+//   `crates/store/tests/suite/probes.rs::a_store_that_cannot_be_asked_is_not_called_unfit`
 #[tokio::test(flavor = "multi_thread")]
 async fn stores_that_ignore_a_condition_are_named() {
     for (ignores, words) in [

@@ -71,6 +71,12 @@ async fn was_the_other_process() -> bool {
     true
 }
 
+// promise stores: one writer wins each version of a reference; an answer that was lost is not
+//   guessed, nor is a refusal from a machine between
+// held by: this, `crates/store/tests/suite/races.rs::in_a_bucket`,
+//   `crates/store/tests/suite/lost_answers.rs::the_own_value_is_recognised`,
+//   `crates/store/tests/suite/lost_answers.rs::what_cannot_be_known_is_said`,
+//   `crates/store/tests/suite/lost_answers.rs::a_503_after_which_the_condition_fails_may_have_been_a_success`
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_directory() {
     if was_the_other_process().await {

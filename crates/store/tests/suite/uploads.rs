@@ -10,6 +10,12 @@ fn put(seen: &Seen) -> bool {
     seen.is("PUT")
 }
 
+// promise stores: a slow way up is no trouble, one on which nothing moves is
+// held by: this,
+//   `crates/store/tests/suite/uploads.rs::a_way_up_on_which_nothing_moves_is_given_up`,
+//   `kip_store::wire::sending::tests::patience_starts_anew_with_every_piece_and_ends_with_the_total`;
+//   of an answer:
+//   `crates/store/tests/suite/uploads.rs::an_answer_may_take_long_as_long_as_it_moves`
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_way_up_is_no_trouble() {
     let Some(gateway) = Gateway::start().await else { return };
@@ -66,6 +72,10 @@ async fn write_in_pieces(store: &Store, bytes: &bytes::Bytes) -> Result<(), PutE
     writer.finish().await
 }
 
+// promise stores: an object is written while it is made: one request up to two parts, then parts
+//   that go up early; an end that was not heard of is recognised
+// held by: this, `crates/store/tests/suite/uploads.rs::pieces_over_a_bad_network`,
+//   `crates/store/tests/suite/directory.rs::a_file_that_is_being_written_is_gone_with_its_writer`
 #[tokio::test(flavor = "multi_thread")]
 async fn few_bytes_are_one_request_and_many_are_parts_that_go_up_early() {
     let Some(gateway) = Gateway::start().await else { return };

@@ -207,6 +207,8 @@ mod tests {
         assert!(!reaches(&[], 0));
     }
 
+    // promise pressure: a proc that was woken just now sleeps last; cheaper steps down go first
+    // held by: this, `kip_supervisor::relief::choice::tests::cheaper_steps_go_first`
     #[test]
     fn who_was_woken_just_now_goes_last() {
         let all = [fresh("new", 9, 9), fresh("older", 2, 60), proc("never-slept", 5)];

@@ -514,6 +514,10 @@ mod tests {
     use super::*;
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
+    // promise archive: where no time was set, after 10 minutes, but not to a directory, and not
+    //   while a connection is open
+    // held by: this,
+    //   `kip_supervisor::task::archive::tests::who_listens_has_no_connection_and_who_was_connected_to_has_one`
     #[test]
     fn by_itself_it_goes_to_a_store_elsewhere_or_when_somebody_has_said_when() {
         let (unsaid, said) = (Timing::default(), Timing { archive_by_default: false, ..Timing::default() });
