@@ -4,7 +4,7 @@ CARGO ?= cargo
 # Go and Rust where their own installers put them.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: build demo test soak bench install uninstall deb setup clean help
+.PHONY: build demo test quick test-loaded soak bench install uninstall deb setup clean help
 
 build: ## build kip, kip-keeper and kip-launch into target/release (the default)
 	@scripts/setup build
@@ -18,6 +18,14 @@ demo: ## the main job in half a minute: a web server parks, a page request bring
 test: ## every check and every test; what CI runs
 	@scripts/setup
 	$(CARGO) xtask test
+
+quick: ## once built in four minutes: build, checks, unit tests, a proc through each tier
+	@scripts/setup
+	$(CARGO) xtask test build check units smoke
+
+test-loaded: ## the same as test, with two busy threads beside the tests
+	@scripts/setup
+	$(CARGO) xtask test --loaded
 
 soak: ## the long runs: many cycles, many procs, faults at every step
 	@scripts/setup
@@ -54,4 +62,4 @@ clean: ## remove what was built
 	rm -rf .kip
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

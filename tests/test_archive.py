@@ -32,6 +32,7 @@ def archive(proc: Proc) -> None:
 #   as it was
 # held by: this, `tests/test_archive.py::test_much_memory`, `tests/test_archive.py::test_torture`,
 #   `kip_offload::archive::tests::a_generation_comes_back_from_a_store`
+@pytest.mark.smoke
 def test_a_web_server(archiving: Kip, tmp_path: Path) -> None:
     server = servers.lighttpd()
     tar = server.tarball(tmp_path)

@@ -331,6 +331,7 @@ def test_why_of_a_sleeper_and_of_the_awake(kip: Kip, web: Proc) -> None:
 
 # promise waking: `kip wake`, `kip exec`
 # held by: this, `tests/test_torture.py::test_wake_by_exec`
+@pytest.mark.smoke
 def test_sleep_and_wake_twice(kip: Kip, web: Proc) -> None:
     """Both are done when they return, and doing what is done is not an error."""
     first = web.sleep()

@@ -297,6 +297,7 @@ def test_a_ticker_is_not_parked_by_itself(kip: Kip, tmp_path: Path) -> None:
 
 # promise hibernation: it sinks by itself: idle, then parked
 # held by: this, `tests/test_hibernate.py::test_hibernation_can_be_off`
+@pytest.mark.smoke
 def test_sinks_by_itself(kip: Kip, tmp_path: Path) -> None:
     """Idle: hibernated; that long after: parked. A request brings it back from either."""
     server = servers.lighttpd()
@@ -363,6 +364,7 @@ def test_inspect_and_why(kip: Kip, tmp_path: Path) -> None:
     assert wake["from"] == "hibernated" and {"install"} <= {step["name"] for step in wake["steps"]}
 
 
+@pytest.mark.smoke
 def test_exec_wakes(kip: Kip, tmp_path: Path) -> None:
     proc = run(kip, servers.lighttpd(), tmp_path)
     proc.hibernate()

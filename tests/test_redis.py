@@ -90,6 +90,7 @@ def test_background_save_after_a_wake(redis: Proc) -> None:
     assert client.ask("DBSIZE") >= KEYS
 
 
+@pytest.mark.smoke
 def test_blocked_and_subscribed_clients(redis: Proc) -> None:
     """Clients that wait for the server (BLPOP, SUBSCRIBE) wait through the sleep and get what they wait for."""
     port = redis.port()

@@ -102,6 +102,7 @@ def test_new_memory_is_kept(torture: Proc) -> None:
 
 
 # promise waking: a datagram
+@pytest.mark.smoke
 def test_datagram_wakes(torture: Proc) -> None:
     port = torture.port(proto="udp")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:

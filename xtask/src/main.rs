@@ -22,7 +22,8 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask check [STEP..]    checks: fmt clippy dependencies advisories edges tidy scripts docs (default: all)
-       cargo xtask test [STAGE..]    stages: build check cargo system measures soak (default: all but soak)
+       cargo xtask test [--loaded] [STAGE..]    stages: build check units cargo smoke system measures soak
+                                     (default: build check cargo system measures); --loaded: beside two busy threads
        cargo xtask spec              writes docs/promises.md from the promises at the tests";
 
 fn main() -> ExitCode {

@@ -12,9 +12,16 @@ use anyhow::Context;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const STAGES: [&str; 6] = ["build", "check", "cargo", "system", "measures", "soak"];
+const STAGES: [&str; 8] = ["build", "check", "units", "cargo", "smoke", "system", "measures", "soak"];
+/// Stages that run only if they are named: others have their tests, or they take hours.
+const ON_REQUEST: [&str; 3] = ["units", "smoke", "soak"];
+/// Runs busy threads beside the tests, [`LOAD`] of them.
+const LOADED: &str = "--loaded";
+const LOAD: usize = 2;
 /// Workers of pytest. One more than CI's machine has processors: tests wait for the disk and for time-outs half of the time.
 const WORKERS: &str = "3";
 
@@ -26,16 +33,47 @@ struct Stage {
     remark: String,
 }
 
-/// Runs the stages named, or all but soak. True if nothing failed.
-pub fn run(root: &Path, chosen: &[String]) -> anyhow::Result<bool> {
+/// Threads that do nothing but keep processors busy, until it is dropped.
+struct Load(Arc<AtomicBool>);
+
+impl Load {
+    fn begin() -> Load {
+        let goes_on = Arc::new(AtomicBool::new(true));
+        for _ in 0..LOAD {
+            let goes_on = Arc::clone(&goes_on);
+            std::thread::spawn(move || {
+                while goes_on.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Load(goes_on)
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Runs the stages named, or all that are not [`ON_REQUEST`]; with [`LOADED`] in front, tests have busy threads beside them. True if
+/// nothing failed.
+pub fn run(root: &Path, words: &[String]) -> anyhow::Result<bool> {
+    let loaded = words.first().is_some_and(|word| word == LOADED);
+    let chosen = &words[usize::from(loaded)..];
     if let Some(unknown) = chosen.iter().find(|name| !STAGES.contains(&name.as_str())) {
         anyhow::bail!("there is no stage {unknown:?}; there are: {}", STAGES.join(" "));
     }
-    let wanted = |name: &str| if chosen.is_empty() { name != "soak" } else { chosen.iter().any(|c| c == name) };
-    let needs_build = ["cargo", "system", "measures", "soak"].into_iter().any(wanted);
-    let (mut done, mut binaries) = (Vec::new(), Vec::new());
+    let wanted =
+        |name: &str| if chosen.is_empty() { !ON_REQUEST.contains(&name) } else { chosen.iter().any(|c| c == name) };
+    let needs_build = STAGES.into_iter().filter(|name| has_tests(name)).any(wanted);
+    let (mut done, mut binaries, mut load) = (Vec::new(), Vec::new(), None);
     for name in STAGES.into_iter().filter(|name| wanted(name) || *name == "build" && needs_build) {
         println!("\n== {name}");
+        if loaded && has_tests(name) {
+            load.get_or_insert_with(Load::begin);
+        }
         let stage = one(root, name, &mut binaries);
         println!("{}", steps::line(name, stage.result, stage.took, &stage.remark));
         let stop = name == "build" && stage.result == "FAILED";
@@ -64,7 +102,12 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
             (passed, Counts::default())
         }),
         "check" => check::run(root, &[]).map(|passed| (passed, Counts::default())),
+        "units" => {
+            let of_a_crate = |binary: &&Binary| binary.source.components().any(|part| part.as_os_str() == "src");
+            run_binaries(&binaries.iter().filter(of_a_crate).cloned().collect::<Vec<_>>())
+        }
         "cargo" => cargo_tests(root, binaries),
+        "smoke" => pytest(root, "smoke", &["-n", WORKERS, "--dist", "loadgroup"]),
         // A file's tests are one worker's: tests/conftest.py. Those that measure are alone on the machine.
         "system" => pytest(root, "not soak and not measures", &["-n", WORKERS, "--dist", "loadgroup"]),
         "measures" => pytest(root, "not soak and measures", &[]),
@@ -79,9 +122,12 @@ fn one(root: &Path, name: &'static str, binaries: &mut Vec<Binary>) -> Stage {
         counts.failed = 1;
     }
     let result = if passed && counts.failed == 0 { "ok" } else { "FAILED" };
-    let remark =
-        if ["cargo", "system", "measures", "soak"].contains(&name) { counts.to_string() } else { String::new() };
+    let remark = if has_tests(name) { counts.to_string() } else { String::new() };
     Stage { name, result, took: since.elapsed(), counts, remark }
+}
+
+fn has_tests(stage: &str) -> bool {
+    !["build", "check"].contains(&stage)
 }
 
 fn is_root() -> anyhow::Result<bool> {
@@ -90,7 +136,7 @@ fn is_root() -> anyhow::Result<bool> {
     Ok(uids.split_whitespace().nth(1) == Some("0"))
 }
 
-fn cargo_tests(root: &Path, binaries: &[Binary]) -> anyhow::Result<(bool, Counts)> {
+fn run_binaries(binaries: &[Binary]) -> anyhow::Result<(bool, Counts)> {
     let prefix: &[&str] = if is_root()? { &[] } else { &["sudo", "-E"] };
     let (mut passed, mut counts) = (true, Counts::default());
     binaries::run(binaries, prefix, |binary, output| {
@@ -109,6 +155,11 @@ fn cargo_tests(root: &Path, binaries: &[Binary]) -> anyhow::Result<(bool, Counts
         counts += counted;
         Ok(())
     })?;
+    Ok((passed, counts))
+}
+
+fn cargo_tests(root: &Path, binaries: &[Binary]) -> anyhow::Result<(bool, Counts)> {
+    let (mut passed, mut counts) = run_binaries(binaries)?;
     // To find out that a crate has no examples in its documentation takes rustdoc seconds for each.
     if tidy::files(root)?.iter().any(|file| file.path.ends_with(".rs") && has_doc_test(&file.text)) {
         let mut command = check::cargo(root);
