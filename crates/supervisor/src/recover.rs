@@ -54,6 +54,9 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
     for name in listing.names {
         let read = records.read_spec::<Spec>(&name).and_then(|spec| Ok((spec, records.read_state::<Stored>(&name)?)));
         match read {
+            Ok((spec, _)) if spec.name != name => {
+                tracing::error!(proc = %name, "the record of a proc is that of {}; it is left alone", spec.name);
+            }
             Ok((mut spec, Stored { record, meter })) => {
                 spec.timing.settle_archive();
                 all.push(Remembered { name, spec, record, meter });
@@ -78,24 +81,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
         tracing::warn!(proc = %name, error = chain(&e), "the keeper does not give its descriptors back");
         Holdings::new(&name, Arc::clone(&machine.keeper))
     });
-    let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
-    let dir = machine.records.directory(&name);
-    let base = record.base.clone();
-    let proc = Arc::new(Proc {
-        name,
-        files: kip_sandbox::quota::OwnFiles::of(&spec, &dir),
-        spec,
-        dir,
-        slot,
-        base,
-        cgroup,
-        holdings,
-        meter,
-        measured: Default::default(),
-        probing: Default::default(),
-        resolver: Default::default(),
-        shared: Arc::clone(machine),
-    });
+    let proc = Proc::new(machine, spec, (slot, record.base.clone()), holdings, meter);
     if proc.look_for_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();

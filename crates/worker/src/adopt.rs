@@ -96,7 +96,7 @@ impl Worker {
                 new.add(kip_offload::archive::ARCHIVED, &text)?;
                 new.publish()
             });
-            let dir = written.map_err(|e| {
+            written.map_err(|e| {
                 let _ = machine.pool.release(&[slot]);
                 machine.kits.free(slot);
                 match e {
@@ -106,28 +106,12 @@ impl Worker {
                     }
                 }
             })?;
-            let cgroup = machine.cgroups.open(&machine.cgroup_name(&spec.name));
             let holdings = Holdings::new(&spec.name, Arc::clone(&machine.keeper));
-            let (name, base) = (spec.name.clone(), record.base.clone());
             let meter = Meter::new(now_ms());
             meter.enter(record.state.tier());
             meter.level(stored_bytes);
-            let proc = Proc {
-                name,
-                files: kip_sandbox::quota::OwnFiles::of(&spec, &dir),
-                spec,
-                dir,
-                slot,
-                base,
-                cgroup,
-                holdings,
-                meter,
-                measured: Default::default(),
-                probing: Default::default(),
-                resolver: Default::default(),
-                shared: machine,
-            };
-            Ok::<_, Refusal>((Arc::new(proc), record))
+            let proc = Proc::new(&machine, spec, (slot, record.base.clone()), holdings, meter);
+            Ok::<_, Refusal>((proc, record))
         });
         let (proc, record) = recorded.await?;
         fault::reach("adopt-recorded");

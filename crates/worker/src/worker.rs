@@ -12,7 +12,6 @@ use kip_engine::{exec, holdings, kits, meter, secrets, stop, volumes};
 use kip_net::Slot;
 use kip_records::record;
 use kip_records::state::Record;
-use kip_sandbox::quota;
 use kip_supervisor::probe;
 use kip_supervisor::probe::Listeners;
 use kip_supervisor::registry::Registry;
@@ -136,7 +135,7 @@ impl Worker {
             sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
             made.publish()
         });
-        let dir = made.map_err(|e| {
+        made.map_err(|e| {
             let _ = machine.pool.release(&[kit.slot]);
             machine.kits.free(kit.slot);
             match e {
@@ -144,26 +143,10 @@ impl Worker {
                 other => Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&other))),
             }
         })?;
-        let cgroup = machine.cgroups.open(&machine.cgroup_name(&name));
         let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
-        let base = record.base.clone();
         let meter = meter::Meter::new(kip_sys::clock::now_ms());
-        let proc = Proc {
-            name,
-            files: quota::OwnFiles::of(&spec, &dir),
-            spec,
-            dir,
-            slot: kit.slot,
-            base,
-            cgroup,
-            holdings,
-            meter,
-            measured: Default::default(),
-            probing: Default::default(),
-            resolver: Default::default(),
-            shared: Arc::clone(machine),
-        };
-        Ok((Arc::new(proc), kit, record, claim))
+        let proc = Proc::new(machine, spec, (kit.slot, record.base.clone()), holdings, meter);
+        Ok((proc, kit, record, claim))
     }
 
     /// All names.

@@ -71,6 +71,33 @@ pub struct Proc {
 }
 
 impl Proc {
+    /// A proc that is recorded, in the directory of its name; `holdings` are empty for one that has not been here before.
+    pub fn new(
+        shared: &Arc<Host>,
+        spec: Spec,
+        (slot, base): (Slot, PathBuf),
+        holdings: Holdings,
+        meter: Meter,
+    ) -> Arc<Proc> {
+        let (name, dir) = (spec.name.clone(), shared.records.directory(&spec.name));
+        let cgroup = shared.cgroups.open(&shared.cgroup_name(&name));
+        Arc::new(Proc {
+            name,
+            files: OwnFiles::of(&spec, &dir),
+            spec,
+            dir,
+            slot,
+            base,
+            cgroup,
+            holdings,
+            meter,
+            measured: Measured::default(),
+            probing: tokio::sync::Mutex::default(),
+            resolver: Resolver::default(),
+            shared: Arc::clone(shared),
+        })
+    }
+
     /// First host id of the proc's block of user and group ids.
     pub fn first_id(&self) -> u32 {
         self.shared.first_id(self.slot)
