@@ -176,7 +176,7 @@ def test_redis_with_its_data_and_the_fence(here: Kip, there: Kip) -> None:
 
 @pytest.mark.parametrize("where", ["directory", "bucket"], indirect=True)
 def test_traffic_finds_the_fence(here: Kip, there: Kip) -> None:
-    """Somebody connects where it was: it does not run twice, and it is said once."""
+    """A client connects where the proc was: it does not run twice, and one event says that it is elsewhere."""
     server = servers.redis()
     proc = here.run("redis", server.command, ports=server.published)
     port = proc.port()

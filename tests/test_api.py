@@ -1,4 +1,4 @@
-"""The API: what it answers is what its document says; by TCP with TLS and tokens; events that nobody misses; limits."""
+"""The API: what it answers is what its document says; by TCP with TLS and tokens; events that no client misses; limits."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
         for method in ("GET", "POST", "DELETE"):
             if path == "/v1/down" and method == "POST":
                 continue
-            # No request that does anything: nobody is nobody, and a list is no body.
+            # No request that does anything: there is no proc of that name, and a list is no body.
             status, _, content = local(kip, method, path, [] if method == "POST" else None)
             refusal = json.loads(content) if status >= 400 else {}
             there = not (status == 405 or refusal.get("code") == "no-route")
@@ -325,7 +325,7 @@ def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
 #   `inspect --env`) and may do everything; `kip export`, `diff` and `apply` ask
 # held by: this, `tests/test_life.py::test_variables_come_from_files`
 def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Path) -> None:
-    """Names for all; values for who asks for them and may write. `export` and `diff` ask."""
+    """Names for all; values for a client that asks for them and may write. `export` and `diff` ask."""
     kip = abroad.kip
     spec = {"name": "env", "command": ["sleep", "1000"], "env": {"TOKEN": "hunter2", "B": "x"}}
     reader = kip.cli("token", "create", "looker", "--scope", "read").stdout.strip()

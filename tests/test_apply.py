@@ -128,7 +128,7 @@ def test_prune_removes_only_what_the_file_made(kip: Kip, file: Path, tmp_path: P
     assert kip.cli("diff", "-f", file, "--prune", check=False).stdout == "- web\n"
     assert actions(kip, "apply", "-f", file, "--prune") == {"cache": "same", "web": "remove"}
     assert kip.names() == ["by-hand", "cache", "other"]
-    # Nobody else's proc is replaced.
+    # A proc of another file is not replaced.
     file.write_text('[proc.other]\ncommand = "sleep 2000"\n')
     (line,) = told(kip, "apply", "-f", file, "--replace")
     assert "other was made by" in line and str(other) in line and "command" in line
@@ -280,7 +280,7 @@ def test_what_compose_asks_for_and_kip_lacks_is_refused(kip: Kip, tmp_path: Path
     assert "--ignore-missing" in lines[2] and kip.names() == []
     # Then it is the image that is missing.
     assert "web" in told(kip, "apply", "-f", file, "--ignore-missing")[-1]
-    # A volume that somebody else has filled is not made empty.
+    # An external volume, which is filled elsewhere, is not made empty.
     file.write_text("services:\n  web:\n    image: web\n    volumes: ['kept:/kept']\nvolumes:\n  kept: {external: true}\n")
     assert any("there is no volume kept, and external: true" in line for line in told(kip, "apply", "-f", file))
     assert kip.json("volume", "ls") == []

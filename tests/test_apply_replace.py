@@ -114,7 +114,7 @@ def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) 
 
 @pytest.mark.parametrize("stays", ["proc", "service"])
 def test_who_stays_keeps_its_port_at_another_address(kip: Kip, file: Path, stays: str) -> None:
-    """The old one has the port at one address and goes; the new one wants it at all, and somebody else stays at another."""
+    """The old proc has the port at one address and goes; the new one wants it at all, and a proc or service stays at another."""
     port = free_port()
     base = f"[proc.web]\ncommand = ['sleep', '1000']\nport = ['127.0.0.1:{port}:80']\n"
     file.write_text(base)
@@ -250,7 +250,7 @@ def test_who_is_started_or_starting_is_waited_for(kip: Kip, file: Path) -> None:
 
     kip.cli("apply", "-f", file)
     assert order({"db": "ready", "web": "started"}) == ["db", "web"]
-    # Stopped: it is started, and is ready when that is said, also for nobody.
+    # A stopped proc is started, and is ready when `apply` says so, also if no other proc waits for it.
     kip.cli("stop", "db")
     kip.cli("rm", "web", "--force")
     assert actions(kip, "apply", "-f", file) == {"db": "start", "web": "create"}
@@ -258,7 +258,7 @@ def test_who_is_started_or_starting_is_waited_for(kip: Kip, file: Path) -> None:
     kip.cli("stop", "db")
     assert actions(kip, "apply", "-f", file) == {"db": "start", "web": "same"}
     assert Proc(kip, "db").inspect()["ready"] is True
-    # As described, and not ready yet: somebody else has just started it.
+    # As described, and not ready yet: another command has just started it.
     for make in ("create", "start"):
         kip.cli("stop", "db")
         kip.cli(*(["rm", "web", "--force"] if make == "create" else ["stop", "web"]))

@@ -1,5 +1,5 @@
 """Archived procs: their generations lie in an object store, a directory here, and nothing of them on the local disk; their
-sockets are held, and whoever connects brings them back as they were."""
+sockets are held, and a client that connects brings them back as they were."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-
 #   next daemon, and the proc wakes again
 @pytest.mark.parametrize(("how", "step"), [("plan", step) for step in BY_PLAN] + [("criu", step) for step in BY_CRIU])
 def test_killed_at_a_step_of_a_wake_from_the_store(archiving: Kip, store: Path, how: str, step: str) -> None:
-    """While its front is half there, and at every step after that: who has asked gets the answer from the next daemon."""
+    """While its front is half there, and at every step after that: a client that has asked gets the next daemon's answer."""
     archiving.expected += RECOVERING
     flags = ("--only-criu",) if how == "criu" else ()
     archiving.flags = ("--store", str(store), *flags)
@@ -211,7 +211,7 @@ def test_without_a_word_the_store_is_its_own_or_that_of_the_last_time(fresh_kip:
     kip.kill()
     kip.up()
     assert client.ask("GET", "key") == b"value"
-    # Somebody else's directory, until he says otherwise.
+    # A directory given by `--store` is the store until another is given.
     (tmp_path / "other").mkdir()
     other = kip.run("other", server.command, ports=server.published)
     for flags in (("--store", str(tmp_path / "other")), ()):
@@ -281,7 +281,7 @@ def test_a_store_that_is_gone(archiving: Kip, store: Path) -> None:
     refusal = archiving.refused("wake", "redis")
     assert "redis cannot be woken: " in refusal and "it stays archived" in refusal, refusal
     assert "redis cannot be stopped: " in archiving.refused("stop", "redis")
-    # Who comes meanwhile waits, and is served once the store is there again.
+    # A client that comes meanwhile waits, and is served once the store is there again.
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.ask, "GET", "a")
         wait_for("it is told", lambda: any(e["kind"] == "refused" and "stays archived" in e["detail"] for e in archiving.events()), 20)

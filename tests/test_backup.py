@@ -60,8 +60,8 @@ def hows(items: list[dict[str, Any]]) -> dict[str, str]:
 # promise backup: restored elsewhere it is as after a reboot: same ports, sleepers wake with memory,
 #   files, open files in volumes; then all is as ever
 def test_all_of_it_comes_back_on_another_machine(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
-    """Whoever slept goes on sleeping in it, whoever ran slept for a moment; memory, files, volumes, secrets, ports, keys, images' layers
-    and tokens are there again, in another directory. The store is where it was."""
+    """A proc that slept goes on sleeping in the backup, one that ran slept for a moment; memory, files, volumes, secrets, ports,
+    keys, images' layers and tokens are there again, in another directory. The store is where it was."""
     (tmp_path / "store").mkdir()
     store = ["--store", str(tmp_path / "store")]
     old = fresh_kip(*store)
@@ -105,7 +105,7 @@ def test_all_of_it_comes_back_on_another_machine(fresh_kip: Callable[..., Kip], 
     assert (end["kind"], end["procs"], end["volumes"]) == ("end", 6, 1) and end["file_bytes"] == file.stat().st_size
     assert end["left_out"] == [str(SOURCES / "lines.py")]
     assert (file.stat().st_mode & 0o777, b"hunter2" in file.read_bytes()) == (0o600, False)
-    # Nobody who slept was woken; who ran runs again.
+    # No sleeper was woken; the procs that ran run again.
     after = {name: old.json("inspect", name)["wakes"] for name in old.names()}
     assert after == {**wakes, "hot": wakes["hot"] + 1}
     assert [proc.state for proc in (hot, parked, hibernated, archived, stopped, busy)] == [
@@ -178,7 +178,8 @@ def test_what_is_archived_in_the_own_store_is_in_it(fresh_kip: Callable[..., Kip
 # promise backup: that store is of the moment of the records: who is to be archived waits for the
 #   end of the backup
 def test_its_store_is_of_the_moment_of_its_records(fresh_kip: Callable[..., Kip], tmp_path: Path, key: Path) -> None:
-    """Who is to be archived while a backup is made waits for its end; else it was asleep by its record, and its pages were not there."""
+    """A proc that is to be archived waits for the end of the backup; else its record would say that it sleeps, and its pages
+    would not be there."""
     kip = fresh_kip()
     big = kip.run("big", ["sh", "-c", "head -c 400000000 /dev/urandom > /var/tmp/big; exec sleep 1000"])
     other = kip.run("other", ["sleep", "1000"])

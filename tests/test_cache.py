@@ -328,8 +328,8 @@ class Reader:
 # held by: this,
 #   `kip_offload::archive::ahead::tests::what_was_of_no_use_is_given_up_and_for_the_next_wake_too`
 def test_reading_ahead_pays(bucket: tuple[str, Proxy], fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
-    """Who reads through much waits for few requests, who reads here and there gets little that it does not need, and is not made to
-    by what was of use before; faults of several threads are served at once."""
+    """A program that reads through much waits for few requests; one that reads here and there gets little that it does not
+    need, also if reading ahead was of use before; faults of several threads are served at once."""
     url, proxy = bucket
     kip = fresh_kip("--store", url, "--cache", "0")
     reader = Reader(kip, tmp_path, proxy)

@@ -46,7 +46,7 @@ def test_who_can_sleep(kip: Kip) -> None:
     assert view["sleeps"] is True and view["pinned"] == []
     assert steps(view) == [("start", None), *TWICE]
     assert all(step["refused"] == [] for step in view["steps"])
-    # Redis ticks: its own first touch may wake it before the trial does, and nobody waited for that.
+    # Redis ticks: its own first touch may wake it before the trial does, and no client waited for that.
     assert all(step["us"] > 0 for step in view["steps"] if (step["step"], step["tier"]) != ("wake", "hibernated"))
     assert view["steps"][3]["bytes"] > 1 << 20
     assert kip.names() == []
@@ -60,7 +60,7 @@ def test_who_can_sleep(kip: Kip) -> None:
 #   archived`), clones; what another machine must have is named
 # held by: this, `tests/test_check.py::test_down_to_the_store`
 def test_what_was_not_tried_is_said(kip: Kip) -> None:
-    """No word about what nobody did: not of moving, not of a tier that is switched off."""
+    """The answer claims nothing that the trial did not do: neither moving nor a tier that is switched off."""
     view = checked(kip, "--hibernate", "off", "--", "sleep", "1000")
     assert view["sleeps"] is True and steps(view) == [("start", None), *TWICE[2:]]
     assert [line.split(":")[0] for line in view["untried"]] == ["whether it can be hibernated", "whether it can be archived"]
@@ -133,7 +133,7 @@ while True:
 # promise trials: a trial begins when the program has begun: it listens on the TCP ports that it
 #   declares, and is quiet; one that does not listen is told
 def test_one_that_begins_late_is_tried_when_it_has_begun(kip: Kip) -> None:
-    """Nobody says when it is ready: its port does. It cannot sleep once it has served somebody."""
+    """Only its port tells when the program is ready. It cannot sleep once it has served a client."""
     view = checked(kip, "--port", "8080", "--", "/usr/bin/python3", "-c", LATE.replace("FROM", "1"), code=1)
     assert "/kept" in " ".join(line for step in view["steps"] for line in step["refused"]), view
     silent = checked(kip, "--port", "8080", "--", "sleep", "1000", code=1)
@@ -279,7 +279,7 @@ def test_a_trial_is_alone(kip: Kip, tmp_path: Path) -> None:
     wait_for("it was reached", lambda: "from the trial" in db.logs())
     wait_for("the peer has heard of it", lambda: "trial-" in peer.logs())
     peer.remove()
-    # Who cannot start so is told what to do.
+    # If the program cannot start so, the refusal says what to do.
     view = checked(kip, "--", "/usr/bin/python3", "-c", f"import socket; socket.create_connection(('{db.address(5432)}', 5432), 5)", code=1)
     assert any("--with-network" in line for line in view["steps"][0]["refused"]), view
 

@@ -409,7 +409,7 @@ def test_exec(kip: Kip) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as p:
         assert p.stdout
         p.stdout.read(1000)
-        p.stdout.close()  # whoever read it has seen enough
+        p.stdout.close()  # the reader has seen enough
         p.wait(20)
     assert proc.state == "running"
 
@@ -503,7 +503,7 @@ def test_log_rotation(kip: Kip) -> None:
 
 @pytest.mark.timeout(400)
 def test_program_is_not_held_up_by_its_log(kip: Kip) -> None:
-    """Nobody reads the log; the program writes at its own pace, or that of a disk that is slower than any."""
+    """No process reads the log; the program writes at its own pace, or at that of a disk that is slower than any."""
     script = """
 import time
 begun = time.monotonic()

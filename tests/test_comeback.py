@@ -1,6 +1,6 @@
 """Whatever is put away comes back: programs with odd descriptors, filters, sessions and trees (programs/odd.py), each way of waking
 broken in turn. What could not come back is not put away, or not as far, and `kip why` says why; where a wake fails all the same the
-program starts anew on its newest files, and whoever connects is answered."""
+program starts anew on its newest files, and a client that connects is answered."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_criu_hangs(brittle: Kip, tmp_path: Path) -> None:
 
 
 def test_by_request_a_broken_engine_is_only_said(brittle: Kip, tmp_path: Path) -> None:
-    """So that somebody can put it right first: nothing has begun anew, and a plan that could not be carried out once is tried again."""
+    """So that the user can put it right first: nothing has begun anew, and a plan that failed once is tried again."""
     proc = run(brittle, tmp_path, "subreaper")
     proc.sleep()
     plan = plan_of(proc)
@@ -243,7 +243,8 @@ def test_by_request_a_broken_engine_is_only_said(brittle: Kip, tmp_path: Path) -
 
 
 def test_a_policy_that_refuses(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> None:
-    """What came from the store asks for more than it may have: by request that is said; who connects is answered by a cold start."""
+    """A snapshot from the store asks for more than it may have: `kip wake` says so; a client that connects is answered by a
+    cold start."""
     kip = fresh_kip("--store", str(store))
     kip.expected += [r"WARN.*its snapshot cannot be used"]
     proc = run(kip, tmp_path, "plain")

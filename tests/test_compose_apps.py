@@ -173,7 +173,7 @@ def test_a_counter_and_redis(kip: Kip, tmp_path: Path) -> None:
         assert http_get(web.port(80)) == b"seen %d times" % (before + count), "the one wakes the other by its name"
     assert kip.json("inspect", "counter-redis")["ports"][0]["host_port"] is None, "nobody published it"
     hosts = web.exec("cat", "/etc/hosts").stdout
-    # Who goes is no longer known, and who comes is, to those that run.
+    # The running procs know a proc that comes by its name, and no longer once it goes.
     kip.cli("run", "--name", "late", "--network", kip.json("inspect", "counter-web")["spec"]["network"], "--alias", "later", "--", "sleep", "1000")
     assert any(line.split()[1:] == ["late", "later"] for line in web.exec("cat", "/etc/hosts").stdout.splitlines())
     kip.cli("rm", "--force", "late")

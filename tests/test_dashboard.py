@@ -79,7 +79,7 @@ class Page:
         return self.text(f"[data-total='{label}'] b")
 
     def picture(self, name: str) -> None:
-        """For whoever wants to look at it: KIP_PICTURES names a directory."""
+        """For looking at the page: KIP_PICTURES names a directory."""
         if directory := os.environ.get("KIP_PICTURES"):
             self.browser.save_screenshot(f"{directory}/{name}.png")
 
@@ -151,7 +151,7 @@ def heights(page: Page) -> dict[str, list[float]]:
 
 # promise api: procs by tier over time: who was hot at an earlier look is drawn so there
 def test_it_shows_what_was(page: Page) -> None:
-    """Tiers over time: who was hot at an earlier look is drawn so there, and asleep now."""
+    """Tiers over time: a proc that was hot at an earlier look is drawn so there, and asleep now."""
     proc = page.kip.run("then", REDIS, ports=["6379"], flags=STAYS)
     kept = lambda: json.loads(local(page.kip, "GET", "/v1/history")[2])["samples"][:-1]  # noqa: E731  the last one is now
     seen = wait_for("it was looked at by itself", lambda: [s for s in kept() if s["hot"] == 1], 40)

@@ -1,5 +1,6 @@
-"""The newest generation of an archived proc is damaged or missing in the store for good: who connects is not left waiting. It starts
-cold on its newest files, or, where its spec asks for it, comes back as the generation before; the store keeps all that it has."""
+"""The newest generation of an archived proc is damaged or missing in the store for good: a client that connects
+is not left waiting. The proc starts cold on its newest files, or, where its spec asks for it, comes back as the generation
+before; the store keeps all that it has."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def test_cold(archiving: Kip, store: Path, how: str) -> None:
 
 
 def test_by_request_it_is_only_said(archiving: Kip, store: Path) -> None:
-    """`kip wake` is refused, so that somebody can put it right first; nothing has begun anew."""
+    """`kip wake` is refused, so that the user can put the snapshot right first; nothing has begun anew."""
     proc = slept_twice(archiving, store)
     front = newest(proc, store)
     whole = front.read_bytes()
@@ -248,7 +249,8 @@ def test_a_newer_engine(fresh_kip: Callable[..., Kip], tmp_path: Path, store: Pa
     refused = there.refused("wake", "redis")
     assert "redis cannot be taken over: it was made by criu 9.9, this machine has criu 4" in refused, refused
     assert there.names() == [] and answers(proc, "GET", "a") == b"1"
-    # This machine has got an older one meanwhile: it stays archived, for whoever comes, until it has the newer one again.
+    # This machine has got an older CRIU meanwhile: the proc stays archived, also if a client comes, until the newer CRIU is
+    # there again.
     proc.archive()
     here.kill()
     here.flags = ("--store", str(store), "--criu", str(tree))

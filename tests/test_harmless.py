@@ -1,4 +1,4 @@
-"""A hibernation that fails harms nobody: the pager stopped in the middle, starved, or asked by a client that has given up.
+"""A hibernation that fails harms no proc: the pager stopped in the middle, starved, or asked by a client that has given up.
 (Killed, and failing at each of its steps: crates/pager/tests/crash.rs.)"""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pager_pid(kip: Kip) -> int:
 
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_a_client_that_has_given_up(kip: Kip, tmp_path: Path, way: str) -> None:
-    """An order that is carried out after its client has gone, as by a pager that stood still: nobody would wake the proc."""
+    """An order that is carried out after its client has gone, as by a pager that stood still: no daemon would wake the proc."""
     proc = run(kip, servers.torture(), tmp_path)
     client = Lines(proc.port())
     proc.hibernate()

@@ -189,7 +189,7 @@ def sleeps_before_they_are_due(proc: Proc, client: Lines, due_ms: int) -> bool:
     sleep_anyhow(proc)
     in_time = time.monotonic() - armed < due_ms / 1000 - 0.05
     time.sleep(max(0.0, due_ms / 1000 + 0.05 - (time.monotonic() - armed)))
-    view = proc.wait_state("running", 30)  # nobody asks it anything: the timers have woken it
+    view = proc.wait_state("running", 30)  # no client asks it anything: the timers have woken it
     assert view["last_wake"]["from"] == "hibernated"
     stall_ms = view["last_wake"]["total_us"] / 1000 + (0 if in_time else view["last_sleep"]["total_us"] / 1000)
     fired = lambda: all(client.values(f"result {timer}")["fired"] == "1" for timer in timers.values())  # noqa: E731
@@ -490,7 +490,7 @@ time.sleep(3600)
 # held by: this (that there is no swap),
 #   `kip_engine::page_out::tests::only_private_memory_that_is_no_files_is_given`
 def test_one_that_is_traced_cannot_and_its_memory_is_the_kernels(kip: Kip) -> None:
-    """Somebody else stops its threads already. What became of its memory is said, here and by `kip why`."""
+    """A tracer stops its threads already. The refusal and `kip why` say what became of its memory."""
     proc = kip.run("tracer", ["python3", "-c", TRACER])
     wait_for("it traces its child", lambda: "traces" in proc.logs(), 30)
     refused = kip.cli("sleep", proc.name, "--to", "hibernated", check=False)
@@ -527,7 +527,7 @@ def test_one_that_fights_the_pager(kip: Kip, tmp_path: Path) -> None:
 
 # promise hibernation: a proc that fills its cgroup waits or is ended alone
 def test_one_that_fills_its_cgroup(kip: Kip, tmp_path: Path) -> None:
-    """A proc at its limit comes back as far as it has room, or is ended for it by the kernel; nobody else waits."""
+    """A proc at its limit comes back as far as it has room, or is ended for it by the kernel; no other proc waits."""
     # Twice what it fills, for its children: what they share with it when they are forked they have for themselves later.
     full = run(kip, servers.hostile(), tmp_path, "--mem", "80M", "--idle", "1h", name="full")
     neighbour = run(kip, servers.torture(), tmp_path)
@@ -563,7 +563,7 @@ def kill_pager(kip: Kip) -> None:
 # held by: this, `tests/test_hibernate.py::test_pager_killed_under_load`
 @pytest.mark.parametrize("way", WAYS)
 def test_pager_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, way: str) -> None:
-    """Whoever touches memory waits for the next pager; no byte is wrong."""
+    """A thread that touches memory waits for the next pager; no byte is wrong."""
     kip = fresh_kip()
     proc = run(kip, servers.torture(), tmp_path, "--hibernate", way)
     client = Lines(proc.port())
@@ -608,7 +608,7 @@ def test_daemon_killed_while_it_sleeps(fresh_kip: Callable[..., Kip], tmp_path: 
         sleep_anyhow(proc)
         kip.kill()
         if cycle % 2 and way == "blocked":
-            client.check()  # nobody but the pager is needed for that
+            client.check()  # only the pager is needed for that
         kip.up()
         client.check()
         # One that is held is parked by the next daemon, which may be right after its answer.

@@ -350,7 +350,7 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
 # promise volumes: a new named volume gets the files of the image that it covers, with their owners,
 #   and none of them again later; a fill that was cut short goes on
 def test_a_new_volume_gets_what_it_covers(kip: Kip, tmp_path: Path, web: Image) -> None:
-    """As other runtimes of images do it, whoever begins; later its files are its owner's affair."""
+    """As other runtimes of images do it, whichever proc comes first; later the volume's files are its owner's affair."""
     source = f"oci:{layout(tmp_path / 'web', a=web)}"
     look = 'cd /srv && find . ! -name . | sort && stat -c "%n %u %g %a" . * && cat /usr/share/high'
     plain = run(kip, "plain", source, "-P", ready=True)
@@ -444,7 +444,7 @@ def test_another_kip_wakes_it_with_the_init_that_it_had(
     """Pid 1 has it mapped. When it starts anew it gets the other Kip's."""
     here, there = two(fresh_kip, tmp_path, *flags)
     init = next((here.data / "base").glob("image-*/.kip/init")).read_bytes()
-    # A byte of the header's padding, which nobody reads: elf(5).
+    # A byte of the header's padding, which no program reads: elf(5).
     other = init[:12] + b"K" + init[13:]
     (tmp_path / "bin").mkdir()
     for program in (path for path in here.program.parent.glob("kip*") if os.access(path, os.X_OK) and path.is_file()):
@@ -496,7 +496,7 @@ def test_elsewhere_its_layers_must_be_there(fresh_kip: Callable[..., Kip], tmp_p
 
 
 def test_layers_that_are_gone_are_named(here: tuple[Kip, str]) -> None:
-    """Somebody deleted them by hand: nothing is lost, and what brings them back is said."""
+    """The user deleted a layer by hand: nothing is lost, and the refusal names the layer and what brings it back."""
     kip, source = here
     proc = run(kip, "web", source, "-P", ready=True)
     proc.sleep()

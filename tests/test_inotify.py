@@ -59,7 +59,8 @@ def woken_by_a_change(proc: Proc, wakes: int) -> None:
 #   `tests/test_inotify.py::test_the_daemon_may_die`, `tests/test_inotify.py::test_tail`
 @pytest.mark.parametrize("engine", ["plan", "criu"])
 def test_events_over_sleeps(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
-    """What waited unread, what the program did itself and what somebody did in the volume while it was parked, each once and in order."""
+    """Events that waited unread, of what the program did itself, and of what another process did in the volume while the proc was
+    parked: each comes once and in order."""
     kip = fresh_kip(*(["--only-criu"] if engine == "criu" else []))
     proc, client = begin(kip, tmp_path / "volume")
     for cycle in range(3):

@@ -26,7 +26,7 @@ FLAGS = ["--never-sleep", "--env", f"SECRET={SECRET}"]
 
 @contextmanager
 def undisturbed(proc: Proc) -> Iterator[None]:
-    """Nobody wakes, no process runs, no page comes back, no generation is made."""
+    """No proc wakes, no process runs, no page comes back, no generation is made."""
 
     def seen() -> dict[str, Any]:
         view = proc.inspect()
@@ -330,7 +330,7 @@ def test_what_cannot_be_shown_is_one_line(archiving: Kip, store: Path) -> None:
         assert refused.startswith("kip: redis cannot be looked at: ") and "store" in refused, refused
     store.with_name("gone").rename(store)
     whole = front.read_bytes()
-    # Behind the images come pages, which nobody asks for: those may be missing.
+    # Behind the images come pages, which these looks do not need: those may be missing.
     front.write_bytes(whole[:-100])
     with undisturbed(proc):
         look(proc, "files", "sockets", "maps")

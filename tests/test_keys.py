@@ -209,7 +209,7 @@ def test_a_passphrase_is_typed_unseen(fresh_kip: Callable[..., Kip], store: Path
             seen += wait_for("it asks", lambda: (got := os.read(ours, 999).decode()).endswith(": ") and got, 20)
             os.write(ours, text.encode())
         code = child.wait(20)
-        with suppress(OSError):  # EIO: all is read, and nobody has the other end any more
+        with suppress(OSError):  # EIO: all is read, and no process has the other end any more
             while more := os.read(ours, 9999).decode():
                 seen += more
         os.close(ours)

@@ -1,5 +1,5 @@
-"""What a wake was for has a working set of its own: each port, and timers. Who comes through one port does not wait for
-what another needs."""
+"""What a wake was for has a working set of its own: each port, and timers. A client of one port does not wait for
+what another port needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMON = 500
 # This port touches nothing: it arms a timer that is due as many seconds later as it is told. A machine that stalls may need
 # longer to put it to sleep.
 ARMS, AFTER_S = 7002, (0.7, 2.1, 6.3)
-# A kind of wake that is new gets the pages of all kinds. Those that nobody touches fall out within so many sleeps.
+# A kind of wake that is new gets the pages of all kinds. Pages that no such wake touches fall out within so many sleeps.
 ROUNDS = 5
 
 PROGRAM = f"""
@@ -91,7 +91,7 @@ def settled(proc: Proc, trigger: str) -> dict[str, Any]:
 
 
 def visit(proc: Proc, tier: str, port: int, line: str = "") -> dict[str, Any]:
-    """Sleeps and wakes by somebody who comes through this port."""
+    """Sleeps, and wakes by a client that comes through this port."""
     nap(proc, tier)
     ask(proc, port, line)
     return settled(proc, rf"tcp 0\.0\.0\.0:{port} \(connection\)")

@@ -191,7 +191,7 @@ def test_all_orders(kip: Kip) -> None:
     for order in itertools.permutations(["hibernated", "parked", "awake"]):
         for what in order:
             if redis.proc.state == "parked":
-                redis.proc.wake()  # and nobody asks it anything
+                redis.proc.wake()  # and no client asks it anything
             if what == "parked":
                 redis.proc.sleep()
             elif what == "hibernated":
@@ -284,7 +284,7 @@ def test_criu_wakes_what_was_taken_over(kip: Kip) -> None:
 
 # promise waking: a damaged page that comes later ends the proc, which starts cold, and it is said
 def test_a_damaged_page(fresh_kip: Callable[..., Kip]) -> None:
-    """A page that is damaged where it lies is found when the program wants it: nobody gets a wrong byte, and the program,
+    """A page that is damaged where it lies is found when the program wants it: no read gets a wrong byte, and the program,
     which cannot go on, is started cold."""
     kip = fresh_kip()
     kip.expected += [r"(WARN|ERROR).*damaged"]

@@ -316,7 +316,7 @@ def test_a_killed_daemon_forgets_neither_policy_nor_count(fresh_kip: Callable[..
     wait_for("it failed twice", lambda: waits.inspect()["restarts"] >= 3)
     kip.kill()
     seen = count_on_disk(kip, "waits")
-    # One of them ends while nobody looks.
+    # One of them ends while no daemon looks.
     program = lives_pid(kip, "lives")
     os.kill(program, signal.SIGKILL)
     kip.up()

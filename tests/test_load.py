@@ -32,7 +32,7 @@ def content(key: object, version: int) -> bytes:
 
 @contextmanager
 def storing(port: int, clients: int = 3) -> Iterator[list[int]]:
-    """Clients of redis, each with keys of its own that it changes and reads back, and all read what nobody changes."""
+    """Clients of redis, each with keys of its own that it changes and reads back, and all read what no client changes."""
 
     def talk(number: int) -> Iterator[None]:
         client, versions, dice = Redis(port), [0] * 50, random.Random(number)

@@ -328,7 +328,8 @@ def test_of_an_archived_one_the_store_counts(fresh_kip: Callable[..., Kip], tmp_
 #   counts are as they were; a stopped proc's time does not count
 # held by: this, `kip_engine::meter::tests::the_time_without_a_daemon_counts_where_it_was`
 def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
-    """One that is killed loses no time of who lives on; after `kip down` all is as it was, and the time until `kip up` is nobody's."""
+    """A killed daemon loses no time of procs that live on; after `kip down` all is as it was, and the time until `kip up` counts
+    for no proc."""
     kip = fresh_kip()
     parked, awake = lines(kip, tmp_path, "asleep"), lines(kip, tmp_path, "awake", "--idle", "1h")
     parked.sleep()

@@ -1,4 +1,5 @@
-"""`kip metrics` and `GET /metrics`: what Prometheus scrapes, read by its own parser; what `docs/metrics.md` says of it; a scrape wakes nobody."""
+"""`kip metrics` and `GET /metrics`: what Prometheus scrapes, read by its own parser; what `docs/metrics.md` says of it;
+a scrape wakes no proc."""
 
 from __future__ import annotations
 
@@ -150,7 +151,7 @@ def test_refusals_are_counted_by_cause(kip: Kip, tmp_path: Path) -> None:
     assert proc.state == "running"
 
 
-# Nobody but the test puts them to sleep.
+# Only the test puts them to sleep.
 STAYS = ["--idle", "1h"]
 
 
@@ -281,7 +282,7 @@ def test_many_sleepers_cost_little(fresh_kip: Callable[..., Kip]) -> None:
 # promise meters: a scrape wakes no proc and looks at none: 20 sleepers in less than 50 ms
 @pytest.mark.measures
 def test_a_scrape_takes_little(kip: Kip, tmp_path: Path) -> None:
-    """Of twenty sleepers: nobody is looked at, so that more of them cost no more than their lines."""
+    """Of twenty sleepers: none is looked at, so that more of them cost no more than their lines."""
     for n in range(20):
         lines(kip, tmp_path, f"s{n}", "--idle", "1h").hibernate()
     wakes = scrape(kip).value("kip_wakes_total")

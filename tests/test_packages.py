@@ -100,7 +100,7 @@ def test_the_unit_is_a_good_one(tmp_path: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60)
     told = [line for line in done.stderr.splitlines() if "kip.service" in line]
     assert not told, told
-    # What makes a restart an upgrade that nobody notices.
+    # What makes a restart an upgrade that no proc notices.
     assert re.search(r"^KillMode=process$", text, re.M) and re.search(r"^Type=notify$", text, re.M)
 
 

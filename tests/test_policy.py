@@ -1,5 +1,5 @@
-"""What comes from a store is restored only if it asks for no more than its sandbox gives: a front that somebody with the keys
-has rewritten is refused, and says why."""
+"""What comes from a store is restored only if it asks for no more than its sandbox gives: a front that an attacker with the keys
+has rewritten is refused, and the refusal says why."""
 
 from __future__ import annotations
 

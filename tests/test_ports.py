@@ -197,7 +197,7 @@ def test_reservation_lives_through_sleep(echo: Proc) -> None:
 
 
 def answers(kind: str, host: str, port: int, inside: list[str] | None = None) -> bool:
-    """Whether anybody answers: nobody does at once on this machine, and from outside within a second."""
+    """Whether the port answers: that it does not shows at once on this machine, and from outside within a second."""
     words = [*(inside or []), "/usr/bin/python3", "-c", PING.replace("settimeout(20)", "settimeout(1)"), kind, host, str(port), "x"]
     return subprocess.run(words, capture_output=True, timeout=40).returncode == 0
 
@@ -210,7 +210,8 @@ def answers(kind: str, host: str, port: int, inside: list[str] | None = None) ->
 #   `kip_types::spec::tests::reads_ports`
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -> None:
-    """Published at 127.0.0.1 it is the host's own, also for who forges a packet to it; two procs share a port by their addresses."""
+    """Published at 127.0.0.1 a port is the host's own, also against packets forged from outside; two procs share a port by their
+    addresses."""
     server = servers.echo(9000)
     tar = server.tarball(tmp_path)
     suffix = "/udp" if kind == "udp" else ""
@@ -232,7 +233,7 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     taken = kip.refused("run", "--name", "all", "--port", f"{port}:80{suffix}", "--", "sleep", "100")
     assert str(port) in taken and ("inner" in taken or "outer" in taken), taken
     outer.remove()
-    # Who is next to the machine may send it anything: also packets to its loopback, and to the proc's own address.
+    # A neighbour of the machine may send it anything: also packets to its loopback, and to the proc's own address.
     subprocess.run([*inside, "ip", "route", "replace", "127.0.0.1", "via", outside.here4], check=True, timeout=10)
     subprocess.run([*inside, "sysctl", "-qw", "net.ipv4.conf.eth0.route_localnet=1"], check=True, timeout=10)
     ways = [(outside.here4, port), (outside.here6, port), ("127.0.0.1", port), (inner.address(9000, kind), 9000)]
@@ -246,7 +247,7 @@ def test_at_one_address(kip: Kip, outside: Outside, tmp_path: Path, kind: str) -
     assert "this machine has no address 198.51.100.255" in refused
 
 
-# Says "kept" to whoever sends "keep", and "here" to that one again when somebody else sends anything else.
+# Says "kept" to a client that sends "keep", and "here" to that client again when another one sends anything else.
 ANSWERS_LATER = """
 import socket
 s = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -308,7 +309,7 @@ def test_asked_port(kip: Kip, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["tcp", "udp"])
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_port_taken_by_a_service_of_the_host(kip: Kip, kind: str, address: str) -> None:
-    """The refusal says who has it: the program and its pid."""
+    """The refusal names the program that has the port, and its pid."""
     type_name = "SOCK_STREAM" if kind == "tcp" else "SOCK_DGRAM"
     script = f"""
 import socket, time

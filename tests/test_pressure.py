@@ -1,7 +1,7 @@
-"""Memory runs short: idle procs are put to sleep, wakes wait for room, new procs are refused. Nobody who came is lost.
+"""Memory runs short: idle procs are put to sleep, wakes wait for room, new procs are refused. No client that came is lost.
 
 Each daemon has a limit of its own, so that the machine's memory plays no part, and the long times to sleep that are usual:
-whoever sleeps here was put to sleep by a test or by pressure."""
+a proc that sleeps here was put to sleep by a test or by pressure."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ time.sleep(1000)
 #   hibernated is not parked within 3 s
 # held by: this, `tests/test_pressure.py::test_who_wakes_without_asking_makes_room_afterwards`
 def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar: Path) -> None:
-    """Also if somebody who can only be parked was idle for longer; what comes back is what it was."""
+    """Also if a proc that can only be parked was idle for longer; what comes back is what it was."""
     kip = limited(80)
     parks, last = hold(kip, tar, "parks", 10), hold(kip, tar, "last", 10)
     ask(parks, "hello")
@@ -197,7 +197,7 @@ def test_who_can_be_hibernated_is_not_parked(limited: Callable[[int], Kip], tar:
 #   mark, what to do
 # promise pressure: a timer that is due waits for room
 def test_new_procs_are_refused(limited: Callable[[int], Kip], tar: Path) -> None:
-    """Above the high mark, and with nobody who may sleep, neither a new one nor a stopped one starts; a timer that is due
+    """Above the high mark, and with no proc that may sleep, neither a new proc nor a stopped one starts; a timer that is due
     waits for room."""
     kip = limited(40)
     stopped = hold(kip, tar, "stopped", 1)
@@ -307,7 +307,7 @@ def test_a_storm_is_served_within_the_limit(limited: Callable[[int], Kip], tar: 
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int], Kip], tar: Path, way: str) -> None:
     """A first touch, or a connection that the pager watches, cannot be asked to wait: memory is above the limit for a
-    moment. Then idle ones go back to sleep until it is enough, nobody again and again, and everybody can see why."""
+    moment. Then idle procs go back to sleep until it is enough, none again and again, and Kip shows why."""
     kip = limited(64)
     procs = []
     for n in range(14):
@@ -342,7 +342,7 @@ def test_who_wakes_without_asking_makes_room_afterwards(limited: Callable[[int],
 # held by: this, `kip_engine::pressure::marks::tests::marks_are_shares_of_the_limit`
 def test_working_sets_count(fresh_kip: Callable[..., Kip], tar: Path) -> None:
     """What the pager keeps in memory for a hibernated proc is used, also for a daemon that comes later; parked it is not.
-    It is little: what is more than that lies in the page cache, which is nobody's."""
+    It is little: what is more than that lies in the page cache, which counts for no proc."""
     kip = fresh_kip("--memory", "200M", "--set-memory", "100M")
     proc = hold(kip, tar, "proc", 8, "--hibernate", "blocked")
 
@@ -406,7 +406,7 @@ def test_a_command_waits_for_room_for_who_hibernates(limited: Callable[[int], Ki
 # held by: this, `kip_supervisor::relief::choice::tests::between_the_marks_nothing_begins`,
 #   `kip_supervisor::relief::choice::tests::relief_ends_between_the_marks_when_nobody_is_left`
 def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Path) -> None:
-    """Use between the marks, clients that come and go: nobody is put to sleep, for relief has not begun."""
+    """Use between the marks, clients that come and go: no proc is put to sleep, for relief has not begun."""
     kip = limited(60)
     procs = [hold(kip, tar, f"p{n}", 10) for n in range(5)]
     assert 48 * MIB < room(kip)["used_bytes"] < 54 * MIB, room(kip)
@@ -425,8 +425,8 @@ def test_no_oscillation_between_the_marks(limited: Callable[[int], Kip], tar: Pa
 # held by: this, `kip_engine::pressure::admission::tests::a_pause_ends_when_there_is_room`
 # promise pressure: a wake that waits for room can be stopped
 def test_who_finds_no_room_waits_until_there_is(limited: Callable[[int], Kip], tar: Path) -> None:
-    """By a command it is refused after one try. Who connects waits, also for a daemon that was killed meanwhile. Whoever
-    waits can be stopped: at once, or in order when there is room."""
+    """A wake by command is refused after one try. A client that connects waits, also for a daemon that was killed meanwhile.
+    A proc that waits for room can be stopped: at once, or in order when there is room."""
     kip = limited(40)
     sleeper, ending, ended = (hold(kip, tar, name, 12) for name in ("sleeper", "ending", "ended"))
     for proc in (sleeper, ending, ended):

@@ -203,7 +203,7 @@ def test_the_next_daemon_answers_as_this_one(fresh_kip: Callable[..., Kip]) -> N
     wait_for("it is seen", lambda: ask(port)[0] == 503, 20)
     proc.sleep()
     kip.kill()
-    # The keeper has the port: whoever asks now waits.
+    # The keeper has the port: a client that asks now waits.
     with socket.create_connection(("127.0.0.1", port), 60) as early:
         early.sendall(b"GET / HTTP/1.0\r\n\r\n")
         kip.up()

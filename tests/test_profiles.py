@@ -91,7 +91,7 @@ def test_a_flag_goes_before_a_profile(kip: Kip, tmp_path: Path) -> None:
 
 
 def test_every_process_is_of_it(web: Proc) -> None:
-    """One that somebody runs in it is not known to bear anything."""
+    """A program that `kip exec` runs in the proc is not known to bear anything."""
     program = subprocess.Popen([web.kip.program, "--data", web.kip.data, "exec", web.name, "--", "sleep", "60"])
     try:
         wait_for("its program runs", lambda: "sleep" in web.exec("sh", "-c", "cat /proc/[0-9]*/comm").stdout, 20)

@@ -1,4 +1,5 @@
-"""`kip run --disk`: a proc's own files have a limit. Who is over it gets ENOSPC at once; others notice nothing; it sleeps and wakes as ever."""
+"""`kip run --disk`: a proc's own files have a limit. A proc over it gets ENOSPC at once; others notice nothing; it sleeps and
+wakes as ever."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def test_who_is_over_it_gets_no_room(fresh_kip: Callable[..., Kip]) -> None:
     assert 63 * MIB < size < 75 * MIB
     wait_for("it is on the disk", lambda: one.inspect()["disk_bytes"] > 60 * MIB, 20)
     assert "of 64.0M" in kip.cli("inspect", "one").stdout
-    # It goes on with what needs no room, and so does everybody else.
+    # It goes on with what needs no room, and so does every other proc.
     client = Lines(one.port())
     assert client.ask("kept = 7") == "None"
     assert "No space left" in one.exec("sh", "-c", "head -c 1M /dev/zero > /root/more", check=False).stderr

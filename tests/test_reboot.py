@@ -75,7 +75,8 @@ def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
 # held by: this, `tests/test_packages.py::test_only_a_machine_that_goes_down_parks_all` (the unit's
 #   command; a shutdown by systemd itself is untested)
 def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
-    """`kip down --park`, and then the end of the machine: of redis without a file nothing is lost, and who was awake is so again."""
+    """`kip down --park`, and then the end of the machine: of redis without a file nothing is lost, and a proc that was awake
+    is awake again."""
     server = servers.redis()
     names = ("awake", "hibernated", "parked", "busy")
     refuses = {"busy": ["--before-sleep", "echo not now; exit 3"]}
@@ -103,7 +104,7 @@ def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
     assert {e["name"] for e in kip.events() if e["kind"] == "renewed"} == {"awake", "hibernated", "parked"}
     for proc in procs[:3]:
         assert Redis(proc.port()).ask("GET", "name") == proc.name.encode() * 1000
-    # That was once: whoever sleeps by itself sleeps on.
+    # That was once: a proc that sleeps for another reason sleeps on.
     awake.sleep()
     kip.reboot()
     assert awake.state == "parked"
@@ -111,7 +112,7 @@ def test_who_was_parked_for_it_has_all_of_its_memory(kip: Kip) -> None:
 
 # promise recovery: nothing is started or woken any more while all are parked, and the line says so
 def test_nothing_is_begun_while_all_are_parked(kip: Kip, tmp_path: Path) -> None:
-    """Who is started or woken after its turn would be lost with the machine."""
+    """A proc that is started or woken after its turn would be lost with the machine."""
     command, flags = ["sleep", "1000"], ["--idle", "1h", "--park-after", "1h", "--hook-timeout", "60s"]
     early = kip.run("early", command, flags=flags)
     (go := tmp_path / "go").mkdir()
@@ -135,7 +136,7 @@ def test_nothing_is_begun_while_all_are_parked(kip: Kip, tmp_path: Path) -> None
 # promise recovery: no proc wakes between that and the next daemon; without a reboot connections are
 #   there, too
 def test_without_a_reboot_connections_are_there_too(kip: Kip, tmp_path: Path) -> None:
-    """Parked by `kip down --park`, and nobody wakes while there is no daemon; the next one finds all connections."""
+    """Parked by `kip down --park`, and no proc wakes while there is no daemon; the next one finds all connections."""
     server = servers.torture()
     proc = kip.run("calls", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
     client = Lines(proc.port())
@@ -150,7 +151,7 @@ def test_without_a_reboot_connections_are_there_too(kip: Kip, tmp_path: Path) ->
 
 
 def test_sockets_listen_before_anything_wakes(kip: Kip, tmp_path: Path) -> None:
-    """Whoever connects while all of them come back waits, and is served."""
+    """A client that connects while all procs come back waits, and is served."""
     web = servers.lighttpd()
     tar = web.tarball(tmp_path)
     procs = [kip.run(f"web-{n}", web.command, ports=web.published, tar=tar) for n in range(4)]
@@ -261,7 +262,8 @@ LOOK = "cd /root; cat secret; stat -c '%n %u %g %a' file secret"
 # promise recovery: another data directory has its number after a restart of the machine: files of
 #   its procs have owners by that, so it is refused until the number is free; nothing is lost
 def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip) -> None:
-    """After a restart of the machine whoever comes first may have the number by which files of its procs have their owners."""
+    """After a restart of the machine another data directory may come first and have this one's number, by which files of its
+    procs have their owners."""
     parked, stopped = [kip.run(name, ["sleep", "1000"], flags=["--idle", "1h"]) for name in ("parked", "stopped")]
     for proc in (parked, stopped):
         proc.exec("sh", "-c", MAKE)
@@ -294,7 +296,7 @@ def test_another_has_its_number_by_then(fresh_kip: Callable[..., Kip], kip: Kip)
 
 # promise recovery: a data directory keeps its number as long as it has procs, stopped ones too
 def test_the_number_stays_with_stopped_procs(fresh_kip: Callable[..., Kip]) -> None:
-    """After `kip down` the next who comes does not take it, whatever the order in which they are started."""
+    """After `kip down` the next data directory does not take the number, in whatever order they are started."""
     kips = [fresh_kip(), fresh_kip()]
     numbers = [kip.instance for kip in kips]
     for kip in kips:

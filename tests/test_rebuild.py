@@ -60,7 +60,7 @@ def test_a_damaged_plan(web: Proc, kip: Kip) -> None:
 #   anywhere in 46 bits of addresses (node's are by chance) is no obstacle
 # held by: this, `tests/test_rebuild.py::test_memory_anywhere_is_no_obstacle`
 def test_a_plan_of_another_version(web: Proc) -> None:
-    """One that a Kip before this one made is not used, but made anew from the same images; nobody waits for CRIU."""
+    """A plan that an older Kip made is not used, but made anew from the same images; no client waits for CRIU."""
     steady = Http(web.port())
     assert steady.get("/page.html") == servers.PAGE
     web.sleep()
@@ -202,8 +202,8 @@ def use(client: Lines) -> dict[str, str]:
 # held by: this, `tests/test_rebuild.py::test_what_has_a_path_by_both_ways_in_turn`,
 #   `crates/sandbox/tests/restore.rs::held_mounts_keep_what_is_bound_to_a_path_of_a_sandbox_that_is_gone`
 def test_what_has_a_path(places: Proc) -> None:
-    """Unix sockets bound to a path, absolute and relative, listening, connected, with somebody who waits, with datagrams, without
-    their file; FIFOs; deleted files: held, and found by their paths from inside."""
+    """Unix sockets bound to a path, absolute and relative, listening, connected, with a client that waits, with datagrams,
+    without their file; FIFOs; deleted files: held, and found by their paths from inside."""
     client = Lines(places.port())
     before = use(client)
     assert before["pid"] != "0"
@@ -212,7 +212,7 @@ def test_what_has_a_path(places: Proc) -> None:
         places.sleep()
         after = use(client)
         assert places.rebuilt()
-        # Who connected before the sleep was a process of another pid namespace.
+        # The process that connected before the sleep was of another pid namespace.
         assert after == {**before, "pid": "0"}
 
 

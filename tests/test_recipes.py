@@ -1,4 +1,4 @@
-"""Each recipe (recipes/NAME) is applied as it is, used by a real client, and sleeps and wakes with who is connected and what it had."""
+"""Each recipe (recipes/NAME) is applied as it is, used by a real client, and sleeps and wakes with its clients and its data."""
 
 from __future__ import annotations
 
@@ -283,8 +283,8 @@ SINKING = ("mqtt", "nginx", "postgres", "redis")
 # promise P15: they sink by themselves when no client comes (nginx, redis, postgres and the MQTT broker
 #   are tried, with shorter times)
 def test_recipes_sink_by_themselves(kip: Kip, tmp_path: Path) -> None:
-    """Nobody sends them to sleep: with shorter times than their own they hibernate and are parked for idleness, with who is
-    connected, and serve again. All at once, so that this takes as long as one."""
+    """No command sends them to sleep: with shorter times than their own they hibernate and are parked for idleness, with
+    clients connected, and serve again. All at once, so that this takes as long as one."""
     clients = {}
     for name in SINKING:
         folder = shutil.copytree(RECIPES / name, tmp_path / name)

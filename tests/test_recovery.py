@@ -152,7 +152,7 @@ def test_timer_due_while_the_daemon_is_dead(fresh_kip: Callable[..., Kip], tortu
         asleep = proc.state == "parked"
         kip.kill()
         in_time = asleep and time.monotonic() - armed < first_ms / 1000
-        time.sleep(max(0.0, armed + first_ms / 1000 + 0.1 - time.monotonic()))  # the first becomes due with nobody there
+        time.sleep(max(0.0, armed + first_ms / 1000 + 0.1 - time.monotonic()))  # the first becomes due with no daemon there
         restart(kip)
         proc.wait_state("running", 30)
         fired = lambda timer: lambda: client.values(f"result {timer}")["fired"] == "1"  # noqa: E731
@@ -286,7 +286,7 @@ def test_keeper_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_t
 
 
 def test_daemon_is_killed_in_the_middle(fresh_kip: Callable[..., Kip], torture_tar: Path) -> None:
-    """At moments nobody chose: the steps' own tests cover the recorded ones, this covers those between."""
+    """At arbitrary moments: the steps' own tests cover the recorded ones, this covers those between."""
     kip = fresh_kip()
     proc = run_torture(kip, torture_tar)
     client = Lines(proc.port())
@@ -313,7 +313,7 @@ class Story:
 
     def __init__(self, kip: Kip, tar: Path, step: str):
         self.kip, self.tar = kip, tar
-        # A client may have its answer before the last steps of its wake; whoever gave a command hears after all of them.
+        # A client may have its answer before the last steps of its wake; a command has it after all of them.
         self.moment = 0.1 if step.startswith("wake") else 0.0
         self.proc = Proc(kip, "worker")
         self.died_in: str | None = None

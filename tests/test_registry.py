@@ -119,7 +119,7 @@ def test_a_registry_that_wants_a_login(
 # held by: this, `tests/test_registry.py::test_a_daemon_that_trusts_the_ca`,
 #   `tests/test_registry.py::test_tokens_of_a_registry`
 def test_by_tls_with_a_ca_of_ones_own(kip: Kip, web: Image, tmp_path: Path) -> None:
-    """A registry whose certificate nobody trusts yet, also on this machine: `--registry-ca` names its CA."""
+    """A registry, also on this machine, whose certificate is not trusted yet: `--registry-ca` names its CA."""
     with images.registry(tmp_path / "r", tls=True) as secure:
         name = secure.push("private/web", "1", web)
         ca = ["--registry-ca", str(secure.ca)]
@@ -138,7 +138,8 @@ def test_by_tls_with_a_ca_of_ones_own(kip: Kip, web: Image, tmp_path: Path) -> N
 
 
 def test_a_daemon_that_trusts_the_ca(fresh_kip: Callable[..., Kip], web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whom the daemon's machine trusts needs no flag: here by SSL_CERT_FILE. This machine by its name, for loopback is asked without TLS."""
+    """A registry that the daemon's machine trusts needs no flag: here by SSL_CERT_FILE. It goes by this machine's name, for
+    loopback is asked without TLS."""
     with images.registry(tmp_path / "r", host=socket.gethostname(), tls=True) as secure:
         monkeypatch.setenv("SSL_CERT_FILE", str(secure.ca))
         kip = fresh_kip()
@@ -146,7 +147,7 @@ def test_a_daemon_that_trusts_the_ca(fresh_kip: Callable[..., Kip], web: Image, 
 
 
 def test_tokens_of_a_registry(kip: Kip, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry that sends whoever asks to somebody who gives out tokens, as the large ones do."""
+    """A registry that sends its clients to a server that gives out tokens, as the large ones do."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with images.registry(tmp_path / "r", tokens=True) as given:
         name = given.push("team/web", "1", web)
@@ -162,7 +163,7 @@ def test_tokens_of_a_registry(kip: Kip, web: Image, tmp_path: Path, monkeypatch:
 #   registry is asked as anonymous instead
 # held by: this, `kip_cli::image::login::tests::logins_are_found_as_docker_writes_them`
 def test_logins_that_cannot_be_used_are_named(kip: Kip, closed: Registry, web: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has a login and cannot use it does not ask as nobody: that would be another answer, and an unclear one."""
+    """A client that has a login and cannot use it does not ask as anonymous: the answer would be another, and unclear."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     name = closed.push("private/web", "1", web)
     helper, config = tmp_path / "bin/docker-credential-test", tmp_path / "config.json"
@@ -228,7 +229,7 @@ def code_of(kip: Kip, source: dict[str, Any], **more: Any) -> str:
 
 
 def test_codes_of_pulls_that_fail(kip: Kip, registry: Registry, closed: Registry, web: Image, tmp_path: Path) -> None:
-    """Who named nothing, something damaged, who may not, nobody there: none of it is a defect or a full disk."""
+    """An image that is missing or damaged, a client without permission, no registry: none of it is a defect or a full disk."""
     name = closed.push("codes/web", "1", web)
     assert code_of(kip, {"oci": {"path": "/nowhere"}}) == "unknown"
     assert code_of(kip, {"dockerarchive": {"path": str(tmp_path)}}) == "invalid"

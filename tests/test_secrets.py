@@ -1,4 +1,5 @@
-"""Secrets: files that a proc has in memory, and that nobody else can read: not in what is shown, not on the disk, not in the store."""
+"""Secrets: files that a proc has in memory, and that no other program can read: they are not in what is shown, not on the disk,
+not in the store."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_a_terminal_sees_how_far_it_is(fresh_kip: Callable[..., Kip], store: Pat
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=end, text=True, timeout=60, check=False)
     os.close(end)
     seen = ""
-    with suppress(OSError):  # EIO: all is read, and nobody has the other end any more
+    with suppress(OSError):  # EIO: all is read, and no process has the other end any more
         while more := os.read(terminal, 1 << 16).decode():
             seen += more
     os.close(terminal)
@@ -351,7 +351,7 @@ def collect_dry(kip: Kip) -> list[dict[str, object]]:
 
 # promise snapshots: about once an hour by itself
 def test_by_itself(fresh_kip: Callable[..., Kip], store: Path) -> None:
-    """What is unused is noted without anybody's word, and kept for a day."""
+    """What is unused is noted without a command, and kept for a day."""
     kip = fresh_kip("--store", str(store), "--collect-every", "300ms")
     proc, client = run_redis(kip)
     archive_often(proc, client, 4)

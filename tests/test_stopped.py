@@ -1,5 +1,5 @@
-"""Stopped processes (SIGSTOP, SIGTSTP): they keep nobody awake, sleep in each tier, are still stopped afterwards without having run, and
-go on when they are continued."""
+"""Stopped processes (SIGSTOP, SIGTSTP): they keep no proc awake, sleep in each tier, are still stopped afterwards without
+having run, and go on when they are continued."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ KEYS, LENGTH = 1600, 8000
 # What a client asks for each time, so that it is in the working set, and little else is.
 USUAL = 5
 
-# What stays until somebody does something about it, and the words for that.
+# Trouble that stays until the user does something about it, and the words for it.
 STAYS: dict[str, tuple[Fault, str]] = {
     "forbidden": (answers(403, "AccessDenied"), r"forbids this with these credentials \(AccessDenied\): allow them"),
     "key": (answers(403, "InvalidAccessKeyId"), r"does not accept the credentials \(InvalidAccessKeyId\): check the key"),
@@ -156,7 +156,7 @@ UP = {
 @pytest.mark.parametrize("trouble", list(ALL))
 def test_archiving(stored: Stored, trouble: str) -> None:
     """Whatever request meets it, of those that write or of those that read back: it stays parked and says why, wakes from the local
-    disk for who is connected, and is archived once the trouble is over."""
+    disk for the connected client, and is archived once the trouble is over."""
     fault, words = ALL[trouble]
     for kind, method in UP.get(trouble, EVERY):
         stored.park()
@@ -311,7 +311,7 @@ def test_memory_that_does_not_come(stored: Stored, trouble: str) -> None:
     if trouble == "refused":
         fault, words = PERSISTS["slow down"][0], "cannot be reached at"
     else:
-        # A body that is cut each time is gained byte by byte: nobody has to be told.
+        # A body that is cut each time is gained byte by byte: the user need not be told.
         fault, words = ALL.get(trouble, (cut(3000), ""))
     stored.network.fail(fault, "pack", method="GET")
     stored.kip.cli("wake", "redis")
@@ -334,8 +334,8 @@ def test_memory_that_does_not_come(stored: Stored, trouble: str) -> None:
 
 
 def test_all_of_it_is_needed_and_does_not_come(stored: Stored) -> None:
-    """A wake by CRIU needs all memory, and the packs are not to be had: it sleeps on, by whatever it is woken, never starts cold, and
-    wakes for who waited."""
+    """A wake by CRIU needs all memory, and the packs are not to be had: the proc sleeps on, whatever would wake it, never starts
+    cold, and wakes for the client that waited."""
     stored.archive()
     stored.kip.expected += [r"WARN.*(again|left|gone|keeper|made anew)"]
     stored.kip.reboot()
@@ -404,7 +404,7 @@ def test_collecting(stored: Stored, trouble: str, kind: str, method: str) -> Non
     stored.check()
 
 
-# Bad input: what somebody has to put right.
+# Bad input: what the user has to put right.
 
 
 @contextmanager
@@ -453,7 +453,7 @@ def test_a_bucket_that_is_missing(stored: Stored) -> None:
 
 @pytest.mark.parametrize("kind", ["front", "pack", "head"])
 def test_an_object_that_is_missing(stored: Stored, kind: str) -> None:
-    """Its name is told. A pack is only missed by who touches it, and waited for."""
+    """The refusal names it. Only a program that touches a pack misses it, and waits for it."""
     stored.archive()
     front = stored.front()
     path = {"front": front, "head": front.parent / "head", "pack": front.parents[2] / "packs"}[kind]
@@ -504,7 +504,7 @@ def test_what_a_newer_kip_wrote(stored: Stored) -> None:
     line = stored.refused("wake", "redis")
     manifest.write_text(text)
     assert re.search(r"redis cannot be woken: snapshot .* has format 99, this Kip reads up to \d+: upgrade Kip", line), line
-    stored.check()  # nobody has to say that it is put right
+    stored.check()  # no command has to say that it is put right
 
 
 def test_another_web_server_beside_it(stored: Stored, tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def test_every_wait(kip: Kip, tmp_path: Path, way: str) -> None:
 
 
 def test_on_time_by_the_other_clocks(kip: Kip, tmp_path: Path, way: str) -> None:
-    """Nobody wakes it: it wakes for the first wait on another clock, and those on its own go on for as long as they had left."""
+    """No client wakes the proc: it wakes for the first wait on another clock, and waits on its own go on for as long as they had
+    left."""
     proc = run(kip, "ontime", tmp_path, "4")
     wait_for("all have begun", lambda: "all begun" in proc.logs())
     park(proc, way)

@@ -1,4 +1,4 @@
-"""Whoever waits for events or for a while has the present time when he is told of the client that woke him."""
+"""A program that waits for events or for a while has the present time when it is told of the client that woke it."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ while True:
 @pytest.mark.parametrize("tier", ["held", "parked"])
 @pytest.mark.parametrize("call", ["epoll", "poll", "select"])
 def test_a_time_out_passes_before_the_event(kip: Kip, call: str, tier: str) -> None:
-    """Whoever waits for events or for a while, and slept longer than that, sees the while pass first: his time is the present
-    one when he is told of the client that woke him."""
+    """A program that waits for events or for a while, and slept longer than that, sees the while pass first: its time is the
+    present one when it is told of the client that woke it."""
     command = ["python3", "-c", LOOKS_ONCE, call]
     proc = kip.run(f"{call}-{tier}", command, ports=["7000"], flags=["--hibernate", "held" if tier == "held" else "off"])
 

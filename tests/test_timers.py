@@ -232,8 +232,8 @@ def all_at_once(proc: Proc, client: Lines, due_ms: int) -> bool:
     stall_ms = view["last_wake"]["total_us"] / 1000 + (0 if in_time else view["last_sleep"]["total_us"] / 1000)
     for timer in timers.values():
         wait_fired(client, timer, due_ms / 1000 + 10)
-    # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program runs again; nobody
-    # can correct it from outside, so each sleep makes these two kinds later, by less than its freeze and its wake take
+    # CRIU stores what is left of a POSIX or interval timer and arms it some time before the program runs again; no
+    # other process can correct it, so each sleep makes these two kinds later, by less than its freeze and its wake take
     # (docs/limits.md).
     drift = transitions_ms
     for kind, timer in timers.items():

@@ -1,4 +1,4 @@
-"""Trouble that is nobody's fault in the command: a full disk, a damaged snapshot, a program that cannot be parked."""
+"""Trouble that is not the command's fault: a full disk, a damaged snapshot, a program that cannot be parked."""
 
 from __future__ import annotations
 

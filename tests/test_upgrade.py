@@ -255,7 +255,7 @@ def test_kip_is_upgraded_under_load(fresh_kip: Callable[..., Kip], installed: Pa
     try:
         for build in (1, 2):
             before = [(p.inspect()["state"], p.inspect()["wakes"]) for p in (hot, web, *sleepers)]
-            # Who is hibernated is parked first: this pager alone knows whether it has touched its memory.
+            # A hibernated proc is parked first: this pager alone knows whether the proc has touched its memory.
             after = [("parked" if state == "hibernated" else state, wakes) for state, wakes in before]
             assert build == 2 or [state for state, _ in before].count("hibernated") == 5
             asked = load.asked
@@ -478,7 +478,7 @@ def test_a_keeper_drops_what_the_pager_does_not_have(fresh_kip: Callable[..., Ki
 #   `crates/keeper/tests/succession.rs::one_of_another_protocol_is_told_from_ours`,
 #   `kip_pager::slots::tests::a_map_of_another_form_is_found`
 def test_residents_of_another_version_are_replaced(fresh_kip: Callable[..., Kip], installed: Path) -> None:
-    """Those that run are taken for such whose messages are others: nothing is lost of whoever sleeps in whatever way."""
+    """The running keeper and pager are taken for ones with other messages: no proc loses anything, in whatever way it sleeps."""
     kip = fresh_kip()
     procs, clients = {}, {}
     for name in ("hot", "parked", "blocked", "held"):

@@ -1,4 +1,4 @@
-"""Volumes: files of this machine inside procs, through every tier. They stay here, and so does who has them."""
+"""Volumes: files of this machine inside procs, through every tier. They stay here, and so does a proc that has them."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def test_open_files_mappings_and_locks(kip: Kip, host: Path) -> None:
         proc.sleep()
         check_use(proc, host, 3 * times - 1)
         assert proc.rebuilt()
-        with open(host / "log", "a") as log:  # somebody else's, at the end
+        with open(host / "log", "a") as log:  # another process's, at the end
             log.write("")
         proc.sleep()
         proc.wake()
@@ -517,7 +517,7 @@ def test_an_open_file_that_is_not_as_it_was_starts_it_cold(kip: Kip, host: Path,
     said = kip.refused("wake", what)
     assert told in said and str(file) in said and "its snapshot is kept" in said
     assert proc.state == "parked"
-    # Somebody comes: the same once more, then cold, and it tells.
+    # A client comes: the same refusal once more, then a cold start, and its event tells why.
     socket.create_connection(("127.0.0.1", proc.port())).close()
     wait_for("it has begun anew", lambda: ask_or_none(proc, "'f' in globals()") == [False], 30)
     [event] = cold_starts(kip, what)

@@ -34,7 +34,7 @@ from harness.wait import wait_for
 #   the newest packet (whole seconds), who has it open
 # held by: this, `kip_worker::why::flows::tests::a_socket_s_flow_is_found_with_its_client_and_age`
 def test_why_names_the_connection(kip: Kip, tmp_path: Path) -> None:
-    """The socket, its client's own port, what is queued, when the newest packet was, and who has it open."""
+    """The socket, its client's own port, what is queued, when the newest packet was, and which process has it open."""
     server = servers.echo()
     proc = kip.run("talk", server.command, ports=server.published, tar=server.tarball(tmp_path))
     with socket.create_connection(("127.0.0.1", proc.port())) as client:
@@ -121,7 +121,7 @@ def test_why_names_what_exec_runs(kip: Kip) -> None:
 # promise command-line: why tells what woke it last and each step in microseconds; asking keeps no
 #   proc awake and wakes none
 def test_why_keeps_nobody_awake_and_wakes_nobody(kip: Kip, tmp_path: Path) -> None:
-    """Asked all the time, a proc falls asleep as if nobody asked, with a client connected; then it sleeps on."""
+    """Asked all the time, a proc falls asleep as if it were not asked, with a client connected; then it sleeps on."""
     server = servers.echo()
     flags = ["--idle", "2s", "--park-after", "2s"]
     proc = kip.run("quiet", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=flags)

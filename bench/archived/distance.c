@@ -145,7 +145,7 @@ static void relay_stream(int client)
 	close(upstream);
 }
 
-/* One client at a time: an answer goes to who has sent the newest datagram. */
+/* One client at a time: an answer goes to the client that has sent the newest datagram. */
 static void relay_datagrams(int listener)
 {
 	int upstream = socket(AF_INET, SOCK_DGRAM, 0);

@@ -38,7 +38,7 @@ class Awake(Failed):
 
 
 def look(kip: Kip, instances: Sequence[Instance], state: str) -> dict[str, Any]:
-    """Memory in one state. All must be in it before and after: looking wakes nobody."""
+    """Memory in one state. All must be in it before and after: looking wakes no proc."""
     tier = "hibernated" if state == "hibernated" else "hot"
 
     def views() -> list[dict[str, Any]]:

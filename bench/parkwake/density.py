@@ -32,7 +32,7 @@ def measure(work: Workspace, program: Path, count: int, seconds: int, say: Calla
     if sum(v["tier"] == "parked" for v in views) != count or any(v.get("pids") for v in views):
         raise Failed("not all are parked")
     own = kip.own_processes()
-    # Whoever has an id of this instance's blocks is a process of a proc.
+    # A process that has an id of this instance's blocks belongs to a proc.
     first = leftovers.FIRST_UID + kip.instance * leftovers.SLOTS * leftovers.IDS
     hosted = sum(first <= uid < first + leftovers.SLOTS * leftovers.IDS for _, uid, _ in leftovers.processes().values())
     names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in own}

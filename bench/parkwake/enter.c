@@ -6,7 +6,7 @@
  * and exits with it. `native` is a chroot: the mount namespace exists only so that the bind mounts of the root vanish with
  * the server. `sandbox` has pid, mount, uts and ipc namespaces, as one makes them by hand for CRIU. In both, the root is
  * ROOT with the host's /usr and a /proc, NETNS is the network namespace to stand in. A native server dies
- * with us, and we die with whoever started us. */
+ * with us, and we die with the process that started us. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -22,7 +22,7 @@ TIMEOUT = 30.0
 
 
 def free_port() -> int:
-    """A TCP port that nobody had a moment ago."""
+    """A TCP port that was free a moment ago."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])

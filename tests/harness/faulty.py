@@ -140,7 +140,7 @@ def lost_request(exchange: Exchange) -> None:
 
 
 def lost_answer(exchange: Exchange) -> None:
-    """The server acts on it, and nobody is told."""
+    """The server acts on the request, and its answer is lost."""
     exchange.ask()
     raise Dropped
 
@@ -274,7 +274,7 @@ class Network:
             return self.seen.count((method, kind))
 
     def refuse(self) -> None:
-        """Nobody listens any more, and what was connected is not."""
+        """The proxy no longer listens, and its connections are closed."""
         with suppress(OSError):
             self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()

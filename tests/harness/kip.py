@@ -259,7 +259,7 @@ class Kip:
         return COLOURS.sub("", self.stderr_file.read_text(errors="replace")) if self.stderr_file.exists() else ""
 
     def complaints(self) -> list[str]:
-        """Lines that nobody expected."""
+        """Lines that the test did not expect."""
         lines = [line for line in self.stderr().splitlines() if COMPLAINT.search(line)]
         return [line for line in lines if not any(re.search(e, line) for e in self.expected)]
 
@@ -312,8 +312,8 @@ class Kip:
             return json.loads(connection.getresponse().read())
 
     def own_processes(self) -> list[int]:
-        """The daemon, the keeper and the pager, which are nobody's children, and all that descends from them but the procs' own
-        processes."""
+        """The daemon, the keeper and the pager, which are not each other's children, and all that descends from them but the
+        procs' own processes."""
         parents: dict[int, int] = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.kip import Kip
 
 FIRST_UID, SLOTS, IDS, INSTANCES = 0x2000_0000, 2048, 65536, 16
-# Instance numbers that are for daemons nobody chose a number for: those of other people, and of commands in tests.
+# Instance numbers for daemons that were given none: those of other people, and of commands in tests.
 FOR_ALL = 4
 RUN = Path("/run/kip")
 
@@ -82,7 +82,7 @@ def instance_of(*pids: int | None) -> int | None:
         try:
             s = path.stat()
         except FileNotFoundError:
-            continue  # another's, who is down by now
+            continue  # another daemon's, which is down by now
         inodes[s.st_dev, s.st_ino] = int(path.name.rsplit("-", 1)[1])
     for pid in filter(None, pids):
         for fd in Path(f"/proc/{pid}/fd").glob("*"):
@@ -117,7 +117,7 @@ def left(before: Machine, data: Path, instance: int | None) -> list[str]:
     found = []
     older = {pid for pid, _ in before.processes} - {1, os.getpid()}
     for pid, (line, uid, started) in processes().items():
-        # A child of something older than this daemon is somebody else's, whatever its user id.
+        # A child of a process older than this daemon is not this daemon's, whatever its user id.
         if (pid, started) in before.processes or pid == os.getpid() or parent(pid) in older:
             continue
         ours = str(data) in line
@@ -234,4 +234,4 @@ def _remove_group(path: Path) -> None:
     try:
         path.rmdir()
     except OSError:
-        pass  # a process in it is still dying; who makes the group again finds it there
+        pass  # a process in the group is still dying; a daemon that makes the group again finds it there

@@ -1,7 +1,7 @@
 """The line to the store: a proxy in front of an S3 server, which delays the first byte of each response, holds what passes to a
 rate, and writes down every request.
 
-A process of its own (`python3 line.py UPSTREAM DELAY_MS MB_PER_S`), so that it does not share an interpreter with who measures.
+A process of its own (`python3 line.py UPSTREAM DELAY_MS MB_PER_S`), so that it shares no interpreter with the measuring program.
 It says its port, then answers each line of standard input by one line of JSON: how many requests are under way, and those that have
 ended since the last time. A line with a number sets the delay to so many milliseconds. Up and down are a rate each, shared by all
 connections. Times are CLOCK_MONOTONIC."""
@@ -26,7 +26,7 @@ CREDIT_S = 0.002
 
 @dataclass
 class Request:
-    """One request; `first_ns` is from its last byte to the first of the response, as who asks sees it."""
+    """One request; `first_ns` is from its last byte to the first of the response, as the client sees it."""
 
     kind: str
     key: str
@@ -37,11 +37,11 @@ class Request:
     up: int
     down: int
     whole: bool
-    """The response came to its end; who asked may have hung up before."""
+    """The response came to its end; the client may have hung up before."""
 
 
 class Rate:
-    """Lets so many bytes pass per second, whoever sends them."""
+    """Lets so many bytes pass per second, over all connections together."""
 
     def __init__(self, per_second: float):
         self.per_second, self.next, self.lock = per_second, 0.0, threading.Lock()
@@ -84,7 +84,7 @@ class Line:
                 while self.request(client, ours, server, theirs):
                     pass
             except (ConnectionError, EOFError):
-                pass  # who asked has hung up, or the server has
+                pass  # the client has hung up, or the server has
 
     def request(self, client: socket.socket, ours: BinaryIO, server: socket.socket, theirs: BinaryIO) -> bool:
         """Passes one request on and its response back; whether another may follow."""
@@ -169,7 +169,7 @@ def fields(head: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 class Proxy:
-    """The process, as who measures has it."""
+    """The proxy process, as the measuring program has it."""
 
     def __init__(self, upstream_port: int, delay_ms: float, mb_per_s: float):
         words = [sys.executable, str(Path(__file__)), f"127.0.0.1:{upstream_port}", str(delay_ms), str(mb_per_s)]

@@ -1,5 +1,5 @@
 """What the program `memory` (programs/memory.c) must hold: every page of every region of every process, as it would be if
-nobody ever slept. A model of the kernel's promises, by mmap(2), mremap(2), madvise(2), mprotect(2), fork(2); of Kip it
+the program never slept. A model of the kernel's promises, by mmap(2), mremap(2), madvise(2), mprotect(2), fork(2); of Kip it
 knows nothing."""
 
 from __future__ import annotations

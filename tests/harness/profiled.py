@@ -62,7 +62,7 @@ class Case:
 
 
 def speaks(profile: str, server: Callable[[], Server], port: int, words: bytes, wanted: bytes, quiet: bytes | None = None) -> Case:
-    """One that answers `words` with something that has `wanted` in it, and sends away who then says nothing."""
+    """A server that answers `words` with something that has `wanted` in it, and sends away a client that then says nothing."""
     return Case(
         profile,
         server,

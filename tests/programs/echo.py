@@ -1,4 +1,4 @@
-"""Echo server for the port tests: TCP and UDP, IPv4 and IPv6, on every port given; a TCP client is told who it is.
+"""Echo server for the port tests: TCP and UDP, IPv4 and IPv6, on every port given; a client can ask for its own address.
 
 Usage: echo.py PORT.. ; each port is served by both protocols and both families. A line `who` is answered with the
 peer's address as seen from inside, anything else is echoed."""

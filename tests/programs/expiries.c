@@ -1,6 +1,6 @@
 /* Timers that expire all the time: interval timers in processes of their own, POSIX timers, timerfds, at several periods each.
  *
- * Answers whoever connects to port 7000 with a line "KIND PERIOD_MS COUNT ELAPSED_US" for each, and closes. A count is how often
+ * Answers each client of port 7000 with a line "KIND PERIOD_MS COUNT ELAPSED_US" per timer, and closes. A count is how often
  * the program was told: by a call that a signal has ended, by a signal and its overruns, by what a timerfd has counted.
  * itimer_once arms a timer anew each time it has expired, and hangs if it is not told once. virtual and prof count CPU time. */
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 /* Waits of processes that have a system call filter of their own, which kills one that calls what it did not expect.
  *
- * Answers whoever connects to port 7000 with a line "NAME COUNT EARLIEST_US LATEST_US" for each, and closes: how often the wait has
+ * Answers each client of port 7000 with a line "NAME COUNT EARLIEST_US LATEST_US" per wait, and closes: how often the wait has
  * ended by its time-out of two seconds, and by how much it was late at least and at most. */
 #define _GNU_SOURCE
 #include <linux/filter.h>

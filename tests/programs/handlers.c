@@ -1,6 +1,6 @@
 /* Waits of every kind that the handler of a signal ends, each in a process of its own with an interval timer.
  *
- * Answers whoever connects to port 7000 with a line "NAME TOLD EINTR OTHER" for each, and closes: how often its handler ran, how
+ * Answers each client of port 7000 with a line "NAME TOLD EINTR OTHER" per wait, and closes: how often its handler ran, how
  * often its wait ended with EINTR, and how often it ended otherwise. No wait is over before its timer expires. Those that begin
  * with "again_" have a handler with SA_RESTART, and are never ended.
  *

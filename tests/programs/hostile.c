@@ -1,4 +1,4 @@
-/* Fights whoever takes its memory out: threads that unmap, move, protect, drop and fill mappings without pause, children
+/* Fights the pager, which takes its memory out: threads that unmap, move, protect, drop and fill mappings without pause, children
  * that come and go, attempts at a userfaultfd and at tracing, memory up to its limit. Answers lines on TCP all the while.
  *
  *   hostile PORT
@@ -26,7 +26,7 @@ static int uffd_error, trace_error;
 
 static unsigned next(unsigned *seed) { return *seed = *seed * 1664525 + 1013904223, *seed >> 8; }
 
-/* Every page that it finds mapped holds its own number or zero, or somebody has mixed them up. */
+/* Every page that it finds mapped holds its own number or zero; otherwise pages were mixed up. */
 static void look(volatile unsigned char *at, unsigned tag) {
     unsigned got = *(volatile unsigned *)at;
     if (got != 0 && got != tag) {

@@ -75,7 +75,7 @@ static __thread sigjmp_buf touched;
 static __thread volatile int touching;
 static __thread char other_stack[8 * PAGE];
 
-/* Fresh places: nobody else maps anything there, so that a hole stays one. There is room to grow (LARGEST in the test). */
+/* Fresh places: no other call maps anything there, so that a hole stays one. There is room to grow (LARGEST in the test). */
 static char *fresh(void) {
     static char *next = (char *)0x100000000000;
     char *at = next;

@@ -1,7 +1,7 @@
 """Holds one of everything that has, or had, a place in the file system, and says on TCP whether all of it is as it was left.
 
 `round` uses each, leaves something in each for the next round, and answers `ok` and what SO_PEERCRED says of an old connection; a
-failure is answered with what it was. Beside that /tmp/absolute says `hello` to whoever connects."""
+failure is answered with what it was. Beside that /tmp/absolute says `hello` to each client."""
 
 import contextlib
 import os
@@ -88,7 +88,7 @@ class Places:
         equal("the nameless file", os.pread(self.nameless, 100, self.at - len(text)), text)
         equal("its place", os.lseek(self.shared, 0, os.SEEK_CUR), self.at)
         equal("names", (os.fstat(self.deleted).st_nlink, os.fstat(self.nameless).st_nlink), (0, 0))
-        # Whoever waited is served, and somebody else waits.
+        # The client that waited is served, and another one waits.
         self.relative.settimeout(10)
         connection, _ = self.relative.accept()
         connection.sendall(b"at last")

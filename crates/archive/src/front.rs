@@ -8,8 +8,9 @@
 //! manifest -> sets -> page table -> files -> metadata -> eager pages -> set pages -> end
 //! ```
 //!
-//! So whoever reads it knows where all memory and all files are before the first page comes. Eager pages are those that
-//! cannot wait for a fault; once they have come the processes may be made, while the sets follow.
+//! So a reader knows where all memory and all files are before the first page comes. Eager pages
+//! are those that cannot wait for a fault; once they have come the processes may be made, while the
+//! sets follow.
 
 pub mod read;
 pub mod write;
@@ -93,8 +94,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// What of it nobody would read again, if anything: metadata files that have no names, or two the same; sizes that
-    /// nothing has.
+    /// Why a reader would refuse the manifest, if it would: metadata files that have no names, or
+    /// two the same; sizes that nothing has.
     pub fn fault(&self) -> Option<&'static str> {
         let mut names = std::collections::HashSet::new();
         if !self.metadata.iter().all(|file| is_name(file.name.as_bytes()) && names.insert(&file.name)) {

@@ -13,12 +13,13 @@
 //!   ^------------------a head leads to it again----------------------'
 //! ```
 //!
-//! Why it is right: what a writer refers to was live or young when it began. Suppose that it is deleted. Then it was a
-//! candidate since S, and a writer that read the candidates after S saw that. So it read them before S, began before
-//! that, and published before S + grace / 2; the second mark began later and saw the head. Nor was it deleted before the
-//! writer began: it was seen to be there after that. Fronts need no more than that: a writer refers to no front but its
-//! own, whose name nobody else ever writes ([`crate::names`]), and one that its head does not name is garbage, whoever
-//! wrote it.
+//! Why it is right: what a writer refers to was live or young when it began. Suppose that it is
+//! deleted. Then it was a candidate since S, and a writer that read the candidates after S saw
+//! that. So it read them before S, began before that, and published before S + grace / 2; the
+//! second mark began later and saw the head. Nor was it deleted before the writer began: it was
+//! seen to be there after that. Fronts need no more than that: a writer refers to no front but its
+//! own, whose name no other writer ever writes ([`crate::names`]), and a front that its head does
+//! not name is garbage, whichever writer wrote it.
 
 mod record;
 
@@ -174,8 +175,9 @@ pub fn plan(mark: &Mark<'_>, earlier: &Candidates, grace_ms: u64) -> Plan {
     plan
 }
 
-/// A moment of this machine, in milliseconds of CLOCK_BOOTTIME: it goes on while the machine sleeps, and nobody sets it.
-/// Only good for comparing with others of the same boot, which is as long as any writer lives.
+/// A moment of this machine, in milliseconds of CLOCK_BOOTTIME: the clock goes on while the machine
+/// sleeps, and no program sets it. Only good for comparing with others of the same boot, which is
+/// as long as any writer lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootMs(pub u64);
 

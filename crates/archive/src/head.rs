@@ -1,5 +1,5 @@
-//! The head of a proc: the one object that changes. Which front is the newest, who owns the proc, which older ones are
-//! kept.
+//! The head of a proc: the one object that changes. Which front is the newest, which data directory
+//! owns the proc, which older fronts are kept.
 //!
 //! Owns the rules by which a head may follow another, as pure functions; the store compares and swaps, and loses the
 //! race for one of two. A proc has one owner at a time, of an epoch that only grows; an owner of an older epoch can
@@ -13,7 +13,8 @@
 //!          Archived <--brought in from elsewhere-- nothing, or Removed
 //! ```
 //!
-//! Whoever swaps does it by [`Swap`], which knows what to do when the outcome of one is not known.
+//! A caller swaps heads by [`Swap`], which knows what to do when the outcome of a swap is not
+//! known.
 
 mod swap;
 
@@ -36,7 +37,7 @@ pub const KEPT: usize = 2;
 pub const KEPT_MOST: usize = 64;
 const SECTION: u8 = 1;
 
-/// Who owns a proc, and since when.
+/// The owner of a proc, and since which adoption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
     /// The data directory.
@@ -49,12 +50,13 @@ pub struct Owner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadState {
-    /// It is its owner's, who may be running it.
+    /// Its owner has it, and may be running it.
     Owned,
-    /// It runs nowhere: whoever adopts it may wake it.
+    /// It runs nowhere: the data directory that adopts it may wake it.
     Archived,
-    /// It is no more. Such a head stays where it is, for while it does nobody can make the proc anew who has not heard
-    /// of its end; it leads to nothing, so collection takes all that was the proc's.
+    /// The proc is no more. Its head stays where it is, for while it does no data directory that
+    /// has not heard of the proc's end can make it anew; the head leads to nothing, so collection
+    /// takes all that was the proc's.
     Removed,
 }
 
@@ -71,7 +73,7 @@ pub struct Head {
     pub realm: Realm,
     /// Grows with every change that is tried: no two heads that follow one another have the same.
     pub change: u64,
-    /// Who owns it, or did last.
+    /// The data directory that owns it, or did last.
     pub owner: Owner,
     /// The front of the newest complete generation, if there is one.
     pub current: Option<FrontRef>,
@@ -84,7 +86,7 @@ pub struct Head {
 /// A head may not be followed by that.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadRefused {
-    /// Somebody else has it now.
+    /// Another data directory owns it now.
     #[error(
         "proc {proc} belongs to data directory {} since epoch {}, not to {} of epoch {}: it was adopted meanwhile",
         now.id, now.epoch, claimed.id, claimed.epoch
@@ -92,9 +94,9 @@ pub enum HeadRefused {
     Fenced {
         /// Which.
         proc: ProcId,
-        /// Who owns it.
+        /// Its owner.
         now: Owner,
-        /// Who wanted to change it.
+        /// The owner that wanted to change it.
         claimed: Owner,
     },
     /// It runs nowhere.
@@ -143,9 +145,10 @@ impl Head {
         Head { format: FORMAT, proc, name, realm, change: 1, owner, current, kept, state }
     }
 
-    /// That of a proc that was brought in from elsewhere with one generation: it runs nowhere, and whoever adopts it may wake
-    /// it. `found`: what the store has of it. A proc that was removed comes back by this, and by nothing else: who brings it
-    /// in has read of its end, and owners of earlier epochs stay fenced.
+    /// The head of a proc that was brought in from elsewhere with one generation: the proc runs
+    /// nowhere, and the data directory that adopts it may wake it. `found`: the head that the store
+    /// has of it. A proc that was removed comes back by this, and by nothing else: the importer has
+    /// read of its end, and owners of earlier epochs stay fenced.
     ///
     /// # Errors
     /// `Exists`.
@@ -166,7 +169,8 @@ impl Head {
         Ok(Head { change: before.0 + 1, owner, current: Some(front), state: HeadState::Archived, ..first })
     }
 
-    /// What follows when somebody takes the proc over. Whether he may is decided elsewhere (lease, owner's wish).
+    /// What follows when a data directory takes the proc over. Whether it may is decided elsewhere
+    /// (lease, owner's wish).
     ///
     /// # Errors
     /// `Removed`.
@@ -178,7 +182,7 @@ impl Head {
         Ok(Head { owner, state: HeadState::Owned, ..self.again() })
     }
 
-    /// Whether somebody still owns the proc.
+    /// Whether the claimed owner still owns the proc.
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`.
@@ -220,7 +224,8 @@ impl Head {
         Ok(Head { state: HeadState::Archived, ..self.again() })
     }
 
-    /// What follows when its owner removes the proc for good. Who removes one that is archived adopts it first.
+    /// What follows when its owner removes the proc for good. A caller that removes an
+    /// archived proc adopts it first.
     ///
     /// # Errors
     /// `Fenced`, `Archived`, `Removed`.
@@ -259,8 +264,8 @@ impl Head {
         Ok(writer.take())
     }
 
-    /// Reads it. `at_least`: the number of a change that is known from elsewhere to have stood; a head of a smaller one
-    /// was put back by somebody.
+    /// Reads it. `at_least`: the number of a change that is known from elsewhere to have stood; a
+    /// head of a smaller number is an old one that was put back.
     ///
     /// # Errors
     /// See [`HeadError`].
@@ -298,7 +303,7 @@ pub enum HeadSealError {
     /// The realm has no key to seal with.
     #[error(transparent)]
     Key(#[from] NoKey),
-    /// It keeps more than anybody would read again.
+    /// The head keeps more than a reader would accept.
     #[error("the head of proc {proc} would have {bytes} bytes, {CHUNK_MAX} are the most: keep fewer generations")]
     TooLong {
         /// Whose.
@@ -411,7 +416,7 @@ mod tests {
                 copies[who] = next.clone();
                 stored = next;
             }
-            // Whoever does not own it now is refused, whatever he has read.
+            // A data directory that does not own it now is refused, whatever it has read.
             for claim in claims.into_iter().flatten().filter(|claim| *claim != stored.owner) {
                 let refused = stored.advance(claim, front(u64::MAX), 2);
                 let is_fenced = matches!(refused, Err(HeadRefused::Fenced { .. }));

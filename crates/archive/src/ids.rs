@@ -1,5 +1,5 @@
-//! Names of what is archived: random numbers that are written as hexadecimal digits. Owns no meaning: who made one
-//! knows.
+//! Names of what is archived: random numbers that are written as hexadecimal digits. Owns no
+//! meaning: the caller that made a name knows what it means.
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,8 @@ id_type!(
 id_type!(OwnerId, 16, "data directory", "A worker's data directory: who may own a proc.");
 
 impl OwnerId {
-    /// No data directory: the owner of a proc that was brought in and that nobody has adopted yet.
+    /// No data directory: the owner of a proc that was brought in and that no data directory has
+    /// adopted yet.
     pub const NOBODY: OwnerId = OwnerId([0; 16]);
 }
 

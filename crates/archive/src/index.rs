@@ -3,7 +3,7 @@
 //!
 //! Both are local caches. They may be lost, which costs uploads and reading, and must never be wrong: additions are
 //! merged only after the packs they speak of are stored. Hashes are keyed with a secret of the realm, so that neither
-//! says anything to those who do not have it, and nothing is ever shared between realms.
+//! says anything to a reader without that secret, and nothing is ever shared between realms.
 
 use crate::ids::{KeyId, PackId};
 use crate::keys::{Keyring, NoKey, Secret};

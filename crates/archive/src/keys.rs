@@ -1,8 +1,9 @@
 //! The keys of a realm: which exist, which one seals what is new, which were destroyed and when.
 //!
-//! Owns the secrets in memory, which are zeroed when they are dropped, their file ([`mod@file`]) and their way to other
-//! machines ([`wrap`]). Never seals an object: that is [`crate::seal`]. A key is never forgotten: what is left of one
-//! that was destroyed is its id and the time, so that whoever opens what it sealed is told what happened.
+//! Owns the secrets in memory, which are zeroed when they are dropped, their file ([`mod@file`])
+//! and their way to other machines ([`wrap`]). Never seals an object: that is [`crate::seal`]. A
+//! key is never forgotten: what is left of one that was destroyed is its id and the time, so that a
+//! caller that opens what the key sealed learns what happened.
 //!
 //! ```text
 //! generate --> current --rotate--> old, still opens --destroy--> a tombstone, opens nothing
@@ -68,7 +69,7 @@ struct Entry {
     state: State,
 }
 
-/// One key, as far as anybody may see it.
+/// What is no secret of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFact {
     /// Its name.
@@ -191,9 +192,9 @@ impl Keyring {
         Ok(Zeroizing::new(blake3::derive_key("kip archive 2026-11-22 hashes of pages and contents", &secret[..])))
     }
 
-    /// Takes over what another copy of the same ring knows: keys that this one does not have, and the ends of those that
-    /// were destroyed there. False, and nothing is changed, if it is the ring of somebody else: live keys would belong to
-    /// another secret of hashes.
+    /// Takes over what another copy of the same ring knows: keys that this one does not have, and
+    /// the ends of those that were destroyed there. False, and nothing is changed, if the other is
+    /// no copy of this ring: live keys would belong to another secret of hashes.
     #[must_use]
     fn merge(&mut self, other: &Keyring) -> bool {
         let is_live = |entry: &&Entry| matches!(entry.state, State::Live { .. });
@@ -229,7 +230,8 @@ impl Keyring {
             State::Live { created_ms, .. } => created_ms,
             State::Destroyed { .. } => 0,
         });
-        // Whoever rotated after he saw the other's key decides which seals; of two who did not see each other the later.
+        // A ring that rotated after it saw the other's key decides which key seals; of two rings
+        // that did not see each other's key the later key seals.
         let place = |id: Option<KeyId>| {
             let index = self.entries.iter().position(|entry| Some(entry.id) == id)?;
             matches!(self.entries[index].state, State::Live { .. }).then_some(index)

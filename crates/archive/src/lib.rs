@@ -1,10 +1,11 @@
 //! A proc in an object store: the bytes of the objects that an archived generation consists of, and what they mean.
 //!
-//! Owns the format (docs/design/2026-11-22-archive.md), the keys and the sealing, which are not optional, and the pure
-//! decisions about objects: who may replace a head, what may be deleted. Turns local things into
-//! objects' bytes and objects' bytes, as they arrive, back. Never moves an object (the store does), never looks at a
-//! process, has no thread, and no clock but to see how young a file is: times are given, in Unix milliseconds or those of
-//! the boot clock. Reads and writes local files for keys and the filesystem difference only.
+//! Owns the format (docs/design/2026-11-22-archive.md), the keys and the sealing, which are not
+//! optional, and the pure decisions about objects: which data directory may replace a head, what
+//! may be deleted. Turns local things into objects' bytes and objects' bytes, as they arrive, back.
+//! Never moves an object (the store does), never looks at a process, has no thread, and no clock
+//! but to see how young a file is: times are given, in Unix milliseconds or those of the boot
+//! clock. Reads and writes local files for keys and the filesystem difference only.
 //!
 //! ```text
 //! page files --memory--> page table, packs --+

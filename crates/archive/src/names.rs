@@ -1,7 +1,8 @@
 //! Names of objects in a store, and what they say.
 //!
-//! Owns how an object is called. What a name says is believed of nothing but the name: what an object is, its header
-//! says, and whoever opens it expects what the name promised ([`crate::seal::Expect`]).
+//! Owns how an object is called. What a name says is believed of nothing but the name: what an
+//! object is, its header says, and the caller that opens the object expects what the name promised
+//! ([`crate::seal::Expect`]).
 //!
 //! ```text
 //! realms/REALM/packs/PACK

@@ -1,9 +1,9 @@
 //! Packs: objects of many blocks, each sealed and compressed by itself, so that a range read of one block is enough to
 //! open it.
 //!
-//! Owns the layout of a pack. Knows nothing of what blocks hold: who makes one keeps its [`BlockRef`]. Packs belong to
-//! a realm, not to a proc. A crash while one is written leaves nothing here; one that was uploaded and is in no front
-//! is found by collection.
+//! Owns the layout of a pack. Knows nothing of what blocks hold: the caller that adds a block keeps
+//! its [`BlockRef`]. Packs belong to a realm, not to a proc. A crash while a pack is written leaves
+//! nothing here; a pack that was uploaded and is in no front is found by collection.
 
 use crate::codec::{Codec, Packer, Unpacker};
 use crate::ids::{KeyId, PackId, ProcId};

@@ -18,7 +18,7 @@ pub enum PackError {
     /// The realm cannot seal.
     #[error(transparent)]
     Key(#[from] NoKey),
-    /// Whoever takes full packs did not.
+    /// The sink did not take a full pack.
     #[error("pack {pack} was not stored")]
     Store {
         /// Which.
@@ -27,7 +27,7 @@ pub enum PackError {
         #[source]
         source: io::Error,
     },
-    /// One before it did not, and nothing more can be stored here.
+    /// The sink did not take an earlier pack, and nothing more can be stored here.
     #[error("pack {pack} was not stored before: begin again")]
     Lost {
         /// Which.

@@ -4,7 +4,7 @@
 //! Owns the header's layout (docs/design/2026-11-22-archive.md) and the order of the checks. Nothing in an object is
 //! believed before it was authenticated, and there is no way to write one that is not. Each object has a key of its
 //! own, derived from the realm's and a salt that is never used twice, so a nonce needs to differ within one object
-//! only; who seals gives a number that only grows.
+//! only; the caller that seals gives a number that only grows.
 
 use crate::ids::{KeyId, ProcId, random};
 use crate::keys::{Keyring, NoKey, Secret};
@@ -65,7 +65,7 @@ pub struct Header {
     pub key: KeyId,
     /// What its own key was derived with; of a pack its name, of a front a part of it.
     pub salt: [u8; 32],
-    /// Whose it is; nobody's, if it is a pack.
+    /// Whose it is; zeros, if it is a pack, which belongs to no proc.
     pub proc: ProcId,
     /// Of which generation; 0 of a pack.
     pub generation: Generation,
@@ -73,7 +73,7 @@ pub struct Header {
     pub realm: Realm,
 }
 
-/// What whoever opens an object knows of it. The realm is the keyring's.
+/// What the caller that opens an object knows of it. The realm is the keyring's.
 #[derive(Debug, Clone, Copy)]
 pub struct Expect {
     /// What it must be.
@@ -287,7 +287,8 @@ pub(crate) fn open(bytes: &[u8; HEADER], keys: &Keyring, expect: &Expect) -> Res
 }
 
 impl Header {
-    /// Reads a header without believing it: for whoever wants to know which key an object needs.
+    /// Reads a header without believing it: for a caller that wants to know which key an object
+    /// needs.
     ///
     /// # Errors
     /// `NotOurs`, `Newer`, `Truncated`, `Damaged`.

@@ -1,4 +1,5 @@
-//! What a proc is told by files that nobody else may read: sealed in one file beside its record, under the realm's current key.
+//! A proc's secrets, files that only the proc may read: sealed in one file beside its record, under
+//! the realm's current key.
 //!
 //! ```text
 //! magic 8 | id of the key 16 | salt 32 | sealed: count, then for each name and contents, each with its length (u32 LE) | tag 16

@@ -171,7 +171,7 @@ impl PageTable {
         runs.push(TableRun { start: address, pages: 1, home });
     }
 
-    /// What of it nobody would read again, if anything.
+    /// Why a reader would refuse the table, if it would.
     pub fn fault(&self) -> Option<&'static str> {
         if self.blocks.iter().any(|block| !block.is_sound()) {
             return Some("block");
@@ -433,7 +433,7 @@ mod tests {
         assert!(PageTable::decode(&table(1).encode(&packs), &packs).is_some());
         assert!(PageTable::decode(&table(2).encode(&packs), &packs).is_none());
         assert!(PageTable::decode(&table(0).encode(&packs), &packs).is_none());
-        // What nobody would read is known before it is written.
+        // What a reader would refuse is known before it is written.
         assert_eq!(
             (table(1).fault(), table(2).fault(), table(0).fault()),
             (None, Some("place in a block"), Some("run"))

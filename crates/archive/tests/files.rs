@@ -278,7 +278,7 @@ fn owners_move_to_another_block_of_ids() {
     let mut value = [0; 24];
     rustix::fs::lgetxattr(to.join("own"), "security.capability", &mut value).unwrap();
     assert_eq!(value.to_vec(), capability(300_000));
-    // Nobody else's file is made, by its owner, its group, or what its capabilities are for.
+    // No file of another user is made, by its owner, its group, or what its capabilities are for.
     fs::remove_file(to.join("own")).unwrap();
     let refused = |tree: &Tree, shift| {
         let refused = world.restore(tree, &to, shift).unwrap_err();
@@ -364,7 +364,7 @@ fn devices_of_the_machine_and_what_is_bound_to_it_are_not_taken_along() {
     let strays = ["dev/disk", "dev/kvm", "dev/same"].map(PathBuf::from);
     assert_eq!((&archived.skipped[..], archived.tree.entries.len()), (&strays[..], 3));
     assert_eq!(archived.tree.entries[1].attributes.xattrs, [(b"trusted.overlay.opaque".to_vec(), b"y".to_vec())]);
-    // A list that somebody else made.
+    // A list that another program made.
     let (clean, _) = {
         for name in strays.iter() {
             fs::remove_file(from.join(name)).unwrap();

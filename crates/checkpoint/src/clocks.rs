@@ -403,7 +403,8 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
     }
     timers::settle_timerfds(images, frozen, &mut clocks)?;
     if busy || arrived != 0 || !frozen.at_rest {
-        // Somebody may be waiting for what it was about to do, and would wait until something else happens.
+        // A client may be waiting for what the program was about to do, and would wait until
+        // something else wakes the proc.
         clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None, monotonic: false });
     }
     for (_, path) in numbered(images, "timens")? {

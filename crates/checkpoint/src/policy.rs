@@ -190,7 +190,7 @@ pub enum Refused {
         /// How many.
         count: u32,
     },
-    /// A user or group of somebody else.
+    /// A user or group that is not one of the sandbox's.
     #[error("{whose} has the {what} id {id}, beyond those of its sandbox")]
     Id {
         /// Which thread or image.
@@ -254,7 +254,7 @@ pub enum Refused {
         /// By CRIU's number.
         kind: u64,
     },
-    /// Somebody else's.
+    /// A file that is not held for the proc.
     #[error("an open file is {what}, which is not held for it")]
     Foreign {
         /// What it would be.

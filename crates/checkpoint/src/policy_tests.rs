@@ -1,4 +1,5 @@
-//! Facts as they should and should not be, and images as CRIU writes them, with what somebody who has the keys might change.
+//! Facts as they should and should not be, and images as CRIU writes them, with what an attacker that
+//! has the keys might change.
 
 use super::*;
 use crate::wire::{Message, Value};
@@ -271,7 +272,7 @@ fn facts_are_read_out_of_images() {
     assert_eq!(check(&facts, &policy()), Ok(()));
 }
 
-/// What somebody with the keys might write, and how it is told.
+/// What an attacker with the keys might write, and how each refusal reads.
 #[test]
 fn images_that_ask_for_more_are_refused() {
     type Change = fn(&Path);

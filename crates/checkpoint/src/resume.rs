@@ -22,7 +22,7 @@
 //! crash of the daemon is one way), the kernel kills every process: no half-made tree ever runs, and the images, which
 //! nothing here touches, are as good as before. After [`Stopped::outlive`], when the caller begins to give up what the
 //! tree takes over, the same crash lets all of them run.
-//! Nobody else in the daemon may wait(2) for these processes meanwhile.
+//! No other thread of the daemon may wait(2) for these processes meanwhile.
 
 use crate::registers::Registers;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal};
@@ -108,8 +108,9 @@ impl Stopped {
         self.processes.iter().flatten().copied()
     }
 
-    /// From here on a crash of ours lets the tree run: whoever is found running under a recorded wake has been woken.
-    /// The first process is the last to be told: with it, pid 1, the kernel would end all the others.
+    /// From here on a crash of ours lets the tree run: a proc that is found running under a recorded
+    /// wake has been woken. Pid 1 is the last that is let outlive us: if a crash before that kills it,
+    /// the kernel ends all the others with it.
     ///
     /// # Errors
     /// The kernel's, with the thread.

@@ -112,8 +112,8 @@ const UNIXSK: u64 = 5;
 /// always good: if each end's lowest pid had the other end open as well, the two would be equal. CRIU meets the ends
 /// in the reverse order of the image.
 ///
-/// A connection that nobody has accepted yet has the listener as its peer, which does not have it: such a peer CRIU only
-/// finds when it comes first.
+/// A connection that the program has not accepted yet has the listener as its peer, but the listener
+/// does not have the connection as its own: CRIU finds such a peer only when the peer comes first.
 pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
     let path = images.join("files.img");
     let mut files = Image::read(&path)?;

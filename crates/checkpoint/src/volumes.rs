@@ -1,8 +1,9 @@
 //! Files of volumes in a snapshot: open and mapped files that lie outside of the proc's own, where others may write meanwhile.
 //!
-//! CRIU, and a plan made of its images, restore a file only if it has the size that it had. What happens to a volume while its
-//! proc sleeps happens as if the proc ran and did nothing, so these sizes are taken out of the images; whoever wakes
-//! the proc decides himself whether the files are still those that it had. Crash in the middle: as [`crate::sockets`].
+//! CRIU, and a plan made of its images, restore a file only if it has the size that it had. What
+//! happens to a volume while its proc sleeps happens as if the proc ran and did nothing, so these sizes
+//! are taken out of the images; the caller that wakes the proc decides itself whether the files are
+//! still those that the proc had. Crash in the middle: as [`crate::sockets`].
 
 use crate::image::{Image, ImageError};
 use std::collections::BTreeSet;

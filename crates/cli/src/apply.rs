@@ -258,7 +258,8 @@ fn choose(document: &mut Document, names: &[String], path: &Path) -> anyhow::Res
     Ok(())
 }
 
-/// Who is meant: by the file's own name for it, by the proc's, by either in other letters, or by a further name that it alone has.
+/// The proc that is meant: by the file's own name for it, by the proc's, by either in other
+/// letters, or by a further name that this proc alone has.
 fn meant(document: &Document, name: &str, path: &Path) -> anyhow::Result<ProcName> {
     let like = lettered(name);
     let by = |fits: &dyn Fn(&Described) -> bool| -> Vec<&ProcName> {

@@ -1,4 +1,4 @@
-//! `kip token`: who is let in by TCP.
+//! `kip token`: which clients are let in by TCP.
 
 use crate::output::show;
 use crate::text::{now_ms, table, utc};
@@ -24,7 +24,7 @@ pub enum TokenCommand {
     },
     /// List them; not the tokens themselves, which Kip does not keep
     Ls,
-    /// Remove one: who has it is refused from now on
+    /// Remove one: a client that has it is refused from now on
     Rm {
         /// What it is called
         name: ProcName,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// A call's failure.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// Nobody listens on the socket.
+    /// No daemon listens on the socket.
     #[error("no daemon answers at {}: start one with `kip --data {} up`", .socket.display(), .data.display())]
     NoDaemon {
         /// The socket.

@@ -8,8 +8,8 @@ use kip_types::api::{CHANNEL_END, CHANNEL_STDERR, CHANNEL_STDIN, CHANNEL_STDOUT,
 use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 
-/// A program that runs inside a proc. Dropping both halves kills it. They are to be used at the same time: a program that
-/// nobody reads from stops reading.
+/// A program that runs inside a proc. Dropping both halves kills it. Both halves are to be used at
+/// the same time: a program whose output is not read stops reading.
 #[derive(Debug)]
 pub struct Exec {
     /// Its standard input.

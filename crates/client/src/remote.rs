@@ -1,4 +1,4 @@
-//! The way to a daemon by TCP: its address, whom to trust for its certificate, and the token.
+//! The way to a daemon by TCP: its address, the CAs to trust for its certificate, and the token.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -54,7 +54,7 @@ pub enum RemoteError {
         #[source]
         source: io::Error,
     },
-    /// Its certificate leads to nobody that is trusted.
+    /// Its certificate leads to no CA that is trusted.
     #[error("the certificate of {host} is not trusted: give its CA with --ca or KIP_CA")]
     Untrusted {
         /// Where.
@@ -63,7 +63,7 @@ pub enum RemoteError {
         #[source]
         source: io::Error,
     },
-    /// Its certificate is somebody else's.
+    /// Its certificate is for another host.
     #[error("the certificate of {host} is for another name: use the name that it was made for")]
     OtherName {
         /// Where.
@@ -112,7 +112,8 @@ impl std::fmt::Debug for Remote {
 
 impl Remote {
     /// The daemon at `url`, `https://HOST:PORT`, whose certificate leads to one of those in the PEM file `ca` or, without
-    /// it, to one that this machine trusts. `http://` is without TLS and shows the token to whoever listens.
+    /// it, to one that this machine trusts. `http://` is without TLS and shows the token to all
+    /// that listen on the way.
     pub fn new(url: &str, ca: Option<&Path>, token: &str) -> Result<Remote, RemoteError> {
         let bad = || RemoteError::BadHost { host: url.to_owned() };
         let (scheme, host) = url.split_once("://").ok_or_else(bad)?;

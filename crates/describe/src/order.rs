@@ -1,4 +1,4 @@
-//! Who is started before whom.
+//! Which proc is started before which.
 
 use crate::Described;
 use crate::place::{Fault, Faults};

@@ -343,7 +343,7 @@ impl ProcTable {
             wait_ready: *wait_ready,
             depends_on: in_file.depends_on.clone(),
             env_file: None,
-            // Where they would be looked for; nobody gives them out.
+            // Where the secrets would be looked for; the daemon never gives them out.
             secret: secrets.into_iter().map(|name| (name.clone(), Path::new("secrets").join(name))).collect(),
             env: env.into_iter().map(|(key, value)| (key, Value(value))).collect(),
         }

@@ -28,7 +28,7 @@ struct Read {
     asked: RefCell<Vec<String>>,
 }
 
-/// A key that nobody asked for, of a map that was asked for others.
+/// A key that no reader asked for, of a map that was asked for others.
 #[derive(Debug, PartialEq)]
 pub struct Unread {
     pub place: Place,
@@ -197,7 +197,7 @@ fn size(node: &Node) -> usize {
 }
 
 impl Node {
-    /// The entries of a map, none of anything else, for who looks at every key.
+    /// The entries of a map, none of anything else, for a reader that looks at every key.
     pub fn entries(&self) -> &[Entry] {
         self.map().iter().for_each(|(_, _, value)| value.read.taken.set(true));
         self.map()
@@ -214,8 +214,9 @@ impl Node {
         if let Value::Map(entries) = &self.value { entries } else { &[] }
     }
 
-    /// Keys below it that nobody asked for, but for those that begin with `x-`. A map of which nobody wanted any key is its
-    /// reader's affair: it has said what becomes of the whole.
+    /// Keys below this node that no reader asked for, but for those that begin with `x-`. A map of
+    /// which no reader asked for any key is its reader's affair: the reader has said what becomes
+    /// of the whole.
     pub fn unread(&self) -> Vec<Unread> {
         let mut found = Vec::new();
         self.look(&mut Vec::new(), &mut found);

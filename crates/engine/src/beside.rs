@@ -36,7 +36,7 @@ pub async fn look<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T 
     let (tell, told) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("kip-look".to_owned()).spawn(move || {
         let _permit = permit;
-        // Nobody waits any more when its time is over.
+        // When its time is over, the caller does not wait any more.
         let _ = tell.send(work());
     });
     spawned.map_err(|e| e.to_string())?;

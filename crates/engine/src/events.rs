@@ -1,4 +1,4 @@
-//! What happened, for `kip events`: a ring of the newest and a channel for who follows.
+//! What happened, for `kip events`: a ring of the newest and a channel for clients that follow.
 
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
@@ -26,7 +26,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Tells everybody. `kind` is one of the words in [`Event::kind`].
+    /// Keeps an event and tells all clients that follow. `kind` is one of the words in [`Event::kind`].
     pub fn tell(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
         let detail = detail.into();
         tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 use tokio::sync::oneshot;
 
-/// Ends of programs that somebody waits for, or that came before somebody did.
+/// Ends of programs that a client waits for, or that came before a client waited.
 #[derive(Debug, Default)]
 pub struct Ends {
     inner: Mutex<EndsInner>,
@@ -28,7 +28,7 @@ impl Ends {
         }
     }
 
-    /// The launcher died: nobody will be told any more.
+    /// The launcher died: no client will be told of the ends of its programs any more.
     pub fn forget(&self) {
         let mut inner = self.inner.lock().expect("no holder of this lock panics");
         inner.waiting.clear();

@@ -39,7 +39,7 @@ impl HelperPool {
     pub fn take(&self) -> Result<Helper, HelperError> {
         let waiting = {
             let mut waiting = self.lock();
-            // Somebody may have killed those that waited.
+            // Helpers that waited may have been killed.
             std::iter::from_fn(|| waiting.helpers.pop_front()).find_map(|mut h| h.is_waiting().then_some(h))
         };
         self.changed.notify_one();

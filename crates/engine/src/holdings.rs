@@ -1,5 +1,6 @@
-//! The descriptors of one proc that must outlive whoever uses them: pipes, port reservations, listeners of probes, and of a parked proc sockets,
-//! namespaces and mounts. There are thousands of procs, so nothing is here that somebody else keeps alive anyway.
+//! The descriptors of one proc that must outlive the processes that use them: pipes, port
+//! reservations, listeners of probes, and of a parked proc sockets, namespaces and mounts. There are
+//! thousands of procs, so nothing is here that lives on without it.
 //!
 //! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
 

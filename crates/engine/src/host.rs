@@ -42,7 +42,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Named volumes that procs which are being made will have: nobody else knows of these procs yet.
+/// Named volumes of procs that are still being made: no list of procs has these yet.
 #[derive(Debug, Default)]
 pub struct Claims(pub Mutex<Vec<VolumeName>>);
 
@@ -60,9 +60,10 @@ pub struct Host {
     pub keeper: Arc<Keeper>,
     /// Takes memory out, and brings it back.
     pub pager: Pager,
-    /// Held for reading by whoever falls asleep or wakes by way of the pager: it is not replaced meanwhile.
+    /// Held for reading while a proc falls asleep or wakes by way of the pager, which is not replaced
+    /// meanwhile.
     pub pager_stays: tokio::sync::RwLock<()>,
-    /// All are parked for the end of the machine: nobody begins or wakes any more.
+    /// All procs are parked because the daemon is about to end: none begins or wakes any more.
     pub resting: AtomicBool,
     /// What working sets may take in memory, bytes; none for a part of all that may be used.
     pub set_memory: Option<u64>,
@@ -185,8 +186,8 @@ impl Host {
         Arc::clone(&self.launcher.lock().expect("no holder of this lock panics"))
     }
 
-    /// Tells those who wait how their programs under exec ended, and starts another launcher when this one dies; runs on
-    /// a thread of its own.
+    /// Tells waiting clients how their programs under exec ended, and starts another launcher when this
+    /// one dies; runs on a thread of its own.
     pub fn serve_launcher(self: &Arc<Host>) {
         let machine = Arc::clone(self);
         let serve = move || {
@@ -236,7 +237,8 @@ impl Host {
         format!("kip-{}/{name}", self.instance.number())
     }
 
-    /// Who of our procs has published a host port that is in the way of that one, but for those of `apart`.
+    /// Which of our procs, those of `apart` aside, has published a host port that is in the way of that
+    /// one.
     pub fn owner_of_port(&self, wanted: &PortSpec, port: u16, apart: &[ProcName]) -> Option<ProcName> {
         let same = |v: &PortView| {
             (v.proto, v.host_port) == (wanted.proto, Some(port)) && addresses_meet(v.only_at(), wanted.host_addr)

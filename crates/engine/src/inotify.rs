@@ -23,7 +23,8 @@ pub fn held(instance: &SleepingInotify, proc: &Proc) -> Option<Arc<OwnedFd>> {
     proc.holdings.get(&key_of(instance.id))
 }
 
-/// To be called once the processes are gone. What their end did to files of theirs wakes nobody.
+/// To be called once the processes are gone. What their end did to files of theirs does not wake
+/// the proc.
 pub fn overlook_the_end(instance: &mut SleepingInotify, proc: &Proc) {
     if instance.sees_sleep
         && let Some(fd) = held(instance, proc)

@@ -2,9 +2,10 @@
 //!
 //! Memory of a running proc is what its cgroup holds, looked at whenever its task looks anyway (once a second) and taken to change
 //! evenly in between; of a sleeper it is what was left when it fell asleep, which does not change. So nothing is ever measured, and
-//! nobody wakes, for the meter's sake alone. CPU time and connections are the kernel's own counters of its cgroup and its network
-//! namespace, which outlive sleeps; a counter that went back is that of another. They are read when a proc changes its tier, so that each
-//! tier has its own: what was used in it, the work of the wake that ended it, and connections that came to a sleeper, for those woke it.
+//! no proc wakes, for the meter's sake alone. CPU time and connections are the kernel's own counters of
+//! its cgroup and its network namespace, which outlive sleeps; a counter that went back is that of
+//! another. They are read when a proc changes its tier, so that each tier has its own: what was used in
+//! it, the work of the wake that ended it, and connections that came to a sleeper, for those woke it.
 //! Connections that Kip itself makes, to see whether a proc is ready or well, are left out.
 //!
 //! It is written with each state of the record, and once a minute while the proc runs. What a daemon that is killed had not written is
@@ -124,7 +125,8 @@ impl Live {
         let in_tier = kept.tiers.entry(tier).or_default();
         in_tier.us += passed.as_micros() as u64;
         match (kept.level, level) {
-            // A running one changes evenly from look to look, a sleeper not at all until somebody says otherwise.
+            // A running proc's level changes evenly from look to look, a sleeper's not at all until a new
+            // one is given.
             (Some(was), Some(is)) if tier == Tier::Hot => {
                 in_tier.byte_seconds += (was as f64 + is as f64) / 2.0 * passed.as_secs_f64();
             }
@@ -228,7 +230,8 @@ impl Meter {
         }
     }
 
-    /// Takes what its cgroup's counter shows. Read with nobody else at it: an older figure after a newer one would be another counter's.
+    /// Takes what its cgroup's counter shows. It is read under the meter's lock: an older figure after a
+    /// newer one would pass for another counter's.
     pub fn cpu(&self, read: impl FnOnce() -> Option<u64>) -> Option<u64> {
         let mut live = self.live();
         let ns = read()?;
@@ -342,7 +345,7 @@ impl Drop for OwnConnection<'_> {
         if live.own > 0 {
             live.own -= 1;
         } else {
-            // Somebody else's was taken for it.
+            // A client's connection was taken for it.
             live.kept.connections.total += 1;
             live.kept.tiers.entry(Tier::Hot).or_default().connections += 1;
         }

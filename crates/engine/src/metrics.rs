@@ -1,7 +1,7 @@
 //! Metrics for Prometheus, in its text format 0.0.4: `GET /metrics`, `kip metrics`.
 //!
 //! Counts what happens from the daemon's start on; what is (procs by tier, memory, meters) is gathered for each scrape, [`moment`], from
-//! what is known anyway: no file of a proc is read and nobody wakes. `docs/metrics.md` lists them all.
+//! what is known anyway: no file of a proc is read and no proc wakes. `docs/metrics.md` lists them all.
 
 mod moment;
 mod process;
@@ -150,7 +150,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// What has not happened yet is shown as such: from a sample that is not there nobody can tell a rate.
+    /// What has not happened yet is shown as zero: a missing sample gives no rate.
     fn show_zeros(&self) {
         for tier in SLEEPS {
             drop(self.failed_wakes.get_or_create(&[("tier", word(tier))]));

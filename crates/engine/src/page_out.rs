@@ -1,5 +1,6 @@
-//! What is left where a program's memory cannot be taken out by the pager, for example because somebody traces it: its private
-//! memory is given to the kernel's own swap. It comes back by itself, page by page, and the proc stays in the tier hot.
+//! What is left where the pager cannot take out a program's memory, for example because another
+//! process traces the program: its private memory is given to the kernel's own swap. The memory comes
+//! back by itself, page by page, and the proc stays in the tier hot.
 
 use kip_sys::process::{advise, pidfd_open};
 use std::fmt;

@@ -207,7 +207,7 @@ pub fn park(
 
 fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
     let keep = Generation(generation.0.saturating_sub(1));
-    // For whoever wants to know more than the causes that are told.
+    // For a person who wants to know more than the error says.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
     if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
@@ -379,7 +379,7 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
 /// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
 /// something is given a moment to come to rest.
 fn look_before(proc: &Proc, then: &Tree) -> Ran {
-    // Whoever has ended or begun since then counts as it is now.
+    // A process that has ended or begun since then counts as it is now.
     let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
     let look = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
@@ -429,7 +429,7 @@ fn take_sockets(
         let fd = duplicate(pid, number).map_err(failed)?;
         let frozen = custody::snapshot_options(fd.as_fd()).map_err(|e| failed(io::Error::other(e)))?;
         let known = before.get(&socket.inode);
-        // One that was made since: nobody knows whether the program has looked.
+        // A socket that was made since: it is not known whether the program has looked.
         let seen = seen(known.map_or(custody::Seen::default(), |k| k.seen), frozen.seen);
         let mut options = known.copied().unwrap_or(frozen);
         options.seen = seen;

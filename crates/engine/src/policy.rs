@@ -1,8 +1,8 @@
 //! What the images of a proc may ask for: its spec and the sandbox's rules as [`kip_checkpoint::policy`] wants them.
 //!
 //! Asked for every generation that came from a store, before anything of it is restored, and for every one that is to go there,
-//! before it does: what would be refused then stays parked. Not for those that never left the local disk: whoever can write there
-//! is root already.
+//! before it does: what would be refused then stays parked. Not for those that never left the local disk:
+//! only root can write there.
 
 use crate::host::Proc;
 use crate::volumes::sleep::key;

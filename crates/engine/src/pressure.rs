@@ -7,12 +7,13 @@
 //! | [`admission`] | the order in which wakes begin; the refusal of new procs |
 //!
 //! Knows of no state of a proc but what it publishes, and changes none: a victim's own task puts it to sleep, if it still
-//! agrees. Nobody who waits here for room holds anything that relief needs, for relief waits for no wake. Nothing is
-//! written down: a daemon that starts measures anew, and a wake that waited is asked for again by its socket.
+//! agrees. No task that waits here for room holds anything that relief needs, for relief waits for no
+//! wake. Nothing is written down: a daemon that starts measures anew, and a wake that waited is asked
+//! for again by its socket.
 //!
-//! What the pager keeps in memory for hibernated procs counts with what procs hold. Who touches what is out, or has a
-//! connection that the pager watches, is awake before anybody hears of it: that is counted when it is told, and relief
-//! makes the room afterwards.
+//! What the pager keeps in memory for hibernated procs counts with what procs hold. A proc that touches a
+//! page that is out, or has a connection that the pager watches, is awake before the daemon hears of it:
+//! such a wake is counted when the pager tells of it, and relief makes the room afterwards.
 //!
 //! ```text
 //! wake: one of 2 x cores --> its turn --> fits below high? --yes--> reserved, begins
@@ -61,7 +62,7 @@ pub struct Pass {
     pub number: u64,
     /// What is used, bytes.
     pub used: u64,
-    /// Even if all went to sleep who may, there would not be the room that is asked for.
+    /// Even if all procs that may sleep did, there would not be the room that is asked for.
     pub hopeless: bool,
 }
 
@@ -100,7 +101,7 @@ pub struct Pressure {
     measuring: Mutex<()>,
     /// Wakes under way at the same time.
     at_once: Arc<Semaphore>,
-    /// Whoever has it is the next to be given room. Fair.
+    /// The wake that has it is the next to be given room. Fair.
     turn: tokio::sync::Mutex<()>,
     /// What the wakes that wait need together, bytes.
     pub wanted: AtomicU64,
@@ -147,7 +148,8 @@ impl Pressure {
         Sets { pressure: Arc::clone(self), bytes }
     }
 
-    /// Counts what has come with a wake that nobody was asked about. Relief looks at once if that may be too much.
+    /// Counts what has come with a wake that began without a grant. Relief looks at once if that may be
+    /// too much.
     pub fn count(&self, bytes: u64) {
         let mut books = self.books();
         books.ledger.took(bytes, Instant::now());
@@ -232,7 +234,7 @@ impl Pressure {
         )
     }
 
-    /// Who uses how much, and the mark that this is above.
+    /// How much the machine or its procs use, and the mark that this is above.
     pub fn above_high(&self, used: u64) -> String {
         let marks = &self.marks;
         format!(

@@ -108,7 +108,7 @@ pub fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) ->
         status: status_write.as_fd(),
     };
     let published = std::thread::scope(|scope| {
-        // Who is to be alone is so before its program's first instruction.
+        // A proc that is to be alone is so before its program's first instruction.
         let before = if proc.spec.alone { Some(publish(proc, &ports)) } else { None };
         let beside = before.is_none().then(|| scope.spawn(|| publish(proc, &ports)));
         before.unwrap_or(Ok(()))?;
@@ -178,7 +178,7 @@ pub fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>,
     Ok(reserved)
 }
 
-/// Who has a port that `name` asked for, and what to do.
+/// Which proc has a port that `name` asked for, and what to do.
 pub fn port_is_taken(
     name: &ProcName,
     owner: Option<ProcName>,
@@ -207,7 +207,7 @@ pub fn publish(proc: &Proc, ports: &[Reserved]) -> Result<(), Refusal> {
     done.map_err(|e| refuse(Code::Failed, proc, "its ports cannot be forwarded", &e))
 }
 
-/// Whom its programs run as, by the files below `root`; none for the sandbox's root.
+/// The user that its programs run as, by the files below `root`; none for the sandbox's root.
 pub fn user_in(proc: &Proc, root: BorrowedFd<'_>) -> Result<Option<User>, UserError> {
     proc.spec.user.as_deref().map(|wanted| users::find(root, wanted)).transpose()
 }

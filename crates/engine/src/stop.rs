@@ -25,8 +25,9 @@ pub enum Network {
     Removed,
     /// They are removed, but its ports on the host stay its own: it is to be started again.
     Reserved,
-    /// Many end: whoever asked for that removes all of theirs together, [`remove_networks`]. One by one each waits for the
-    /// kernel's other processors several times, and for all others that do.
+    /// Many procs end: the caller removes their rules and links together, [`remove_networks`]. One by
+    /// one each removal waits for the kernel's other processors several times, and for all other
+    /// removals.
     Left,
 }
 

@@ -128,8 +128,9 @@ impl Tree {
         self.threads.iter().filter_map(look).collect()
     }
 
-    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): who sleeps
-    /// because a page comes from the pager is at work. If two looks give the same, every thread has slept from the one to the other.
+    /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): a
+    /// thread blocked on a page from the pager counts as running. If two looks give the same, every
+    /// thread has slept from the one to the other.
     pub fn asleep(&self) -> Option<Vec<u64>> {
         let look = |tid: &u32| {
             let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
@@ -296,7 +297,7 @@ mod tests {
         let device = uffd::open_device().expect("root");
         let faults = uffd::create(device.as_fd()).unwrap();
         uffd::api(faults.as_fd(), Features::THREAD_ID).unwrap();
-        // Nobody has touched it: so much is always a mapping of its own, mallopt(3).
+        // None of its pages has been touched: so much is always a mapping of its own, mallopt(3).
         let memory = vec![0u8; 64 << 20];
         let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
         uffd::register(faults.as_fd(), begin..begin + 8192, Catch::Missing).unwrap();

@@ -88,7 +88,7 @@ pub fn is_new(machine: &Host, source: &VolumeSource) -> bool {
 }
 
 fn make(directory: &Path, name: &VolumeName) -> io::Result<()> {
-    // Files in it belong to what are ids of the host too: nobody of the host may pass.
+    // The owners of files in it are ids of the host too: no user of the host may pass.
     fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
     match fs::DirBuilder::new().mode(0o755).create(directory.join(name.as_str())) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),

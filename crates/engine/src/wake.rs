@@ -306,7 +306,7 @@ pub fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Step
         end_half_made(proc);
     }
     if restored.is_err() {
-        // For whoever wants to know more than the causes that are told.
+        // For a person who wants to know more than the error says.
         let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
     }
     let woken = match (restored, damage) {
@@ -394,7 +394,8 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
 }
 
 /// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one
-/// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing where nobody could end the stop.
+/// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing in an orphaned
+/// process group, where no shell could end the stop.
 fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
     let stopped = hold::stopped_threads(images)?;
     if stopped.is_empty() {

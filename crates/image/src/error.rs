@@ -16,7 +16,7 @@ pub enum ImageError {
         /// For people.
         why: String,
     },
-    /// The registry wants to know who asks, or does not give it to whom asked.
+    /// The registry wants a login, or does not give the image to the user that asked.
     #[error(
         "registry {registry} does not give {reference} to {who}: log in with `docker login {registry}`, or give --registry-auth USER:PASSWORD"
     )]
@@ -25,7 +25,7 @@ pub enum ImageError {
         registry: String,
         /// What was asked for.
         reference: String,
-        /// Who asked.
+        /// The user that asked.
         who: String,
     },
     /// It has no such image.
@@ -38,7 +38,7 @@ pub enum ImageError {
         /// What it has, if that is known.
         hint: String,
     },
-    /// Nobody answers, or what answers is no registry.
+    /// No host answers, or the one that does is no registry.
     #[error("registry {registry} cannot be asked for {reference}: {why}")]
     Registry {
         /// Host and port.

@@ -54,7 +54,8 @@ pub struct InUse(#[allow(dead_code, reason = "held, never looked at")] OwnedRwLo
 #[derive(Debug)]
 pub struct Images {
     pub(crate) dir: PathBuf,
-    /// Held for reading by whoever brings or needs images, for writing by whoever removes.
+    /// Held for reading by a task that brings or needs images, for writing by one that removes
+    /// them.
     pub(crate) gate: Arc<RwLock<()>>,
     /// One at a time brings a blob.
     fetching: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
@@ -183,7 +184,7 @@ impl Images {
         self.dir.join("blobs").join(format!("{}.part", digest.hex()))
     }
 
-    /// Waits until nobody else brings that blob.
+    /// The lock of that blob: only the task that holds it brings the blob.
     pub(crate) fn lock_of(&self, blob: &Digest) -> Arc<tokio::sync::Mutex<()>> {
         let mut fetching = self.fetching.lock().expect("no holder of this lock panics");
         fetching.retain(|_, lock| Arc::strong_count(lock) > 1);

@@ -43,7 +43,7 @@ impl Images {
         let files = fresh.0.join("files");
         let unpacked = unpack_layer((name, packed), &files, &Limits::default(), &mut |bytes| hasher.update(bytes));
         let unpacked = unpacked.map_err(|e| match e {
-            // The directory of the moment says nothing to anybody.
+            // The name of the temporary directory tells the user nothing.
             UnpackError::Destination { source, .. } => {
                 ImageError::layer(layer, reference, UnpackError::Destination { path: place.clone(), source })
             }
@@ -62,7 +62,7 @@ impl Images {
             // Some thousand small files: one sync for all.
             rustix::fs::syncfs(File::open(&fresh.0)?)?;
             match rustix::fs::renameat_with(CWD, &fresh.0, CWD, &place, RenameFlags::NOREPLACE) {
-                // Somebody else was faster with the same.
+                // Another task was faster with the same layer.
                 Err(Errno::EXIST) => Ok(()),
                 done => done.map_err(std::io::Error::from),
             }?;

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// How a directory is without anybody having said so.
+/// How a directory is that no layer has an entry for.
 const PLAIN: (u32, u32, u32) = (0o755, 0, 0);
 
 /// A layer to be looked into.
@@ -68,7 +68,8 @@ impl Images {
     }
 }
 
-/// How the directory ought to be that the topmost layer only implies; none if that layer says it, or nobody does.
+/// How the directory ought to be that the topmost layer only implies; none if that layer says it,
+/// or no layer does.
 fn wanted(layers: &[Layer], path: &Path) -> rustix::io::Result<Option<Box<Stat>>> {
     let mut implied = false;
     for layer in layers {

@@ -117,7 +117,7 @@ impl Registry {
     /// What the name leads to, down to the configuration.
     pub(crate) async fn find(&self) -> Result<Found, ImageError> {
         let reference = self.image.whole();
-        // Later calls of the client keep silent about why nobody lets them in.
+        // Later calls of the client keep silent about why the registry refuses them.
         let entered = self.client.auth(&self.image, &self.auth, RegistryOperation::Pull).await;
         entered.map_err(|e| self.explain(e))?;
         let top = self.manifest(&self.image).await?;
@@ -259,7 +259,7 @@ impl Registry {
             *done += piece.len() as u64;
             hasher.update(&piece);
             if *done > blob.size {
-                // Too long: it cannot be what is wanted, and nobody knows where it ends.
+                // Too long: it cannot be the blob that is wanted, and it may never end.
                 return Ok(());
             }
             file.write_all(&piece).await.map_err(disk)?;

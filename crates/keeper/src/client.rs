@@ -1,8 +1,8 @@
 //! The daemon's side of the keeper: [`Keeper`], a connection that may be used from any thread. Calls block, for some
 //! tens of microseconds each; in an async task use `spawn_blocking` or `block_in_place` for large ones.
 //!
-//! When the keeper has died every call returns [`KeeperError::Gone`] until [`Keeper::respawn`]; what it held is then
-//! empty and must be put again by who holds the duplicates.
+//! When the keeper has died every call returns [`KeeperError::Gone`] until [`Keeper::respawn`]; the
+//! new keeper is empty, and the program that holds the duplicates must put them again.
 
 use crate::place::{Place, PlaceError};
 use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
@@ -22,7 +22,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a keeper may take to be there, which includes a dying predecessor's letting go of the lock.
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const START_RETRY: Duration = Duration::from_millis(5);
-/// Between tries to find a keeper for what nobody else holds.
+/// Between tries to find a keeper for what no other process holds.
 const FILL_RETRY: Duration = Duration::from_secs(1);
 
 /// Why no keeper could be had.
@@ -174,7 +174,8 @@ impl Keeper {
 
     /// Puts this program's keeper in the place of the one that runs, whatever protocol that speaks, with all that it holds. Tells how many
     /// descriptors that are; none if none runs. The new one takes them itself before the old one ends, and we hold them too until it has
-    /// them: either may die. Nobody else may change what is held meanwhile, and whoever is connected to the other has to connect anew.
+    /// them: either may die. No other process may change what is held meanwhile, and a client that
+    /// is connected to the old one has to connect anew.
     ///
     /// # Errors
     /// [`StartError`]; the other is as it was.
@@ -370,8 +371,9 @@ impl Keeper {
         self.lock().done(&Request::Rename { from: from.to_owned(), to: to.to_owned() }, &[])
     }
 
-    /// Puts this program's in its place, as for another build of the same protocol; whoever asks something meanwhile waits. The new one
-    /// has what the old one held; what others than we changed at the last moment has to be put again.
+    /// Puts this program's keeper in its place, as for another build of the same protocol; a thread
+    /// that asks something meanwhile waits. The new one has what the old one held; what others than
+    /// we changed at the last moment has to be put again.
     ///
     /// # Errors
     /// [`StartError`]; it is as it was, or gone.
@@ -525,7 +527,7 @@ fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
     }
 }
 
-/// Whoever serves there, of whatever protocol.
+/// The keeper that serves there, of whatever protocol.
 fn meet_any(place: &Place) -> Result<Option<(Connection, Status)>, StartError> {
     match place.connect(ANSWER_TIMEOUT) {
         Ok(socket) => meet(place, socket).map(Some),
@@ -552,7 +554,7 @@ fn mute(place: &Place, source: KeeperError) -> StartError {
     StartError::Ping { path: place.socket_path(), source }
 }
 
-/// Finds out who is at the other end and that it answers.
+/// Finds out which process is at the other end and that it answers.
 fn meet(place: &Place, socket: OwnedFd) -> Result<(Connection, Status), StartError> {
     let path = place.socket_path();
     let failed = |source: io::Error| StartError::Connect { path: path.clone(), source };

@@ -12,7 +12,7 @@
 //! | [`store`] | what is held, under which names |
 //! | [`protocol`] | the messages between the two |
 //! | [`place`] | the files in `DIR/run` and their lock |
-//! | [`resident`] | how it and `kip-pager` come to be nobody's children |
+//! | [`resident`] | how it and `kip-pager` come to be no other program's children |
 //!
 //! Never does: look at what it holds, decide anything, write anything durable.
 #![forbid(unsafe_code)]

@@ -1,8 +1,9 @@
 //! The files of a resident program KIND, such as the keeper: `DIR/run/KIND.sock`, `KIND.lock` (its pid, locked as long as
 //! it lives) and `KIND.log`.
 //!
-//! Only who holds the lock may bind, so two of a kind never run on one data directory. A crash leaves a socket that refuses
-//! connections and a lock that nobody holds; the next one replaces both.
+//! Only the process that holds the lock may bind, so two of a kind never run on one data directory.
+//! A crash leaves a socket that refuses connections and a lock that no process holds; the next
+//! program replaces both.
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -93,8 +94,10 @@ impl Place {
         Ok(socket)
     }
 
-    /// The right to connect and to try for the lock, for a moment; but who takes another's place has it all the while, so that nobody
-    /// comes in between or connects to one that is about to end. Waits. It is held until all duplicates are closed.
+    /// The right to connect and to try for the lock, for a moment; but a program that takes
+    /// another's place has it all the while, so that no third one comes in between and no client
+    /// connects to one that is about to end. Waits. The right is held until all duplicates are
+    /// closed.
     ///
     /// # Errors
     /// [`PlaceError`].
@@ -128,7 +131,8 @@ impl Place {
         Ok(Some(file))
     }
 
-    /// The listening socket (mode 0600, nonblocking), in place of whatever a predecessor left. Only for who holds the lock.
+    /// The listening socket (mode 0600, nonblocking), in place of whatever a predecessor left. Only
+    /// for the process that holds the lock.
     ///
     /// # Errors
     /// [`PlaceError`].
@@ -146,7 +150,7 @@ impl Place {
         bound().map_err(|e| self.failed("listen on", "sock", e))
     }
 
-    /// Removes the socket. Only for who holds the lock.
+    /// Removes the socket. Only for the process that holds the lock.
     ///
     /// # Errors
     /// Those of unlinkat(2); a missing socket is none.

@@ -1,4 +1,5 @@
-//! A program of ours that serves a data directory and is nobody's child, so that it outlives whoever needed it first.
+//! A program of ours that serves a data directory and is no other program's child, so that it
+//! outlives the one that needed it first.
 //!
 //! `PROGRAM DIR` makes sure that one runs and returns when it can be connected to; `PROGRAM DIR --serve` is that one, and
 //! only the former starts it. With `--in-place` it takes the place of one that runs, and before that ends all that it has. Owns this
@@ -160,7 +161,8 @@ fn start(dir: &Path, kind: &'static str, how: Option<&str>) -> anyhow::Result<()
     }
 }
 
-/// Becomes the one that serves, on the listening socket that is returned; none if another does. `prepare` runs before anybody can connect.
+/// Becomes the one that serves, on the listening socket that is returned; none if another does.
+/// `prepare` runs before a client can connect.
 ///
 /// # Errors
 /// The kernel's or the file system's.
@@ -180,7 +182,8 @@ pub fn sit<T>(
     raise_nofile()?;
     let prepared = prepare()?;
     let listener = place.bind()?;
-    // Whoever waited for this may have been killed meanwhile; that is no reason not to serve.
+    // The starter that waited for this may have been killed meanwhile; that is no reason not to
+    // serve.
     let _ = announce(READY);
     Ok(Some((Seat { place, _lock: lock }, listener, prepared)))
 }
@@ -201,7 +204,7 @@ pub fn succeed<T>(
     let taken = take(&place)?;
     let lock = place.lock()?.context("another one has taken the place")?;
     let listener = place.bind()?;
-    // Those of who started us are duplicates.
+    // The starter's descriptors are duplicates of ours.
     rustix::fs::flock(io::stdin(), FlockOperation::Unlock).context("cannot give others their turn")?;
     let _ = announce(READY);
     Ok((Seat { place, _lock: lock }, listener, taken))

@@ -324,7 +324,8 @@ fn sockets_live_on_in_it() {
     let (server_side, _) = listener.accept().unwrap();
     keeper.put_many([("p/listen", listener.as_fd()), ("p/conn", server_side.as_fd())]).unwrap();
     drop((listener, server_side, keeper));
-    // Nobody but the keeper has them now. Both the old connection and a new one queue their bytes.
+    // No process but the keeper has them now. Both the old connection and a new one queue their
+    // bytes.
     early.write_all(b"old").unwrap();
     let mut late = TcpStream::connect(address).unwrap();
     late.write_all(b"new").unwrap();

@@ -1,4 +1,4 @@
-//! A keeper takes another's place: whoever dies in the middle of that, nothing is lost.
+//! A keeper takes another's place: whichever process dies in the middle of that, nothing is lost.
 
 mod home;
 
@@ -37,7 +37,7 @@ fn a_successor_takes_everything_by_itself() {
     let pid = old.pid();
     let many = MAX_PART + 1;
     old.put_many((0..many).map(|n| (format!("web/{n:04}"), writer.as_fd()))).unwrap();
-    // From here on nobody but the keepers has it, as when the daemon is killed.
+    // From here on no process but the keepers has the pipe, as when the daemon is killed.
     drop((old, writer));
     let turn = Place::open(home.path(), "keeper").unwrap().turn().unwrap();
     kip_keeper::resident::run_in_place(Path::new(BINARY), home.path(), turn).unwrap();
@@ -86,7 +86,8 @@ fn nobody_comes_in_between_two_keepers() {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| home.keeper().pid());
         assert!(wait_for_end(watch.as_fd(), Some(SOON)).unwrap());
-        // The successor's part is ours here: whoever wants to serve meanwhile has to wait.
+        // The successor's part is ours here: another keeper that wants to serve meanwhile has to
+        // wait.
         let lock = Place::open(home.path(), "keeper").unwrap().lock().unwrap().expect("nobody else takes it");
         assert!(!other.is_finished());
         drop((lock, turn));

@@ -191,7 +191,7 @@ impl Drop for LogPump {
 struct Input {
     fd: Arc<OwnedFd>,
     stream: Stream,
-    /// Nobody has the write end any more, or reading failed.
+    /// No process has the write end any more, or reading failed.
     ended: bool,
     /// It is in the queue of those to serve.
     queued: bool,
@@ -236,7 +236,7 @@ struct Pump {
     procs: HashMap<u64, ProcLog>,
     ids: HashMap<String, u64>,
     next_id: u64,
-    /// Who has output that was not looked at; each once, in turn.
+    /// Tokens of inputs with output that was not looked at; each once, in turn.
     queue: VecDeque<u64>,
     deadlines: BTreeSet<(Instant, u64)>,
     scratch: (OwnedFd, OwnedFd),
@@ -308,7 +308,7 @@ impl Pump {
     fn obey(&mut self) -> bool {
         let _ = rustix::io::read(&self.bell, &mut [0_u8; 8]);
         while let Ok(command) = self.commands.try_recv() {
-            // Who asked may have gone away meanwhile.
+            // The caller may have gone away meanwhile.
             let _ = match command {
                 Command::Add(adding, reply) => reply.send(self.add(*adding)),
                 Command::Flush(name, reply) => reply.send(self.flush(&name).map(|_| ())),

@@ -1,4 +1,4 @@
-//! Whether anybody talks to a running proc, told from the counters of its network namespace.
+//! Whether any peer talks to a running proc, judged by the counters of its network namespace.
 //!
 //! Only payload counts. A health check that connects and closes moves segments but no data, and must not keep a proc
 //! awake. The kernel has no counter of payload, so it is judged in two ways, and either suffices. (1) It counts segments

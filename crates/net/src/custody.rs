@@ -1,12 +1,12 @@
 //! Sockets while their program does not exist.
 //!
-//! A parked proc's sockets stay alive as duplicates that we hold. In between they have to bear more than the program
-//! asked for: everybody who comes while it sleeps, and peers that would be forgotten by a network on the way. What is
-//! changed for that, and what the checkpoint itself changes (`SO_REUSEADDR`, TCP repair), is put back to the value at the
-//! end exactly as it was.
+//! A parked proc's sockets stay alive as duplicates that we hold. In between they have to bear more
+//! than the program asked for: every client that comes while the program sleeps, and peers that would
+//! be forgotten by a network on the way. What is changed for that, and what the checkpoint itself
+//! changes (`SO_REUSEADDR`, TCP repair), is put back to the value at the end exactly as it was.
 //!
 //! ```text
-//! program frozen --snapshot_options--> dump --hold--> nobody there --release--> program again
+//! program frozen --snapshot_options--> dump --hold--> no program --release--> program again
 //! ```
 //!
 //! [`SavedOptions`] is all that is needed for the way back and belongs into the proc's durable record. Calls can be
@@ -158,7 +158,8 @@ pub fn queued_events(inotify: BorrowedFd<'_>) -> io::Result<u32> {
     sock::unread_bytes(inotify)
 }
 
-/// Makes a socket fit for custody: out of repair without a sound, its address reusable as before, room for those who come.
+/// Makes a socket fit for custody: out of repair without a sound, its address reusable as before, room
+/// for the clients that come.
 pub fn hold(fd: OwnedFd, saved: &SavedOptions) -> Result<Held, CustodyError> {
     fit(fd.as_fd(), saved)?;
     Ok(Held { fd: Arc::new(fd), saved: *saved })
@@ -191,8 +192,8 @@ pub(crate) fn defer_accept(held: &Held) -> io::Result<()> {
     sock::set_int(held.fd.as_fd(), IntOption::DeferAccept, DEFER_ACCEPT_S.max(held.saved.defer_accept_s))
 }
 
-/// Whether nothing will ever come of it that the program has not seen: a TCP socket that was connected to nobody when it was
-/// frozen, and is so still. A poll would find it ready for ever.
+/// Whether nothing will ever come of a socket that the program has not seen: a TCP socket that had no
+/// peer when it was frozen, and has none still. A poll would find it ready for ever.
 pub(crate) fn is_dead(held: &Held) -> bool {
     let closed = || sock::tcp_info(held.fd.as_fd()).is_ok_and(|info| info.state == STATE_CLOSED);
     held.saved.kind == Kind::Other && !held.saved.seen.full && closed()
@@ -234,7 +235,8 @@ fn fit(fd: BorrowedFd<'_>, saved: &SavedOptions) -> Result<(), CustodyError> {
             set.int("set the keepalive", IntOption::KeepAlive, 1)?;
         }
         Kind::Inotify => return Ok(()),
-        // One that was connected, and has been closed by both sides or reset, may have bytes that nobody has read yet.
+        // A socket that was connected, and has been closed by both sides or reset, may have bytes
+        // that the program has not read yet.
         Kind::Other => set.out_of_repair()?,
     }
     set.int("set the reuse of the address", IntOption::ReuseAddr, saved.reuse_addr)

@@ -181,9 +181,10 @@ impl Diag {
         Ok(found)
     }
 
-    /// What waits to be accepted at a listener with this address. A socket nobody has accepted has no inode, and only
-    /// such a one is open without one. A peer's FIN counts as one byte of the queue, which is not data; whoever closed without
-    /// having sent any is not counted at all.
+    /// What waits to be accepted at a listener with this address. A socket that the program has not
+    /// accepted has no inode, and no other open socket lacks one. A peer's FIN counts as one byte of
+    /// the queue, which is not data; a peer that closed without having sent any data is not counted
+    /// at all.
     pub fn unaccepted(&self, listener: SocketAddr) -> Result<Unaccepted, DiagError> {
         let mut found = Unaccepted::default();
         for s in self.list(Protocol::Tcp, &[TcpState::Established, TcpState::CloseWait], Some(listener.port()))? {

@@ -1,4 +1,4 @@
-//! Networks of procs: addresses, namespaces, port forwarding, and the custody of sockets while nobody is there.
+//! Networks of procs: addresses, namespaces, port forwarding, and the custody of sockets while their program is not there.
 //!
 //! Owns the network namespace of each proc ([`pool`]), the machine's rules that lead packets there ([`nat`]),
 //! the reservation of host ports ([`reserve`]), what the kernel knows of sockets ([`diag`]), sockets without a

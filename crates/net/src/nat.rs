@@ -1,4 +1,4 @@
-//! How packets find procs: port forwarding, masquerading, and who may talk to whom.
+//! How packets find procs: port forwarding, masquerading, and which procs and machines may talk to which.
 //!
 //! Owns the table `inet kip_I` and the forwarding switches of the interfaces the outside comes by. The rules are in
 //! [`ruleset`](self); they promise:
@@ -9,7 +9,7 @@
 //! * A proc reaches the outside (masqueraded) and nothing of the host but published ports, DNS and ICMP; never what
 //!   listens on the host's loopback.
 //! * A proc cannot send from an address that is not its own.
-//! * A proc that is published alone reaches nobody but itself and is reached by the host only, by its own address.
+//! * A proc that is published alone reaches nothing but itself and is reached by the host only, by its own address.
 //!
 //! What is in the kernel stays when this process dies; [`Nat::open`] replaces it by what is wanted, in one transaction, so
 //! that nothing published is ever unreachable in between. The only thing outside the table are the interfaces' groups,
@@ -62,7 +62,7 @@ pub struct Published {
     pub realm: Realm,
     /// Its ports. May be empty, but a proc that is not published at all belongs to no realm and can dial no other.
     pub ports: Vec<Forward>,
-    /// It reaches nobody, and its ports lead to it for the host only.
+    /// The proc reaches nothing but itself, and its ports lead to it for the host only.
     pub alone: bool,
 }
 
@@ -107,7 +107,7 @@ pub enum NatError {
         port: u16,
         /// Its protocol.
         proto: Protocol,
-        /// Who has it.
+        /// The slot of the proc that has it.
         by: Slot,
     },
     /// The proc's link.
@@ -242,8 +242,8 @@ impl Nat {
         Ok(())
     }
 
-    /// Puts the rules back if somebody has taken them away, with a whole rule set, say. Tells whether it had to. A look costs some
-    /// microseconds.
+    /// Puts the rules back if another program has removed them, with a whole rule set, say. Returns
+    /// whether it had to. A look costs some microseconds.
     pub fn mend(&self) -> Result<bool, NatError> {
         let mut state = self.lock();
         let table = self.instance.table();
@@ -288,7 +288,8 @@ impl Nat {
         run_nft(self.instance, text)
     }
 
-    /// Somebody who flushed the machine's whole rule set took ours with it: then all of it is put back.
+    /// A program that flushed the machine's whole rule set removed ours with it: then all of ours is put
+    /// back.
     fn replace(&self, state: &mut State, old: Vec<Element>, new: Vec<Element>) -> Result<(), NatError> {
         let removed = old.iter().filter(|e| !new.contains(e)).cloned().map(Change::Remove);
         let added = new.iter().filter(|e| !old.contains(e)).cloned().map(Change::Add);

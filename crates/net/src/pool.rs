@@ -2,12 +2,14 @@
 //!
 //! One thread of its own makes namespaces, because unshare(2) moves the thread that calls it; it always comes back
 //! to the host's namespace, so that it keeps none alive. Since addresses belong to slots, a namespace is made for one
-//! slot: whoever hands out slots says early which ones come next ([`NetPool::prefill`]), and [`NetPool::take`] then costs
-//! microseconds; a slot that was not announced is made while the caller waits.
+//! slot: the caller that hands out slots says early which ones come next ([`NetPool::prefill`]), and
+//! [`NetPool::take`] then costs microseconds; a slot that was not announced is made while the caller
+//! waits.
 //!
-//! A namespace belongs to the initial user namespace and lives as long as somebody holds its descriptor. Its link dies
-//! with it, or earlier by [`NetPool::release`]. A crash leaves links behind only of namespaces that somebody else (the
-//! keeper) holds; [`NetPool::sweep`] removes those that nobody wants, and [`NetPool::remove_all`] everything.
+//! A namespace belongs to the initial user namespace and lives as long as a process holds its
+//! descriptor. Its link dies with it, or earlier by [`NetPool::release`]. A crash leaves links behind
+//! only of namespaces that another process (the keeper) holds; [`NetPool::sweep`] removes the links
+//! that the daemon does not want to keep, and [`NetPool::remove_all`] everything.
 
 mod namespace;
 

@@ -2,11 +2,11 @@
 //!
 //! A [`Recipe`] is noted when a program is frozen, beside [`SavedOptions`]. [`make`] makes of it: a listener that listens
 //! where it did, a UDP socket that is bound and connected as before, and for a TCP connection, which cannot come back, one
-//! that its peer has reset, so that whoever reads or writes it is told at once. What was queued is lost. Addresses of the
-//! namespace that a socket was in become those of its new one.
+//! that its peer has reset, so that a program that reads or writes it gets the error at once. What was
+//! queued is lost. Addresses of the namespace that a socket was in become those of its new one.
 //!
 //! Not made anew: memberships of multicast groups, attached filters and options that are in no list here. A crash leaves
-//! nothing: sockets that nobody holds are gone.
+//! nothing: sockets that no process holds are gone.
 
 use crate::addr::Addresses;
 use crate::custody::{BACKLOG, Kind, SavedOptions};
@@ -50,7 +50,7 @@ pub struct Recipe {
     protocol: u32,
     /// Its status flag O_NONBLOCK.
     nonblocking: bool,
-    /// Who made it: host ids.
+    /// The user and group that made it: host ids.
     owner: (u32, u32),
     /// Where a UDP socket that is connected sends to.
     peer: Option<SocketAddr>,

@@ -1,8 +1,9 @@
 //! Reservation of host ports.
 //!
 //! Packets to a published port are translated before any socket sees them, so nothing would keep a service of the host
-//! from listening on the same port and never hearing of anybody. A socket that is bound (and never listens) takes the
-//! port as far as bind(2) is concerned. The reservation lasts as long as somebody holds the descriptor.
+//! from listening on the same port and never hearing of any client. A socket that is bound (and
+//! never listens) takes the port as far as bind(2) is concerned. The reservation lasts as long as a
+//! process holds the descriptor.
 
 use crate::diag::{Diag, SocketInfo, TcpState};
 use kip_types::Protocol;
@@ -32,7 +33,7 @@ pub enum At {
     Expected(IpAddr),
 }
 
-/// A port of the host that nobody else can bind.
+/// A port of the host that no other socket can bind.
 #[derive(Debug)]
 pub struct Reservation {
     /// The bound socket.
@@ -46,14 +47,14 @@ pub struct Reservation {
 /// A port could not be reserved.
 #[derive(Debug, thiserror::Error)]
 pub enum ReserveError {
-    /// Somebody has it.
+    /// A process has it.
     #[error("port {port}/{proto} is taken by {by}")]
     Taken {
         /// The port.
         port: u16,
         /// Its protocol.
         proto: Protocol,
-        /// Who, for example `lighttpd (pid 123)`.
+        /// Which process, for example `lighttpd (pid 123)`.
         by: String,
     },
     /// The address is another machine's.
@@ -107,7 +108,8 @@ pub fn reserve(proto: Protocol, at: At, port: Option<u16>) -> Result<Reservation
     Err(ReserveError::NoneLeft { proto })
 }
 
-/// Who has a port at other addresses than `these`, of those that would keep it from being reserved at all addresses.
+/// The process that has a port at other addresses than `these`, and so would keep it from being
+/// reserved at all addresses.
 pub fn taken_but_at(proto: Protocol, port: u16, these: &[IpAddr]) -> Option<ReserveError> {
     let mut others = match Diag::open().and_then(|d| d.by_port(proto, port)) {
         Ok(sockets) => sockets,
@@ -120,7 +122,7 @@ pub fn taken_but_at(proto: Protocol, port: u16, these: &[IpAddr]) -> Option<Rese
     (!others.is_empty()).then(|| ReserveError::Taken { port, proto, by: one_of(&others) })
 }
 
-/// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. Nobody can reserve it meanwhile.
+/// Listens for TCP on a port of the host, for IPv4 and IPv6 at once. No process can reserve it meanwhile.
 pub fn listen(port: u16) -> Result<TcpListener, ReserveError> {
     let proto = Protocol::Tcp;
     let listening = bind_to(proto, At::All, port, true).and_then(|bound| {
@@ -178,7 +180,7 @@ fn ephemeral_range() -> std::ops::RangeInclusive<u16> {
     numbers.next().unwrap_or(32_768)..=numbers.next().unwrap_or(60_999)
 }
 
-/// Who has a port, as well as that can be told.
+/// The process that has a port, as far as it can be found.
 fn holder(proto: Protocol, port: u16) -> String {
     match Diag::open().and_then(|d| d.by_port(proto, port)) {
         Ok(sockets) => one_of(&sockets),
@@ -263,7 +265,7 @@ mod tests {
         assert!(matches!(reserve(Protocol::Tcp, At::All, Some(port)), Err(ReserveError::Taken { .. })));
         let second = reserve(Protocol::Tcp, At::Only(other), Some(port)).unwrap();
         assert_eq!(second.port, port);
-        // Of TEST-NET-2, which nobody has.
+        // Of TEST-NET-2, which no machine has.
         for absent in ["198.51.100.255", "2001:db8:5:ffff::ffff"].map(|a| a.parse().unwrap()) {
             let error = reserve(Protocol::Udp, At::Only(absent), None).unwrap_err().to_string();
             assert_eq!(error, format!("this machine has no address {absent}"));

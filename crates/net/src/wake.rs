@@ -10,8 +10,8 @@
 //!
 //! A listener that wakes on data is given `TCP_DEFER_ACCEPT` (tcp(7)): it becomes readable only when a connection has
 //! brought data or its end, and sock_diag tells which. A connection that is there without either (from before, or by a
-//! SYN cookie) cannot be watched, because nobody has accepted it and no descriptor refers to it; as long as it stays,
-//! it is looked at again after 1, 2, 4 .. 500 ms.
+//! SYN cookie) cannot be watched, because the program has not accepted it and no descriptor refers to it; as long
+//! as it stays, it is looked at again after 1, 2, 4 .. 500 ms.
 //!
 //! A proc's first event is its only one until [`WakePoll::rearm`]. Nothing here is durable: after a crash everything is
 //! added again, and whatever arrived meanwhile is found because it is more than was seen.
@@ -301,7 +301,8 @@ impl<K> Watched<K> {
     }
 }
 
-/// Whether a connection nobody has accepted has brought data; if one still may, when to look again.
+/// Whether a connection that the program has not accepted has brought data; if one still may, when to
+/// look again.
 fn data_at(local: SocketAddr, fd: BorrowedFd<'_>, recheck: &mut Option<Recheck>) -> Option<Trigger> {
     let (diag, delay) = match recheck.take() {
         Some(r) if r.at <= Instant::now() => (Ok(r.diag), r.delay.saturating_mul(2).min(LAST_RECHECK)),

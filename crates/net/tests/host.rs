@@ -55,7 +55,7 @@ fn nothing_stays_on_the_real_host() {
         println!("skipped: another instance runs here, so forwarding is not ours to compare");
     }
     fs::remove_file("/run/kip/instance-15").unwrap();
-    // Gone unless somebody else's files are in it.
+    // Gone unless another program's files are in it.
     let _ = fs::remove_dir("/run/kip");
 }
 

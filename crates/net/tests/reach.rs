@@ -1,4 +1,4 @@
-//! Who reaches whom: every way in, and the ways that must not be.
+//! Which procs and machines reach which: every way in, and the ways that must not be.
 
 mod lab;
 
@@ -278,21 +278,21 @@ fn rules_are_recovered_and_leave_nothing_behind() {
         let same = |text: &str| text.lines().filter(|l| l.contains("kp3-1") || l.contains("kp3-2")).count();
         assert_eq!(same(&groups_before), same(&groups()));
 
-        // Somebody flushes the machine's rules; the next change puts all of them back.
+        // Another program flushes the machine's rules; the next change puts all of them back.
         run("nft", "flush ruleset");
         does_not_reach("127.0.0.1:8001");
         nat.publish(Published::new(slot(3), &realm("two"), &both(8003))).unwrap();
         reaches("127.0.0.1:8001", "a", None);
         reaches("127.0.0.1:8003", "c", None);
         within(procs[2].fd.as_fd(), || reaches(&format!("{}:80", procs[1].v4), "b", None));
-        // Or whoever looks.
+        // Or `mend`, when it looks.
         assert!(!nat.mend().unwrap(), "they are there");
         run("nft", "flush ruleset");
         assert!(nat.mend().unwrap() && !nat.mend().unwrap());
         reaches("127.0.0.1:8001", "a", None);
         reaches("127.0.0.1:8003", "c", None);
 
-        // A crash of everything but whoever holds the namespaces.
+        // A crash of every process but the one that holds the namespaces.
         std::mem::forget(pool);
         let pool = NetPool::new(i).unwrap();
         assert_eq!(pool.sweep(&[slot(1)]).unwrap(), 2);
@@ -466,7 +466,7 @@ fn a_pool_makes_what_is_announced() {
         let one = pool.take(slot(1)).unwrap();
         assert_eq!(one.ifname, "kp8-1");
         assert!(ip("-o link").contains("kp8-2"));
-        // Settings inside, and who may bind what.
+        // Settings inside, and which users may bind which ports.
         within(one.fd.as_fd(), || {
             assert_eq!(run("sysctl", "-n net.ipv4.ip_unprivileged_port_start").trim(), "0");
             assert_eq!(run("sysctl", "-n net.mptcp.enabled").trim(), "0");

@@ -1,4 +1,4 @@
-//! Sockets of a proc that is not there: custody, waking, and whether anybody talks to one that is.
+//! Sockets of a proc that is not there: custody and waking; and whether any peer talks to a running proc.
 
 mod lab;
 
@@ -159,7 +159,7 @@ fn bytes_of_a_connection_that_is_over_are_read_after_a_dump() {
         let pool = NetPool::new(instance(14)).unwrap();
         let ns = pool.take(slot(1)).unwrap();
         let server = listener(&ns, 80, 5);
-        // Closed by the peer first, by us first, and reset: a descriptor that is connected to nobody any more.
+        // Closed by the peer first, by us first, and reset: a descriptor that has no peer any more.
         for how in ["peer first", "own first", "reset"] {
             let mut client = TcpStream::connect((ns.v4, 80)).unwrap();
             let (mut stream, _) = server.accept().unwrap();

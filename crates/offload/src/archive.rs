@@ -1,4 +1,4 @@
-//! Parked generations in the object store: up, back, and who owns them.
+//! Parked generations in the object store: up, back, and which data directory owns them.
 //!
 //! Owns the connection to the store, the realm's keys, what is known of content that is stored already, and the order of
 //! steps. The format is `kip-archive`'s, the moving of bytes `kip-store`'s. Decides nothing about when.
@@ -132,7 +132,8 @@ pub enum HeadFailure {
 }
 
 impl HeadFailure {
-    /// The head was sealed by a key that is destroyed: nobody can read it, or what it leads to, here.
+    /// The head was sealed by a key that is destroyed: it, and what it leads to, cannot be read
+    /// here.
     pub fn is_of_destroyed_key(&self) -> bool {
         matches!(self, HeadFailure::Head(HeadError::Open(seal::OpenError::Key(NoKey::Destroyed { .. }))))
     }
@@ -154,7 +155,7 @@ pub struct Archive {
     pub store: Store,
     /// Whose procs it has.
     pub realm: Realm,
-    /// Whoever begins something takes the ring of the moment.
+    /// A task that begins to seal or open takes the ring of that moment.
     keys: Mutex<Arc<Keyring>>,
     /// Held for writing while keys change.
     changing: Arc<tokio::sync::RwLock<()>>,
@@ -178,9 +179,10 @@ pub struct Archive {
     engine: Option<String>,
     /// Sealed bytes on the local disk, if there are to be any.
     cache: Option<Arc<cache::Cache>>,
-    /// Read by who stores a generation, written by a collection that waits less than is usual.
+    /// Held for reading by an upload, for writing by a backup, and by a collection that waits less
+    /// than is usual.
     storing: tokio::sync::RwLock<()>,
-    /// By who collects.
+    /// Held by a collection, and by an import.
     collecting: tokio::sync::Mutex<()>,
 }
 
@@ -266,7 +268,8 @@ impl Archive {
         self.store.counters()
     }
 
-    /// Drops fronts of a proc from the cache, all but one: nothing of its will be read again, as far as anybody knows.
+    /// Drops fronts of a proc from the cache, all but one: as far as the daemon knows, no reader
+    /// wants them again.
     fn uncache_fronts(&self, proc: ProcId, but: Option<FrontRef>) {
         let Some(cache) = &self.cache else { return };
         let own = format!("{}/", ObjectName::of_proc(&self.realm, proc));
@@ -284,7 +287,7 @@ impl Archive {
         part(dir, ASIDE)
     }
 
-    /// Until what this gives is dropped nobody stores a generation.
+    /// Until the returned guard is dropped this daemon stores no generation.
     pub async fn nobody_stores(&self) -> tokio::sync::RwLockWriteGuard<'_, ()> {
         self.storing.write().await
     }
@@ -434,7 +437,8 @@ impl Archive {
         self.heads.lock().expect("nobody panics with it").remove(&proc)
     }
 
-    /// Lets go of a proc: it runs nowhere, and whoever adopts it may wake it from `front`.
+    /// Lets go of a proc: it runs nowhere, and the data directory that adopts it may wake it from
+    /// `front`.
     pub async fn release(&self, proc: ProcId, front: FrontRef) -> Result<(), HeadFailure> {
         let follow = |found: Option<&Head>| {
             let head = self.at_front(proc, found, front)?;

@@ -1,8 +1,8 @@
 //! Which predictor of working sets is best. First on paper: the exact pages that real servers touch at each of many wakes,
 //! from demand faults alone, and what every predictor would have installed of them, missed, and installed for nothing, with
 //! the time of a wake estimated (a page that is missed waits for the disk, one that is installed is copied). Then for real:
-//! the first replies with each predictor at work, where nobody knows which of the installed pages were of use, and pages
-//! are held back to find out. Run as root.
+//! the first replies with each predictor at work, where the pager does not know which of the
+//! installed pages were of use, and holds pages back to find out. Run as root.
 //!
 //! Requests are a seeded mixture, a few common ones and rare ones.
 

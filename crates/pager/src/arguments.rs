@@ -1,8 +1,8 @@
 //! The pages of a process's arguments and environment, which stay where they are while the rest is out.
 //!
-//! Anybody may read /proc/PID/cmdline and environ at any time (ps, pgrep), and the kernel gives such a reader nothing where a page
-//! is missing: it does not wait for a page that a userfaultfd has to bring. A process without arguments looks like one of the
-//! kernel's.
+//! Another process may read /proc/PID/cmdline and environ at any time (ps, pgrep), and the kernel
+//! gives such a reader nothing where a page is missing: it does not wait for a page that a
+//! userfaultfd has to bring. A process without arguments looks like one of the kernel's.
 
 use crate::memory::Memory;
 use crate::swap::{PAGE, PARKED};

@@ -1,4 +1,5 @@
-//! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one keeps nobody waiting.
+//! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one
+//! keeps no other call waiting.
 
 mod looking;
 
@@ -111,9 +112,11 @@ impl Pager {
         }
     }
 
-    /// Ends a pager that speaks another protocol, as if it had died, but in the middle of nothing: what it has out is taken up by the
-    /// next from where it lies, and who was held runs on. Tells its process id; none if there is no such pager. `any` of them: also
-    /// one that speaks this protocol. It needs of the other only what no protocol may change: see [`crate::protocol`].
+    /// Ends a pager that speaks another protocol, as if it had died, but in the middle of nothing:
+    /// what it has out is taken up by the next from where it lies, and a proc that was held runs
+    /// on. Tells the ended pager's process id; none if there is no such pager. `any` of them: also
+    /// one that speaks this protocol. It needs of the other only what no protocol may change: see
+    /// [`crate::protocol`].
     ///
     /// # Errors
     /// See [`PagerError`]; the other is as it was.

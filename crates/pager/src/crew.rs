@@ -1,8 +1,8 @@
-//! Threads that stand ready to do a part of somebody's work, one for each processor: to start one takes as long as to install
-//! forty pages, and it would begin on its maker's processor.
+//! Threads that stand ready to do a part of another thread's work, one for each processor: to start
+//! a thread takes as long as to install forty pages, and it would begin on its maker's processor.
 //!
-//! Whoever has work reserves those that are free and does the rest alone: two pieces of work never wait for each other's
-//! threads.
+//! A thread that has work reserves those that are free and does the rest alone: two pieces of work
+//! never wait for each other's threads.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -14,7 +14,7 @@ const STACK: usize = 256 << 10;
 /// The threads of this process.
 pub(crate) struct Crew {
     threads: ThreadPool,
-    /// Nobody has reserved so many.
+    /// So many threads are not reserved.
     free: AtomicUsize,
 }
 
@@ -27,7 +27,8 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// The crew; made by the first who asks, who must not be bound to a processor, for then it would be of one.
+/// The crew; made by the first thread that asks. That thread must not be bound to a processor, for
+/// then the crew would be of one thread.
 pub(crate) fn crew() -> &'static Crew {
     static CREW: OnceLock<Crew> = OnceLock::new();
     CREW.get_or_init(|| {
@@ -45,7 +46,7 @@ pub(crate) fn crew() -> &'static Crew {
 
 impl Crew {
     fn reserve(&self, most: usize) -> Reserved<'_> {
-        // Who asks works too, on a processor.
+        // The thread that asks works too, on a processor.
         let wanted = most.min(self.threads.current_num_threads()).saturating_sub(1);
         let mut got = 0;
         let take = |free: usize| {

@@ -5,8 +5,8 @@
 //! 3. what will be dropped is registered, so that it is known before anything is lost that it can be;
 //! 4. written pages that are not zeros go to the swap file, then the slot map is changed; the working set is kept;
 //! 5. part by part: registration is lifted (our own dropping would wait for us to read its event), one injected call drops
-//!    the part, and it is registered again before the thread that made the call can touch anything. What somebody else
-//!    touched between the two is put right ([`crate::mend`]).
+//!    the part, and it is registered again before the thread that made the call can touch anything. What another
+//!    process touched between the two is put right ([`crate::mend`]).
 //!
 //! Steps 1 and 5 make calls in the process ([`crate::proc`]), 2 to 4 ([`save_all`]) only look at it. Until step 5 nothing is lost
 //! by a crash or an error: every page is still there. In step 5 the thread is not let go between drop and registration, the call is
@@ -320,8 +320,8 @@ impl Collected {
     }
 }
 
-/// How a set is kept, of which at most so many bytes may be in memory: what is saved by sleeping is not to be lost to it, so
-/// that only a small one stays where nobody else can have it.
+/// How a set is kept, of which at most so many bytes may be in memory: it must not cost what
+/// sleeping saves, so only a small set stays in memory that no other program can get.
 fn share<'a>(most: usize, runs: &Runs, path: &'a Path) -> Keep<'a> {
     const LEAST_PLAIN: usize = 256 << 10;
     let out = runs.iter().map(|(range, _)| range.end - range.start).sum::<u64>() as usize;
@@ -442,7 +442,7 @@ fn record(since: &Since, pages: &[Page]) -> Option<Record> {
     };
     let came_along = others(&since.ahead);
     let from_set = others(&since.set);
-    // Those that came along count whether or not somebody wrote to them.
+    // Those that came along count whether or not the program wrote to them.
     let along = since.ahead.iter().filter(|page| there.contains(page) && !since.faults.contains(page)).count();
     let missed = (since.faults.len() - since.probed.min(since.faults.len()) + along, since.set.len());
     Some(Record { touched, waited, written, came_along, from_set, missed })

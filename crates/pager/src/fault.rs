@@ -34,7 +34,7 @@ pub const DEADLY: &[&str] = &["unwatched", "dropped", "watched-again"];
 pub enum How {
     /// The pager is killed.
     Kill,
-    /// The pager is stopped as by SIGSTOP, until somebody lets it go on.
+    /// The pager is stopped as by SIGSTOP, until another process lets it go on.
     Stop,
     /// The step fails.
     Fail,

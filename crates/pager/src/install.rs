@@ -84,7 +84,8 @@ impl Memory {
         let results = Mutex::new(Vec::new());
         let some = |number| {
             if number == 1 {
-                // What is kept in memory, or else the first portion, is somebody else's meanwhile.
+                // Another thread installs what is kept in memory, or else the first portion,
+                // meanwhile.
                 let on_disk = portions.partition_point(|blocks| !set.on_disk(blocks.start)).max(1);
                 set.begin(&portions[on_disk..]);
             }

@@ -1,7 +1,7 @@
 //! The pager: memory of running processes taken out to a private swap file, and brought back by faults or in one go.
 //!
 //! Owns swap files, slot maps, working sets and the serving of faults. Touches a process only by its userfaultfd, and,
-//! while it is stopped, by the injection of `kip_sys::inject`. Never decides when anybody sleeps.
+//! while it is stopped, by the injection of `kip_sys::inject`. Never decides when a proc sleeps.
 //!
 //! ```text
 //! running --stop--> Stopped --deflate--> out --arm--> armed --go--> settling --rest--> armed --first fault--> awake
@@ -16,10 +16,13 @@
 //! sandbox; [`mend`] what others touched meanwhile; [`deflate`] the steps down, with [`space`], [`convert`] and [`timers`]; [`memory`] one address space and its way up,
 //! with [`install`] and [`ticking`]; [`serve`] the threads; [`slots`], [`swap`], [`parked`], [`source`], [`set`] and [`stored`] what is kept where.
 //!
-//! A crash at any moment loses no page as long as somebody else holds the userfaultfds ([`proc::Custodian`]): processes
-//! wait at missing pages until [`proc::Proc::adopt`], and a thread that is just making calls for us goes on as if it had not
-//! ([`kip_sys::inject`]). The one exception is a process whose memory is just being dropped ([`deflate`]): the kernel kills it. What a program can notice: [`convert`] takes files' names out of its maps, and mappings that are
-//! watched do not join new ones beside them, so that mremap(2) over both fails where it would not have.
+//! A crash at any moment loses no page as long as another process holds the userfaultfds
+//! ([`proc::Custodian`]): processes wait at missing pages until [`proc::Proc::adopt`], and a thread
+//! that is just making calls for us goes on as if it had not ([`kip_sys::inject`]). The one
+//! exception is a process whose memory is just being dropped ([`deflate`]): the kernel kills it.
+//! What a program can notice: [`convert`] takes files' names out of its maps, and mappings that are
+//! watched do not join new ones beside them, so that mremap(2) over both fails where it would not
+//! have.
 #![forbid(unsafe_code)]
 
 mod ahead;

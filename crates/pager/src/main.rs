@@ -1,5 +1,6 @@
 //! `kip-pager DIR` makes sure that a pager runs for the data directory, and returns when it can be connected to.
-//! `kip-pager DIR --serve` is that pager; only the former starts it, so that it is nobody's child.
+//! `kip-pager DIR --serve` is that pager; only the former starts it, so that it is no other
+//! program's child.
 #![forbid(unsafe_code)]
 
 use anyhow::Context;

@@ -9,7 +9,7 @@
 //!
 //! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
 //! pages are missing. Never touches the process but through the userfaultfd. All that must outlive us is in the slot map's
-//! file and in the descriptor, which somebody else holds too; the set and the counts are hints.
+//! file and in the descriptor, which another process holds too; the set and the counts are hints.
 
 use crate::ahead::Streams;
 use crate::slots::{Change, Runs, SlotMap};
@@ -111,7 +111,7 @@ pub struct State {
     pub parked: Option<Arc<dyn PageSource>>,
     /// What the first fault installs.
     pub armed: Option<Stored>,
-    /// Who is told of the first fault.
+    /// Rings at the first fault.
     pub bell: Option<Bell>,
     /// Its process, while that goes on into its calls after a stop.
     pub settling: Option<Settling>,
@@ -133,9 +133,10 @@ pub struct State {
     fetching: bool,
     /// The address space is gone.
     pub gone: bool,
-    /// A page that somebody waits for cannot be trusted; nothing is tried again.
+    /// A page that a thread waits for cannot be trusted; nothing is tried again.
     damaged: bool,
-    /// No event is taken any more: whoever waits for that waits until the userfaultfd is closed, which answers all.
+    /// No event is taken any more: a thread that waits for that waits until the userfaultfd is
+    /// closed, which answers all events.
     pub(crate) closed: bool,
 }
 
@@ -294,7 +295,8 @@ impl Memory {
     ///
     /// # Errors
     /// The kernel's or the source's. What could not be answered is tried again the next time, but for a page that cannot be
-    /// trusted (`InvalidData`, told once): who waits for that waits until it is killed.
+    /// trusted (`InvalidData`, told once): a thread that waits for that page waits until it is
+    /// killed.
     pub fn serve(&self, birth: Birth<'_>) -> io::Result<bool> {
         let mut state = self.state();
         if state.closed {
@@ -461,7 +463,7 @@ impl Memory {
             fill(uffd, start, buffer, true)
         });
         let filled = match filled {
-            // One of the neighbours cannot be read: nobody has asked for that.
+            // One of the neighbours cannot be read: no fault has asked for that one.
             Err(_) if pages > 1 => {
                 state.streams = Streams::default();
                 let (_, slot, _) = behind;
@@ -473,7 +475,8 @@ impl Memory {
             other => other?,
         };
         if let Some(parked) = state.parked.as_deref().filter(|_| slot >= PARKED) {
-            // Neighbours only once they have followed each other: else nobody has said that they are needed.
+            // Neighbours only once they have followed each other: else no fault has shown that they
+            // are needed.
             match window > PARKED_AHEAD {
                 true => parked.needed(slot, pages),
                 false => parked.needed(behind.1, 1),

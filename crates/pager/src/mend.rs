@@ -1,8 +1,10 @@
-//! Puts right what somebody touched from outside while it was neither there nor watched.
+//! Puts right pages that another process touched from outside while they were neither there nor
+//! watched.
 //!
-//! Whoever reads /proc/PID/cmdline, say, makes the kernel put its page of zeros where the arguments are missing, and once it
-//! is there no fault asks for what the page held. Between dropping, or mapping anew, and watching nobody can keep others from
-//! that. So whoever did the one looks for such pages once the other is done and before the program runs.
+//! A process that reads /proc/PID/cmdline, say, makes the kernel put its page of zeros where the
+//! arguments are missing, and once that is there no fault asks for what the page held. Between
+//! dropping, or mapping anew, and watching the pager cannot keep others from that. So the thread
+//! that dropped or mapped looks for such pages once they are watched and before the program runs.
 //!
 //! Such a page is told from one that holds zeros by its slot: [`crate::memory`] gives pages of zeros only to what has none.
 

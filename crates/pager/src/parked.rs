@@ -1,8 +1,9 @@
 //! The page files of a parked generation as a page source: [`kip_snapshot::pages`].
 //!
-//! Reads through the page cache, which the wake of a proc that was parked a moment ago finds warm. Every page is compared
-//! with its checksum before anybody gets it. The generation itself may go while its pages are still needed: [`keep`]. Pages of
-//! remote page files may not be here: reading one asks for it ([`AskFor`]) and fails with `WouldBlock` until it came.
+//! Reads through the page cache, which the wake of a proc that was parked a moment ago finds warm.
+//! Every page is compared with its checksum before it is given out. The generation itself may go
+//! while its pages are still needed: [`keep`]. Pages of remote page files may not be here: reading
+//! one asks for it ([`AskFor`]) and fails with `WouldBlock` until it came.
 
 use crate::source::PageSource;
 use crate::swap::{PAGE, PARKED};
@@ -21,7 +22,8 @@ use std::time::{Duration, Instant};
 /// Asks for pages of a remote page file: its name, which.
 pub type AskFor = Box<dyn Fn(&str, Range<u32>) + Send + Sync>;
 
-/// What was asked for is asked for again if it has not come after this: who was asked may have died.
+/// Pages that have not come after this are asked for again: the daemon that was asked may have
+/// died.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// As many pages are remembered as asked for.
 const REMEMBERED: usize = 4096;
@@ -44,8 +46,9 @@ pub fn keep(generation: &Path, directory: &Path) -> Result<(), SnapshotError> {
     Ok(())
 }
 
-/// The page files of one generation. A slot is a page's place among all pages of all files; between two files lies one
-/// that nobody has, so that what follows each other in slots does so in a file.
+/// The page files of one generation. A slot is a page's place among all pages of all files; between
+/// two files lies a slot that no page has, so that pages that follow each other in slots do so in a
+/// file.
 pub struct Parked {
     /// By the slot of its first page.
     files: Vec<(u32, PageFile, Pages)>,

@@ -1,10 +1,12 @@
 //! Gives a stopped process a userfaultfd for its own memory and takes it out, leaving nothing behind.
 //!
-//! userfaultfd(2) is refused to a process without privileges, and a sandbox has no /dev/userfaultfd. A request on an open
-//! one is checked by nobody, so the process is handed our open device: it makes a socket, we take a duplicate of that
-//! socket (pidfd_getfd(2)), bind it, connect it to itself and send the device on it, and the process receives it. No
-//! second process, no path and no mount is needed, whatever namespaces it has; its seccomp filters are suspended. Two free
-//! numbers below its RLIMIT_NOFILE are needed for that moment, the lowest ones, which are free again afterwards.
+//! userfaultfd(2) is refused to a process without privileges, and a sandbox has no
+//! /dev/userfaultfd. The kernel checks no request on an open one, so the process is handed our open
+//! device: it makes a socket, we take a duplicate of that socket (pidfd_getfd(2)), bind it, connect
+//! it to itself and send the device on it, and the process receives it. No second process, no path
+//! and no mount is needed, whatever namespaces it has; its seccomp filters are suspended. Two free
+//! numbers below its RLIMIT_NOFILE are needed for that moment, the lowest ones, which are free
+//! again afterwards.
 
 use kip_sys::inject::Hand;
 use kip_sys::process::{pidfd_getfd, pidfd_open, read_memory, write_memory};

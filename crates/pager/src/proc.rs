@@ -113,7 +113,7 @@ impl Family {
     fn take_in(&self, uffd: OwnedFd, runs: Runs, pid: Option<u32>) -> io::Result<Arc<Memory>> {
         let id = self.number << 32 | self.next.fetch_add(1, Ordering::Relaxed);
         let map = SlotMap::create(&self.path(id, "map"), self.swap.clone(), runs)?;
-        // In one step for whoever compares what is held with what is served.
+        // In one step for a thread that compares what is held with what is served.
         let mut spaces = self.spaces();
         self.custodian.hold(id, uffd.as_fd())?;
         let memory = Arc::new(Memory::new(id, uffd, map, self.source()));
@@ -141,7 +141,7 @@ impl Nursery for Family {
     }
 }
 
-/// Who asks for what is not here.
+/// The function that asks the custodian for pages that are not here.
 fn asking(custodian: &Arc<dyn Custodian>) -> AskFor {
     let custodian = Arc::clone(custodian);
     Box::new(move |file, pages| custodian.missing(file, pages))
@@ -153,7 +153,7 @@ pub const PARKED: &str = "parked";
 /// Name of the file with limits that are lifted, in the directory of a proc.
 const LIFTED: &str = "lifted";
 
-/// What a wake by a first touch is for, of which nobody knows more.
+/// What a wake by a first touch is for: the pager knows no more of it.
 const TOUCH: &str = "touch";
 
 /// What is known of a process beside its memory.
@@ -210,8 +210,9 @@ impl Proc {
         Ok(Self { family, server, predictor, known: HashMap::new() })
     }
 
-    /// Takes up what a dead pager served: its directory, and the userfaultfds that somebody held, each with its name. `forked` gives out the descriptor that had a number in the dead pager, of a
-    /// child whose birth it did not finish.
+    /// Takes up what a dead pager served: its directory, and the userfaultfds that another process
+    /// held, each with its name. `forked` gives out the descriptor that had a number in the dead
+    /// pager, of a child whose birth that pager did not finish.
     ///
     /// # Errors
     /// The kernel's or the file system's. Nothing is lost by trying again.
@@ -356,8 +357,9 @@ impl Proc {
         done
     }
 
-    /// Keeps a stopped process from running on with pages that are not its own: as with a page that is damaged, it waits to be killed
-    /// and whoever does that is told. A signal that came while all its threads stood still is taken before any of them runs.
+    /// Keeps a stopped process from running on with pages that are not its own: as with a page that
+    /// is damaged, it waits to be killed, and the custodian is told so that this is done. A signal
+    /// that came while all its threads stood still is taken before any of them runs.
     fn must_not_run(&self, pid: u32, error: io::Error) -> io::Error {
         let what = format!(
             "memory of process {pid} that was touched from outside while it was taken out cannot be put back: {error}"
@@ -489,9 +491,9 @@ impl Proc {
         brought
     }
 
-    /// Brings all back, then lets no child be born any more: one that is taken in after that would stay with nobody to serve
-    /// it. A fork whose event is not taken waits until its parent is released, and then the child has the parent's pages, all of
-    /// them.
+    /// Brings all back, then lets no child be born any more: no thread would serve a child that is
+    /// taken in after that. A fork whose event is not taken waits until its parent is released, and
+    /// then the child has the parent's pages, all of them.
     fn bring_and_close(&self, closed: &mut HashSet<SpaceId>) -> io::Result<()> {
         // A child that was forked meanwhile is taken in with what its parent had out.
         let mut done: HashSet<SpaceId> = HashSet::new();

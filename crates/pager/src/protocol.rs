@@ -74,7 +74,7 @@ pub struct Rebuilt {
     pub kind: String,
 }
 
-/// Pages that somebody wants to see.
+/// Pages that the daemon wants to see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peek {
     /// The proc.
@@ -89,7 +89,7 @@ pub struct Peek {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "lowercase")]
 pub enum Request {
-    /// Who are you?
+    /// Asks for the pager's [`Status`].
     Ping,
     /// How many bytes all working sets may take in memory; beyond that they are on disk.
     Budget {
@@ -151,7 +151,7 @@ pub enum Request {
         /// The proc.
         name: String,
     },
-    /// Writes pages one behind the other into the file that comes with it. Wakes nobody.
+    /// Writes pages one behind the other into the file that comes with the request. Wakes no proc.
     Peek(Peek),
     /// How is it with this proc?
     Look {
@@ -162,11 +162,11 @@ pub enum Request {
     Mirror,
     /// Tell me on this connection what happens.
     Follow,
-    /// Ends. Nobody may be out.
+    /// Ends the pager once nothing is under way.
     Quit,
 }
 
-/// Who serves.
+/// The pager that serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// Its process id.
@@ -216,7 +216,7 @@ impl Hibernated {
 pub struct Look {
     /// It is known here: some of its memory may be out.
     pub known: bool,
-    /// It sleeps: nobody has touched what is out since it was taken out.
+    /// It sleeps: what is out has not been touched since it was taken out.
     pub asleep: bool,
     /// Its threads are held.
     pub held: bool,
@@ -313,8 +313,8 @@ pub enum Event {
         /// Which page, and of what.
         message: String,
     },
-    /// A proc waits for pages of a remote page file that are not here: [`kip_snapshot::remote`]. Told once a second as long as
-    /// somebody waits.
+    /// A proc waits for pages of a remote page file that are not here: [`kip_snapshot::remote`].
+    /// Told once a second as long as a thread waits.
     Missing {
         /// The proc.
         name: String,

@@ -1,9 +1,10 @@
 //! The threads that serve faults: one for each processor, bound to it, each with an epoll set of the userfaultfds that
 //! it serves.
 //!
-//! A fault is served about six times faster on the processor of the thread that waits for it than across, so a space is
-//! moved to where its program last ran whenever somebody knows ([`Server::move_to`]). Owns no state that must survive:
-//! spaces are handed in and can be handed to another server.
+//! A fault is served about six times faster on the processor of the thread that waits for it than
+//! across, so a space is moved to where its program last ran whenever the pager knows that
+//! ([`Server::move_to`]). Owns no state that must survive: spaces are handed in and can be handed
+//! to another server.
 
 use crate::memory::{Memory, SpaceId, State};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -25,7 +26,8 @@ pub trait Nursery: Send + Sync {
     /// slot map are where a later pager finds them.
     ///
     /// # Errors
-    /// Whatever stood in the way: the child then waits at its first missing page, until somebody adopts it.
+    /// Whatever stood in the way: the child then waits at its first missing page, until a pager
+    /// adopts it.
     fn born(&self, parent: SpaceId, state: &State, uffd: OwnedFd) -> io::Result<Arc<Memory>>;
 
     /// A page that is waited for cannot be trusted.
@@ -107,7 +109,7 @@ impl Server {
         Ok(())
     }
 
-    /// Serves a space no more. Its threads wait at missing pages until somebody serves it again.
+    /// Serves a space no more. Its threads wait at missing pages until it is served again.
     pub fn remove(&self, id: SpaceId) {
         if let Some(served) = self.shared.spaces().remove(&id) {
             // The epoll set would forget it at the last close, which is not ours alone.

@@ -38,7 +38,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(2);
 const REST_WITHIN: Duration = Duration::from_millis(100);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.
 const STACK: usize = 256 << 10;
-/// What working sets may take in memory unless somebody says otherwise, bytes.
+/// What working sets may take in memory unless the daemon says otherwise, bytes.
 pub const DEFAULT_BUDGET: usize = 256 << 20;
 
 /// What followers are told.
@@ -90,7 +90,7 @@ struct Entry {
     directory: PathBuf,
     pids: Vec<u32>,
     holder: Option<Holder>,
-    /// Sleeps, and nobody has touched what is out.
+    /// The proc sleeps, and what is out has not been touched.
     asleep: Arc<AtomicBool>,
     /// What its sets take from others, and what of the budget.
     set_bytes: usize,
@@ -139,7 +139,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Service {
-    /// Serves what a dead pager of the data directory `dir` had out, and nobody else yet.
+    /// Serves what a dead pager of the data directory `dir` had out, and no other proc yet.
     ///
     /// # Errors
     /// The kernel's; the keeper does not tell what is out.
@@ -167,7 +167,7 @@ impl Service {
         Ok(service)
     }
 
-    /// Serves connections until somebody says quit.
+    /// Serves connections until a client says quit.
     ///
     /// # Errors
     /// The listening socket's.
@@ -313,7 +313,7 @@ impl Service {
         if entry.asleep.load(Ordering::SeqCst) {
             return Err(format!("{} sleeps already", order.name));
         }
-        // Before anything is out: without it nobody could be held.
+        // Before anything is out: without the bell the proc could not be held.
         let bell =
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
         let pids = listed(&order.processes).unwrap_or_default();
@@ -402,7 +402,8 @@ impl Service {
             if stopped.processes.is_empty() {
                 break None;
             }
-            // Whoever waits for it has to hear of it; pid 1, if it was the program.
+            // The process that waits for a killed one has to hear of its end; pid 1, if that was
+            // the program.
             if stopped.processes.len() < before {
                 break Some(Let::Wake(at, String::new()));
             }
@@ -416,7 +417,7 @@ impl Service {
                     if let Ok(guard) = slot.try_lock() {
                         break guard;
                     }
-                    // Whoever has it may be waiting for us to let go.
+                    // The thread that has the slot may be waiting for us to let go.
                     if let Ok(Let::Go(done)) = orders.try_recv() {
                         stopped.go();
                         let _ = done.send(());

@@ -2,11 +2,11 @@
 //!
 //! A page that was installed ahead leaves no trace of whether it was used (there is no cheap accessed bit), unless it
 //! was written. So that pages that are not needed fall out, they are held back now and then: their bytes are at hand, a fault
-//! of some microseconds brings them, and only those that somebody touches stay known. One that nobody was ever seen to
-//! touch (it came as another's neighbour) is held back at once, any other in one of 32 sets, and if it was seen to be
-//! touched again in one of [`History::TURNS`]. And when the
-//! program has gone on to something else (at least half as much came by faults as the set had), all that was installed and
-//! not seen to be touched is held back.
+//! of some microseconds brings them, and only those that the program touches stay known. A page
+//! that the program was never seen to touch (it came as another's neighbour) is held back at once,
+//! any other in one of 32 sets, and if it was seen to be touched again in one of
+//! [`History::TURNS`]. And when the program has gone on to something else (at least half as much
+//! came by faults as the set had), all that was installed and not seen to be touched is held back.
 //!
 //! The order in which pages are needed is known of those that came by faults: a page keeps the place that it had among the
 //! faults of the last wake at which it came by one.
@@ -25,7 +25,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 pub struct Record {
     /// Pages that came by faults, in their order.
     pub touched: Vec<u64>,
-    /// Pages of the set that somebody waited for when it was installed.
+    /// Pages of the set that a thread waited for when the set was installed.
     pub waited: Vec<u64>,
     /// Others that were written.
     pub written: Vec<u64>,

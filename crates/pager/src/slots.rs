@@ -11,8 +11,8 @@
 //! * dropping: pages into slots, then the changes into the log, then the pages go. Before the last step every page is
 //!   still there, so that the map, however much of it was written, says nothing that counts;
 //! * an event: the kernel puts it into the event page in the same call that lets the program go on, then its change goes
-//!   into the log under the event's number, then the event is marked as done. Whoever opens the map finds what was not
-//!   done and does it, and numbers keep it from being done twice;
+//!   into the log under the event's number, then the event is marked as done. A pager that opens
+//!   the map does the events that were not done, and their numbers keep it from doing one twice;
 //! * a slot is given up after the change that did so is in the log.
 //!
 //! Nothing is synced: the processes whose memory this is do not outlive the machine. A torn record at the end of the log
@@ -72,7 +72,7 @@ impl Runs {
         met.filter(|part| part.start < part.end).collect()
     }
 
-    /// Makes a change of ranges that nobody counts.
+    /// Makes a change without counting references to slots.
     pub fn alter(&mut self, change: &Change) {
         self.apply(change);
     }

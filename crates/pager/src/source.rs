@@ -17,7 +17,8 @@ pub trait PageSource: Send + Sync + std::fmt::Debug {
         pages
     }
 
-    /// Faults needed these, or will: they follow each other. For whoever fetches more of them.
+    /// Faults needed these pages, or will: they follow each other. For the program that fetches
+    /// more of them.
     fn needed(&self, _slot: u32, _pages: usize) {}
 }
 

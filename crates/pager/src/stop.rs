@@ -268,7 +268,8 @@ fn stands(pid: u32, tid: u32, page: u64) -> Stands {
 
 /// Begins to stop a thread; not so if it has ended.
 fn seize(pid: u32, tid: u32) -> Result<bool, StopError> {
-    // One that is just ending is refused like one that somebody else traces, for some microseconds.
+    // A thread that is just ending is refused like one that another process traces, for some
+    // microseconds.
     let until = Instant::now() + std::time::Duration::from_millis(20);
     loop {
         match inject::seize(tid).and_then(|()| trace::interrupt(tid)) {
@@ -329,8 +330,9 @@ impl Stopped {
         Ok(())
     }
 
-    /// Whether all of it slept, in calls that go on, or was stopped by a signal, and nothing has run but to stop. Of anything else nobody can tell what it
-    /// was about to do: a thread may have made what another waits for, between the stops of the two.
+    /// Whether all of it slept, in calls that go on, or was stopped by a signal, and nothing has
+    /// run but to stop. Of any other thread the pager cannot tell what it was about to do: it may
+    /// have made what another waits for, between the stops of the two.
     pub fn was_at_rest(&self) -> bool {
         self.processes.values().flat_map(|process| &process.threads).all(|tid| {
             slept_through(&self.slept, *tid)
@@ -339,7 +341,7 @@ impl Stopped {
         })
     }
 
-    /// Looks after processes that have been killed: nobody else may, as long as we trace them.
+    /// Looks after processes that have been killed: no other process may, as long as we trace them.
     pub fn bury(&mut self) {
         for process in self.processes.values_mut() {
             process.threads.retain(|tid| !matches!(inject::look(*tid), Ok(inject::Found::Ended)));
@@ -347,8 +349,8 @@ impl Stopped {
         self.processes.retain(|_, process| !process.threads.is_empty());
     }
 
-    /// Those whose ends have to be watched so that none is missed: all but pid 1 of a sandbox, with whose end the kernel
-    /// kills the others; it only when nobody else is left.
+    /// Those whose ends have to be watched so that none is missed: all but pid 1 of a sandbox, with
+    /// whose end the kernel kills the others; pid 1 only when no other process is left.
     pub fn mortal(&self) -> Vec<u32> {
         let others: Vec<u32> = self.processes.keys().filter(|pid| !is_init(**pid)).copied().collect();
         if others.is_empty() { self.processes.keys().copied().collect() } else { others }

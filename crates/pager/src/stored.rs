@@ -1,7 +1,8 @@
 //! The bytes of a working set while its program sleeps, in blocks of pages that are needed at about the same time.
 //!
-//! [`Stored`] owns them, each page with the slot that it had: whoever installs it leaves out what the slot map says
-//! otherwise by then. A set is a hint: losing it loses time only.
+//! [`Stored`] owns them, each page with the slot that it had: the thread that installs them leaves
+//! out those of which the slot map says otherwise by then. A set is a hint: losing it loses time
+//! only.
 
 use crate::crew::crew;
 use crate::set::Expectation;

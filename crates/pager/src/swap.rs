@@ -1,9 +1,9 @@
 //! The private swap file of one proc: numbered slots of one page each, counted references, past the page cache.
 //!
-//! Owns the file and which slots are in use. Never knows which page lies in which slot (that is [`crate::slots`]). The
-//! counts live in memory only: whoever opens the file again counts what its slot maps refer to. A crash leaves slots
-//! that nobody refers to, which are free then. Nothing is synced: the file is of no use once its processes are gone, and
-//! they go with the machine.
+//! Owns the file and which slots are in use. Never knows which page lies in which slot (that is
+//! [`crate::slots`]). The counts live in memory only: a pager that opens the file again counts what
+//! its slot maps refer to. A crash leaves slots that no map refers to, which are free then. Nothing
+//! is synced: the file is of no use once its processes are gone, and they go with the machine.
 
 use std::fs::{File, OpenOptions};
 use std::io;

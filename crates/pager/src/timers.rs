@@ -1,4 +1,5 @@
-//! What is left of a stopped process's POSIX and interval timers: nobody can ask from outside, so it asks for us.
+//! What is left of a stopped process's POSIX and interval timers: no other process can ask for
+//! that, so the process asks for us.
 //!
 //! Sources: proc_pid_timers(5), timer_gettime(2), getitimer(2).
 

@@ -150,7 +150,8 @@ fn a_hibernation_that_fails_at_a_step_costs_nothing() {
                 while !std::fs::read_to_string(&stat).unwrap().contains(") T ") {
                     std::thread::yield_now();
                 }
-                // As long as it takes for whoever watches it: the time limits of all steps pass without a harm.
+                // However long the pager stands still, the time limits of all steps pass without
+                // harm.
                 std::thread::sleep(Duration::from_millis(200));
                 kill_process(Pid::from_child(&pager.child), Signal::CONT).unwrap();
             }

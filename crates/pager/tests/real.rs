@@ -79,8 +79,8 @@ fn held_processes_come_back_complete() {
 
 // promise hibernation: a program that is at work, or gets something to do, while it is put to sleep
 //   is awake at once, with its set, and counts as woken; a call that begins anew wakes no proc
-/// What the kernel reads for calls that begin anew is no wake; whoever has something to do when he is let go is awake at once,
-/// with his set, and not asleep with much of his memory.
+/// What the kernel reads for calls that begin anew is no wake; a program that has something to do
+/// when it is let go is awake at once, with its set, and not asleep with much of its memory.
 #[test]
 fn only_who_has_something_to_do_is_awake_when_let_go() {
     let mut torture = Torture::start(&["patient", "threads"]);
@@ -281,7 +281,8 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     assert_eq!(line, "", "it has not run");
 }
 
-/// Page by page: who looks at what is out gets what the program had there, and nothing comes back for that.
+/// Page by page: a look at what is out gets what the program had there, and nothing comes back for
+/// that.
 #[test]
 fn a_look_brings_nothing_back() {
     let mut torture = Torture::start(&["a", "few", "arguments"]);

@@ -22,7 +22,7 @@ fn a_section_that_is_broken_off_is_aborted() {
         rig.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).unwrap();
         rig.proc.wake(&[program.pid], "");
         stopped.go();
-        // So that each processor's counter is somebody else's in between.
+        // So that another thread uses each processor's counter in between.
         std::thread::sleep(std::time::Duration::from_millis(1 + round % 5));
     }
     end.as_file().write_all_at(&[1], 0).unwrap();

@@ -3,7 +3,8 @@
 //!
 //! Owns `/run/kip/instance-I`: locked by the daemon that has the number, with the path of the data directory, which keeps it as long as
 //! that remembers it (`DIR/run/instance`). Owners of its procs' files go by the number, so a directory with procs never takes another: after a
-//! restart of the machine, when nobody is noted there, whoever comes first may have it, and then the other is refused.
+//! restart of the machine, when no directory is noted there, the first one to come may have it, and then
+//! the other is refused.
 
 use crate::record;
 use kip_net::{Instance, Slot};
@@ -58,7 +59,8 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> InstanceError {
     move |source| InstanceError::Io { path, source }
 }
 
-/// A number that nobody else has; the lock keeps it as long as it is open, after that the data directory that remembers it.
+/// A number that no other data directory has; the lock keeps it as long as it is open, after that the
+/// data directory that remembers it.
 pub type Claim = (Instance, File);
 
 /// Takes the number this data directory had before if it is free, else, if it has no procs, the lowest that no directory uses.
@@ -76,7 +78,8 @@ pub fn take(data: &Path) -> Result<Claim, InstanceError> {
     Ok(claim)
 }
 
-/// The number that is wanted, unless it is another's, else the lowest that is nobody's. Not remembered yet.
+/// The number that is wanted, unless another data directory has it, else the lowest that none has. Not
+/// remembered yet.
 pub fn claim(data: &Path, wanted: Option<u8>) -> Result<Claim, InstanceError> {
     let numbers = wanted.into_iter().chain((0..kip_net::addr::INSTANCES).filter(|n| Some(*n) != wanted));
     for instance in numbers.filter_map(|number| Instance::new(number).ok()) {
@@ -125,8 +128,9 @@ pub fn ids_of(instance: Instance) -> (u32, u32) {
     (FIRST_ID + u32::from(instance.number()) * count, count)
 }
 
-/// Locks the file at a path, which is made if it is not there; None if somebody else has the lock. Whoever gives a number back
-/// removes its file: a lock on a file that the path does not lead to any more keeps nobody away, so another is opened then.
+/// Locks the file at a path, which is made if it is not there; None if another process has the lock. A
+/// daemon that gives a number back removes its file: a lock on a file that the path does not lead to any
+/// more keeps no process away, so another file is opened then.
 fn lock(path: &Path) -> io::Result<Option<File>> {
     const TRIES: u32 = 1000;
     let opened = || {

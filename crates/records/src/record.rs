@@ -9,7 +9,7 @@
 //!
 //! | in the middle of | leaves |
 //! | --- | --- |
-//! | [`Records::create`] | `.new-*`, which nobody has been told of |
+//! | [`Records::create`] | `.new-*`, which no client has been told of |
 //! | [`Records::write_state`] | the old state or the new one, and maybe `.state.json.new`, which the next write replaces |
 //! | [`Records::remove`] | the proc, or `.trash-*` |
 
@@ -301,7 +301,7 @@ impl Unpublished {
         match rustix::fs::renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::NOREPLACE) {
             Ok(()) => {}
             Err(e) => {
-                // Nobody has been told of it, so it may go at once.
+                // No client has been told of it, so it may go at once.
                 let _ = std::fs::remove_dir_all(&self.path);
                 return Err(match e {
                     rustix::io::Errno::EXIST => RecordError::Exists { name: self.name, path: self.target },
@@ -332,7 +332,7 @@ impl Trash {
     }
 }
 
-/// As [`Records::write_state`], for who has the proc's directory at hand.
+/// As [`Records::write_state`], for a caller that has the proc's directory at hand.
 ///
 /// # Errors
 /// As [`Records::write_state`].

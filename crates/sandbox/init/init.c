@@ -158,7 +158,7 @@ static void child(struct start *start)
     call(SYS_setsid, 0, 0, 0, 0);
     long moved = call(SYS_chdir, (word)(*start->workdir ? start->workdir : "/"), 0, 0, 0);
     long taken = moved < 0 ? 0 : take_ids(start->ids);
-    /* Who is traced stops at the end of its execve(2), with nothing of the program done. */
+    /* A traced child stops at the end of its execve(2), with nothing of the program done. */
     long traced = start->look ? call(SYS_ptrace, PTRACE_TRACEME, 0, 0, 0) : 0;
     if (moved < 0) {
         start->error = -moved;
@@ -187,7 +187,7 @@ __attribute__((noinline)) static int start_program(struct start *start)
 {
     char stack[4 * PAGE] __attribute__((aligned(16)));
     long pid = spawn(child, start, stack + sizeof stack);
-    /* The child took other ids while it shared our memory, which made that nobody's to look at, nor to checkpoint. */
+    /* The child took other ids while it shared our memory, which then no process could look at or checkpoint. */
     call(SYS_prctl, PR_SET_DUMPABLE, 1, 0, 0);
     if (pid < 0) {
         start->error = -pid;

@@ -49,7 +49,7 @@ struct piece {
 
 enum { TASK_ALIVE = 0, TASK_DEAD = 1, TASK_GHOST = 2, TASK_STOPPED = 3 };
 struct task {
-    word pid, maker, sibling; /* who forks it, as its child or as its own parent's; ~0 for pid 1 */
+    word pid, maker, sibling; /* the process that forks it, as its own child or (sibling) as its parent's; ~0 for pid 1 */
     word early;               /* before the maker's setsid(2) */
     word leads_session, group, lends; /* group: 0 as it was made, else its number, when it has forked; lends: to be led until this one is in it */
     word state, status; /* DEAD: a zombie that ended with this wait(2) status. GHOST: ends when it has forked all of its own.

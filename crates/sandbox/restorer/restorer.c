@@ -5,7 +5,7 @@
  * opens the files of the whole tree, makes what memory is shared, forks its children and executes kip-init, which waits
  * for the program as before. Each child forks its own, then puts memory, descriptors, signals, limits, threads and
  * credentials in place, tells its pids (struct word), closes the socket and waits: so the socket's end means that
- * everybody is ready, or dead. The daemon, which traces the threads, then gives them their registers and unmaps our area.
+ * every process is ready, or dead. The daemon, which traces the threads, then gives them their registers and unmaps our area.
  *
  * The plan is made by crates/checkpoint/src/plan.rs: 64-bit words, places in it are offsets from its start. Nothing in it
  * is checked here beyond what the kernel checks; it has a checksum, and nothing of it comes from the tenant unread.
@@ -213,7 +213,7 @@ static void lend_group(word group)
         for (;;)
             call1(SYS_exit_group, 0);
     }
-    /* As long as nobody has asked for it, it is in its group. */
+    /* Until its parent has waited for it, the child is in its group. */
     must(call5(SYS_waitid, P_PID, group, 0, WEXITED | WNOWAIT | WALL, 0), AT_GROUP, group);
     must(call2(SYS_setpgid, 0, group), AT_GROUP, group);
     must(call5(SYS_waitid, P_PID, group, 0, WEXITED | WALL, 0), AT_GROUP, group);
@@ -247,7 +247,7 @@ static void place_descriptors(struct task *task)
     call1(SYS_umask, task->umask);
 }
 
-/* Some of its memory comes later: whoever has this descriptor will see to it. */
+/* Some of the task's memory comes later: the process that gets this descriptor will see to it. */
 static void let_be_watched(struct task *task)
 {
     if (!~task->device)

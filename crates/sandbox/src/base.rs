@@ -1,7 +1,7 @@
 //! The skeleton: the lowest layer of every sandbox's root, made from an allowlist of the host's files.
 //!
 //! Owns `DIR/<fingerprint>/`, one directory per state of the host's files, never changed once it has that name, because a
-//! sleeping proc may have it below its root. Copies only regular files, directories and links that anybody may read,
+//! sleeping proc may have it below its root. Copies only regular files, directories and links that every user may read,
 //! and of /etc only what is on the list, so never shadow, private keys or another server's settings. /etc/shadow is made, with
 //! the host's users and no password. /usr is not in it but mounted from the host; of /var/lib, /var/log, /var/cache and
 //! /var/spool there are the directories that packages bring, empty, so that a server finds a place that its own user may write to.
@@ -216,14 +216,14 @@ fn ensure(dir: &Path, root: &Path, build: impl FnOnce(&Path) -> Result<(), BaseE
     })?;
     sync_tree(&fresh)?;
     match fs::rename(&fresh, root) {
-        // Somebody else was faster with the same.
+        // Another build of the same was faster.
         Err(_) if root.is_dir() => drop(fs::remove_dir_all(&fresh)),
         done => done.map_err(failed("name", root))?,
     }
     Ok(())
 }
 
-/// Nobody else builds in this directory: it belongs to one daemon, which holds a lock.
+/// No other process builds in this directory: it belongs to one daemon, which holds a lock.
 fn remove_remains(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_name().as_bytes().starts_with(b".new-") {
@@ -342,7 +342,7 @@ fn named_by_packages(host: &Path) -> BTreeSet<PathBuf> {
     names
 }
 
-/// A shadow(5) for the users of the sandbox, in which nobody has a password.
+/// A shadow(5) for the users of the sandbox, in which no user has a password.
 fn write_shadow(root: &Path) -> Result<(), BaseError> {
     let users = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
     let names = users.lines().filter_map(|line| line.split(':').next()).filter(|name| !name.is_empty());
@@ -418,7 +418,7 @@ fn write(path: &Path, bytes: &[u8], mode: u32) -> Result<(), BaseError> {
     set_mode(path, mode)
 }
 
-/// Copies what anybody may read, with owner, mode and time; leaves out the rest without a word.
+/// Copies what every user may read, with owner, mode and time; leaves out the rest without a word.
 fn copy(from: &Path, to: &Path) -> Result<(), BaseError> {
     let meta = match fs::symlink_metadata(from) {
         Ok(meta) => meta,
@@ -449,7 +449,7 @@ fn copy(from: &Path, to: &Path) -> Result<(), BaseError> {
     keep_owner_and_time(to, &meta)
 }
 
-/// Names that are not copied even where anybody may read them.
+/// Names that are not copied even where every user may read them.
 fn private(name: &OsStr) -> bool {
     let name = name.as_bytes();
     name == b"private" || name.ends_with(b".key") || name.ends_with(b"-") || name.starts_with(b"ssh_host")

@@ -405,7 +405,7 @@ impl Cgroup {
     }
 
     /// Memory that it and the groups below it hold, bytes: anonymous memory, shared memory and mapped files. Page cache that
-    /// nobody maps does not count, for the kernel takes it back by itself; neither do kernel memory that it can take
+    /// no process maps does not count, for the kernel takes it back by itself; neither do kernel memory that it can take
     /// back and, on v1, which does not tell them apart, any kernel memory. 0 for a group that does not exist.
     pub fn held_bytes(&self) -> u64 {
         held(&self.memory_stat(), self.v2)

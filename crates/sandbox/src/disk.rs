@@ -3,7 +3,7 @@
 //! ext4 on a loop device, for that limits whatever file system the data directory is on, needs no preparation of it, and what is over
 //! the limit gets ENOSPC at once. The file is sparse: it takes what is in it, and gives back what is deleted. (Of what is deleted while it
 //! is full or just before it is unmounted ext4 gives nothing back, `ext4_discard_work`; the next first mount does.) The device and the
-//! kernel's part of the file system go with the last mount, so that nothing is left by who dies.
+//! kernel's part of the file system go with the last mount, so that a process that dies leaves nothing.
 
 use kip_sys::loops;
 use rustix::fs::{CWD, Mode, OFlags};
@@ -181,8 +181,9 @@ impl MountedDisk {
     }
 }
 
-/// Gives back what earlier mounts have not, if that is much. Nobody may write meanwhile: what is free is not to be had then. Takes some
-/// ten milliseconds; where it fails the file takes more room than it must.
+/// Gives back what earlier mounts have not, if that is much. No process may write meanwhile: free
+/// blocks are not to be had then. Takes some ten milliseconds; where it fails the file takes more room
+/// than it must.
 fn give_back(image: &File, root: &OwnedFd) {
     let (Ok(file), Ok(inside)) = (image.metadata(), rustix::fs::fstatvfs(root)) else { return };
     let own = file.len().saturating_sub(inside.f_blocks * inside.f_frsize);
@@ -196,7 +197,7 @@ fn give_back(image: &File, root: &OwnedFd) {
 impl Drop for MountedDisk {
     fn drop(&mut self) {
         if unmount(&self.at, UnmountFlags::empty()).is_err() {
-            // Somebody has a file of it open.
+            // A process has a file of it open.
             let _ = unmount(&self.at, UnmountFlags::DETACH);
         }
     }

@@ -32,7 +32,8 @@ pub enum StartStep {
     Ids,
 }
 
-/// How pid 1 is told whom the program runs as: UID,GID[,GROUP]..; empty for the sandbox's root.
+/// The user that the program runs as, in the form that pid 1 reads: UID,GID[,GROUP]..; empty for the
+/// sandbox's root.
 pub(crate) fn ids_word(ids: Option<&Ids>) -> String {
     let Some(ids) = ids else { return String::new() };
     let numbers = [ids.uid, ids.gid].into_iter().chain(ids.groups.iter().copied());

@@ -79,7 +79,7 @@ pub struct StartRequest<'a> {
     pub directories: &'a [String],
     /// Lets setuid programs inside gain their owner's identity.
     pub allow_setuid: bool,
-    /// Whom the program runs as; none is the sandbox's root.
+    /// The user that the program runs as; none is the sandbox's root.
     pub ids: Option<&'a Ids>,
     /// Only look whether the program can be started: it is exec'd, and killed before its first instruction, with its sandbox.
     pub look: bool,
@@ -116,7 +116,7 @@ pub struct RestoreRequest<'a> {
     pub time: Option<BorrowedFd<'a>>,
     /// Becomes [`crate::restorer::CONTROL_FD`].
     pub control: BorrowedFd<'a>,
-    /// What to execute, e.g. a memfd with [`crate::restorer::RESTORER`]; nobody may have it open for writing.
+    /// What to execute, e.g. a memfd with [`crate::restorer::RESTORER`]; no process may have it open for writing.
     pub program: BorrowedFd<'a>,
     /// From [`crate::cgroup::Cgroup::task_files`].
     pub cgroup: &'a [OwnedFd],

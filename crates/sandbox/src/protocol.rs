@@ -1,7 +1,7 @@
 //! What daemon and `kip-launch` say to each other: one JSON message and its descriptors per SEQPACKET packet.
 //!
 //! Requests are answered one by one in their order. Ended execs are told on a socket of their own, handed over by the
-//! first request, so that nobody who waits for an answer has to sort them out.
+//! first request, so that a caller that waits for an answer has not to sort them out.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -68,7 +68,7 @@ pub(crate) enum Lower {
     },
 }
 
-/// Whom a program runs as, inside.
+/// The user and groups that a program runs as, inside.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ids {
     /// User.

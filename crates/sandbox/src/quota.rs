@@ -1,9 +1,10 @@
 //! Where a proc's own files lie, `upper` and `work` of its overlays: in its directory, or, if it has a limit of disk space
 //! (`kip run --disk`), in a file system of that size, the file `disk.img` there.
 //!
-//! That is mounted at `disk`, in the daemon's mount namespace, while somebody of the daemon has to do with the files; the overlays over it
-//! have it mounted for themselves, for as long as they are. Files that lie in `disk` while it is not mounted are those of a restored backup:
-//! the first use makes a `disk.img` of them. A crash leaves at most a `disk.new`, which the next use makes anew.
+//! That file system is mounted at `disk`, in the daemon's mount namespace, while a part of the daemon
+//! uses the files; the overlays over it have it mounted for themselves, for as long as they are. Files
+//! that lie in `disk` while it is not mounted are those of a restored backup: the first use makes a
+//! `disk.img` of them. A crash leaves at most a `disk.new`, which the next use makes anew.
 
 use crate::disk::{self, DiskError, MountedDisk};
 use kip_types::Spec;
@@ -20,7 +21,7 @@ pub const IMAGE: &str = "disk.img";
 pub const PLACE: &str = "disk";
 /// Where it is filled.
 const FILLED: &str = "disk.filled";
-/// Who looks at them may take so long to notice that the proc goes.
+/// A part of the daemon that uses the files may take so long to notice that the proc goes.
 const UNUSED_WITHIN: Duration = Duration::from_secs(10);
 
 /// They are not to be had.
@@ -102,7 +103,7 @@ impl OwnFiles {
         Ok(Place { path, _user: Some(Arc::new(User(Arc::clone(self)))) })
     }
 
-    /// Waits, for some seconds, until nobody has to do with them.
+    /// Waits, for some seconds, until no part of the daemon uses the files.
     pub fn wait_until_unused(&self) {
         let until = Instant::now() + UNUSED_WITHIN;
         while self.mounted().is_some() && Instant::now() < until {

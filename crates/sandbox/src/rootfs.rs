@@ -39,8 +39,8 @@ pub const OPAQUE: &str = "trusted.overlay.opaque";
 /// How long a mount may take to go after the last process in it has ended: the kernel does that later, by a worker.
 const OLD_MOUNT_GOES: Duration = Duration::from_millis(1000);
 
-/// Lets go what the kernel remembers of a filesystem's files and nobody has open, as a remount does: it takes memory and, of
-/// files of a lower layer that have been replaced since, disk.
+/// Lets go what the kernel remembers of a filesystem's files that no process has open, as a remount
+/// does: this cache takes memory and, for files of a lower layer that have been replaced since, disk.
 ///
 /// # Errors
 /// fspick(2), fsconfig(2).

@@ -1,4 +1,4 @@
-//! Whom a program runs as: names of users and groups as the proc's own files know them.
+//! The user that a program runs as: names of users and groups as the proc's own files know them.
 //!
 //! The files are the tenant's, so they are opened within its root (openat2(2), RESOLVE_IN_ROOT), only if they are regular
 //! files, and read up to a bound.

@@ -2,7 +2,7 @@
 //! are on the disk are the proc's own. So what is root's there is root's inside, and nothing on the disk speaks of blocks of ids.
 //!
 //! The mounts are detached, as those of the root are; a start attaches them and makes what they lie on. Setuid programs, devices
-//! and, if so wanted, changes are switched off in the mount, where nobody in the sandbox can switch them on.
+//! and, if so wanted, changes are switched off in the mount, where no process in the sandbox can switch them on.
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;

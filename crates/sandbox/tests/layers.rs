@@ -234,7 +234,7 @@ fn what_is_too_much_or_nobody_s_is_refused() {
         header.set_gid(0);
         let gnu = header.as_gnu_mut().unwrap();
         gnu.set_real_size(size);
-        // A block of content, and a hole that is as long as anybody likes.
+        // A block of content, and a hole that is as long as the test likes.
         gnu.sparse[0].set_offset(0);
         gnu.sparse[0].set_length(512);
         gnu.sparse[1].set_offset(size);

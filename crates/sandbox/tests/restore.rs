@@ -338,7 +338,7 @@ print('up', flush=True); time.sleep(1000)\"";
     restored.end();
     assert!(place.spec.mount(&place.launcher, place.namespaces.user.as_fd()).is_err(), "one filesystem at a time");
     drop((kept, held));
-    // Gone with the last that held it: the file is there, and nobody behind it.
+    // The socket is gone with its last holder: its file is there, and no listener behind it.
     let mut running = place.start(&["/bin/sh", "-c", "echo up; exec sleep 1000"]);
     running.wait_for_line("up");
     let script = format!("try:\n  {try_connect}\nexcept ConnectionRefusedError: print('refused')");

@@ -190,7 +190,7 @@ fn orphans_are_reaped_and_the_program_s_end_is_told() {
     let (out, exit) = place.sh(script);
     assert_eq!((out.as_str(), exit), ("0\n", Exit::Code(7)));
     assert_eq!(place.sh("kill -9 $$").1, Exit::Signal(9));
-    // The program's end is everybody's end.
+    // The program's end is the end of every process.
     let (_, exit) = place.sh("sleep 1000 >/dev/null 2>&1 & exit 3");
     assert_eq!(exit, Exit::Code(3));
     wait_for("an empty cgroup", || place.cgroup.pids().unwrap().is_empty().then_some(()));

@@ -109,9 +109,10 @@ pub fn begin_copy(dir: &Path, generation: Generation) -> Result<(PathBuf, BTreeS
     }
 }
 
-/// Removes a generation that is elsewhere, but leaves the files of its images, empty, to those of the copy that will come. ext4 gives
-/// nobody the inode of a file that was removed in the last minutes, and looks at each before it finds another (`recently_deleted` in
-/// the kernel's fs/ext4/ialloc.c): where procs come and go, a new file takes many times as long as one that is there.
+/// Removes a generation that is elsewhere, but leaves the files of its images, empty, to those of the
+/// copy that will come. ext4 gives no new file the inode of one that was removed in the last minutes,
+/// and looks at each such inode before it finds another (`recently_deleted` in the kernel's
+/// fs/ext4/ialloc.c): where procs come and go, a new file takes many times as long as one that is there.
 pub fn leave_spare(dir: &Path, generation: Generation) -> Result<(), SnapshotError> {
     let (path, spare) = (path_of(dir, generation), dir.join(SPARE));
     let left = (|| {
@@ -349,8 +350,8 @@ fn page_map(path: &Path, parts: &[Part]) -> Result<PageMap, SnapshotError> {
     Ok(map)
 }
 
-/// Keeps a generation that could not be restored out of the way of those to come, for whoever wants to look at it: as
-/// `failed-gen-N`, the newest such only.
+/// Keeps a generation that could not be restored out of the way of later ones, for an operator to look
+/// at: as `failed-gen-N`, the newest such only.
 pub fn set_aside(dir: &Path, generation: Generation) -> Result<(), SnapshotError> {
     for entry in fs::read_dir(dir).map_err(io_at(dir))? {
         let entry = entry.map_err(io_at(dir))?;

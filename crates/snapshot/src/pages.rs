@@ -58,7 +58,7 @@ impl Run {
 pub struct PageFile {
     /// Its name in the generation's directory.
     pub name: String,
-    /// CRC-32 (ISO-HDLC) of each page; empty as long as nobody has read it ([`crate::seal`]), and of a remote one.
+    /// CRC-32 (ISO-HDLC) of each page; empty until the file has been read ([`crate::seal`]), and of a remote one.
     pub sums: Vec<u32>,
     /// How many pages it has if it is a remote one: [`remote`].
     pub remote: Option<u32>,
@@ -320,7 +320,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// An error of a page that cannot be trusted, for those who speak of files.
+/// An error of a page that cannot be trusted, for callers that speak of files.
 pub fn damaged(name: &str, page: usize) -> io::Error {
     io::Error::new(
         io::ErrorKind::InvalidData,

@@ -27,7 +27,7 @@ pub enum Failure {
         #[source]
         source: Cause,
     },
-    /// It is not who it says.
+    /// The server is not what it claims to be.
     #[error(
         "store {store} is not trusted: the TLS certificate of {endpoint} is not signed by an authority of this machine"
     )]
@@ -233,7 +233,8 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether the same may succeed later without anybody doing anything. Errors that cannot pass are not tried again.
+    /// Whether the same request may succeed later by itself. Requests whose errors cannot pass are not
+    /// tried again.
     pub fn is_temporary(&self) -> bool {
         matches!(
             self,
@@ -251,7 +252,8 @@ impl Failure {
     pub(crate) fn may_have_acted(&self) -> bool {
         match self {
             Failure::TimedOut { .. } | Failure::Broken { .. } | Failure::Unintelligible { .. } => true,
-            // Without a word of the store's own, 503 is from one who stands before it and may have passed the request on.
+            // A 503 without a code of the store's own is from a proxy before the store, which may have
+            // passed the request on.
             Failure::Busy { status: 503, code, .. } => code.is_empty(),
             Failure::Busy { status, .. } => *status != 429,
             _ => false,
@@ -411,7 +413,7 @@ pub enum SwapError {
 macro_rules! temporary_if_the_store_is {
     ($($error:ident),*) => {$(
         impl $error {
-            /// Whether the same may succeed later without anybody doing anything.
+            /// Whether the same request may succeed later by itself.
             pub fn is_temporary(&self) -> bool {
                 matches!(self, $error::Store(failure) if failure.is_temporary())
             }

@@ -148,8 +148,8 @@ impl Store {
         })
     }
 
-    /// A handle on the same store whose requests wait for those of all others: for what nobody waits for. Counts together with
-    /// this one. A directory has no such order.
+    /// A handle on the same store whose requests wait for those of all others: for what no wake waits
+    /// for. Counts together with this one. A directory has no such order.
     pub fn in_background(&self) -> Store {
         Store(match &self.0 {
             Backend::Directory(directory) => Backend::Directory(directory.clone()),
@@ -260,8 +260,9 @@ impl Store {
         either!(self, backend => backend.read_reference(key).await)
     }
 
-    /// Gives a reference a value if it is as expected: of this version, or, for none, not there. Of all who expect the same
-    /// version one succeeds. An error says what is known of the outcome, see [`SwapError`]; a lost answer is looked into.
+    /// Gives a reference a value if it is as expected: of this version, or, for none, not there. Of all swaps that
+    /// expect the same version one succeeds. An error says what is known of the outcome, see [`SwapError`];
+    /// a lost answer is looked into.
     pub async fn swap_reference(
         &self,
         key: &Key,

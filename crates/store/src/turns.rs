@@ -1,8 +1,9 @@
 //! Whose turn it is to send a request: so many at once, those in a hurry first.
 //!
-//! Owns nothing but the order. A turn that is given back goes to who has waited longest among the urgent, then to who has
-//! waited longest at all. Who stops waiting, or is dropped with a turn, gives it on. Urgent ones without end let the others
-//! wait without end; wakes end.
+//! Owns nothing but the order. A turn that is given back goes to the urgent request that has waited
+//! longest; if none is urgent, to the one that has waited longest at all. A request that stops waiting,
+//! or is dropped with a turn, gives it on. Urgent requests without end let the others wait without end;
+//! wakes end.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,7 @@ use tokio::sync::oneshot;
 /// How much of a hurry a request is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Urgency {
-    /// Somebody waits for it: a wake.
+    /// A wake waits for it.
     Foreground,
     /// Whenever there is room.
     Background,
@@ -81,7 +82,8 @@ impl Drop for Turn {
                 next
             };
             let Some(next) = next else { return };
-            // Who is gone gives it back; who goes before taking it drops it, which comes here again.
+            // If the waiter is gone, the turn comes back for the next; a waiter that leaves before taking
+            // the turn drops it, which comes here again.
             match next.send(Turn(Some(turns))) {
                 Ok(()) => return,
                 Err(mut back) => turns = back.0.take().expect("it was just put there"),

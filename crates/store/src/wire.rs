@@ -123,7 +123,7 @@ impl HttpConnector for Connector {
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(self.connect_timeout));
         tcp.set_keepalive(Some(Duration::from_secs(30)));
-        // Bytes that nobody acknowledges: the other side is gone, or takes nothing more.
+        // If bytes stay unacknowledged, the other side is gone, or takes nothing more.
         tcp.set_tcp_user_timeout(Some(self.patience.idle));
         tcp.enforce_http(false);
         let tls = tls(plain_allowed)

@@ -1,7 +1,8 @@
 //! Room on the local disk: what the generations of parked procs may take together (`kip up --disk`).
 //!
-//! One task adds them up. While they take more, those that were parked the longest ago are archived, one after the other, by their own tasks,
-//! each of which may decline: it may just be waking. Who cannot be archived is left alone for a while. Deletes nothing itself: a
+//! One task adds them up. While they take more, the procs that were parked the longest ago are
+//! archived, one after the other, by their own tasks, each of which may decline: its proc may just
+//! be waking. A proc that cannot be archived is left alone for a while. Deletes nothing itself: a
 //! generation goes when the store has it, as always.
 
 use crate::registry::Registry;
@@ -31,7 +32,7 @@ struct Parked<K> {
     rests: bool,
 }
 
-/// Who is to be archived, in this order, so that what is left takes no more than `limit` bytes.
+/// The procs to archive, in this order, so that what is left takes no more than `limit` bytes.
 fn victims<K: Clone>(parked: &[Parked<K>], limit: u64) -> Vec<Parked<K>> {
     let mut taken: u64 = parked.iter().map(|one| one.bytes).sum();
     let mut by_age: Vec<&Parked<K>> = parked.iter().filter(|one| !one.rests).collect();
@@ -53,7 +54,7 @@ struct Watch {
     /// Sealed generations do not change.
     known: HashMap<(Slot, Generation), u64>,
     rests: HashMap<Slot, Instant>,
-    /// It was told that too much is taken and nobody can be archived.
+    /// An event has told that too much is taken and no proc can be archived.
     told: bool,
 }
 

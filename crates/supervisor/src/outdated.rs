@@ -1,8 +1,9 @@
 //! Residents that run another file than the one that is installed now: an upgrade has put new programs in their place.
 //!
-//! The launcher is the daemon's own and as new as it. Keeper and pager outlive daemons, and are replaced by the next one, once it has taken up
-//! everything: the same way as if they had died, but in order, so that nobody wakes and no connection ends. Those whose
-//! protocol is another have been replaced before that.
+//! The launcher is the daemon's own and as new as it. Keeper and pager outlive daemons, and are
+//! replaced by the next daemon, once it has taken up everything: the same way as if they had died,
+//! but in order, so that no proc wakes and no connection ends. Residents with another protocol have
+//! been replaced before that.
 
 use crate::registry::Registry;
 use crate::task::{By, Command, Handle};
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 /// It has ended its work when it answers; what is left is the kernel's.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// How often those are parked who have hibernated meanwhile.
+/// How many times the procs that have hibernated meanwhile are parked, at most.
 const ROUNDS: u32 = 5;
 
 /// Whether a process runs another file than the one that has this path now. Not if there is none: then nothing could replace it.
@@ -41,8 +42,9 @@ pub async fn replace(machine: &Arc<Registry>) {
     blocking(move || end_keeper(&machine)).await;
 }
 
-/// Ends an outdated pager; who follows it starts the next. Whoever is hibernated is parked before that, which wakes nobody: held threads
-/// would run, and whether a proc has touched its memory is known to this pager only. It stays for those that cannot be parked.
+/// Ends an outdated pager; the task that follows it starts the next. Hibernated procs are parked
+/// before that, which wakes none of them: otherwise held threads would run, and only this pager
+/// knows whether a proc has touched its memory. The pager stays for procs that cannot be parked.
 async fn replace_pager(machine: &Arc<Registry>) {
     let pid = || {
         let machine = Arc::clone(machine);
@@ -59,7 +61,7 @@ async fn replace_pager(machine: &Arc<Registry>) {
         machine.host.events.tell(None, "pager", message);
     }
     let mut rounds = 0;
-    // While this lives nobody falls asleep or wakes by way of the pager.
+    // While this lives no proc falls asleep or wakes by way of the pager.
     let _nobody = loop {
         park_all(machine).await;
         let nobody = machine.host.pager_stays.write().await;
@@ -102,8 +104,9 @@ async fn park_all(machine: &Registry) {
     parked.buffer_unordered(at_once).for_each(|()| async {}).await;
 }
 
-/// Puts the next in the place of an outdated keeper, with all that it holds and without a moment in which there is none for whoever asks;
-/// who watches it gives it everything once more.
+/// Puts the next keeper in the place of an outdated one, with all that it holds and without a
+/// moment in which a client finds none; the task that watches the keeper gives the next one
+/// everything once more.
 fn end_keeper(machine: &Registry) {
     let pid = machine.host.keeper.pid();
     if !is_other(pid, &machine.host.programs.join("kip-keeper")) {
@@ -117,7 +120,7 @@ fn end_keeper(machine: &Registry) {
 }
 
 impl Registry {
-    /// Who is hibernated.
+    /// The hibernated procs.
     fn hibernated(&self) -> Vec<Handle> {
         let mut all = self.all_handles();
         all.retain(|handle| matches!(handle.status.borrow().record.state, State::Hibernated { .. }));

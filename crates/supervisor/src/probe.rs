@@ -1,9 +1,11 @@
 //! Ports of the host on which Kip itself answers how a proc is: awake, by a check that does not count as activity; asleep, by what
 //! that said last, without waking it.
 //!
-//! They are there from the proc's creation to its removal, also while it is stopped. The keeper has them as well: whoever connects
-//! while there is no daemon waits, and is answered by the next one. One request a connection is answered, whatever its path: 200 or 503 with a [`HealthView`]. Crash: what was known is
-//! as in the record, which is written when the proc falls asleep.
+//! The ports are there from the proc's creation to its removal, also while it is stopped. The
+//! keeper has them as well: a client that connects while there is no daemon waits, and is answered
+//! by the next one. One request a connection is answered, whatever its path: 200 or 503 with a
+//! [`HealthView`]. Crash: what was known is as in the record, which is written when the proc falls
+//! asleep.
 
 use crate::task::{Command, Handle, Probes, Status, look_once};
 use kip_engine::holdings::key;
@@ -27,7 +29,7 @@ use tokio::sync::Semaphore;
 const CHECK_WITHIN: Duration = Duration::from_secs(2);
 /// What was checked less than this ago is not checked again, milliseconds.
 const FRESH_MS: u64 = 1000;
-/// Whoever asks is answered within this, by what is known if the proc is in the middle of something.
+/// A client is answered within this, by what is known if the proc is in the middle of something.
 const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// From accept to close.
 const EXCHANGE_WITHIN: Duration = Duration::from_secs(10);
@@ -35,7 +37,7 @@ const EXCHANGE_WITHIN: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 32;
 /// The longest request, bytes.
 const LONGEST_REQUEST: usize = 8 << 10;
-/// A port that somebody else has is tried again after this.
+/// A port that another program has is tried again after this.
 const AGAIN: Duration = Duration::from_secs(5);
 /// After an accept that failed, for want of descriptors, say.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -97,14 +99,14 @@ async fn answer(handle: Handle, probe: Probe, listener: Option<std::net::TcpList
         };
         let (handle, probe) = (handle.clone(), probe.clone());
         tokio::spawn(async move {
-            // Whoever asks and goes away has no wish left.
+            // A client that goes away needs no answer any more.
             let _ = tokio::time::timeout(EXCHANGE_WITHIN, exchange(stream, &handle, &probe)).await;
             drop(place);
         });
     }
 }
 
-/// The listener of a port; whoever else has it is waited for.
+/// The listener of a port; waits as long as another program has the port.
 async fn opened(proc: &Proc, probe: &Probe, listener: Option<std::net::TcpListener>) -> TcpListener {
     let mut listener = listener.map_or_else(|| reserve::listen(probe.host_port), Ok);
     let mut told = false;
@@ -158,7 +160,8 @@ async fn exchange(mut stream: TcpStream, handle: &Handle, probe: &Probe) -> io::
 pub async fn health(handle: &Handle, probes: &[Probe]) -> HealthView {
     let (asked, probes) = (handle.clone(), probes.to_vec());
     let mine = probes.clone();
-    // In a task of its own: whoever waits for it may go away, and it says what it has found all the same.
+    // In a task of its own: the caller may go away, and the task says what it has found all the
+    // same.
     let asking = tokio::spawn(async move {
         for probe in &mine {
             ask(&asked, probe).await;
@@ -229,7 +232,8 @@ fn view(status: &Status, name: kip_types::ProcName, probes: &[Probe]) -> HealthV
             said.or_else(|| unknown.then(|| "it could not be asked: it is in the middle of something".to_owned()))
         }
         _ if status.waits => Some("its wake waits for memory".to_owned()),
-        // One that nobody asked before it fell asleep would wake for a request like any other.
+        // A proc that no probe asked before it fell asleep would wake for a request like any other
+        // proc.
         _ => said,
     };
     HealthView {

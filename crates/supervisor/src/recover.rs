@@ -118,7 +118,8 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
                 State::Parking { .. } => Generation(generation.0.saturating_sub(1)),
                 _ => generation,
             };
-            // Who sleeps in its place is in no dump, and held it is traced, by the pager.
+            // A proc that sleeps in its place is in no dump, and a held one is traced, by the
+            // pager.
             let init = match asleep {
                 true => Tree::read(&proc.cgroup.pids().unwrap_or_default()).init(),
                 false => settled_init(&proc).await,

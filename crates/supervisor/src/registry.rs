@@ -126,7 +126,7 @@ impl Registry {
         }
         self.host.pager.budget(self.host.set_memory.unwrap_or_else(|| self.host.pressure.marks.set_bytes()) as usize)?;
         let events = self.host.pager.follow()?;
-        // What happened while nobody listened.
+        // What happened while the daemon did not listen.
         for handle in &all {
             self.tell_task(handle.proc.slot.number().into(), Command::LookAtPager);
         }

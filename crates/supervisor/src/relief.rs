@@ -34,8 +34,8 @@ const LOOK_LEAST: Duration = Duration::from_millis(20);
 const DECLINED: Duration = Duration::from_millis(500);
 /// A proc that could not sleep is asked again after this, then after twice that, and so on.
 const REFUSED: Duration = Duration::from_secs(15);
-/// Who has just been hibernated is not parked before this: others that have not been quiet for long enough can be hibernated
-/// by then, which gives back more.
+/// A proc that has just been hibernated is not parked before this: others that have not been quiet
+/// for long enough can be hibernated by then, which gives back more.
 const STEP_AFTER: Duration = Duration::from_secs(3);
 /// However often it refused.
 const REFUSED_LONGEST: Duration = Duration::from_secs(600);
@@ -111,7 +111,7 @@ struct Relief {
     rests: HashMap<Slot, Rest>,
     /// Asked to sleep since relief began.
     chosen: usize,
-    /// It was told that nobody can be put to sleep.
+    /// An event has told that no proc can be put to sleep.
     told_stuck: bool,
 }
 
@@ -165,9 +165,9 @@ impl Relief {
         let lacking = used.saturating_add(first).saturating_sub(most);
         let reachable = choice::reachable(&candidates, ROOM_WITHIN, lacking, gives_back);
         let hopeless = !room && self.leaving.is_empty() && !reachable;
-        // Nobody is sent to sleep for a wake that would not find room even then.
+        // No proc is sent to sleep for a wake that would not find room even then.
         let wanted = if hopeless { 0 } else { wanted };
-        // Those who were woken just now are left alone between the marks.
+        // Procs that were woken just now are left alone between the marks.
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
         let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, gives_back).is_empty();
         let turn = self.hysteresis.look(used, &marks, exhausted);

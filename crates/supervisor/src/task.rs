@@ -187,13 +187,13 @@ pub struct Task {
     listens_again: Option<Instant>,
     /// Its generation has just come from the store.
     fetched: bool,
-    /// Its program had ended before anybody could watch it.
+    /// Its program had ended before this task could watch it.
     gone: bool,
     /// All are ended: it is not to be started again by this daemon.
     ending: bool,
     /// When its record was written last.
     written: Instant,
-    /// Who looks whether it has become ready.
+    /// The look whether it has become ready.
     starting: Option<ready::Looking>,
     /// Closed at its end: a probe is asking it, or has just asked.
     checking: Option<oneshot::Receiver<()>>,
@@ -248,8 +248,9 @@ impl Handle {
 }
 
 impl Task {
-    /// A task for the proc in the state of its record. To be started by [`Task::start_running`] when its handle is known
-    /// to everybody who has something for it: a parked proc's sockets may have an event at once.
+    /// A task for the proc in the state of its record. To be started by [`Task::start_running`]
+    /// when its handle is known to all parts of the daemon that may have something for it: a parked
+    /// proc's sockets may have an event at once.
     pub fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(Status::new(record.clone()));

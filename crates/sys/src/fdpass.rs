@@ -42,7 +42,7 @@ pub fn lost_descriptors(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// `InvalidInput` for an empty message (the receiver could not tell it from the end) or more than [`MAX_FDS`];
-/// `BrokenPipe` or `ConnectionReset` when nobody is at the other end; `WouldBlock` for a nonblocking socket whose peer
+/// `BrokenPipe` or `ConnectionReset` when the other end is closed; `WouldBlock` for a nonblocking socket whose peer
 /// does not read; `ETOOMANYREFS` when the user has as many descriptors in flight as its RLIMIT_NOFILE.
 pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.is_empty() || fds.len() > MAX_FDS {

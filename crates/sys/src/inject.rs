@@ -42,7 +42,7 @@ fn request(request: libc::c_uint, tid: u32, data: usize) -> io::Result<()> {
 /// Begins to trace a thread, which runs on, and would if we died: ptrace(2) PTRACE_SEIZE.
 ///
 /// # Errors
-/// EPERM when somebody traces it already or we may not, ESRCH.
+/// EPERM when the thread is traced already or we may not trace it, ESRCH.
 pub fn seize(tid: u32) -> io::Result<()> {
     request(libc::PTRACE_SEIZE, tid, SYSGOOD as usize)
 }

@@ -1,4 +1,4 @@
-//! Loop devices: block devices that are a file. loop(4); they go by themselves when nobody has them open or mounted.
+//! Loop devices: block devices that are a file. loop(4); they go by themselves when no process has them open or mounted.
 
 use std::ffi::{c_int, c_ulong};
 use std::fs::File;
@@ -58,8 +58,8 @@ fn open(number: impl std::fmt::Display) -> io::Result<Loop> {
     Ok(Loop { path, _open: open })
 }
 
-/// The device that a file is on already. A file on two devices is soon of no use: look before [`attach`], and let nobody come
-/// between.
+/// The device that a file is on already. A file on two devices is soon of no use: look before [`attach`], and let no other
+/// caller come between.
 ///
 /// # Errors
 /// fstat(2), reading /sys.
@@ -85,7 +85,7 @@ pub fn attached(file: BorrowedFd<'_>) -> io::Result<Option<Loop>> {
 }
 
 /// Makes a block device of a file, with blocks of `block` bytes, past the page cache where the file's own filesystem can: loop(4)
-/// `LOOP_CONFIGURE`, Linux 5.8. It goes when the last who has it open or mounted is gone.
+/// `LOOP_CONFIGURE`, Linux 5.8. The device goes when it is neither open nor mounted any more.
 ///
 /// # Errors
 /// `NotFound` where the kernel has no loop devices, EBUSY when all are taken by others, EPERM.

@@ -104,7 +104,7 @@ pub fn open_again(file: BorrowedFd<'_>, mount: BorrowedFd<'_>, flags: OFlags) ->
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just made this descriptor, and nobody else knows of it.
+    // SAFETY: the kernel just made this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as c_int) })
 }
 

@@ -1,6 +1,6 @@
 //! Network namespaces of threads: unshare(2), setns(2), network_namespaces(7).
 //!
-//! Both calls change the calling thread only. Whoever calls them owns that thread and ends it or brings it back.
+//! Both calls change the calling thread only. The caller owns that thread and ends it or brings it back.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

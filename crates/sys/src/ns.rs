@@ -22,7 +22,7 @@ pub struct Clone {
     pub new_pid: bool,
     /// CLONE_NEWUSER.
     pub new_user: bool,
-    /// CLONE_PARENT: the child is not ours but our parent's, who is told of its end as of ours. An init cannot do that.
+    /// CLONE_PARENT: the child is not ours but our parent's, which is told of its end as of ours. An init cannot do that.
     pub sibling: bool,
 }
 
@@ -208,7 +208,7 @@ pub fn unblock_signals() -> io::Result<()> {
 
 /// Gives every signal its default effect: rt_sigaction(2). An ignored signal stays ignored across execve(2), and Rust's
 /// start-up code ignores SIGPIPE. For processes with one thread: two signals are libc's own, which it uses among threads
-/// and lets nobody touch, but which may come to us ignored.
+/// and lets no program touch, but which may come to us ignored.
 pub fn default_signals() {
     // Of the kernel's own layout: SIG_DFL, no flags, no restorer, an empty mask.
     let action = [0_u64; 4];
@@ -262,7 +262,7 @@ pub fn owner(namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for us, close-on-exec; nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for us, close-on-exec; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -26,7 +26,7 @@ pub enum Whom {
 /// An owner and its signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
-    /// To whom it goes; to none if there is none.
+    /// The threads that the signal goes to; none if the file has no owner.
     pub whom: Option<Whom>,
     /// The signal; 0 is SIGIO.
     pub signal: i32,
@@ -97,8 +97,8 @@ pub fn tell(owner: Owner, process: u32, number: i32) -> io::Result<()> {
 }
 
 /// Calls `f` by a thread of its own with that user and effective user (ids of this process's user namespace), and without any capability:
-/// the kernel notes the user by whom an owner is set, and checks at each signal whether that user may send it. All other threads of this
-/// process keep their user.
+/// the kernel notes the user that sets an owner, and checks at each signal whether that user may send
+/// it. All other threads of this process keep their user.
 ///
 /// # Errors
 /// Those of setresuid(2), and of `f`.

@@ -19,7 +19,7 @@ pub fn hold_disabled_event() -> io::Result<OwnedFd> {
     attr[5] = DISABLED;
     const FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     // SAFETY: `attr` is a readable struct perf_event_attr of the size it states and lives through the call; the other
-    // arguments are integers. On success the result is a new descriptor that nobody else owns.
+    // arguments are integers. On success the result is a new descriptor that nothing else owns.
     unsafe {
         let fd = libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), 0, -1, -1, FLAG_FD_CLOEXEC);
         if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }

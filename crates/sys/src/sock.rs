@@ -194,7 +194,7 @@ pub fn netns_of(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor for us and nobody else knows of it.
+    // SAFETY: the kernel has just made this descriptor for us, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 

@@ -26,7 +26,7 @@ pub struct TimerfdState {
     pub left_ns: i64,
     /// Its interval, nanoseconds; 0 if it expires once.
     pub every_ns: i64,
-    /// Expirations that nobody has read.
+    /// Expirations that no process has read.
     pub unread: u64,
     /// It was set with TFD_TIMER_ABSTIME.
     pub absolute: bool,

@@ -3,9 +3,10 @@
 //!
 //! A trace belongs to the thread that called [`seize`], not to its process: everything else here, [`wait_stopped`] too,
 //! must be called by that thread, and any other thread gets ESRCH. When it ends, all that it traces is killed
-//! (PTRACE_O_EXITKILL), so a crash leaves no process half made. While a thread is traced, nobody else in the tracer's
-//! process may wait for its id without __WNOTHREAD: such a wait would take the stop away, even one that asked for ends
-//! only. A traced thread that has died stays a zombie, hidden from its real parent, until [`has_ended`] has seen it.
+//! (PTRACE_O_EXITKILL), so a crash leaves no process half made. While a thread is traced, no other
+//! thread of the tracer's process may wait for its id without __WNOTHREAD: such a wait would take the
+//! stop away, even a wait that asked for ends only. A traced thread that has died stays a zombie, hidden from
+//! its real parent, until [`has_ended`] has seen it.
 
 use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::io;
@@ -51,7 +52,7 @@ fn request(request: libc::c_uint, tid: u32, address: usize, data: usize) -> io::
 /// with PTRACE_O_EXITKILL and PTRACE_O_TRACESYSGOOD, Linux 3.8.
 ///
 /// # Errors
-/// EPERM when somebody traces it already or we may not, ESRCH when there is no such thread.
+/// EPERM when the thread is traced already or we may not trace it, ESRCH when there is no such thread.
 pub fn seize(tid: u32) -> io::Result<()> {
     let options = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
     request(libc::PTRACE_SEIZE, tid, 0, options as usize)

@@ -1,7 +1,8 @@
-//! userfaultfd(2): missing pages of a process, told to whoever holds the descriptor and filled in by them.
+//! userfaultfd(2): missing pages of a process, reported to the holder of the descriptor, which fills
+//! them in.
 //!
 //! A descriptor belongs to the address space of the thread that made it, and stays with it: every request below acts on
-//! that space, whoever holds the descriptor. One for another process is made by that process, from an open
+//! that space, whichever process holds the descriptor. One for another process is made by that process, from an open
 //! /dev/userfaultfd that it was given ([`NEW`] is the request); it needs no privilege then, inside of whatever user
 //! namespace. When the last descriptor is closed, pages that are missing silently become zeros.
 //!
@@ -182,7 +183,8 @@ pub fn register(fd: BorrowedFd<'_>, range: Range<u64>, catch: Catch) -> io::Resu
     request(fd, REGISTER, [range.start, range.end - range.start, mode, 0].as_mut_ptr()).map(drop)
 }
 
-/// Catches no more faults of a range, lifts its write protection and wakes who waits: UFFDIO_UNREGISTER.
+/// Catches no more faults of a range, lifts its write protection and wakes the threads that wait for
+/// it: UFFDIO_UNREGISTER.
 ///
 /// # Errors
 /// EINVAL as for [`register`], ENOMEM when the address space is gone.
@@ -267,7 +269,7 @@ impl EventPage {
         NonNull::new(page.cast()).map(|page| Self { page }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// A page that nobody else will see.
+    /// A page that no other process will see.
     ///
     /// # Errors
     /// ENOMEM.
@@ -305,7 +307,7 @@ impl EventPage {
     /// EMFILE: a fork's descriptor does not fit, and its event is still to be had.
     pub fn read(&mut self, fd: BorrowedFd<'_>) -> io::Result<Vec<Event>> {
         self.set_word(0, self.word(0) + 1);
-        // SAFETY: `MOST` messages behind the first 32 bytes lie inside of the mapping, which nobody refers to.
+        // SAFETY: `MOST` messages behind the first 32 bytes lie inside of the mapping, to which no reference exists.
         let got = unsafe { libc::read(fd.as_raw_fd(), self.page.as_ptr().add(MESSAGE / 8).cast(), MOST * MESSAGE) };
         let Ok(got) = usize::try_from(got) else {
             let e = io::Error::last_os_error();
@@ -334,7 +336,7 @@ impl EventPage {
         self.set_word((1 + index) * MESSAGE / 8, 0);
     }
 
-    /// What the last read took and nobody finished, with the index.
+    /// What the last read took and no reader has finished, with the index.
     pub fn left(&self) -> Vec<(usize, Left)> {
         let left = |index| {
             let [kind, a, b, c] = self.message(index);
@@ -419,7 +421,7 @@ mod tests {
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let mut page = EventPage::of_file(file.as_fd(), 0).unwrap();
         let (start, end) = (range.start, range.end);
-        // SAFETY: nobody refers to the pages of the test.
+        // SAFETY: there is no reference to the pages of the test.
         let other = std::thread::spawn(move || unsafe {
             madvise(start as *mut _, (end - start) as usize, Advice::LinuxDontNeed).unwrap();
         });

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Whoever is disturbed for so long gets the error, and a file that is leased, which gives the same one without waiting, is not waited for.
+/// A lookup that is disturbed for this long gets the error. A leased file, whose open gives the same
+/// error without waiting, is not waited for.
 const WITHIN: Duration = Duration::from_millis(500);
 /// After some tries at once.
 const PAUSE: Duration = Duration::from_micros(200);

@@ -1,9 +1,10 @@
 //! A proc from the store, into this data directory: which one, and the record of what is going to be done.
 //!
-//! Whoever may read the store and has the realm's keys may take over what runs nowhere. Intent first: a record of an archived
-//! proc that is not established, with its id and what it wakes from, is complete before the head in the store is
-//! touched. The rest is [`kip_supervisor::task`]'s. After a crash the next daemon looks at the head: if it is this data directory's, it
-//! goes on, if not, it removes the record.
+//! A daemon that may read the store and has the realm's keys may take over a proc that runs
+//! nowhere. Intent first: a record of an archived proc that is not established, with its id and
+//! what it wakes from, is complete before the head in the store is touched. The rest is
+//! [`kip_supervisor::task`]'s. After a crash the next daemon looks at the head: if that is this
+//! data directory's, the daemon goes on, if not, it removes the record.
 
 use crate::worker::Worker;
 use crate::worker::taken;
@@ -60,7 +61,7 @@ impl Worker {
         let by_id = id.is_none() && head.name != *name;
         let name = if by_id { head.name.clone() } else { name.clone() };
         let failed = |message: String| Refusal::new(Code::Failed, format!("{name} cannot be taken over: {message}"));
-        // All of it is read: what cannot be read is left to whoever can.
+        // All of it is read: a proc that cannot be read here is left to a daemon that can read it.
         let Whole { manifest, keys, stored_bytes } =
             archive.read_to_take(head.proc, front).await.map_err(|e| failed(chain(&e)))?;
         archive.check_engine(&manifest.engine).map_err(|e| failed(chain(&e)))?;

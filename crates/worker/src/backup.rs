@@ -3,16 +3,17 @@
 //! The file is a stream of `kip_archive::backup`; in clear it is tar archives one behind the other, as GNU tar makes them with
 //! `--listed-incremental` and takes them apart with `--ignore-zeros --listed-incremental=/dev/null`:
 //!
-//! 1. what procs share: images, keys, tokens, skeletons, volumes that nobody has;
+//! 1. what procs share: images, keys, tokens, skeletons, volumes that no proc has;
 //! 2. for each proc, or all that share a named volume: its directory and volumes while it goes on; then, while it stands still
 //!    ([`Still`]: parked, if it can sleep), what has changed since; then its generation, which does not change any more, by
 //!    links in `run/backup`, while it may wake again;
 //! 3. the data directory's own store, if that is where it archives;
 //! 4. `backup.json`, the [`Note`]: without it a backup is not whole.
 //!
-//! What is derived or lives only as long as a process is left out. A crash leaves `.NAME.kip-backup` beside the file, which the next
-//! backup to that name writes anew, and `run/backup`, which the next one or the next daemon removes; the proc that stood still
-//! sleeps, and wakes for whoever comes.
+//! What is derived or lives only as long as a process is left out. A crash leaves
+//! `.NAME.kip-backup` beside the file, which the next backup to that name writes anew, and
+//! `run/backup`, which the next one or the next daemon removes; the proc that stood still sleeps,
+//! and wakes for the next client.
 
 pub(crate) mod restore;
 
@@ -135,7 +136,7 @@ struct Group {
     volumes: BTreeSet<VolumeName>,
 }
 
-/// Who shares a volume with whom.
+/// The procs in groups: those that share a volume are in one.
 fn groups(procs: Vec<Handle>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for handle in procs {
@@ -191,8 +192,8 @@ struct Backup {
 }
 
 impl Worker {
-    /// Writes a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at last. Whoever does not want to know any
-    /// more ends it.
+    /// Writes a backup; how far it is goes to `out`, [`BackupProgress::End`] or an error at last. A
+    /// caller that stops receiving ends the backup.
     pub fn backup(self: &Arc<Self>, request: BackupRequest, out: Out) {
         let (worker, runtime) = (Arc::clone(self), tokio::runtime::Handle::current());
         tokio::task::spawn_blocking(move || {
@@ -263,7 +264,8 @@ impl Worker {
         for (number, group) in groups.iter().enumerate() {
             backup.group(number, group)?;
         }
-        // After all who are archived there by now; what it has of them does not go for a day.
+        // After all procs that are archived there by now; what the store has of them does not go
+        // for a day.
         if backup.machine.data.join(OWN).is_dir() {
             let data = backup.machine.data.clone();
             backup.tar("store", &data, &[], &[PathBuf::from(OWN)])?;
@@ -289,7 +291,8 @@ fn left_out(groups: &[Group]) -> BTreeSet<String> {
 }
 
 impl Backup {
-    /// What procs have in common, and volumes that nobody has. How many volumes these are.
+    /// Writes what procs have in common, and volumes that no proc has. Returns how many volumes
+    /// these are.
     fn shared(&mut self, owned: &BTreeSet<VolumeName>) -> Result<u64, BackupFailure> {
         let data = self.machine.data.clone();
         let names = |dir: &Path| -> Result<BTreeSet<OsString>, BackupFailure> {
@@ -363,7 +366,7 @@ impl Backup {
             })
             .collect();
         for (handle, asked, still) in asked {
-            // Whoever was removed meanwhile is not in it.
+            // A proc that was removed meanwhile is not in the backup.
             if let Ok(Ok(stilled)) = self.runtime.block_on(asked) {
                 standing.push((handle, stilled, still));
             }
@@ -517,7 +520,7 @@ impl Backup {
         self.machine.events.tell(None, "backup", format!("{}: {procs} procs, {file_bytes} bytes", file.display()));
         let (file, left_out) = (file.display().to_string(), left_out.into_iter().collect());
         let end = BackupProgress::End { file, procs, volumes, left_out, bytes: self.bytes, file_bytes };
-        // It is there, whoever wants to know.
+        // The backup is there even if the client has gone.
         let _ = self.runtime.block_on(self.out.send(Ok(end)));
         Ok(())
     }

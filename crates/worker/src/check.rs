@@ -1,8 +1,9 @@
 //! A trial of a proc before it is trusted: one like it, under a name of its own, sleeps and wakes in each tier, and is looked at from
 //! outside before and after.
 //!
-//! It is alone ([`Spec::alone`]) unless that is asked otherwise: it dials no database, takes no work from a queue, sends no mail, and
-//! nobody finds it. It never writes to what another proc has that is not stopped. What was not tried is said.
+//! It is alone ([`Spec::alone`]) unless that is asked otherwise: it dials no database, takes no
+//! work from a queue, sends no mail, and no client finds it. It never writes to a volume of another
+//! proc that is not stopped. What was not tried is said.
 //!
 //! The trial is an ordinary proc with a mark, [`Spec::trial`]. It is removed at the end, however that comes; a daemon that finds
 //! one was killed in its middle and removes it.
@@ -24,7 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A program that nobody says is ready has to be quiet for this long before it is put to sleep, or not, as long as it is waited for.
+/// A program with no sign that it is ready has to be quiet for this long before it is put to sleep;
+/// after [`QUIET_WITHIN`] it is put to sleep all the same.
 const QUIET_MS: u64 = 300;
 /// One that has no port by which it shows that it has begun is quiet for so long.
 const QUIET_AT_FIRST_MS: u64 = 1000;
@@ -132,14 +134,15 @@ impl Worker {
         spec.trial = true;
         (spec.timing.never, spec.timing.dry_run) = (true, false);
         (spec.restart, spec.asked, spec.file) = (Restart::No, None, None);
-        // Nobody else is to take it for the one that it is like.
+        // No other proc is to take the trial for the proc that it is like.
         spec.aliases.clear();
         spec.ports.iter_mut().for_each(|port| port.host_port = None);
         if !network {
             (spec.alone, spec.network) = (true, None);
             spec.ports.iter_mut().for_each(|port| port.private = true);
         }
-        // Whoever asks there asks for the other. Its hooks do run: they may be what keeps it from sleeping.
+        // A client that asks there asks for the other proc. The trial's hooks do run: they may be
+        // what keeps it from sleeping.
         spec.probes.clear();
         let begun = Instant::now();
         spec.name = self.trial_name()?;
@@ -188,7 +191,7 @@ impl Worker {
         }
     }
 
-    /// A trial would write to what somebody works on, or counts on when it wakes.
+    /// A trial would write to a volume that another proc works on, or counts on when it wakes.
     fn refuse_in_use(&self, volumes: &[VolumeSpec]) -> Result<(), Refusal> {
         let data = &self.machine.data;
         for volume in volumes.iter().filter(|volume| !volume.read_only) {

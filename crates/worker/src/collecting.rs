@@ -21,7 +21,7 @@ pub(crate) fn collect_by_itself(machine: &Arc<Host>, every_ms: u64) {
             match collected {
                 Ok(view) if view.deleted.is_empty() => {}
                 Ok(view) => machine.events.tell(None, "collected", summary(&view)),
-                // Somebody collects: that is all that was wanted.
+                // Another collection is under way: that is all that was wanted.
                 Err(CollectError::UnderWay | CollectError::Busy(_) | CollectError::Overtaken) => {}
                 Err(_) if machine.is_closing() => {}
                 Err(e) => tracing::warn!(error = chain(&e), "the store is not collected"),

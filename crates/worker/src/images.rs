@@ -1,4 +1,5 @@
-//! Images for procs: what one says about running its program put into a spec, and who keeps which layers.
+//! Images for procs: what an image says about running its program is put into a spec, and which
+//! procs keep which layers.
 //!
 //! A proc's spec names its image's layers by digest, so the proc keeps them from the moment it is recorded until it is removed, in
 //! whatever tier it is. Between looking for an image and the record, [`InUse`] keeps them.
@@ -33,7 +34,7 @@ fn refused(e: ImageError) -> Refusal {
         ImageError::Damaged { .. } | ImageError::Layer { .. } => Code::Invalid,
         ImageError::Unauthorized { .. } => Code::Forbidden,
         ImageError::Busy | ImageError::Missing { .. } => Code::State,
-        // Nobody answers there now.
+        // The registry does not answer now.
         ImageError::Registry { .. } => Code::Exhausted,
         ImageError::Io { source, .. } => match source.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem => Code::Exhausted,
@@ -47,7 +48,7 @@ fn refused(e: ImageError) -> Refusal {
 fn fill(spec: &mut Spec, asked: &OciImage, config: ImageConfig) -> Result<(), Refusal> {
     let name = spec.name.clone();
     let invalid = |message: String| Refusal::new(Code::Invalid, format!("{name}: {message}"));
-    // Who gives another program does not mean the arguments of the image's own.
+    // A request for another program does not mean the arguments of the image's own.
     let (mut command, usual) = match &asked.entrypoint {
         Some(other) => (other.clone(), Vec::new()),
         None => (config.entrypoint, config.cmd),
@@ -83,8 +84,9 @@ fn fill(spec: &mut Spec, asked: &OciImage, config: ImageConfig) -> Result<(), Re
 
 /// Directories that the image wants for data, as far as no volume is there.
 ///
-/// They are the proc's own, not volumes: its own files outlive stops and starts, go with it to the store and to other machines, and
-/// count against its disk. A volume would tie it to this machine unasked; who wants that names one.
+/// They are the proc's own, not volumes: its own files outlive stops and starts, go with it to the
+/// store and to other machines, and count against its disk. A volume would tie it to this machine
+/// unasked; an owner who wants that names one.
 fn directories(config: &ImageConfig, spec: &Spec) -> Vec<String> {
     let plain = |text: &String| {
         let path = PathBuf::from("/").join(text);
@@ -206,15 +208,15 @@ impl Worker {
         .await
     }
 
-    /// Brings an image; how far it is goes to `out`, [`PullProgress::End`] or an error at last. Whoever does not want to know any
-    /// more ends it.
+    /// Brings an image; how far it is goes to `out`, [`PullProgress::End`] or an error at last. A
+    /// caller that stops receiving ends the pull.
     pub fn pull_image(self: &Arc<Self>, request: PullRequest, out: mpsc::Sender<Result<PullProgress, Refusal>>) {
         let worker = Arc::clone(self);
         tokio::spawn(async move {
             let PullRequest { source, name, login, plain_http, ca_pem } = request;
             let login = login.map(|login| (login.user, login.password.0));
             let told = out.clone();
-            // Who reads slowly misses some.
+            // A client that reads slowly misses some.
             let tell = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
             let pull = worker.machine.images.pull(Pull { source, name, login, plain_http, ca_pem }, tell);
             let pulled = tokio::select! {

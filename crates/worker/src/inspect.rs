@@ -1,8 +1,9 @@
 //! `kip inspect --files | --env | --sockets | --maps`: a proc from within, whatever tier it is in.
 //!
-//! Reads, wakes nobody and changes nothing. Running and hibernated procs are read in /proc, but for their memory, which only the
-//! pager may read ([`live`]); parked and archived ones in their images ([`asleep`]); sockets that are held are asked for in the
-//! kernel in every tier ([`sockets`]). A proc that goes to another tier meanwhile is looked at again.
+//! Reads, wakes no proc and changes nothing. Running and hibernated procs are read in /proc, but
+//! for their memory, which only the pager may read ([`live`]); parked and archived ones in their
+//! images ([`asleep`]); sockets that are held are asked for in the kernel in every tier
+//! ([`sockets`]). A proc that goes to another tier meanwhile is looked at again.
 
 mod asleep;
 mod files;

@@ -68,7 +68,7 @@ impl Worker {
         .await
     }
 
-    /// Gives it a name that nobody can ask for.
+    /// Gives the volume a name that no client can ask for.
     fn take_away(&self, name: &VolumeName) -> Result<PathBuf, Refusal> {
         let directory = directory(&self.machine.data);
         let claimed = self.machine.claims.0.lock().expect("no holder of this lock panics");

@@ -70,7 +70,7 @@ pub struct Config {
     pub only_criu: bool,
     /// What all working sets may take in memory, bytes; beyond that they are on disk. None for a part of what procs may use.
     pub set_memory: Option<u64>,
-    /// Who wants to hear of wakes.
+    /// Hears of wakes.
     pub observer: Option<Arc<dyn WakeObserver>>,
     /// URL of the object store, or `none`; without it the one of the last time, or a directory `store` of the data directory.
     pub store: Option<String>,
@@ -193,7 +193,8 @@ impl Worker {
         let bases: Vec<PathBuf> = recovered.iter().map(|(p, _)| p.base.clone()).collect();
         let (swept_bases, all_bases) = (Arc::clone(&machine), machine.data.join("base"));
         blocking(move || swept.sweep(&live, &names)).await?;
-        // Skeletons of a state of the host's files that no proc lies over any more; none if there is one of which nobody knows.
+        // Skeletons of a state of the host's files that no proc lies over any more; none if a
+        // proc's directory was not recovered.
         let all_known = fs::read_dir(machine.data.join("procs")).is_ok_and(|d| d.count() == recovered.len());
         if all_known && let Err(e) = blocking(move || swept_bases.base.remove_others(&all_bases, &bases)).await {
             tracing::warn!(error = chain(&e), "old skeletons of roots stay on disk");
@@ -203,7 +204,7 @@ impl Worker {
             let trial = proc.spec.trial.then(|| proc.name.clone());
             let handle = worker.adopt(proc, record, None, Listeners::new());
             if let Some(name) = trial {
-                // Who asked for it is gone with the last daemon.
+                // The client that asked for the trial is gone with the last daemon.
                 let worker = Arc::clone(&worker);
                 tokio::spawn(async move {
                     if let Err(refusal) = worker.remove(&name, true).await {
@@ -250,8 +251,8 @@ fn published_of(spec: &Spec, record: &Record) -> Option<Published> {
     Some(Published { slot, realm: spec.realm.clone(), ports, alone: spec.alone })
 }
 
-/// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have begun to freeze: nobody
-/// may look at its proc before it is done.
+/// A helper of the last daemon's may be in the middle of a dump or restore, and may not even have
+/// begun to freeze: this daemon may not look at the helper's proc before that is done.
 fn wait_for_strays(stage: &Path) {
     let until = Instant::now() + STRAYS_WITHIN;
     loop {
@@ -276,7 +277,7 @@ fn wait_for_strays(stage: &Path) {
 
 type Assembled = (Arc<Host>, Vec<recover::Remembered>, bool);
 
-/// `kip-restore`, read-only, for nobody may execute what somebody can write to.
+/// `kip-restore`, read-only, for the kernel executes no file that a process has open for writing.
 fn restorer() -> io::Result<OwnedFd> {
     let memory = rustix::fs::memfd_create("kip-restore", MemfdFlags::CLOEXEC)?;
     File::from(memory.try_clone()?).write_all(RESTORER)?;

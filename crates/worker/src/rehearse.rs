@@ -1,8 +1,10 @@
 //! Whether a proc could be started, found out by starting one like it without running its program: before another one goes for it.
 //!
-//! The rehearsal has a name, a slot and a directory of its own, goes the way of every start (image, tarball, limits, volumes, user,
-//! working directory), and ends when the kernel has exec'd the program, before its first instruction. It is no proc for anybody else,
-//! publishes nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so recovery removes it.
+//! The rehearsal has a name, a slot and a directory of its own, goes the way of every start (image,
+//! tarball, limits, volumes, user, working directory), and ends when the kernel has exec'd the
+//! program, before its first instruction. It is no proc for clients or other procs, publishes
+//! nothing, and changes no volume. Crash: it has the mark of a trial and was never established, so
+//! recovery removes it.
 
 use crate::worker::Worker;
 use crate::worker::check_spec;
@@ -68,7 +70,7 @@ impl Worker {
         let (wanted, rehearsed) = (spec.name.clone(), self.rehearsed(spec)?);
         let own = rehearsed.name.to_string();
         let done = self.rehearse(rehearsed, secrets).await;
-        // Whoever asked knows nothing of that name.
+        // The client that asked knows nothing of that name.
         done.map_err(|refusal| Refusal { message: refusal.message.replace(&own, wanted.as_str()), ..refusal })
     }
 
@@ -85,7 +87,8 @@ impl Worker {
             };
             gone.iter().flat_map(of).collect()
         };
-        // Who has all of what is wanted leaves nothing of it to others.
+        // Where a proc that goes has all of the addresses that are wanted, no other program has one
+        // of them.
         let stays = |proto: Protocol, at: Option<IpAddr>, port: u16, theirs: &[Option<IpAddr>]| {
             let all = theirs.iter().any(|their| their.is_none() || *their == at);
             let some: Vec<IpAddr> = theirs.iter().copied().flatten().collect();
@@ -148,7 +151,7 @@ impl Worker {
         done
     }
 
-    /// What of the proc of that name contains something else than such a request would give it. Wakes nobody.
+    /// Reports whether the proc's tarball or secrets differ from the request. Wakes no proc.
     ///
     /// # Errors
     /// There is no such proc, or the tarball cannot be read.

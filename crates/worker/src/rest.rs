@@ -1,7 +1,7 @@
 //! Before a machine goes down: all procs are parked, so that none is lost with its memory, and none is woken any more. The next
 //! daemon wakes those that were awake, once all sockets listen again.
 //!
-//! Crash in the middle: whoever is parked is parked, and says in its record whether it was awake.
+//! Crash in the middle: a parked proc is parked, and its record says whether it was awake.
 
 use crate::worker::Worker;
 use futures_util::StreamExt as _;
@@ -19,8 +19,9 @@ fn at_once() -> usize {
 }
 
 impl Worker {
-    /// Parks all that can be parked, and nobody wakes any more: this daemon is about to end. Tells who sleeps, and who runs on and why.
-    /// What has not begun to be parked `within` that time is not.
+    /// Parks all procs that can be parked, and lets none wake any more: this daemon is about to
+    /// end. Tells which procs sleep, and which run on and why. A proc that has not begun to be
+    /// parked `within` that time is not parked.
     pub async fn come_to_rest(&self, within: Duration) -> (Vec<ProcName>, BTreeMap<ProcName, String>) {
         self.machine.resting.store(true, Ordering::SeqCst);
         let until = Instant::now() + within;
@@ -43,7 +44,8 @@ impl Worker {
     }
 }
 
-/// Wakes those that were awake when the last daemon parked all. Who is refused, for want of memory say, wakes by its traffic.
+/// Wakes the procs that were awake when the last daemon parked all. A proc that is refused, for
+/// want of memory say, wakes by its traffic.
 pub(crate) async fn wake_again(handles: Vec<Handle>) {
     let waking = futures_util::stream::iter(handles).map(|handle| async move {
         let woken = handle.ask(|reply| Command::Wake { trigger: TRIGGER.to_owned(), reply }).await;

@@ -51,7 +51,8 @@ impl Worker {
         archive.show(&found).await.map_err(|e| failed(&format!("{which} cannot be read"), &e))
     }
 
-    /// Looks whether generations are what was sealed, and tells what it finds until nobody listens.
+    /// Looks whether generations are what was sealed, and tells what it finds as long as the client
+    /// listens.
     pub async fn verify(&self, request: VerifyRequest, out: Findings) -> Result<(), Refusal> {
         let local = self.on_disk();
         let what = match &request.which {

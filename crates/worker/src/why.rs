@@ -1,6 +1,7 @@
 //! `kip why`: what keeps a proc awake now, or what will wake it.
 //!
-//! Reads, and wakes and touches nobody. It never waits for the program either: [`kip_engine::beside`].
+//! Reads, and wakes and touches no proc. It never waits for the program either:
+//! [`kip_engine::beside`].
 
 mod flows;
 mod look;

@@ -218,7 +218,8 @@ impl Worker {
         .await
     }
 
-    /// Why it is in the tier that it is in. Watches a running proc for a second; touches, wakes and waits for nobody.
+    /// Why the proc is in the tier that it is in. Watches a running one for a second; touches,
+    /// wakes and waits for no proc.
     pub async fn why(&self, name: &ProcName) -> Result<WhyView, Refusal> {
         let handle = self.handle(name)?;
         Ok(why::why(&handle).await)
@@ -438,7 +439,7 @@ pub(crate) async fn ready(handle: &Handle) -> Result<(), Refusal> {
     Err(Refusal::new(Code::Failed, message))
 }
 
-/// What a program has to end in order, if whoever ends it does not say.
+/// The time that a program has to end in order, if the caller does not say.
 pub(crate) fn grace_of(handle: &Handle) -> Duration {
     Duration::from_millis(handle.proc.spec.grace_ms(None))
 }

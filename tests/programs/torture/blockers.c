@@ -1,5 +1,5 @@
 /* One thread per kind of blocking call, blocked for ever. A check pokes each and wants exactly one return, with
- * success. A return nobody asked for, EINTR above all, is what sleeping must not cause. */
+ * success. A return without a poke, EINTR above all, is what sleeping must not cause. */
 #include "torture.h"
 #include <linux/futex.h>
 #include <netinet/in.h>

@@ -288,7 +288,7 @@ void timers_result(int id, char *out, size_t size) {
         return;
     }
     struct timer *t = &timers[id];
-    if (t->fired) t->reported = true; /* whoever asks judges it; `check` need not */
+    if (t->fired) t->reported = true; /* the client that asks judges it; `check` need not */
     int64_t left = t->ms - (now_ns(CLOCK_MONOTONIC) - t->start_mono) / 1000000;
     snprintf(out, size,
              "kind=%s fired=%d error=%s miss_mono_us=%lld miss_real_us=%lld left_ms=%lld ticks=%ld expected=%ld phase_us=%lld",

@@ -141,7 +141,7 @@ impl Fake {
         self.procs.lock().unwrap().get_mut(name).map(how).ok_or_else(|| unknown(name))
     }
 
-    /// Sends `items`; when following, more every few milliseconds until nobody listens.
+    /// Sends `items`; when following, more every few milliseconds until no client listens.
     fn feed<T: Send + 'static>(&self, items: Vec<Result<T, Refusal>>, more: Option<fn(u64) -> T>) -> Feed<T> {
         let (sender, feed) = mpsc::channel(4);
         let open = self.open.clone();

@@ -1,5 +1,5 @@
 //! Tells two directories apart by everything that archiving promises to keep. For tests and for checking a restore;
-//! reads all contents, follows no link, and expects nobody to write.
+//! reads all contents, follows no link, and expects no process to write.
 
 use rustix::fs::SeekFrom;
 use std::collections::BTreeMap;

@@ -3,9 +3,10 @@
 //! Owns the order. Safe against any tree: it is checked before anything is made ([`Tree::fault`], [`super::rules`],
 //! [`Limits`]), and whatever is opened is opened below the directory and through no link.
 //!
-//! The directory is a staging one, on the file system of the place where the files are to be: nobody else looks into it,
-//! and the caller syncs it (syncfs(2)) and renames it into its place when all of its roots have come. A crash, or an
-//! error, leaves a staging directory with a part of the tree, which the caller removes, and nothing in the place itself.
+//! The directory is a staging one, on the file system of the place where the files are to be: no
+//! other process looks into it, and the caller syncs it (syncfs(2)) and renames it into its place
+//! when all of its roots have come. A crash, or an error, leaves a staging directory with a part of
+//! the tree, which the caller removes, and nothing in the place itself.
 
 use super::beneath;
 use super::rules::{self, Ids, Stray, Strays};
@@ -66,11 +67,11 @@ pub struct Limits {
 /// What a restore may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// The proc's ids. A file of anybody else's is refused.
+    /// The proc's ids. A file of any other owner is refused.
     pub ids: IdShift,
     /// What happens to devices that no proc has.
     pub strays: Strays,
-    /// For this tree; who restores several takes off what the ones before took.
+    /// For this tree; a caller that restores several subtracts what the earlier trees took.
     pub limits: Limits,
 }
 
@@ -245,7 +246,7 @@ fn open_directory(root: BorrowedFd<'_>, tree: &Tree, index: u32) -> io::Result<O
     beneath::open(root, &tree.path(index), OFlags::PATH | OFlags::DIRECTORY)
 }
 
-/// Makes a name in its directory. All of it is nobody else's until it has its attributes.
+/// Makes a name in its directory. No other user may open it until it has its attributes.
 fn make(root: BorrowedFd<'_>, tree: &Tree, parent: &OwnedFd, entry: &Entry) -> io::Result<()> {
     let name = OsStr::from_bytes(&entry.name);
     let private = Mode::from_raw_mode(0o600);

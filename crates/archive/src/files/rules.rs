@@ -1,5 +1,5 @@
 //! What the files of a proc may be. Checked when a directory is archived, so that nothing is stored that could not come
-//! back, and again when it is restored, for then the list may be anybody's.
+//! back, and again when it is restored, for then any program may have made the list.
 //!
 //! Owns the lists of devices and extended attributes; what is in none is refused. Looks at no file.
 
@@ -48,7 +48,7 @@ pub enum Stray {
         /// Minor number.
         minor: u32,
     },
-    /// Somebody else's.
+    /// It belongs to another user or group.
     #[error(
         "belongs to the user or group {id}, which is not one of the proc's own, {first} and the {count} from there on"
     )]
@@ -60,7 +60,7 @@ pub enum Stray {
         /// How many it has.
         count: u32,
     },
-    /// One that says something to the kernel that nobody checked, or that is not well formed.
+    /// An attribute that tells the kernel something unchecked, or that is not well formed.
     #[error("has the extended attribute {name:?}, which a proc's files may not have, or not with this value")]
     Attribute {
         /// Which.

@@ -1,7 +1,8 @@
 //! Another block of ids for the files of a directory, in place: a restored data directory on a machine where its numbers are
 //! another's.
 //!
-//! Nobody else may use the directory meanwhile. Stopped half way it can be done again: the blocks must not overlap.
+//! No other process may use the directory meanwhile. A shift that stopped half way can be done
+//! again: the blocks must not overlap.
 
 use super::restore::IdShift;
 use rustix::fs::{AtFlags, Gid, Mode, Uid, XattrFlags};
@@ -87,7 +88,7 @@ mod tests {
         rustix::fs::lsetxattr(&file, "security.capability", &capability, XattrFlags::empty()).unwrap();
         let shift = IdShift { from: 1_000_000, to: 2_000_000, count: 65_536 };
         for changed in [2, 1] {
-            // Who has a capability is written again.
+            // A file that has a capability is written again.
             assert_eq!(super::shift(dir.path(), shift).unwrap(), changed);
         }
         let now = fs::metadata(&file).unwrap();

@@ -123,7 +123,8 @@ impl Tree {
         names
     }
 
-    /// What is wrong with it, if anything: a tree that was made by anybody may be restored if this is none.
+    /// What is wrong with the tree, if anything: if this is none, a tree from any source may be
+    /// restored.
     pub fn fault(&self) -> Option<&'static str> {
         let mut names = HashSet::new();
         for (index, entry) in self.entries.iter().enumerate() {

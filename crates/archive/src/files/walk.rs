@@ -45,7 +45,7 @@ pub enum WalkError {
         #[source]
         source: io::Error,
     },
-    /// Somebody writes.
+    /// A process writes to the file.
     #[error("file {path} changed while it was read")]
     Changed {
         /// Which, below the directory.
@@ -163,12 +163,12 @@ pub struct Archived {
 pub struct Walk<'a> {
     /// Paths below it of the files that are needed first, in that order; what is not there does not matter.
     pub first: &'a [&'a Path],
-    /// The proc's ids here. A file of anybody else's is refused.
+    /// The proc's ids here. A file of any other owner is refused.
     pub ids: Ids,
     /// What happens to devices that no proc has.
     pub strays: Strays,
-    /// Its files have names elsewhere, which come and go and change their ctime: they are known by all but that, and nobody may
-    /// write to them.
+    /// Its files have names elsewhere, which come and go and change the files' ctime: the files are
+    /// known by all but the ctime, and no process may write to them.
     pub linked_elsewhere: bool,
     /// Looked at before each name and each megabyte that is read: true calls it off.
     pub cancel: &'a AtomicBool,
@@ -334,7 +334,8 @@ impl Listing<'_> {
         let xattrs = xattrs(&fd).map_err(&failed)?;
         let entry = &mut self.tree.entries[index as usize];
         let mtime = (stat.st_mtime as i64, stat.st_mtime_nsec as u32);
-        // A whiteout is the overlay's own, and nobody asks whose; the kernel makes it as the machine's root.
+        // A whiteout is the overlay's own, and its owner does not matter: the kernel makes it as
+        // the machine's root.
         let is_whiteout = node == Node::Char { major: 0, minor: 0 };
         let owner = |id| if is_whiteout && !self.walk.ids.has(id) { self.walk.ids.first } else { id };
         let (uid, gid) = (owner(stat.st_uid), owner(stat.st_gid));

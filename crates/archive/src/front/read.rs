@@ -113,8 +113,8 @@ impl FrontReader {
         Ok(events)
     }
 
-    /// Takes from the front of `bytes` what makes one more event: for whoever wants to hold no more than that. `None`:
-    /// all were taken, and more are needed.
+    /// Takes from the front of `bytes` what makes one more event: for a caller that wants to hold
+    /// no more than one. `None`: all bytes were taken, and more are needed.
     ///
     /// # Errors
     /// As [`FrontReader::push`].

@@ -82,7 +82,7 @@ impl FrontWriter {
     /// Begins the front of `manifest`'s generation.
     ///
     /// # Errors
-    /// The realm has no key to seal with; a manifest that nobody would read.
+    /// The realm has no key to seal with; a manifest that no reader would accept.
     pub fn begin(keys: &Keyring, proc: ProcId, manifest: &Manifest) -> Result<FrontWriter, FrontError> {
         FrontWriter::begin_within(SECTION_MAX, keys, proc, manifest)
     }

@@ -1,9 +1,10 @@
-//! What collectors and writers of a realm tell each other, as the value of one reference: the candidates, who collects now,
-//! and how short the wait is.
+//! What collectors and writers of a realm tell each other, as the value of one reference: the
+//! candidates, which data directory collects now, and how short the wait is.
 //!
-//! Owns the value and who may replace it; the store compares and swaps. It is not sealed: it says nothing that a listing of the
-//! store does not say, whoever could change it could as well delete, and a realm whose keys were destroyed is still to be
-//! collected. Crash: a lease that ends by itself.
+//! Owns the value and which data directory may replace it; the store compares and swaps. The value
+//! is not sealed: it says nothing that a listing of the store does not say, a program that could
+//! change it could as well delete, and a realm whose keys were destroyed is still to be collected.
+//! Crash: a lease that ends by itself.
 
 use super::{Candidates, GRACE_MS};
 use crate::ids::OwnerId;
@@ -14,7 +15,7 @@ const FORMAT: u32 = 1;
 /// How long a collector has the lease, in milliseconds. It takes it anew with every change.
 pub const LEASE_MS: u64 = 15 * 60 * 1000;
 
-/// Who collects.
+/// The data directory that collects, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// The data directory.
@@ -31,7 +32,7 @@ pub struct Collection {
     pub candidates: Candidates,
     /// The wait from a candidate to its deletion that the collector uses which is at work, in milliseconds.
     grace_ms: u64,
-    /// Who collects now.
+    /// The lease of the collector that is at work.
     pub lease: Option<Lease>,
 }
 
@@ -41,11 +42,11 @@ impl Default for Collection {
     }
 }
 
-/// Somebody else collects.
+/// Another data directory collects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("data directory {owner} collects now: try again in {left_s} s at the latest")]
 pub struct Busy {
-    /// Who.
+    /// Which.
     pub owner: OwnerId,
     /// Seconds until its lease ends.
     pub left_s: u64,
@@ -72,14 +73,14 @@ pub enum CollectionError {
 
 impl Collection {
     /// What follows when a collector begins, waiting `grace_ms` at least. One's own lease is taken over: a data directory
-    /// collects once at a time, so who had it is dead.
+    /// collects once at a time, so the collector that had the lease is dead.
     ///
     /// # Errors
-    /// Somebody else has the lease.
+    /// Another data directory has the lease.
     pub fn begin(&self, owner: OwnerId, now_ms: u64, grace_ms: u64) -> Result<Collection, Busy> {
         match self.lease {
             Some(lease) if lease.owner != owner && lease.until_ms > now_ms => {
-                // A clock that was far ahead keeps nobody out for longer than a lease.
+                // A clock that was far ahead keeps other collectors out for no longer than a lease.
                 let left = lease.until_ms - now_ms;
                 if left <= LEASE_MS {
                     return Err(Busy { owner: lease.owner, left_s: left.div_ceil(1000) });
@@ -91,8 +92,9 @@ impl Collection {
         Ok(Collection { grace_ms: grace_ms.min(GRACE_MS), lease, ..self.clone() })
     }
 
-    /// The wait that a writer has to reckon with, in milliseconds: a shorter one than usual while somebody else collects with
-    /// it. Who was killed while he did so does not count once his lease has ended, nor does a writer's own data directory.
+    /// The wait that a writer has to reckon with, in milliseconds: a shorter one than usual while
+    /// another data directory collects with it. A collector that was killed meanwhile does not
+    /// count once its lease has ended, nor does a writer's own data directory.
     pub fn grace_for(&self, writer: OwnerId, now_ms: u64) -> u64 {
         match self.lease {
             Some(lease) if lease.owner != writer && lease.until_ms > now_ms => self.grace_ms,
@@ -100,7 +102,8 @@ impl Collection {
         }
     }
 
-    /// What follows when it has found these. Its lease begins anew: if it had ended, nobody took it.
+    /// What follows when the collector has found these candidates. Its lease begins anew: if the
+    /// lease had ended, no other collector took it.
     pub fn found(&self, candidates: Candidates, now_ms: u64) -> Collection {
         let until_ms = now_ms.saturating_add(LEASE_MS);
         Collection { candidates, lease: self.lease.map(|lease| Lease { until_ms, ..lease }), ..self.clone() }

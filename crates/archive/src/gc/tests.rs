@@ -43,7 +43,8 @@ fn the_wait_counts_from_when_candidates_were_stored() {
     let none = BTreeSet::new();
     let mark = |began_ms| Mark { began_ms, live: &none, stored: &stored };
     let found = plan(&mark(1000), &Candidates::default(), 100).candidates;
-    // They were on their way for a day, and who stored them did not say when that was done.
+    // The candidates were on their way for a day, and the collector that stored them did not say
+    // when that was done.
     let text = serde_json::to_string(&found).unwrap();
     let read: Candidates = serde_json::from_str(&text).unwrap();
     assert_eq!(read, found);
@@ -139,8 +140,9 @@ struct Collector {
     delete: Vec<Object>,
 }
 
-/// Two procs with two writers each, who may both believe to own theirs, a collector, which may die or take its time at
-/// any step, and one store. What is stored has the number of its writing for content.
+/// Two procs with two writers each, which may both believe that they own the proc, a collector,
+/// which may die or take its time at any step, and one store. What is stored has the number of its
+/// writing for content.
 #[derive(Default)]
 struct World {
     now: u64,

@@ -1,11 +1,12 @@
 //! One change of a head, from the first try to the moment at which it is known whether it stands.
 //!
-//! Owns what follows when a swap's outcome is not known (`SwapError::Unknown` of the store): the request may still
-//! arrive. As long as the head stands that it expects, nothing that is read tells whether it will. So the head is read,
-//! and if it is still the one before, the change is swapped again against the same version, as a change of a new number
-//! ([`Head::again`]). Of all these tries one can win, for each expects the same version and none comes back; and which
-//! one won can be read. Until it is known that one did, or another's did, nobody acts on the change: neither wakes the
-//! proc nor lets it go.
+//! Owns what follows when a swap's outcome is not known (`SwapError::Unknown` of the store): the
+//! request may still arrive. As long as the head stands that it expects, nothing that is read tells
+//! whether it will. So the head is read, and if it is still the one before, the change is swapped
+//! again against the same version, as a change of a new number ([`Head::again`]). Of all these
+//! tries one can win, for each expects the same version and none comes back; and which one won can
+//! be read. Until it is known that one did, or another's did, the caller does not act on the
+//! change: it neither wakes the proc nor lets it go.
 //!
 //! ```text
 //! try --done--------------------------> stands
@@ -14,8 +15,8 @@
 //!  `--next number---+ the one before
 //! ```
 //!
-//! Pure: the caller swaps and reads. A crash in the middle is as if the outcome was never heard: who begins again reads
-//! the head, and a change that stood is there with its number.
+//! Pure: the caller swaps and reads. A crash in the middle is as if the outcome was never heard:
+//! the caller that begins again reads the head, and a change that stood is there with its number.
 
 use super::Head;
 
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!((second.change, second.current), (tried.change + 1, tried.current));
         assert_eq!(swap.clone().read(Some(&tried)), Outcome::Stands(Box::new(tried)));
         assert_eq!(swap.clone().read(Some(&second)), Outcome::Stands(Box::new(second)));
-        // Somebody else's advance of the same owner and number, with another front.
+        // Another advance by the same owner with the same number, with another front.
         assert_eq!(swap.clone().read(Some(&advanced(&before, before.owner, 2))), Outcome::Lost);
         assert_eq!(swap.read(None), Outcome::Lost);
         let mut new = Swap::new(None, before.clone());

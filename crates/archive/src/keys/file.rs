@@ -1,9 +1,10 @@
 //! A realm's keys on disk: one file, `REALM.keys`, mode 0600, replaced by rename.
 //!
-//! Owns how the file is replaced. No live key that is on the disk is ever lost by that: who saves holds a lock on the
-//! directory, reads what is there, takes over every key that he does not have, and only then puts his file in its place.
-//! A key that one of both has destroyed is destroyed. A ring of somebody else in the way is an error. Then, and only
-//! then, the bytes of the file that was replaced are overwritten in place, which is as much as the file system and the
+//! Owns how the file is replaced. No live key that is on the disk is ever lost by that: the process
+//! that saves holds a lock on the directory, reads what is there, takes over every key that it does
+//! not have, and only then puts its file in place. A key that one of both has destroyed is
+//! destroyed. A file of another ring in the way is an error. Then, and only then, the bytes of the
+//! file that was replaced are overwritten in place, which is as much as the file system and the
 //! disk allow: one that copies on write, or a flash disk, may keep them.
 //!
 //! A crash leaves the old file or the new one, and maybe `REALM.keys.old`, another name of either: the next
@@ -78,7 +79,7 @@ pub enum KeyFileError {
         /// Which.
         path: PathBuf,
     },
-    /// Somebody who does not take the lock.
+    /// A process that does not take the lock replaced the file.
     #[error("key file {path} was replaced while keys were saved: nothing was saved; try again")]
     Changed {
         /// Which.
@@ -119,7 +120,7 @@ impl Keyring {
     }
 
     /// Writes them, reads them back, and overwrites what was there before. Takes over what is there and not in this ring:
-    /// afterwards both are the same. Waits for others who save in the same directory.
+    /// afterwards both are the same. Waits for other processes that save in the same directory.
     ///
     /// # Errors
     /// Another ring's keys are there ([`KeyFileError::Foreign`], [`KeyFileError::OtherRing`]), or what cannot be read;
@@ -371,7 +372,8 @@ mod tests {
         all.sort_unstable();
         assert_eq!((live(&again(&dir)), live(&two)), (all.clone(), all));
         assert_eq!(again(&dir).current(), Ok(b), "the later one");
-        // One, who never saw the other's, destroys the first; the other saves after that, with all he knows.
+        // Ring `one`, which never saw the key of `two`, destroys the first; `two` saves after that,
+        // with all that it knows.
         one.destroy(first, 9).unwrap();
         one.save(dir.path()).unwrap();
         assert_eq!(one.current(), Ok(b), "it is news");

@@ -44,7 +44,7 @@ pub enum WrapError {
         /// `passphrase` or `key file`.
         method: &'static str,
     },
-    /// It asks for more work than anybody's export does.
+    /// The file asks for more work than any export of Kip does.
     #[error("the file asks for {memory_kib} KiB of memory, {passes} passes and {lanes} lanes, which no Kip writes")]
     Costly {
         /// Argon2's memory.

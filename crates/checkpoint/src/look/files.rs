@@ -195,7 +195,8 @@ impl Files {
                 let memory = part(20);
                 (FileKind::Memory { name: self.memory_file(id).0 }, memory.number(2))
             }
-            // Its flags cannot be asked for while it is in use, so nobody tells them: [`OpenFile::flags`].
+            // The flags of an epoll set cannot be asked for while it is in use, so they are not
+            // reported: [`OpenFile::flags`].
             kind::EVENTPOLL => return Some(OpenFile::epoll(descriptor.number(4) as i32)),
             kind::EVENTFD => (anonymous("eventfd"), part(8).number(2)),
             kind::SIGNALFD => (anonymous("signalfd"), part(10).number(2)),
@@ -231,7 +232,8 @@ impl Files {
 }
 
 impl OpenFile {
-    /// An epoll set, of which nothing else is told: to ask for its flags is to wait for whoever takes events from it.
+    /// An epoll set, of which nothing else is reported: to ask for its flags is to wait for the thread
+    /// that takes events from it.
     pub fn epoll(fd: i32) -> OpenFile {
         let kind = FileKind::Anonymous { kind: "epoll".to_owned() };
         OpenFile { fd, kind, flags: O_RDWR, offset: None, deleted: false }

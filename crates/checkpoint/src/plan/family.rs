@@ -1,4 +1,4 @@
-//! Who makes whom: how each process of a tree gets the parent, the session and the group that it had.
+//! Which process makes which: how each process of a tree gets the parent, the session and the group that it had.
 //!
 //! A process is made by its parent if that is in its session, or if it leads its own. All others had their session from a process
 //! that is not their parent any more, or from their parent before that began a session of its own:
@@ -26,7 +26,7 @@ pub(super) struct Entry {
     pub takes_orphans: bool,
 }
 
-/// Who forks a process, and how.
+/// The process that forks another one, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Maker {
     /// Index in the order of making.
@@ -123,7 +123,7 @@ impl Order<'_> {
         self.made.iter().position(|member| member.pid == pid)
     }
 
-    /// Who makes it; none if that one is not there yet.
+    /// The maker of a process; none if the maker is not there yet.
     fn maker_of(&mut self, entry: &Entry) -> Result<Option<Made>, String> {
         let Some(parent) = self.at(entry.parent) else { return Ok(None) };
         let (member, leads) = (self.made[parent], entry.session == entry.pid);

@@ -234,7 +234,7 @@ impl Files {
         check_owner(reg).map(|()| path)
     }
 
-    /// An open file of the program's, with what all who share it share.
+    /// An open file of the program's, with the state that all descriptors of it share.
     pub(super) fn open_file(&mut self, id: u64) -> Result<Ref, PlanError> {
         let file = self.file(id)?.clone();
         self.check(&file)?;
@@ -374,7 +374,7 @@ fn is_mount(mount: Option<u64>, id: Option<u64>) -> bool {
     mount.is_some() && mount == id.map(|id| id >> 1)
 }
 
-/// Nobody is sent signals about it.
+/// Refuses a file that has an owner, to which signals about it are sent.
 fn check_owner(reg: &Message) -> Result<(), PlanError> {
     match reg.message(5)?.unwrap_or_default().number(5) {
         0 => Ok(()),

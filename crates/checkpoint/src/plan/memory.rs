@@ -294,7 +294,7 @@ fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMem
             m.shared = Some(id);
         }
     } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
-        // Whoever mapped it to write to the file had it open for that.
+        // A process that mapped the file to write to it had it open for that.
         let opened_for_writing = vma.number(10) & 3 != 0 || protection & PROT_WRITE != 0;
         m.file = Some(files.open_path(vma.number(4), status & status::FILE_SHARED != 0 && opened_for_writing)?);
         m.flags &= !MAP_ANONYMOUS;

@@ -170,7 +170,7 @@ impl Filters {
 }
 
 /// The filter that all threads have. CRIU says so by TSYNC at the leader's and leaves the others' out. One alone is the
-/// sandbox's own, under which the restorer can finish; of more nobody knows what they forbid.
+/// sandbox's own, under which the restorer can finish; what further filters forbid is not known.
 pub(super) fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
     const DISABLED: u64 = 0;
     const FILTER: u64 = 2;

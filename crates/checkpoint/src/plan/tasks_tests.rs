@@ -1,4 +1,4 @@
-//! Tests of [`super`]: who makes whom, on images made up here.
+//! Tests of [`super`]: which process makes which, on images made up here.
 
 use super::*;
 use crate::wire::Value;

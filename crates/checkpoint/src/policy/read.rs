@@ -52,7 +52,8 @@ fn damaged(image: &str) -> impl FnOnce(Malformed) -> FactsError + '_ {
     move |source| FactsError::Damaged { image: image.to_owned(), source }
 }
 
-/// The embedded message of that number. Readers merge those that come twice, each in its own way: nobody writes such.
+/// The embedded message of that number. Readers merge messages that come twice, each reader in its own
+/// way; no writer makes such.
 fn sole(message: &Message, number: u32, image: &str) -> Result<Option<Message>, FactsError> {
     let mut all = message.messages(number).map_err(damaged(image))?;
     match all.len() {
@@ -235,7 +236,7 @@ fn file_of(file: &Message) -> Result<FileFact, FactsError> {
         fact.is_external = reg.number(9) != 0;
         fact.is_device = matches!(reg.number(10) & TYPE, CHARACTER | BLOCK);
     } else if fact.kind == UNIX {
-        // Connected to somebody outside, or inherited.
+        // Connected to a socket outside, or inherited.
         fact.is_external = described(16)?.ok_or_else(missing)?.number(6) != 0;
     }
     Ok(fact)

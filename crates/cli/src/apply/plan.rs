@@ -68,7 +68,7 @@ impl Plan {
         let of_file = |view: &&ProcView| asked.whole && view.spec.file.as_deref() == Some(&asked.mark);
         let gone = there.iter().filter(of_file).filter(|view| !kept(&view.name)).map(|view| view.name.clone());
         if prune {
-            // First: who takes their place may want their ports.
+            // First: a proc that takes their place may want their ports.
             for name in gone {
                 let action = Action::Remove;
                 plan.changes.push(Change { name, action, fields: Vec::new(), done: false, file: None });

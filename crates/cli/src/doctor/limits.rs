@@ -1,4 +1,5 @@
-//! Who we are and how much we may have: root, capabilities, open files, processes, memory, inotify instances.
+//! Kip's user and how much Kip may have: root, capabilities, open files, processes, memory, inotify
+//! instances.
 
 use super::{Check, is_root, read, read_number};
 use crate::text::bytes;

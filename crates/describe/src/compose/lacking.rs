@@ -84,7 +84,7 @@ const WITHIN: [(&str, Weight, &str); 14] = [
 ];
 const SECRET: &str = "only the file's user may read it";
 
-/// Tells what nobody has asked for within a service that was read: as lacking, or as a mistake.
+/// Tells which keys of a service were not read: as lacking, or as mistakes.
 pub fn unread(context: &mut Context<'_>, service: &str, node: &Node) {
     for unread in node.unread() {
         let path = unread.path.join(".");

@@ -159,7 +159,7 @@ impl Service {
         service
     }
 
-    /// What runs, and as whom.
+    /// What runs, and as which user.
     fn program(&mut self, context: &mut Context<'_>, key: &str, node: &Node, path: &str) -> bool {
         match key {
             "image" => self.table.image = context.text(node, path),
@@ -434,7 +434,8 @@ impl Service {
         names: &[(String, ProcName)],
         (awaited, links): (bool, Vec<String>),
     ) -> Option<Described> {
-        // Who says what ready is, is waited for anyway; without ports nobody could tell.
+        // A service that says what ready is, is waited for anyway; one without ports could not be
+        // seen to be ready.
         self.table.wait_ready = awaited && self.table.ready.is_none() && !self.table.port.is_empty();
         let mut known: Vec<String> = [self.name.clone()].into_iter().chain(self.names).chain(links).collect();
         known.retain(|name| !name.is_empty() && name != self.proc.as_str());

@@ -71,7 +71,8 @@ pub fn resolv_conf(proc: &Proc) -> Option<String> {
     })
 }
 
-/// Tells all of a network that somebody came or went. Those that have no files now are told when they get them.
+/// Tells all procs of a network that one came or went. A proc that has no files now is told when it
+/// gets them.
 pub fn write_all(machine: &Host, network: &str) {
     let procs = machine.live_procs();
     for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network)) {

@@ -196,7 +196,7 @@ impl Proc {
 
     /// The mounts of a wake: those that are held, or new ones. They are held no longer, for nothing can be attached twice.
     pub fn take_mounts(&self, with_pins: bool) -> Result<Mounts, RootfsError> {
-        // They live on by what is held, but with nothing in them that somebody has deleted.
+        // Held mounts live on when their layers are deleted, but the deleted files are not in them.
         self.rootfs(&self.dir, with_pins).check_layers()?;
         let held = self.held_mounts(with_pins);
         if let Err(e) = self.holdings.drop_prefix(key::MOUNTS) {

@@ -1,8 +1,8 @@
 //! When a wake may begin, and whether a new proc may be started.
 //!
-//! First come, first served, twice: for one of the places of wakes under way, then for room in memory. Whoever has the turn
-//! for room keeps all others waiting, for at most [`ROOM_WITHIN`]; otherwise small wakes would starve a large one. A wait
-//! that is given up (its future dropped) leaves nothing behind.
+//! First come, first served, twice: for one of the places of wakes under way, then for room in memory. The wake that
+//! has the turn for room keeps all others waiting, for at most [`ROOM_WITHIN`]; otherwise small wakes
+//! would starve a large one. A wait that is given up (its future dropped) leaves nothing behind.
 
 use super::{Books, Pass, Pressure, size};
 use kip_sandbox::cgroup::Cgroup;
@@ -31,7 +31,7 @@ pub enum Work {
     Hardly,
 }
 
-/// Who hibernated needs so long to touch what it needs, for the most part.
+/// A hibernated proc that wakes touches most of the memory that it needs within this time.
 const FAULTS_FOR: Duration = Duration::from_millis(500);
 
 /// What a wake takes.
@@ -121,8 +121,8 @@ impl Books {
 
 impl Pressure {
     /// Promises room for `need` below `mark`. Measures for each: figures of even a second ago would let two large programs
-    /// in where there is room for one, and reading new ones costs some 50 microseconds. That is too long for who comes
-    /// back within a millisecond: below the low mark, the figures of relief's last look do.
+    /// in where there is room for one, and reading new ones costs some 50 microseconds. That is too long for a
+    /// proc that wakes within a millisecond: below the low mark, the figures of relief's last look do.
     fn promise(&self, need: &Need, mark: u64) -> Option<u64> {
         let known = match need.work {
             Work::Hardly => self.books().promise(need, self.marks.low_bytes()),
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use kip_sandbox::cgroup::Cgroups;
 
-    /// Nobody relieves it, and its procs use nothing but what is promised.
+    /// No relief runs for it, and its procs use nothing but what is promised.
     fn pressure(limit: u64) -> (Arc<Pressure>, impl Fn(u64) -> Need) {
         let marks = MemoryMarks { limit_bytes: limit, high_percent: 90, low_percent: 80, whole_machine: false };
         let groups = Cgroups::detect().unwrap();

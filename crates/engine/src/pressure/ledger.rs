@@ -47,7 +47,7 @@ impl Ledger {
         Some(self.next)
     }
 
-    /// A wake that nobody was asked about has taken `bytes`.
+    /// A wake that began without a grant has taken `bytes`.
     pub(super) fn took(&mut self, bytes: u64, now: Instant) {
         self.next += 1;
         self.promises.push(Promise { id: self.next, bytes, arrived: 0, until: Some(now) });

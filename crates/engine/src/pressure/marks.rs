@@ -140,7 +140,8 @@ impl MemoryMarks {
         self.share(self.low_percent)
     }
 
-    /// What working sets may take in memory of that unless somebody says otherwise, bytes.
+    /// What working sets may take of that memory unless `Host::set_memory` gives another figure,
+    /// bytes.
     pub fn set_bytes(&self) -> u64 {
         (self.limit_bytes / SET_PART).min(MOST_SETS)
     }

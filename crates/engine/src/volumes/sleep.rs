@@ -2,9 +2,10 @@
 //! it wakes.
 //!
 //! While it sleeps others may write in its volumes, and for it that is as if it had run all the while and done nothing. It
-//! cannot go on where a file that it has open is not that file any more, and must not where somebody else has changed what
-//! it alone was writing: a database would go on with pages in memory that are not those of its files. Such a wake is
-//! refused. A proc that shares the volume with another is taken to know what it does.
+//! cannot go on where a file that it has open is not that file any more, and must not where another
+//! writer has changed a file that the sleeper alone was writing: a database would go on with pages in
+//! memory that are not those of its files. Such a wake is refused. A proc that shares the volume with
+//! another is taken to know what it does.
 //!
 //! Whole volumes that are not there (a disk that is not mounted) are another matter: the sleeper waits for them.
 
@@ -139,7 +140,7 @@ pub fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
     Ok(volumes)
 }
 
-/// Who has the secrets in a directory, as ids of the inside.
+/// Owner and group of the secrets in a directory, as ids of the inside.
 fn owner_of(proc: &Proc, directory: &OwnedFd) -> rustix::io::Result<(u32, u32)> {
     let name = proc.spec.secrets.first().map_or("", String::as_str);
     let stat = rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)?;

@@ -2,7 +2,7 @@
 //!
 //! A translation is decided by a flow's first packet and kept until the flow has been silent for 30 seconds or more. A UDP
 //! client that asks again and again from one port would therefore never reach a proc that was published meanwhile, and
-//! would go on sending to the address of one that is gone, which may by then be somebody else's.
+//! would go on sending to the address of a proc that is gone, which may by then be another proc's.
 //!
 //! Only UDP: a stray TCP segment is answered by a reset. The kernel lists a machine's UDP flows, which costs it a walk over
 //! the whole table (14 ms for both families here, whatever is in it), and what is to be forgotten is decided on this

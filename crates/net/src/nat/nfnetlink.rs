@@ -59,7 +59,7 @@ impl Connection {
         bytes.extend((flags | NLM_F_REQUEST).to_ne_bytes());
         bytes.extend(self.sequence.to_ne_bytes());
         bytes.extend(0u32.to_ne_bytes());
-        // The marks of a batch say for whom it is.
+        // The marks of a batch name the subsystem that it is for.
         let resource = if family == NFPROTO_UNSPEC { NFNL_SUBSYS_NFTABLES } else { 0 };
         bytes.extend([family, 0]);
         bytes.extend(resource.to_be_bytes());

@@ -40,11 +40,11 @@ const INET_CONF: u16 = 1 | 1 << 15;
 const IPV4_DEVCONF_FORWARDING: u16 = 1;
 const IPV4_DEVCONF_RP_FILTER: u16 = 8;
 const IPV4_DEVCONF_ROUTE_LOCALNET: u16 = 26;
-/// The router as a proc sees it. Nobody has this address; links resolve nothing.
+/// The router as a proc sees it. No machine has this address; links resolve nothing.
 const ROUTER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// Settings inside. All ports are open to all users because the namespace belongs to the initial user namespace, where
-/// the proc's root is nobody; MPTCP is off because CRIU refuses its sockets, and Go listens with it by default.
+/// the proc's root has no rights; MPTCP is off because CRIU refuses its sockets, and Go listens with it by default.
 const INSIDE: [(&str, &str); 4] = [
     ("ipv4/ip_unprivileged_port_start", "0"),
     ("ipv4/ping_group_range", "0 2147483647"),

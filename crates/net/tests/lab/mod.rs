@@ -114,7 +114,7 @@ pub fn ip(arguments: &str) -> String {
     run("ip", arguments)
 }
 
-/// A server in a namespace that answers whoever writes a line with `NAME PEER`. It ends with the process.
+/// A server in a namespace that answers each line of a client with `NAME PEER`. It ends with the process.
 pub fn serve(ns: BorrowedFd<'_>, name: &'static str, port: u16) {
     let ns = ns.try_clone_to_owned().unwrap();
     let (ready, wait) = mpsc::channel();
@@ -148,7 +148,7 @@ fn plain(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// Asks by TCP who is there.
+/// Asks by TCP for the server's name.
 pub fn tcp(to: &str, patience: Duration) -> io::Result<String> {
     let to: SocketAddr = to.parse().unwrap();
     let mut stream = TcpStream::connect_timeout(&to, patience)?;
@@ -159,7 +159,7 @@ pub fn tcp(to: &str, patience: Duration) -> io::Result<String> {
     Ok(answer)
 }
 
-/// Asks by UDP who is there.
+/// Asks by UDP for the server's name.
 pub fn udp(to: &str, patience: Duration) -> io::Result<String> {
     let to: SocketAddr = to.parse().unwrap();
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;

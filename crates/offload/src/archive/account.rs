@@ -72,7 +72,7 @@ impl Archive {
 
     /// A new one, for a proc that is fetched now. What was of use is known from the last time.
     pub(super) fn open_account(&self, dir: &Path) -> Arc<Account> {
-        // Those who are not filled any more say what it was good for.
+        // Files that are not filled any more say what reading ahead was good for.
         self.forget_gone();
         let mut accounts = self.accounts();
         let known = accounts.get(dir).map(|account| (*account.benefit(), account.miss()));

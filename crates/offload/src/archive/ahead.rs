@@ -1,9 +1,11 @@
 //! How far is read ahead of what a proc waits for. Pure.
 //!
-//! Blocks are numbered in the order in which they lie in memory. Misses that follow each other there are a stream, up or down, and bring
-//! more and more, as the kernel's own read-ahead does, as long as what was brought is used: which of it was, the pager says by
-//! marks in the remote page file. How much of all that was read ahead of a proc was of use decides how much there may be of it, and whether one
-//! that nobody expected brings some already. That is known from one wake to the next ([`Benefit`]), as long as the daemon lives.
+//! Blocks are numbered in the order in which they lie in memory. Misses that follow each other
+//! there are a stream, up or down, and bring more and more, as the kernel's own read-ahead does, as
+//! long as what was brought is used: which of it was, the pager says by marks in the remote page
+//! file. How much of all that was read ahead of a proc was of use decides how much there may be of
+//! it, and whether a miss that no stream expected brings some already. That is known from one wake
+//! to the next ([`Benefit`]), as long as the daemon lives.
 
 use std::ops::Range;
 
@@ -45,7 +47,7 @@ impl Benefit {
         }
     }
 
-    /// Behind one that nobody expected.
+    /// Behind a miss that no stream expected.
     fn first(self) -> u32 {
         match self.share() {
             Some(90..) => 4,
@@ -64,13 +66,13 @@ struct Stream {
     /// Not known before the second miss.
     down: Option<bool>,
     window: u32,
-    /// Those that were read ahead, of which nobody knows yet whether they were used.
+    /// Blocks that were read ahead, and of which it is not known yet whether they were used.
     ahead: Vec<u32>,
 }
 
 impl Stream {
-    /// Whether a miss goes on with it, and if so, whether down. One within what was brought last is of somebody who has caught up
-    /// with what comes.
+    /// Whether a miss goes on with it, and if so, whether down. A miss within what was brought last
+    /// is of a reader that has caught up with what comes.
     fn followed_by(&self, missed: &Range<u32>) -> Option<bool> {
         if self.before.is_empty() {
             return None;
@@ -90,7 +92,7 @@ impl Stream {
         self.before.start <= missed.start && missed.end <= self.before.end
     }
 
-    /// Judges those which whoever reads has passed by now: how many were used, and how many not.
+    /// Judges the blocks that the reader has passed by now: how many were used, and how many not.
     fn judge(&mut self, passed: impl Fn(u32) -> bool, used: &impl Fn(u32) -> bool) -> (u32, u32) {
         let (judged, left): (Vec<u32>, Vec<u32>) = self.ahead.iter().copied().partition(|block| passed(*block));
         self.ahead = left;
@@ -230,7 +232,7 @@ mod tests {
         assert!(here.len() < 1000 && misses < 50, "{} blocks by {misses} misses", here.len());
     }
 
-    /// Who has caught up with what is on its way has the next brought, once.
+    /// A reader that has caught up with what is on its way has the next block brought, once.
     #[test]
     fn what_comes_already_is_not_asked_for_again() {
         let (mut streams, mut benefit) = (Streams::default(), Benefit::default());

@@ -1,14 +1,16 @@
 //! Sealed bytes of objects on the local disk: what this machine wrote or fetched a while ago, a wake need not fetch again.
 //!
-//! Owns `DIR/cache`: what is there, how much of it, and who goes first (what was used the longest ago). Shared by all procs.
-//! Knows nothing of what the bytes mean: fronts as a whole and pieces of packs, by the name of the object and the range. Those
-//! never change in a store. Heads and other references, which do, are never here. Bytes are sealed as they are in the store, so
-//! that nobody reads more here than there, and a key that is destroyed shreds these too. Whoever reads them authenticates them,
-//! and says what could not be opened ([`Cache::damaged`]).
+//! Owns `DIR/cache`: what is there, how much of it, and which entry goes first (the one used the
+//! longest ago). Shared by all procs. Knows nothing of what the bytes mean: fronts as a whole and
+//! pieces of packs, by the name of the object and the range. Those never change in a store. Heads
+//! and other references, which do, are never here. Bytes are sealed as they are in the store, so
+//! that no program can read more here than there, and a key that is destroyed shreds these too. The
+//! reader authenticates them, and says what could not be opened ([`Cache::damaged`]).
 //!
-//! A file is `NAME@START-END`, with dots for the slashes of the name. It is written under another name and gets its own when it is
-//! whole, without a sync: after a crash of the machine it may be shorter, which is seen by its length, or zeros, which cannot be
-//! opened. Nothing here is needed by anybody: trouble with the disk is told once, and then it is as if there were no cache.
+//! A file is `NAME@START-END`, with dots for the slashes of the name. It is written under another
+//! name and gets its own when it is whole, without a sync: after a crash of the machine it may be
+//! shorter, which is seen by its length, or zeros, which cannot be opened. No wake depends on the
+//! cache: trouble with the disk is told once, and then it is as if there were no cache.
 
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
@@ -171,7 +173,8 @@ impl Cache {
             let sound = parsed(&name.to_string_lossy()).filter(|(_, range)| range.end - range.start == meta.len());
             match sound {
                 Some((object, range)) => found.push((meta.modified()?, object.into(), range)),
-                // Half written, or cut by a crash. What cannot be removed is not ours, and in nobody's way.
+                // Half written, or cut by a crash. What cannot be removed is not ours, and does no
+                // harm.
                 None => drop(fs::remove_file(file.path())),
             }
         }
@@ -257,7 +260,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// What is on the list and cannot be read. What is not there was let go by somebody: all of that is told when it is written next.
+    /// What is on the list and cannot be read. A missing file was removed from outside: that the
+    /// whole cache was removed is told at the next write.
     fn lost(&self, object: &str, entry: &Range<u64>, error: &io::Error) {
         let known = self.drop_entry(&mut self.state(), object, entry.start).is_some();
         if known && error.kind() != io::ErrorKind::NotFound {
@@ -330,7 +334,7 @@ impl Cache {
         let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         match create() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // Somebody has removed all of it.
+                // The whole cache was removed from outside.
                 let mut state = self.state();
                 *state = State { begun: state.begun, told: state.told, ..State::default() };
                 drop(state);

@@ -1,15 +1,17 @@
 //! Collection of what nothing in the store leads to any more: docs/design/2026-11-22-archive.md, "Collection".
 //!
-//! Owns the order of steps; what may be deleted decides `kip_archive::gc`, who may collect its `Collection`, a reference that
-//! is changed by compare-and-swap only. A crash between any two steps leaves a lease that is one's own, and candidates that
-//! the next run goes on from.
+//! Owns the order of steps; `kip_archive::gc` decides what may be deleted, and its `Collection`, a
+//! reference that is changed by compare-and-swap only, which data directory may collect. A crash
+//! between any two steps leaves a lease that is one's own, and candidates that the next run goes on
+//! from.
 //!
 //! ```text
 //! lease taken -> marked -> candidates stored -> deleted, one by one -> lease given back
 //! ```
 //!
-//! A wait that is shorter than the usual one would not protect who stores meanwhile. So such a collection and the uploads of
-//! this daemon exclude each other; another's upload looks once more before it publishes ([`Archive::begin_writing`]).
+//! A wait that is shorter than the usual one would not protect an upload meanwhile. So such a
+//! collection and the uploads of this daemon exclude each other; another's upload looks once more
+//! before it publishes ([`Archive::begin_writing`]).
 
 use super::survey::{SummaryError, Survey};
 use super::{Archive, HeadFailure};
@@ -32,7 +34,7 @@ const MARGIN_MS: u64 = 3 * 60 * 1000;
 /// How often a daemon collects by itself, milliseconds; a quarter more or less, so that not all come at once.
 pub const EVERY_MS: u64 = 3600 * 1000;
 
-/// Nothing more is deleted; what was deleted before was of no use to anybody.
+/// Nothing more is deleted; what was deleted before was of no use.
 #[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
@@ -116,7 +118,7 @@ impl Archive {
             fault::reach("gc-candidates");
             deleted = self.delete(&planned.delete, &found, now_ms).await?;
             let ended = found.end(now_ms());
-            // Whoever took over meanwhile has noted the same and more.
+            // The collector that took over meanwhile has noted the same and more.
             match self.note(&ended, Some(&version)).await {
                 Ok(_) => candidates = ended.candidates,
                 Err(CollectError::Overtaken) => {}
@@ -129,7 +131,7 @@ impl Archive {
         Ok(self.told(request, &survey, &live, &deleted, &candidates))
     }
 
-    /// Keeps others from collecting, if nobody does now.
+    /// Keeps other data directories from collecting, if none does now.
     pub(super) async fn lease(
         &self,
         grace_ms: u64,
@@ -156,8 +158,9 @@ impl Archive {
         Ok((survey, live))
     }
 
-    /// Every front that a head keeps, and every pack that such a front leads to. What nobody can read any more, for its key
-    /// was destroyed, leads to nothing; of a head that is such, every front counts as kept.
+    /// Every front that a head keeps, and every pack that such a front leads to. What can no longer
+    /// be read, for its key was destroyed, leads to nothing; if that is a head, every front of its
+    /// proc counts as kept.
     async fn live(
         &self,
         heads: BTreeMap<ProcId, Result<Head, HeadFailure>>,

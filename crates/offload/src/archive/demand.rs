@@ -25,14 +25,15 @@ use std::time::{Duration, Instant};
 
 /// Requests at once of one proc.
 const REQUESTS: usize = 8;
-/// And of what nobody waits for, which is not to fill the link for long with what is on its way already.
+/// Requests at once for blocks that no thread waits for: those on their way are not to fill the
+/// link for long.
 const BEHIND_REQUESTS: usize = 4;
 /// What is missing is fetched behind a wake if it is no more than this, bytes.
 pub(super) const BEHIND: u64 = 8 << 20;
 /// That pages do not come is told no more often.
 const TOLD_EVERY: Duration = Duration::from_secs(30);
 
-/// Pages do not come; whoever needs them waits.
+/// Pages do not come; a thread that needs them waits.
 #[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
 pub enum DemandError {
@@ -130,7 +131,7 @@ struct Claim<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // Who has claimed nothing waits for others, and is not to wake itself.
+        // A caller that has claimed no blocks waits for others' claims, and is not to wake itself.
         if self.blocks.is_empty() {
             return;
         }
@@ -227,7 +228,8 @@ impl Archive {
         }
     }
 
-    /// Fetches blocks that nobody waits for, range by range: who waits for one of them meanwhile waits for its range only.
+    /// Fetches blocks that no thread waits for, range by range: a thread that comes to wait for one
+    /// of them meanwhile waits for its range only.
     async fn fill_behind(&self, filling: &Arc<Filling>, blocks: Vec<u32>) -> Result<(), DemandError> {
         use futures_util::{StreamExt as _, TryStreamExt as _};
         let store = filling.account.store.in_background();
@@ -388,18 +390,18 @@ impl Archive {
         }
     }
 
-    /// Fetches blocks that nobody waits for.
+    /// Fetches blocks that no thread waits for.
     fn spawn_behind(self: &Arc<Self>, filling: Arc<Filling>, blocks: Vec<u32>) {
         let archive = Arc::clone(self);
         self.runtime.spawn(async move {
-            // Whoever needs them asks for them.
+            // A thread that needs a missing one asks for it.
             if let Err(e) = archive.fill_behind(&filling, blocks).await {
                 tracing::debug!(error = kip_types::chain(&e), "not all pages were fetched behind a wake");
             }
         });
     }
 
-    /// A proc waits for pages of a remote page file. What does not come is asked for again by who waits.
+    /// A proc waits for pages of a remote page file. The pager asks again for what does not come.
     pub async fn bring_missing(self: &Arc<Self>, directory: &Path, name: &str, pages: Range<u32>) -> Brought {
         let opened = (|| {
             if let Some(known) = self.known_filling(&directory.join(name))? {
@@ -436,7 +438,7 @@ impl Archive {
                     if come { self.bring_ranges(&filling, directory, &[pages]).await } else { Ok(()) }
                 };
                 let background = store.in_background();
-                // Nobody waits for these: who does asks.
+                // No thread waits for the blocks ahead: one that comes to need them asks for them.
                 tokio::join!(waited_for, self.fill(&filling, ahead, &background)).0
             }
             Err(source) => Err(DemandError::Io { path: filling.path.clone(), source }),

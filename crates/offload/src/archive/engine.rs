@@ -1,5 +1,6 @@
-//! Which engine can read a generation: the one that wrote it, or a newer one. An older one may misread what a newer one writes, and
-//! what another one writes nobody else reads.
+//! Which engine can read a generation: the one that wrote it, or a newer one. An older one may
+//! misread what a newer one writes, and what an engine of another name writes only that engine
+//! reads.
 
 /// A generation must not be restored here.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,9 +1,11 @@
 //! A proc's own files, into a generation and back: its overlay's difference, its unpacked tarball, its pins.
 //!
-//! Owns which directories those are and whose ids their files have. A difference belongs to the proc's block of ids, which
-//! moves with it; layers and pins belong to ids from 0 on everywhere, for they are mounted with a mapping. What files may be is
-//! `kip-archive`'s. They are archived while nobody runs, so they are those of the freeze: a walk that is overtaken by a wake
-//! ends, and nothing of it is published. What is known of unchanged files is kept beside the proc's record; it may be lost.
+//! Owns which directories those are and whose ids their files have. A difference belongs to the
+//! proc's block of ids, which moves with it; layers and pins belong to ids from 0 on everywhere,
+//! for they are mounted with a mapping. What files may be is `kip-archive`'s. They are archived
+//! while no process runs, so they are those of the freeze: a walk that is overtaken by a wake ends,
+//! and nothing of it is published. What is known of unchanged files is kept beside the proc's
+//! record; it may be lost.
 //!
 //! Back: everything into one staging directory, synced, then each root renamed to its place. A crash leaves a staging
 //! directory, or some of the roots, which [`Archive::restore_files`] replaces when it is called again.
@@ -95,7 +97,7 @@ fn extents(tree: &Tree) -> u64 {
     tree.entries.iter().map(|entry| bytes(&entry.node)).sum()
 }
 
-/// Where files would be in one of the roots; what is not there does not matter to who is told.
+/// Where files would be in one of the roots; the walk ignores a path that is not there.
 fn below<'a>(root: &str, inside: &'a [PathBuf]) -> Vec<&'a Path> {
     let top = if matches!(root, "usr" | "pins-usr") { "/usr" } else { "/" };
     inside.iter().filter_map(|path| path.strip_prefix(top).ok()).collect()

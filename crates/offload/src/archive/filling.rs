@@ -46,8 +46,8 @@ pub(super) struct Filling {
     /// Blocks by pack and offset, and of each block its place there.
     in_packs: Vec<u32>,
     ranks: Vec<u32>,
-    /// Blocks by the first of their pages, and of each block its place there: who goes through memory needs them like that, whatever
-    /// packs they are in.
+    /// Blocks by the first of their pages, and of each block its place there: a program that goes
+    /// through memory needs them in this order, whatever packs they are in.
     in_memory: Vec<u32>,
     places_there: Vec<u32>,
     /// Of the proc.
@@ -65,7 +65,7 @@ pub(super) struct Coming {
     streams: Streams,
     rush: Rush,
     pub(super) told: Option<Instant>,
-    /// That it is damaged has been told: whoever waited for it is ended once.
+    /// The damage has been told: the proc that waited is ended once.
     pub(super) damaged: bool,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Coming {
 struct Rush {
     /// Those that are waited for now.
     waiting: u32,
-    /// Those that nobody else waited beside, and how long that took.
+    /// Those beside which no other was waited for, and how long they took.
     misses: u32,
     waited: Duration,
     last: Option<Instant>,
@@ -87,7 +87,7 @@ fn transfer(bytes: u64) -> Duration {
     Duration::from_nanos(bytes * 10)
 }
 
-/// Somebody waits for a request, alone since then.
+/// A thread waits for a request; since then, if no other thread waited.
 pub(super) struct Waits<'a>(&'a Filling, Option<Instant>);
 
 impl Drop for Waits<'_> {

@@ -1,4 +1,4 @@
-//! Which generations there are, and which one somebody means. Only reads.
+//! Which generations there are, and which one a request means. Only reads.
 //!
 //! A head or front that cannot be opened is told of by itself and is not the end of the list.
 
@@ -169,8 +169,8 @@ impl Archive {
         }
     }
 
-    /// The head that somebody means: of the local proc of that name, of the only living one of that name in the store, or by
-    /// the first digits of its id.
+    /// The head that a request means: of the local proc of that name, of the only living proc of
+    /// that name in the store, or by the first digits of its id.
     pub async fn head_of(&self, which: &SnapshotName, local: &[Local]) -> Result<Head, Refusal> {
         let failed = |e: &dyn std::error::Error| Refusal::new(Code::Failed, format!("{which}: {}", chain(e)));
         let own = local.iter().find(|one| one.name.as_str() == which.proc).and_then(Local::id);
@@ -208,7 +208,7 @@ impl Archive {
         }
     }
 
-    /// The generation in the store that somebody means.
+    /// The generation in the store that a request means.
     pub async fn find(&self, which: &SnapshotName, local: &[Local]) -> Result<Found, Refusal> {
         let head = self.head_of(which, local).await.map_err(|refusal| {
             let parked = local.iter().find(|one| one.name.as_str() == which.proc && !one.generations().is_empty());

@@ -143,7 +143,7 @@ impl Archive {
         let (leased, version) = self.runtime.block_on(self.lease(GRACE_MS, now_ms))?;
         let stored = self.runtime.block_on(self.may_import(proc, &name, local)).and_then(|()| {
             let stored = self.import_objects(&mut export, proc, front)?;
-            // Nobody has collected since, and nobody will before the head is there.
+            // No data directory has collected since, and none will before the head is there.
             let version = self.runtime.block_on(
                 self.note(&leased.begin(self.owner, now_ms(), GRACE_MS).map_err(CollectError::from)?, Some(&version)),
             )?;

@@ -1,10 +1,12 @@
 //! The realm's keys while the daemon runs: which ring is in use, and how it is changed.
 //!
-//! Owns the order of a change: first on the disk, then in use. Whoever begins to seal or open takes the ring of that moment
-//! ([`Archive::keys`]) and keeps it to his end. A crash after the first step is as if the daemon had been told in time: the next one reads the file.
+//! Owns the order of a change: first on the disk, then in use. A task that begins to seal or open
+//! takes the ring of that moment ([`Archive::keys`]) and keeps it to its end. A crash after the
+//! first step is as if the daemon had been told in time: the next daemon reads the file.
 //!
-//! Invariant: what would be sealed by a key that was destroyed meanwhile never becomes the only copy of anything. Who lets
-//! go of a local copy looks at the ring while no change can happen ([`Archive::hold_keys`], [`HeldKeys::still_open`]).
+//! Invariant: what would be sealed by a key that was destroyed meanwhile never becomes the only
+//! copy of anything. A task that lets go of a local copy looks at the ring while no change can
+//! happen ([`Archive::hold_keys`], [`HeldKeys::still_open`]).
 
 use super::stream::origin_of;
 use super::{ASIDE, Archive, DemandError, ENDED, ID};
@@ -83,7 +85,8 @@ pub struct HeldKeys<'a> {
     _unchanged: tokio::sync::RwLockReadGuard<'a, ()>,
 }
 
-/// While it lives nobody else changes keys, and nobody lets go of what he has only because the store has it.
+/// While it lives no other task changes keys, and no task lets go of a local copy only because the
+/// store has one.
 pub struct ChangingKeys {
     archive: Arc<Archive>,
     _alone: tokio::sync::OwnedRwLockWriteGuard<()>,
@@ -112,7 +115,7 @@ impl Archive {
         HeldKeys { archive: self, _unchanged: self.changing.read().await }
     }
 
-    /// Waits until nobody holds the keys.
+    /// Waits until no task holds the keys.
     pub async fn change_keys(self: &Arc<Self>) -> ChangingKeys {
         ChangingKeys { archive: Arc::clone(self), _alone: Arc::clone(&self.changing).write_owned().await }
     }
@@ -120,7 +123,7 @@ impl Archive {
     /// The keys of what a generation here has in the store only; none if nothing is missing here. Blocking.
     ///
     /// # Errors
-    /// Something of the generation cannot be read: nobody knows.
+    /// Something of the generation cannot be read: the keys are not known.
     pub fn keys_of_missing(&self, directory: &Path) -> Result<BTreeSet<KeyId>, DemandError> {
         let mut keys = BTreeSet::new();
         for file in PageMap::load(directory)?.files.iter().filter(|file| file.remote.is_some()) {
@@ -223,7 +226,8 @@ impl ChangingKeys {
         let before = std::mem::replace(&mut *archive.keys.lock().expect("nobody panics with the keys"), Arc::new(ring));
         let now = archive.keys();
         if let Some(cache) = archive.cache.as_ref().filter(|_| !live(&before).is_subset(&live(&now))) {
-            // Nobody can open some of it any more. Which is not known, and the rest comes again.
+            // Some of the cache can no longer be opened. Which part is not known, and the rest
+            // comes again.
             cache.forget(|_| true);
         }
         if before.current() != now.current() {

@@ -1,7 +1,8 @@
 //! What is needed of an archived generation to show what is in it, and no more. Only reads, and leaves nothing behind.
 //!
-//! A front comes in the order of need: once its images have come the rest of it is not read, unless pages are wanted that are
-//! in it. What is read is authentic, section by section, as in a wake; that the rest is whole nobody has seen.
+//! A front comes in the order of need: once its images have come the rest of it is not read, unless
+//! pages are wanted that are in it. What is read is authentic, section by section, as in a wake;
+//! whether the rest is whole is not checked.
 
 use super::stream::origin_of;
 use super::{Archive, DemandError, FetchError};
@@ -18,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-/// A store that does not answer keeps nobody waiting longer than this.
+/// A store that does not answer keeps a client waiting no longer than this.
 const WITHIN: Duration = Duration::from_secs(15);
 
 /// Pages, by process and address.

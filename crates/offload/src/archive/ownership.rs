@@ -18,7 +18,7 @@ impl Archive {
         Ok(head.is_some_and(|(head, _)| ours(head)))
     }
 
-    /// Who has it, if that is not this data directory.
+    /// The data directory that owns the proc, if it is not this one.
     pub async fn other_owner(&self, proc: ProcId) -> Result<Option<OwnerId>, HeadFailure> {
         Ok(self.head(proc).await?.map(|(head, _)| head.owner.id).filter(|owner| *owner != self.owner))
     }

@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// No store.
 const NONE: &str = "none";
-/// The store of a data directory of which nobody said anything; in backups too.
+/// The store of a data directory for which no store was named; in backups too.
 pub const OWN: &str = "store";
 /// What was asked for the last time, in [`DIRECTORY`].
 const REMEMBERED: &str = "store";

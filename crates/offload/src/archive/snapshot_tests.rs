@@ -221,7 +221,7 @@ fn one_collects_at_a_time_and_only_if_all_can_be_read() {
     assert_eq!(lab.verify(&b).0, []);
 }
 
-/// Whoever stores while somebody collects without waiting does not publish what it refers to and what is gone.
+/// An upload beside a collection that does not wait publishes nothing that refers to what is gone.
 #[test]
 fn who_stores_meanwhile_hears_of_it() {
     let lab = Lab::new();
@@ -407,7 +407,7 @@ fn an_export_comes_back_elsewhere_with_the_same_keys_only() {
     lab.runtime.block_on(a.adopt(proc, fronts[1])).unwrap();
 }
 
-/// What nobody can read any more leads to nothing; what else there is of such a proc stays.
+/// What can no longer be read leads to nothing; what else there is of such a proc stays.
 #[test]
 fn destroyed_keys_keep_nobody_from_collecting() {
     let lab = Lab::new();

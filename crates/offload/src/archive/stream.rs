@@ -1,8 +1,8 @@
 //! A front as it comes: what a wake cannot do without is taken by [`super::fetch`], and then the wake begins, while the pages of
 //! working sets follow into the remote page file.
 //!
-//! What breaks off is asked for again by who waits for it: pages that lie in blocks too by a range, others by the front once
-//! more. Nothing here is durable.
+//! A request that waits for pages that broke off asks for them again: for pages that lie in blocks
+//! too by a range, for others by the front once more. Nothing here is durable.
 
 use super::account::Account;
 use super::cache::Cache;
@@ -44,7 +44,7 @@ pub(super) struct FrontStream {
     object: String,
     /// What came from the store and is to be put in, if it is; that happens behind the wake.
     came: Option<Vec<Bytes>>,
-    /// None of who only looks.
+    /// None if the front is only looked at.
     account: Option<Arc<Account>>,
     reader: FrontReader,
     /// Bytes that came and were not yet looked at.
@@ -192,7 +192,7 @@ impl Archive {
         self.front_stream_for(proc, front, Some(account)).await
     }
 
-    /// The same, for who does not wake it: nothing of it is counted or kept.
+    /// The same, for a caller that does not wake the proc: nothing of the front is counted or kept.
     pub(super) async fn front_to_look_at(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
         self.front_stream_for(proc, front, None).await
     }
@@ -223,8 +223,8 @@ impl Archive {
         })
     }
 
-    /// Reads a front for the pages that did not come with it the first time; once more if what came cannot be opened. Whoever
-    /// wants the same meanwhile waits for it.
+    /// Reads a front for the pages that did not come with it the first time; once more if what came
+    /// cannot be opened. A caller that wants the same meanwhile waits for it.
     pub(super) async fn front_again(&self, filling: &Arc<Filling>, directory: &Path) -> Result<(), DemandError> {
         let path = || filling.path.clone();
         let io_at = |source: io::Error| DemandError::Io { path: path(), source };
@@ -252,7 +252,7 @@ impl Archive {
     }
 }
 
-/// Says that a front comes no more, whatever becomes of who read it.
+/// Says that a front comes no more, whatever becomes of its reader.
 struct FrontEnds<'a>(&'a Filling);
 
 impl Drop for FrontEnds<'_> {

@@ -49,14 +49,14 @@ pub enum SummaryError {
 }
 
 impl SummaryError {
-    /// Whether nobody can ever read it, for its key was destroyed.
+    /// Whether it can never be read, for its key was destroyed.
     pub(super) fn is_destroyed(&self) -> bool {
         matches!(self, SummaryError::Open(OpenError::Key(NoKey::Destroyed { .. })))
     }
 }
 
 impl HeadFailure {
-    /// Whether nobody can ever read it, for its key was destroyed.
+    /// Whether it can never be read, for its key was destroyed.
     pub(super) fn is_destroyed(&self) -> bool {
         matches!(self, HeadFailure::Head(HeadError::Open(OpenError::Key(NoKey::Destroyed { .. }))))
     }

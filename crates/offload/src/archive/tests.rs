@@ -223,7 +223,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     }
     let some = lacking(&path);
     assert!(some > 0 && some < all - one);
-    // Whoever asks for the same at once waits for one request.
+    // Callers that ask for the same pages at once wait for one request.
     runtime.block_on(async {
         let both =
             (archive.bring_missing(&path, &remote.name, 0..90), archive.bring_missing(&path, &remote.name, 0..90));
@@ -346,7 +346,8 @@ fn whoever_adopts_it_has_it() {
 //   installed as they come; what breaks off is read again, and told if it is damaged
 // held by: this, `kip_pager::stored::tests::a_set_that_comes_is_read_as_it_comes_in_order_of_need`;
 //   through the tier all of `tests/test_archive.py`
-/// The rest of a front that broke off comes once somebody needs it; one that is damaged is told as that.
+/// The rest of a front that broke off comes once a thread needs it; a damaged front is reported as
+/// that.
 #[test]
 fn a_front_that_breaks_off_is_read_again() {
     let runtime = tokio::runtime::Runtime::new().unwrap();

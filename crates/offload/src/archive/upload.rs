@@ -188,8 +188,9 @@ impl Archive {
         Ok(Begun { writing, version })
     }
 
-    /// Until when the head may be published. What was noted as a candidate since it began stays for the usual wait; if somebody
-    /// has not waited, or is about not to, that is found here.
+    /// Until when the head may be published. What was noted as a candidate since the upload began
+    /// stays for the usual wait; if a collector has not waited, or is about not to, that is found
+    /// here.
     pub(super) async fn still_there(
         &self,
         mut begun: Begun,
@@ -355,8 +356,9 @@ impl Archive {
     }
 }
 
-/// What of the memory cannot wait for a fault, as a plan of the wake has it; nothing if there cannot be one, for CRIU waits for
-/// all of it. And all of a small process of which nobody knows what it needs first: its faults would cost a request each.
+/// What of the memory cannot wait for a fault, as a plan of the wake has it; nothing if there
+/// cannot be one, for CRIU waits for all of it. And all of a small process if it is not known what
+/// it needs first: its faults would cost a request each.
 fn areas(directory: &Path, map: &PageMap) -> Areas {
     let mut areas = Areas::default();
     for (number, process) in &map.processes {

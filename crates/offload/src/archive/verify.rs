@@ -24,7 +24,7 @@ const AT_ONCE: usize = 4;
 /// Where what is found goes.
 pub type Findings = mpsc::Sender<Result<Verified, Refusal>>;
 
-/// Nobody listens any more, or the store does not answer.
+/// The client does not listen any more, or the store does not answer.
 enum Ended {
     Unheard,
     Store(Failure),

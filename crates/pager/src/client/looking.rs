@@ -46,7 +46,8 @@ impl Pager {
         }
     }
 
-    /// Pages of a proc, by host pid and address. `processes` is its cgroup.procs file. Wakes nobody.
+    /// Pages of a proc, by host pid and address. `processes` is the proc's cgroup.procs file. Wakes
+    /// no proc.
     ///
     /// # Errors
     /// See [`PagerError`].

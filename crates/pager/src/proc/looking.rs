@@ -1,7 +1,9 @@
-//! A look at a proc's memory that changes nothing and wakes nobody: where what is out lies, and single pages.
+//! A look at a proc's memory that changes nothing and wakes no proc: where what is out lies, and
+//! single pages.
 //!
-//! Only the pager can do that: whoever reads a page that is out by /proc/PID/mem, or by /proc/PID/cmdline, touches it. While
-//! it looks nothing is taken out and nothing is parked, for the proc's place in the table is locked.
+//! Only the pager can do that: another process that reads a page that is out by /proc/PID/mem, or
+//! by /proc/PID/cmdline, touches it. While the pager looks nothing is taken out and nothing is
+//! parked, for the proc's place in the table is locked.
 
 use super::Proc;
 use crate::slots::Runs;
@@ -85,7 +87,8 @@ impl Proc {
         let slot = memory.as_ref().and_then(|memory| slot_of(memory.state().map.runs()));
         let there = states(pid, address)?;
         match slot {
-            // A page of zeros that has a slot was put there by somebody's touch from outside: [`crate::mend`].
+            // A page of zeros that has a slot is there because another process touched it from
+            // outside: [`crate::mend`].
             Some(slot) if there.is_none_or(|states| states.has(States::ZERO)) => self.peek_slot(slot, bytes),
             _ if there.is_some() => read_there(pid, address, bytes),
             _ if memory.is_none() && self.family.spaces().values().any(|member| member.pid.is_none()) => {

@@ -175,12 +175,12 @@ impl Proc {
     }
 
     /// Where every page lies that may still be out, and what is expected next, by host pid: files as in the proc's
-    /// directory, and of the swap file without checksums. All processes stand still; a process has no set here that has one
-    /// of its own that nobody used.
+    /// directory, and of the swap file without checksums. All processes stand still; one whose own
+    /// set has not been used has no set here.
     ///
     /// # Errors
-    /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since [`Proc::settle`]: nobody knows
-    /// which process that is.
+    /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since
+    /// [`Proc::settle`]: the pager does not know which process that is.
     pub fn account(&mut self) -> io::Result<PageMap> {
         self.sweep();
         if self.family.spaces().values().any(|member| member.pid.is_none()) {

@@ -1,5 +1,5 @@
-//! Takes up what a pager that has died had out: before anybody can ask for anything, or a proc of which something is out would
-//! be taken for one that has all its memory.
+//! Takes up what a pager that has died had out: before a client can ask for anything, else a proc
+//! of which something is out would be taken for one that has all its memory.
 
 use super::custody::{held_prefix, owner};
 use super::{Entry, Service, Slot, clear, line, lock};
@@ -13,7 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl Service {
-    /// Waits until nothing is under way, and lets nothing begin any more: who dies while it takes memory out costs a program.
+    /// Waits until nothing is under way, and lets nothing begin any more: a pager that dies while
+    /// it takes memory out costs a program.
     pub(super) fn come_to_rest(&self) {
         let mut still = Vec::new();
         loop {
@@ -23,17 +24,18 @@ impl Service {
                 // For good, like those below: this process ends now.
                 return std::mem::forget(procs);
             };
-            // Who has it may need the table to give it up.
+            // The thread that has the slot may need the table to give it up.
             drop(procs);
             std::mem::forget(lock(&slot));
             still.push(slot);
         }
     }
 
-    /// All that the keeper holds. What cannot be taken up is told to whoever asks for it ([`Service::sound`]).
+    /// Takes up all that the keeper holds. A client that asks for a proc that cannot be taken up is
+    /// told so ([`Service::sound`]).
     ///
     /// # Errors
-    /// The keeper does not tell what is out: nobody may be served then.
+    /// The keeper does not tell what is out: no proc may be served then.
     pub(super) fn take_up_all(&self, dir: &Path) -> io::Result<()> {
         let held = self.keeper.list(super::custody::PREFIX).map_err(io::Error::other)?;
         let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();

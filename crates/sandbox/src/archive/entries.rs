@@ -405,8 +405,8 @@ impl Owner {
 /// An extended attribute that is kept.
 type Attribute = (String, Vec<u8>);
 
-/// Those of an entry that nobody but the program itself believes, and file capabilities, which count within the proc's
-/// user namespace only.
+/// The attributes of an entry that only the program itself believes, and file capabilities, which
+/// count within the proc's user namespace only.
 fn attributes(entry: &mut tar::Entry<'_, Watched<'_>>) -> Result<Vec<Attribute>, Trouble> {
     let mut kept = Vec::new();
     let Some(records) = entry.pax_extensions().map_err(Trouble::Archive)? else { return Ok(kept) };

@@ -47,7 +47,7 @@ pub(super) fn enter_user(namespace: UserNamespace<'_>) -> Result<(), Failure> {
     .map_err(Failure::at(Step::UserNamespace))?;
     if let UserNamespace::Itself(_) = namespace {
         // CRIU only dumps a mount namespace that belongs to the user namespace of its processes. What is attached before this
-        // would be locked in the copy, and nobody could make other mounts of it, one by one.
+        // would be locked in the copy, and no process could make other mounts of it, one by one.
         let mount = kip_sys::ns::Unshare { mount: true, ..Default::default() };
         kip_sys::ns::unshare(mount).map_err(Failure::at(Step::UserNamespace))?;
     }

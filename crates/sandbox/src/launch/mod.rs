@@ -3,7 +3,7 @@
 //! Single-threaded, without capabilities of its own invention: it acts only on descriptors and numbers that come with a
 //! request, in a mount namespace that holds nothing of the host ([`template`]). It is the parent of every init and exec
 //! it starts and reaps them all; when its socket closes it ends, and what it started goes on. Its children share its
-//! memory until they exec (see `kip_sys::ns::clone_child`), so it is not dumpable: nobody in a sandbox that a child has
+//! memory until they exec (see `kip_sys::ns::clone_child`), so it is not dumpable: no process in a sandbox that a child has
 //! joined can trace it.
 
 mod confine;
@@ -91,7 +91,7 @@ pub fn serve(socket: OwnedFd) -> io::Result<()> {
     let prepared = match Template::enter() {
         Ok(template) => Prepared { template, filter: crate::seccomp::filter() },
         Err(failure) => {
-            // Whoever started us waits for the answer to its first request.
+            // The process that started us waits for the answer to its first request.
             let _ = server.receive(&mut [0; 4096]);
             return server.answer(Reply::Failed(failure), &[]);
         }

@@ -29,7 +29,7 @@ pub(super) fn namespaces(prepared: &Prepared, uid_base: u32, hostname: &str) -> 
     Ok([user, uts, ipc])
 }
 
-/// A mapping can only be written from outside while somebody is inside: a child that waits to be killed.
+/// A mapping can only be written from outside while a process is inside: a child that waits to be killed.
 fn user_namespace(prepared: &Prepared, uid_base: u32) -> std::io::Result<OwnedFd> {
     let mut wait = || {
         let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
@@ -100,7 +100,7 @@ pub(super) fn copy(init: &OwnedFd) -> Result<[OwnedFd; 2], Failure> {
     super::in_child(Step::Copy, || {
         move_into_thread_name_spaces(init.as_fd(), ThreadNameSpaceType::MOUNT)
             .map_err(Failure::at(Step::Namespaces))?;
-        // Nobody inside can replace what something is mounted on.
+        // No process inside can replace what something is mounted on.
         let one = |path| open_tree(CWD, path, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC);
         Ok([one("/").map_err(Failure::at(Step::Copy))?, one("/usr").map_err(Failure::at(Step::Copy))?])
     })

@@ -66,7 +66,7 @@ fn restore_here(parts: &Parts) -> Result<Spawned, Failure> {
 }
 
 fn build(parts: &Parts) -> Result<(), Failure> {
-    // The files' opener is who needs to be allowed this.
+    // The process that opened the files is the one that needs to be allowed this.
     enter_cgroups(&parts.cgroups)?;
     rustix::process::setsid().map_err(Failure::at(Step::Session))?;
     rustix::process::umask(Mode::from(0o022));

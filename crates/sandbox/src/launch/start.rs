@@ -14,8 +14,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Paths of /proc that are covered by `/dev/null`, where the kernel has them. Each is a mount, of which whoever checkpoints
-/// the sandbox has to be told.
+/// Paths of /proc that are covered by `/dev/null`, where the kernel has them. Each is a mount that a
+/// checkpoint of the sandbox has to know of.
 pub const MASKED: &[&str] =
     &["/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/sysrq-trigger", "/proc/kmsg", "/proc/kallsyms"];
 

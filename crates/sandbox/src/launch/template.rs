@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 pub(super) const NEW_ROOT: &str = "/new";
 /// Where the layers are. Short, for the paths of all of them are one option of a mount.
 pub(super) const LAYERS: &str = "/l";
-/// Where a proc is that nobody uses.
+/// Where a /proc is mounted; no process uses this path.
 const PROC: &str = "/proc";
 /// A child gives up the launcher's memory within this time, or never.
 const ALONE_WITHIN: Duration = Duration::from_secs(5);
-/// Most layers of a root and its /usr together; an image has at most 127 (the limit of those who build them).
+/// Most layers of a root and its /usr together; an image has at most 127 (the limit of the tools that build them).
 pub(super) const MOST_LAYERS: usize = 200;
 
 /// What the launcher keeps of the host: descriptors that cannot be walked out of.

@@ -1,7 +1,8 @@
 //! Page files whose pages come from an object store when they are needed: remote page files.
 //!
 //! Owns what is here and what is not. Three files: `NAME` has each page that came in its place, and holes; `NAME.here` says
-//! which came; `NAME.table` is whoever's who fetches them, and opaque here. All three may be linked into later generations.
+//! which came; `NAME.table` belongs to the code that fetches them, and is opaque here. All three may be linked into
+//! later generations.
 //! They are never synced, and no part of a generation is checked by them: a page that is lost, or damaged where it lies, is one
 //! that is not here, and comes once more. One process writes, others read meanwhile: a page's bytes and checksum are there
 //! before it is said to be here.

@@ -316,7 +316,8 @@ impl Root {
         Ok(removed)
     }
 
-    /// Whether a lock keeps others out here: some network file systems have none, or let everybody have one.
+    /// Whether a lock keeps others out here: some network file systems have none, or let all processes
+    /// have one.
     pub(super) fn locks_exclude(&self) -> Result<bool, Failure> {
         let number: String = random(8).iter().map(|byte| format!("{byte:02x}")).collect();
         let path = self.path.join(format!("{PROBE}{number}"));
@@ -346,7 +347,7 @@ impl Root {
         Key::new(path.strip_prefix(&self.path).ok()?.to_str()?).ok()
     }
 
-    /// Under the lock that swapping takes, so that nobody swaps what is being deleted.
+    /// Under the lock that swapping takes, so that no process swaps what is being deleted.
     pub(super) fn delete(&self, key: &Key) -> Result<(), Failure> {
         let path = self.file(key);
         match fs::symlink_metadata(&path) {
@@ -355,7 +356,8 @@ impl Root {
             Ok(_) => {
                 let held = match self.lock(key) {
                     Ok(held) => Some(held),
-                    // A lock that cannot be made is held by nobody, and deleting is what a full disk needs.
+                    // A lock that cannot be made is held by no process, and deleting is what a full disk
+                    // needs.
                     Err(Failure::DiskFull { .. }) => None,
                     Err(failure) => return Err(failure),
                 };

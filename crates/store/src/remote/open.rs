@@ -62,7 +62,7 @@ fn once() -> RetryConfig {
 }
 
 fn s3(url: &str, bucket: &Bucket, settings: &Settings) -> Result<Opened, OpenError> {
-    // Who has other credentials needs none of a profile.
+    // With other credentials, a profile's are not needed.
     let elsewhere = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"];
     let wanted = settings.credentials.is_none() && elsewhere.iter().all(|name| from_environment(name).is_none());
     let profile = if settings.credentials.is_none() { profile::read(url, wanted)? } else { Profile::default() };

@@ -43,7 +43,7 @@ struct Begun {
 /// A whole read.
 pub(crate) struct Whole {
     pub(crate) bytes: Bytes,
-    /// None of an empty range, which nobody was asked for.
+    /// None of an empty range, for which no request was sent.
     pub(crate) e_tag: Option<String>,
     pub(crate) version: Option<String>,
 }

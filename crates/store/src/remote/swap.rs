@@ -3,7 +3,7 @@
 //! A request whose answer is lost may have been acted on, or may be yet. So the reference is read again: if it holds the
 //! number of this write, the change stands; if it still holds what was expected, the same request is sent again, which
 //! is safe, since only one of the two can find what it expects. A condition that fails after a request that was refused for
-//! now is looked into the same way: the refusal may have come from somebody between, after the store had acted.
+//! now is looked into the same way: the refusal may have come from a proxy between, after the store had acted.
 
 use super::{Remote, Tries};
 use crate::counters::Count;
@@ -41,7 +41,7 @@ impl Remote {
         let mut tries = Tries::new(self);
         // An answer was lost: the change may stand, or come to stand yet.
         let mut in_doubt = false;
-        // A request came as far as to somebody who refused it for now, but not surely as a whole.
+        // A request, maybe not the whole of it, reached the store or a proxy, which refused it for now.
         let mut heard = false;
         loop {
             let failure = match self.swap_once(key, expected, nonce, &sealed).await {

@@ -75,7 +75,8 @@ async fn a_conflict_without_doubt_is_one() {
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("theirs stands");
     assert!(matches!(error, SwapError::Conflict { .. }), "{error:?}");
     assert_eq!(store.counters().requests(), 1);
-    // Who says 503 may not be the store itself: it cannot be told whether the own value stood before theirs.
+    // A 503 may not come from the store itself: it is not known whether the own value stood before
+    // theirs.
     proxy.fail(2, Fault::Answer(503, "SlowDown"), put);
     let error = store.swap_reference(&head, Some(&version), "mine".into()).await.expect_err("theirs stands");
     assert!(matches!(error, SwapError::Superseded { .. }), "{error:?}");

@@ -23,7 +23,7 @@ pub enum Fault {
     HoldAnswer,
     /// Nothing more is heard, and the server never hears of it.
     Hold,
-    /// The server acts on it, and somebody between answers something else.
+    /// The server acts on it, and a proxy between answers something else.
     Instead(u16, &'static str),
     /// Its body is taken in pieces of this many bytes, with a pause after each.
     Trickle(usize, Duration),

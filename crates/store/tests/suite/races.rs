@@ -1,4 +1,5 @@
-//! Of all who expect the same version of a reference, one wins: between tasks and between processes.
+//! Of all swaps that expect the same version of a reference, one wins: between tasks and between
+//! processes.
 
 use crate::gateway::Gateway;
 use crate::{key, settings};
@@ -95,7 +96,7 @@ async fn in_a_bucket() {
     one_winner_per_version(&gateway.url("race"), "races::in_a_bucket").await;
 }
 
-/// Deleting takes lock file and directory away from under those who swap.
+/// Deleting takes lock file and directory away from under the tasks that swap.
 #[tokio::test(flavor = "multi_thread")]
 async fn deleting_a_reference_of_a_directory_confuses_nobody() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Who goes first when there is not room for all, and how long anything may take.
+//! Which request goes first when there is not room for all, and how long anything may take.
 
 use crate::gateway::{Gateway, url_at};
 use crate::proxy::{Fault, Proxy, Seen};

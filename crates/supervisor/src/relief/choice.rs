@@ -1,7 +1,8 @@
-//! Whom to put to sleep when memory is short, in which order, and when to stop. Pure.
+//! Which procs to put to sleep when memory is short, in which order, and when to stop. Pure.
 //!
-//! A candidate may go one step down. Steps are ordered by what they cost those who come back: all candidates of a cheaper
-//! step go first: who can be hibernated goes before who can only be parked.
+//! A candidate may go one step down. Steps are ordered by what they cost clients that come back:
+//! all candidates of a cheaper step go first, so a proc that can be hibernated goes before one that
+//! can only be parked.
 
 use kip_engine::pressure::{MemoryMarks, QUIET};
 use std::time::Duration;
@@ -43,12 +44,13 @@ pub(super) struct Goal {
     pub(super) free: u64,
     /// Procs that may go down now, at most.
     pub(super) most: usize,
-    /// Take those that have just been woken, too, if there is nobody else.
+    /// Take procs that have just been woken, too, if there are no others.
     pub(super) fresh_too: bool,
 }
 
-/// Who goes down: the cheapest step first, those that were woken just now last, the longest quiet first among equals, until
-/// the goal is reached; nobody who gives nothing back. `gives_back` is asked only for those who may be chosen.
+/// The procs that go down: the cheapest step first, those that were woken just now last, the
+/// longest quiet first among equals, until the goal is reached; none that gives nothing back.
+/// `gives_back` is asked only for candidates that may be chosen.
 pub(super) fn victims<K, S: Ord + Copy>(
     all: &[Candidate<K, S>],
     goal: Goal,
@@ -76,7 +78,8 @@ pub(super) fn victims<K, S: Ord + Copy>(
     chosen
 }
 
-/// Whether `lacking` bytes would be given back if all went down who may `within` this time; somebody at least.
+/// Whether `lacking` bytes would be given back if all procs went down that may `within` this time;
+/// there has to be one at least.
 pub(super) fn reachable<K, S>(
     all: &[Candidate<K, S>],
     within: Duration,
@@ -105,8 +108,8 @@ pub(super) enum Turn {
 }
 
 impl Hysteresis {
-    /// `used` bytes are used. `exhausted`: nobody is there who could go down but those who were woken just now; between the
-    /// marks they are left alone, and relief ends.
+    /// `used` bytes are used. `exhausted`: no proc could go down but those that were woken just
+    /// now; between the marks they are left alone, and relief ends.
     pub(super) fn look(&mut self, used: u64, marks: &MemoryMarks, exhausted: bool) -> Option<Turn> {
         let above = used > marks.high_bytes();
         let enough = used <= marks.low_bytes() || (exhausted && !above);

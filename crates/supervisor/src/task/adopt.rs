@@ -78,7 +78,7 @@ impl Task {
         adopted.map_err(|e| if e.is_final() { Undone::NotOurs(chain(&e)) } else { Undone::Ours(chain(&e)) })?;
         fault::reach("adopt-headed");
         if let Err(message) = self.bring_files(&archive, &known).await {
-            // It has not run here: somebody else may have it.
+            // The proc has not run here: another data directory may have it.
             return Err(match archive.release(id, known.front).await {
                 Ok(_) => Undone::NotOurs(message),
                 Err(_) => Undone::Ours(message),
@@ -112,7 +112,8 @@ impl Task {
         .await
     }
 
-    /// A wake from the store has failed: if that is because somebody else has it, it is not here any more.
+    /// A wake from the store has failed: if that is because another data directory has the proc, it
+    /// is not here any more.
     pub(super) async fn notice_elsewhere(&mut self) -> Result<(), Refusal> {
         let Some(archive) = self.proc.shared.archive.clone() else { return Ok(()) };
         let Ok(id) = archive.id_of(&self.proc.dir) else { return Ok(()) };

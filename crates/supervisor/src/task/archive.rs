@@ -158,7 +158,7 @@ impl Task {
         self.begin_storing(archive, generation, Vec::new(), None);
     }
 
-    /// Whether somebody is connected to it, or it to somebody.
+    /// Whether a peer is connected to the proc, or the proc to a peer.
     fn has_connections(&self, generation: Generation) -> bool {
         let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) else {
             return false;
@@ -208,7 +208,8 @@ impl Task {
                 let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));
                 let store = |id| archive.store(id, &proc.name, &directory, spec.clone(), &files);
                 match store(id()?) {
-                    // Nothing can follow what nobody can read: it begins anew, from what is here.
+                    // No generation can follow one whose key is destroyed: storing begins anew,
+                    // from what is here.
                     Err(e) if e.is_of_destroyed_key() => {
                         Archive::forget(&proc.dir).map_err(|e| format!("{}: {e}", proc.dir.display()))?;
                         Ok(store(id()?).map_err(|e| chain(&e))?)
@@ -274,7 +275,7 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let (front, mut keys) = (uploaded.front, uploaded.keys.clone());
         let stays = |message: String| Refusal::new(Code::Failed, format!("{} stays parked: {message}", self.proc.name));
-        // Until all of it is done, so that whoever destroys a key knows of it.
+        // Held until all of it is done, so that `kip key destroy` knows which keys this proc needs.
         let archive = self.proc.shared.archive.clone().expect("what was stored was stored somewhere");
         let held = archive.hold_keys().await;
         held.still_open(&uploaded.ring).map_err(|e| stays(chain(&e)))?;
@@ -335,7 +336,8 @@ impl Task {
         }
     }
 
-    /// It will not wake from the store any more, so that nobody else may either.
+    /// Takes the proc's head back: the proc will not wake from the store any more, and no other
+    /// data directory may wake it either.
     pub(super) async fn take_back(&mut self) -> Result<(), Refusal> {
         let refused = |message: String| {
             let message = format!("{} cannot be stopped: {message}; it stays archived", self.proc.name);
@@ -384,8 +386,8 @@ impl Task {
         }
     }
 
-    /// Makes a parked one of it: its generation comes back, and nobody else may wake it from then on. If that fails it is told, and
-    /// its sockets and timers have to wait a moment.
+    /// Makes a parked proc of it: its generation comes back, and no other data directory may wake
+    /// it from then on. A failure is told, and the proc's sockets and timers have to wait a moment.
     pub(super) async fn fetch(&mut self) -> Result<(), Unwoken> {
         if !self.record.established {
             let message = format!("{0} is being taken over from the store: `kip wake {0}` again", self.proc.name);
@@ -410,8 +412,9 @@ impl Task {
         Ok(())
     }
 
-    /// The same for somebody who cannot be told that it failed. What is damaged in the store is read again, and if it still is
-    /// the proc falls back; of a store that does not give it, it only waits. True if it is parked now.
+    /// The same for traffic and timers, which cannot be told of a failure. What is damaged in the
+    /// store is read again, and if it still is damaged the proc falls back; for a store that does
+    /// not give it the proc only waits. True if the proc is parked now.
     pub(super) async fn fetch_or_fall_back(&mut self) -> bool {
         match self.fetch().await {
             Ok(()) => return true,
@@ -475,8 +478,8 @@ impl Task {
             }
             Ok::<_, Unfetched>(())
         });
-        // Only if it is known that nobody else may wake it does it run. And only of a store that answers is it known that something
-        // is missing there.
+        // The proc runs only if it is known that no other data directory may wake it. And only of a
+        // store that answers is it known that something is missing there.
         let (fetched, adopted) = tokio::join!(fetch, adopting.adopt(id, known.front));
         let is_ours = adopted.is_ok();
         if let Err(unfetched) = adopted.map_err(|e| Unfetched::from(chain(&e))).and(fetched) {
@@ -497,7 +500,8 @@ impl Task {
     }
 }
 
-/// Whether a parked proc is archived without being told to. Where nobody has said when, not to a directory of this machine.
+/// Whether a parked proc is archived without being told to. Where its owner has not said when, not
+/// to a directory of this machine.
 fn archives_by_itself(timing: &Timing, store_is_directory: bool) -> bool {
     !(timing.stays_awake() || timing.archive_by_default && store_is_directory)
 }

@@ -107,7 +107,7 @@ impl Task {
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         let exit = exit.or(before);
         self.ending = network == Network::Left;
-        // Whoever ends all does not mean this one: the next daemon starts it again.
+        // The end of all procs is not meant for this one: the next daemon starts it again.
         let ended = match self.ending && self.proc.spec.restart == Restart::Always {
             true => Input::ExitedForNow { exit, at_ms: now_ms() },
             false => Input::Exited(exit),

@@ -26,7 +26,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 
-/// What a blocked proc's wake is told to be for: which of its calls ended, nobody has to know.
+/// The trigger that is told for a blocked proc's wake: no client has to know which of its calls
+/// ended.
 const TOUCH: &str = "first touch";
 /// The machine is the program's for so long after a wake by the pager.
 const AFTER_WAKE: Duration = Duration::from_millis(2);
@@ -119,7 +120,7 @@ impl Task {
             Ok(done) => {
                 self.turn = Some(turn);
                 let finished = self.finish_hibernate(done, (init, before), begin);
-                // Whoever waits for the pager to be free looks who is hibernated.
+                // A task that waits for the pager to be free looks which procs are hibernated.
                 self.publish();
                 finished
             }
@@ -262,7 +263,7 @@ impl Task {
                 Ok(())
             }
             Err(e) => {
-                // Whoever replaces the pager looks after it.
+                // The task that replaces the pager looks after this proc.
                 self.hibernating = left;
                 let message = format!("{} cannot be woken: {}", self.proc.name, chain(&e));
                 self.count_failed_wake(Tier::Hibernated, &message);

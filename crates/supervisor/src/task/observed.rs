@@ -5,7 +5,7 @@ use kip_types::Tier;
 use kip_types::api::WakeView;
 
 impl Task {
-    /// For its meter, for the metrics, and for who wants to hear of it.
+    /// Counts it for the proc's meter and the metrics, and tells the observer.
     pub fn count_wake(&self, wake: &WakeView) {
         let trigger = kip_engine::meter::word(&wake.trigger);
         self.proc.meter.woken(wake.from, trigger);

@@ -1,9 +1,10 @@
 //! A proc where memory is short: its wakes wait for leave, and it is put to sleep for others.
 //!
-//! A wake that has to wait is a future beside the queue of commands, so that the proc can be stopped or removed meanwhile.
-//! It sleeps on until it has leave: a crash leaves nothing to undo, and its socket asks again. Those who asked for
-//! the wake by a command are refused after one try. Somebody who connected, or a timer, cannot be told: the wake is
-//! tried until it succeeds.
+//! A wake that has to wait is a future beside the queue of commands, so that the proc can be
+//! stopped or removed meanwhile. The proc sleeps on until the wake has leave: a crash leaves
+//! nothing to undo, and the socket asks again. Clients that asked for the wake by a command are
+//! refused after one try. A client that connected, or a timer, cannot be told: the wake is tried
+//! until it succeeds.
 
 use super::{Asleep, Command, Task};
 use kip_engine::host::Proc;
@@ -26,7 +27,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(4);
 /// How long a proc that is to be stopped may wait for the room to end in order.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
-/// Who came to a sleeper and cannot be told to come again.
+/// A client or timer that came to a sleeper and cannot be told to come again.
 #[derive(Debug)]
 struct Caller {
     trigger: String,
@@ -116,8 +117,8 @@ impl Task {
         self.pressed.queued = Some(Queued { caller, commands, leave: self.place(before), pause });
     }
 
-    /// Gives up its place: nobody may hold one without looking at it. Who waits for the wake is answered by
-    /// [`Task::settle_queue`].
+    /// Gives up the wake's place: no task may hold one without looking at it. Clients that wait for
+    /// the wake are answered by [`Task::settle_queue`].
     pub(super) fn leave_queue(&mut self) {
         if let Some(queued) = &mut self.pressed.queued {
             queued.leave = Box::pin(std::future::pending());
@@ -141,7 +142,8 @@ impl Task {
         None
     }
 
-    /// Wakes it for somebody who cannot be told to come again: now, or when there is room.
+    /// Wakes the proc for a client or timer that cannot be told to come again: now, or when there
+    /// is room.
     pub(super) async fn wake_in_turn(&mut self, trigger: String, at: Instant, tick: bool) {
         let caller = Caller { trigger, at, tick };
         if let Some(queued) = &mut self.pressed.queued {
@@ -197,8 +199,8 @@ impl Task {
         }
     }
 
-    /// Whoever waited for a wake of a proc that sleeps no more is answered by what it is now. True when the task is to
-    /// end.
+    /// Answers the clients that waited for a wake of a proc that sleeps no more, by what it is now.
+    /// True when the task is to end.
     pub(super) async fn settle_queue(&mut self) -> bool {
         if self.sleeps() {
             return false;

@@ -1,9 +1,10 @@
 //! Falling back: its newest generation is damaged for good, here or in the store. Nothing of it is deleted.
 //!
-//! Where its spec asks for it, the newest older generation in the store that is whole comes back, memory and files of one freeze and
-//! nothing of another, as the generation after the newest. Its connections of then are gone, as after a reboot. Its newest files
-//! are set aside: as [`ASIDE`] until it runs, and are put back if it does not; then as `aside-gen-N` until it is removed. Everything
-//! else, and everyone else, starts cold on its newest files.
+//! Where its spec asks for it, the newest older generation in the store that is whole comes back,
+//! memory and files of one freeze and nothing of another, as the generation after the newest. Its
+//! connections of then are gone, as after a reboot. Its newest files are set aside: as [`ASIDE`]
+//! until it runs, and are put back if it does not; then as `aside-gen-N` until it is removed. In
+//! every other case, and without such a spec, the proc starts cold on its newest files.
 //!
 //! A crash in the middle leaves a proc that is stopped, with its newest files once it is started; or parked, as what it falls back to.
 

@@ -58,7 +58,7 @@ impl Task {
             Ok(()) => ("ready", format!("after {} ms", now_ms().saturating_sub(started_at_ms))),
             Err(why) => ("not-ready", why),
         };
-        // Who sees the record looks for the reason among the events.
+        // First: a client that sees the record looks for the reason among the events.
         self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
         self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
     }
@@ -83,7 +83,8 @@ async fn look(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicUsize>) -> Re
     }
 }
 
-/// By its own link and no other way: when that is gone, its address is somebody else's, somewhere.
+/// By the proc's own link and no other way: when that is gone, its address is another host's,
+/// somewhere.
 async fn connect(proc: &Proc, port: u16) -> std::io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.bind_device(Some(proc.shared.instance.interface(proc.slot).as_bytes()))?;
@@ -94,7 +95,8 @@ async fn connect(proc: &Proc, port: u16) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// What is left of a connection is waited for no longer: whoever takes no notice of its end does not have to.
+/// The end of a connection is waited for no longer than this: a program does not have to take
+/// notice of it.
 const CLOSED_WITHIN: Duration = Duration::from_millis(200);
 /// Nor is more of an answer read, bytes.
 const LONGEST_ANSWER: u64 = 1 << 20;

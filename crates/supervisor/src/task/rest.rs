@@ -2,13 +2,14 @@
 
 use super::*;
 
-/// Who is refused for the moment, in the middle of something, is tried again after this.
+/// A proc that is refused for the moment, in the middle of something, is tried again after this.
 const REST_AGAIN: Duration = Duration::from_millis(500);
-/// And so many times: nobody is to hold up a machine that goes down.
+/// And so many times: no proc is to hold up a machine that goes down.
 const TRIES: u32 = 10;
 
 impl Task {
-    /// Tells whether it sleeps now; one that does not run at all does not. Who was awake is recorded as such.
+    /// Tells whether the proc sleeps now; a stopped one does not. A proc that was awake is recorded
+    /// as such.
     pub(super) async fn rest(&mut self, until: Instant) -> Result<bool, Refusal> {
         let was_awake = matches!(self.record.state, State::Hot { .. });
         self.record.wakes_again |= was_awake;

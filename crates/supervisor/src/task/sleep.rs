@@ -328,7 +328,8 @@ impl Task {
                     Ok(manifest) if !e.is_the_stores() && !by_files => {
                         kip_engine::watches::watch_sockets(&self.proc, &manifest.body)
                     }
-                    // Who waits for it is not to try without pause.
+                    // A client that waits for the proc is not to cause one try after the other
+                    // without a pause.
                     _ => {
                         self.sleeping = None;
                         self.listens_again = Some(Instant::now() + FETCH_AGAIN);
@@ -359,7 +360,7 @@ impl Task {
             State::Parked { generation } => {
                 match kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) {
                     Ok(manifest) => self.begin_sleeping(&manifest.body),
-                    // Somebody may put it right.
+                    // The owner may put the generation right.
                     Err(_) => self.listens_again = Some(Instant::now() + FETCH_AGAIN),
                 }
             }

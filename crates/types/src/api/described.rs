@@ -38,7 +38,7 @@ impl ValidateRequest {
         ValidateRequest { spec, wait_ready, secrets, left_open, in_file, instead_of }
     }
 
-    /// What would be run, and who is gone by then.
+    /// What would be run, and which procs are gone by then.
     pub fn parts(self) -> (RunRequest, Vec<ProcName>) {
         let ValidateRequest { spec, wait_ready, secrets, left_open, in_file, instead_of } = self;
         (RunRequest { spec, wait_ready, secrets, left_open, in_file }, instead_of)

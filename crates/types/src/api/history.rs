@@ -1,4 +1,4 @@
-//! How procs were spread over the tiers lately, for those who draw it.
+//! How procs were spread over the tiers lately, for clients that draw it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -110,8 +110,8 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> RestoreError {
     move |source| RestoreError::Io { path, source }
 }
 
-/// Makes a data directory of a backup. Whoever calls it has the directory's lock. `tell` hears how many bytes of the file
-/// were read.
+/// Makes a data directory of a backup. The caller has the directory's lock. `tell` hears how many
+/// bytes of the file were read.
 ///
 /// # Errors
 /// See [`RestoreError`].
@@ -182,7 +182,7 @@ fn fill(
     let note: Note = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
     fs::remove_file(&path).map_err(at(&path))?;
     let procs = settle(data, growing, &note)?;
-    // Nobody else takes the number before it is remembered.
+    // No other instance takes the number before it is remembered.
     let (instance, _lock) = settle_ids(data, growing, &note)?;
     let all = File::open(growing).map_err(at(growing))?;
     rustix::fs::syncfs(&all).map_err(|e| at(growing)(e.into()))?;

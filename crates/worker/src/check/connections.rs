@@ -62,7 +62,7 @@ impl Known {
     }
 }
 
-/// The first declared TCP port to which nobody can connect yet.
+/// The first declared TCP port to which no client can connect yet.
 pub(super) async fn silent_port(view: &ProcView) -> Option<u16> {
     for port in tcp_ports(view) {
         if connect(&port, CONNECT_WITHIN).await.is_err() {

@@ -1,8 +1,9 @@
 //! Processes that are there: running or hibernated.
 //!
-//! Of /proc only what does not touch the program's memory: not cmdline, environ or mem, for whoever reads a page there that is
-//! out wakes the proc. Such pages the pager reads ([`kip_pager::client::Pager::peek`]), for procs that run as well, which may
-//! fall asleep meanwhile.
+//! Of /proc only what does not touch the program's memory: not cmdline, environ or mem, for a
+//! process that reads a page there that is out wakes the proc. Such pages the pager reads
+//! ([`kip_pager::client::Pager::peek`]), for procs that run as well, which may fall asleep
+//! meanwhile.
 
 use super::maps::{Place, Places};
 use super::{Page, Pages};
@@ -26,7 +27,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-/// O_LARGEFILE, which is no wish of anybody's.
+/// O_LARGEFILE, which is no wish of the program's.
 const LARGE_FILE: u64 = 0o100_000;
 /// Where a process's memory ends.
 const END: u64 = (1 << 47) - PAGE as u64;
@@ -187,7 +188,7 @@ impl Status {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.unwrap_or_default().split_ascii_whitespace().filter_map(|n| n.parse().ok()).collect::<Vec<u32>>()
         };
-        // Ids outside of its block are nobody's inside.
+        // Ids outside of the proc's block belong to no user inside.
         let inside = |id: u32| id.checked_sub(first_id).filter(|id| *id < IDS_PER_BLOCK).unwrap_or(65534);
         let id = |name| inside(words(name).get(1).copied().unwrap_or(0));
         let name = fs::read_to_string(format!("/proc/{host}/comm"))?;

@@ -88,7 +88,8 @@ pub(super) fn view(mapping: &Mapping, places: &Places) -> MapView {
             left -= stored.unwrap_or(0);
             let place = if places.is_stored { &mut pages.store_bytes } else { &mut pages.snapshot_bytes };
             *place += stored.unwrap_or(0);
-            // While somebody has it, it may be there though it is not mapped here.
+            // While a process has the memory open, a page may be there though it is not mapped
+            // here.
             let rest = if stored.is_some() { &mut pages.zero_bytes } else { &mut pages.file_bytes };
             *rest = left;
             name

@@ -109,7 +109,7 @@ impl Sockets {
         view
     }
 
-    /// All that somebody has open.
+    /// All sockets that a process has open.
     pub(super) fn open(&self, processes: &[Process]) -> Vec<OpenSocketView> {
         let kinds = processes.iter().flat_map(|process| &process.files).map(|file| &file.kind);
         let by_inode: BTreeMap<u64, &FileKind> = kinds.filter_map(|kind| Some((inode_of(kind)?, kind))).collect();
@@ -151,7 +151,7 @@ impl Sockets {
         }
     }
 
-    /// The other side of a unix socket: its name, or who has it open.
+    /// The other side of a unix socket: its name, or the process that has it open.
     fn unix_peer(&self, peer: u64) -> String {
         let in_images = self.held.as_ref().and_then(|held| held.iter().find(|(_, live)| **live == peer));
         let number = in_images.map_or(peer, |(number, _)| *number);

@@ -41,7 +41,7 @@ pub(super) fn read(process: &Process, pages: &Pages) -> Result<(Vec<String>, Vec
         command.truncate(end);
     }
     let mut command = texts(&command);
-    // Who writes a shorter line than there was room fills it with zeros.
+    // A program that writes a shorter line than there was room fills the rest with zeros.
     while command.last().is_some_and(String::is_empty) {
         command.pop();
     }
@@ -66,7 +66,7 @@ fn bytes(pid: u32, range: &Range<u64>, pages: &Pages) -> Result<Vec<u8>, String>
         match pages.get(&(pid, page)) {
             Some(Ok(bytes)) => found.extend(&bytes[(at - page) as usize..(end - page) as usize]),
             Some(Err(why)) => return Err(format!("page {page:x} of its process {pid}: {why}")),
-            // In no run: nobody ever wrote there.
+            // In no run: no process ever wrote there.
             None => found.resize(found.len() + (end - at) as usize, 0),
         }
         at = end;

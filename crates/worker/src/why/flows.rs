@@ -1,4 +1,5 @@
-//! The host's table of flows, nf_conntrack: whom a proc talks to, and how old the newest packet is.
+//! The host's table of flows, nf_conntrack: which peers a proc talks to, and how old the newest
+//! packet is.
 //!
 //! The kernel has no such time for a socket that could be read without the socket's lock, which a thread that waits for
 //! a page may hold. A flow's entry is given a time-out by each of its packets, so what has gone by of it is the age
@@ -16,10 +17,10 @@ const TIMEOUTS: &str = "/proc/sys/net/netfilter";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Flow {
     pub(super) proto: Protocol,
-    /// Who sent its first packet, and whereto.
+    /// The sender of its first packet, and the address that it was sent to.
     pub(super) from: SocketAddr,
     pub(super) to: SocketAddr,
-    /// Who answers, and to whom: the same after translation.
+    /// The side that answers, and the address that it answers to: the same after translation.
     pub(super) answers: SocketAddr,
     pub(super) answers_to: SocketAddr,
     /// Of its time-out this many seconds are left.

@@ -125,7 +125,7 @@ fn threads(programs: &[Found], before: &HashMap<u32, u64>) -> Vec<ThreadView> {
     found
 }
 
-/// Who has which socket open, by inode. Reading the link does not touch the socket.
+/// The programs that have a socket open, by its inode. Reading the link does not touch the socket.
 fn owners(programs: &[Found]) -> BTreeMap<u64, Vec<ProgramView>> {
     let mut owners: BTreeMap<u64, Vec<ProgramView>> = BTreeMap::new();
     for process in programs {
@@ -288,7 +288,7 @@ fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
 /// The call's name and its whole time-out, milliseconds, where that is in a register; none for a call without one.
 fn time_out_of(number: u64, arguments: &[u64]) -> Option<(&'static str, Option<u64>)> {
     if let Some((_, name, n)) = IN_MS.iter().find(|(nr, ..)| *nr == number) {
-        // An int, negative for ever: what is above it in the register is anybody's.
+        // An int, negative for ever: the register's upper half may hold anything.
         return Some((name, Some(u64::try_from(arguments[*n] as u32 as i32).ok()?)));
     }
     let (_, name, n) = POINTED.iter().find(|(nr, ..)| *nr == number)?;

@@ -281,7 +281,8 @@ function login(message) {
 function begin() {
   refresh().then(() => {
     if (!at("main").hidden) follow();
-    // It could not be asked, and says so; who has to give a token first begins by that.
+    // The daemon could not be asked, and the page says so; a user who has to give a token begins by
+    // that.
     else if (at("login").hidden) setTimeout(begin, 1000);
   });
 }
