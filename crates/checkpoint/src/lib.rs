@@ -29,7 +29,7 @@ pub mod rebuild;
 pub mod registers;
 pub mod restore;
 pub mod resume;
-pub mod rpc;
+mod rpc;
 pub mod sockets;
 pub mod volumes;
 pub mod wire;
