@@ -64,13 +64,25 @@ def test_a_time_out_passes_before_the_event(kip: Kip, call: str, tier: str) -> N
 
 # Waits for a client with a time-out, and tells it which came first since its last answer.
 WAITS = """
-import select, socket, sys, time
+import ctypes, select, signal, socket, sys, time
 listener = socket.create_server(("", 7000))
 epoll, poll = select.epoll(), select.poll()
 epoll.register(listener, select.EPOLLIN)
 poll.register(listener, select.POLLIN)
 waits = {"epoll": lambda s: epoll.poll(s), "poll": lambda s: poll.poll(s * 1000), "select": lambda s: select.select([listener], [], [], s)[0]}
 length, passed = 3600, False
+libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
+libc.timer_create(1, None, ctypes.byref(timer))
+def posix(seconds):
+    value = (ctypes.c_long * 4)(0, 0, int(seconds), int(seconds % 1 * 1e9))
+    libc.timer_settime(timer, 0, value, None)
+def expired(*_):
+    global passed
+    passed = True
+signal.signal(signal.SIGALRM, expired)
+arms = {"setitimer": lambda s: signal.setitimer(signal.ITIMER_REAL, s), "timer_create": posix}
+if arm := arms.get(sys.argv[1]):
+    waits[sys.argv[1]] = lambda s: epoll.poll()
 while True:
     if not waits[sys.argv[1]](length):
         passed, length = True, 3600
@@ -78,6 +90,8 @@ while True:
     client = listener.accept()[0]
     client.sendall(b"the time-out" if passed else b"the client")
     passed, length = False, float(client.recv(100))
+    if arm:
+        arm(length)
     client.close()
 """
 
@@ -92,9 +106,9 @@ def far_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
         yield f"{url.rpartition(':')[0]}:{proxy.port}", proxy
 
 
-# promise waking: a time-out of a wait for events that passes during the wake, after the packet
-#   came, does not come before that packet
-@pytest.mark.parametrize("call", ["epoll", "poll", "select"])
+# promise waking: a time-out of a wait for events, or the signal of a timer for one time, that passes
+#   during the wake, after the packet came, does not come before that packet
+@pytest.mark.parametrize("call", ["epoll", "poll", "select", "setitimer", "timer_create"])
 def test_a_packet_that_came_in_time_comes_before_the_time_out(fresh_kip: Callable[..., Kip], far_store: tuple[str, Proxy], call: str) -> None:
     """However long the wake took: here the time-out passes while it waits for the store."""
     url, line = far_store

@@ -127,12 +127,13 @@ pub struct Unfilled {
 
 impl<'a> Rebuild<'a> {
     /// Queues the plan and the descriptors that are received after it, in the plan's order; returns the restorer's end.
-    /// `bytes` is the size of the snapshot.
+    /// `bytes` is the size of the snapshot; `waited` is since when what the program is woken for waits, if that came by the network.
     pub fn begin(
         plan: &'a Plan,
         images: &Path,
         received: &[BorrowedFd<'_>],
         bytes: u64,
+        waited: Option<Duration>,
     ) -> Result<(Rebuild<'a>, OwnedFd), RebuildError> {
         let file = File::open(images.join(PLAN)).map_err(RebuildError::Plan)?;
         let (socket, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(RebuildError::Socket)?;
@@ -144,7 +145,8 @@ impl<'a> Rebuild<'a> {
         let chunks: Vec<_> = all.chunks(kip_sys::fdpass::MAX_FDS).collect();
         for (n, chunk) in chunks.iter().enumerate() {
             let more = u64::from(n + 1 < chunks.len());
-            let words = [plan.base, plan.at, plan.program.len() as u64, chunk.len() as u64, more];
+            let waited = waited.map_or(0, |waited| waited.as_nanos() as u64);
+            let words = [plan.base, plan.at, plan.program.len() as u64, chunk.len() as u64, more, waited];
             let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
             kip_sys::fdpass::send(socket.as_fd(), &bytes, chunk).map_err(RebuildError::Socket)?;
         }

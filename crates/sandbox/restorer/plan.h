@@ -133,9 +133,10 @@ struct credentials {
 
 /* --- What goes over the socket --- */
 
-/* From the daemon, with `count` descriptors; the first of all is the file with the plan in it. */
+/* From the daemon, with `count` descriptors; the first of all is the file with the plan in it. `waited`: so long ago, nanoseconds,
+ * came what the program is woken for, if that came by the network; else 0. */
 struct packet {
-    word base, plan_at, plan_size, count, more;
+    word base, plan_at, plan_size, count, more, waited;
 };
 
 enum { WORD_FAILED = 1, WORD_TASK = 2, WORD_THREAD = 3, WORD_LAZY = 4 };

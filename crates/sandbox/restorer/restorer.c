@@ -27,6 +27,7 @@
 static int socket_at = FIRST_SOCKET;
 static word task_now = ~0UL;
 static word received;          /* descriptors */
+static word waited_since;      /* CLOCK_MONOTONIC: since then something from the network waits for the program; 0: nothing */
 static u32 threads_ready;
 static const u32 never;
 
@@ -92,13 +93,21 @@ void *memcpy(void *to, const void *from, word bytes)
     return to;
 }
 
+/* Nanoseconds. */
+static word now(word clock)
+{
+    word time[2] = { 0, 0 };
+    call2(SYS_clock_gettime, clock, time);
+    return time[0] * 1000000000UL + time[1];
+}
+
 /* --- Pid 1 --- */
 
 /* Reads every packet; descriptor i gets the number base + i. */
 static void receive(void)
 {
     static char control[16 + MOST_DESCRIPTORS * sizeof(int) + 16] __attribute__((aligned(8)));
-    struct packet packet = { 0, 0, 0, 0, 1 };
+    struct packet packet = { 0, 0, 0, 0, 1, 0 };
     word size = 0, place = 0;
     while (packet.more) {
         struct vector vector = { (word)&packet, sizeof packet };
@@ -116,6 +125,7 @@ static void receive(void)
         if (!received) {
             size = packet.plan_size;
             place = packet.plan_at;
+            waited_since = packet.waited ? now(1) - packet.waited : 0;
             socket_at = (int)must(call3(SYS_dup3, FIRST_SOCKET, packet.base - 1, O_CLOEXEC), AT_RECEIVE, 3);
         }
         int *fds = (int *)(control + 16);

@@ -41,11 +41,14 @@ static void set_limits(struct task *task)
     }
 }
 
-static word now(word clock)
+/* A timer for one time that came due after something had come from the network, or would as the program begins, is due so many
+ * nanoseconds from now: the program has what came first before the signal. */
+enum { AFTER_WHAT_CAME = 30000000 };
+
+static word after_what_came(word due, word clock)
 {
-    word time[2] = { 0, 0 };
-    call2(SYS_clock_gettime, clock, time);
-    return time[0] * 1000000000UL + time[1];
+    word at = now(clock), first = at + AFTER_WHAT_CAME, waited = waited_since ? now(1) - waited_since : 0;
+    return waited && due + waited > at && due < first ? first : due;
 }
 
 /* A periodic one that has come due keeps its beat: its signal is sent now, the next is one of the old beat. */
@@ -57,6 +60,8 @@ static void set_intervals(struct task *task)
             continue;
         if (which == 0) {
             word clock = now(1);
+            if (!every)
+                left = after_what_came(left, 1);
             if (left > clock) {
                 left -= clock;
             } else {
@@ -88,7 +93,8 @@ static void set_timers(struct task *task)
         if (!timer->due)
             continue;
         /* Absolute: one that is over fires at once, with its overruns, and keeps its beat. */
-        word due = timer->on ? timer->due - now(timer->on) + now(timer->clock) : timer->due;
+        word on = timer->on && !timer->every ? after_what_came(timer->due, timer->on) : timer->due;
+        word due = timer->on ? on - now(timer->on) + now(timer->clock) : timer->due;
         word value[4] = { timer->every / 1000000000UL, timer->every % 1000000000UL, due / 1000000000UL, due % 1000000000UL };
         must(call4(SYS_timer_settime, id, timer->on ? 1 : 0, value, 0), AT_TIMER, timer->id);
     }

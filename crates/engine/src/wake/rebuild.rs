@@ -132,7 +132,9 @@ pub(super) fn rebuild(
     let cgroup = proc.cgroup.task_files().map_err(Failure::Cgroup)?;
     let received: Vec<_> = ready.received.iter().map(|fd| fd.as_fd()).collect();
     let bytes = manifest.parts.iter().map(|p| p.size).sum();
-    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes)?;
+    let since = |packet_ns: i64| Duration::from_nanos((kip_sys::ran::monotonic_ns() - packet_ns).max(1) as u64);
+    let waited = body.clocks.packet_ns.map(since);
+    let (mut rebuild, control) = Rebuild::begin(&ready.plan, images, &received, bytes, waited)?;
     let [user, net, uts, ipc] = &ready.namespaces;
     steps.done("mounts");
     let started = proc.shared.launcher().restore(RestoreRequest {
