@@ -10,16 +10,15 @@
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`pressure`] | the memory of the machine, and when a wake may have some |
 //! | [`meter`], [`metering`], [`metrics`] | what each proc has used, what Prometheus is told |
-//! | [`policy`], [`plans`] | what images from a store may ask for, how a wake will be done |
+//! | [`plans`] | how a wake will be done |
 //! | [`tree`], [`descriptors`], [`watches`], [`owners`], [`inotify`], [`calls`], [`lifted`] | what a program has and waits for |
 //! | [`exec`], [`exec_ends`], [`exits`] | commands in procs, and how processes end |
 //! | [`events`], [`observe`] | what is told of procs, traces of wakes |
-//! | [`beside`], [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
+//! | [`blocking`], [`tickets`] | work that may take its time, uses that keep a proc awake |
 //!
 //! Never queues, never decides when: that is the worker's. Knows no tasks of procs.
 #![forbid(unsafe_code)]
 
-pub mod beside;
 pub mod blocking;
 pub mod calls;
 pub mod descriptors;
@@ -43,7 +42,6 @@ pub mod page_out;
 pub mod park;
 pub mod pins;
 pub mod plans;
-pub mod policy;
 pub mod pressure;
 pub mod renew;
 pub mod secrets;

@@ -8,6 +8,7 @@
 //! | [`relief`], [`disk`] | which procs sleep for lack of memory, which are archived for lack of room on the disk |
 //! | [`recover`] | after a restart: what was half done |
 //! | [`outdated`] | residents of another version, replaced |
+//! | [`policy`] | what images from a store may ask for |
 //! | [`probe`] | ports on which Kip answers how a proc is |
 //!
 //! Touches a process only through `kip_engine`; never speaks to clients, but for the one line that a probe is answered.
@@ -16,6 +17,7 @@
 pub mod disk;
 pub mod idle;
 pub mod outdated;
+pub mod policy;
 pub mod probe;
 pub mod recover;
 pub mod registry;

@@ -13,8 +13,8 @@ mod own;
 mod sockets;
 mod strings;
 
+use crate::beside;
 use kip_checkpoint::look::Process;
-use kip_engine::beside;
 use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_supervisor::task::Handle;

@@ -8,6 +8,7 @@
 //! | [`backup`], [`collecting`] | a copy of the whole data directory; when the store is collected |
 //! | [`view`], [`inspect`], [`why`], [`history`], [`lately`] | what people see |
 //! | [`check`], [`rehearse`] | a trial before a proc is trusted; whether a proc could be started, before another one goes for it |
+//! | [`beside`] | looks that may take their time |
 //! | [`rest`] | how a daemon that ends waits for its procs |
 //!
 //! Never decides for a proc, which is `kip_supervisor`'s, and never speaks to clients.
@@ -15,6 +16,7 @@
 
 mod adopt;
 mod backup;
+mod beside;
 mod check;
 mod collecting;
 mod history;

@@ -1,15 +1,15 @@
 //! `kip why`: what keeps a proc awake now, or what will wake it.
 //!
 //! Reads, and wakes and touches no proc. It never waits for the program either:
-//! [`kip_engine::beside`].
+//! [`crate::beside`].
 
 mod flows;
 mod look;
 
 pub(crate) use look::{plain, word};
 
+use crate::beside;
 use kip_checkpoint::clocks::Now;
-use kip_engine::beside;
 use kip_engine::holdings::key;
 use kip_engine::host::Proc;
 use kip_engine::suspend;

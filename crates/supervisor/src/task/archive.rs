@@ -6,6 +6,7 @@
 
 use super::sleep::{SECOND_TRY_AFTER, Unwoken, Why};
 use super::{By, Command, Reply, Task};
+use crate::policy;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
 use kip_checkpoint::sockets::file_paths;
@@ -14,7 +15,6 @@ use kip_engine::holdings::key;
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::plans::{compile_plan, save_plan};
-use kip_engine::policy;
 use kip_engine::suspend::is_connection;
 use kip_offload::archive::ARCHIVED;
 use kip_offload::archive::{Archive, Own, Uploaded};

@@ -11,12 +11,12 @@
 use super::Task;
 use super::archive::Archived;
 use super::sleep::SECOND_TRY_AFTER;
+use crate::policy::{self, NotAllowed};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_engine::blocking::blocking;
 use kip_engine::host::Proc;
 use kip_engine::plans::take_custody;
-use kip_engine::policy::{self, NotAllowed};
 use kip_engine::renew;
 use kip_engine::stop::Network;
 use kip_offload::archive::ARCHIVED;

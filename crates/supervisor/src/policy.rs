@@ -4,12 +4,12 @@
 //! before it does: what would be refused then stays parked. Not for those that never left the local disk:
 //! only root can write there.
 
-use crate::host::Proc;
-use crate::volumes::sleep::key;
 use kip_checkpoint::comeback;
 use kip_checkpoint::image::ImageError;
 use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
+use kip_engine::host::Proc;
+use kip_engine::volumes::sleep::key;
 use kip_records::body::Body;
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::{base, launch, seccomp};
