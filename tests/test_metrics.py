@@ -4,6 +4,7 @@ a scrape wakes no proc."""
 from __future__ import annotations
 
 import re
+import resource
 import socket
 import subprocess
 import time
@@ -253,11 +254,17 @@ def test_many_sleepers_cost_little(fresh_kip: Callable[..., Kip]) -> None:
     kip, flags, many = fresh_kip(), ["--idle", "1h", "--park-after", "1h"], 30
 
     def best_ms(*words: str) -> float:
+        """CPU time of Kip and of the command: on a busy machine the rest is waiting for a processor."""
+
+        def used_ms() -> float:
+            children = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return sum(cpu_ns(kip.own_processes()).values()) / 1e6 + (children.ru_utime + children.ru_stime) * 1e3
+
         times = []
         for _ in range(5):
-            begun = time.monotonic()
+            before = used_ms()
             kip.cli(*words)
-            times.append((time.monotonic() - begun) * 1000)
+            times.append(used_ms() - before)
         return min(times)
 
     def idle_share(seconds: float) -> float:
@@ -273,10 +280,12 @@ def test_many_sleepers_cost_little(fresh_kip: Callable[..., Kip]) -> None:
     full = best_ms("ps"), best_ms("metrics"), idle_share(4)
     wakes = [view["wakes"] for view in kip.json("ps")]
     each = [(now - then) / (2 * many) for now, then in zip(full, empty, strict=True)]
-    assert each[0] < 0.5 and each[1] < 0.5, f"ms for each sleeper, of ps and of a scrape: {each}"
+    # Against none, which is measured on the same machine: 0.75 on a quiet machine, 1.0 beside two busy processes.
+    more = [(full[way] - empty[way]) / empty[way] for way in range(2)]
+    assert max(more) < 1.25, f"ps and a scrape take so many times more with {2 * many} sleepers: {more}; ms for each: {each}"
     assert each[2] < 0.00005, f"{each[2]:.4%} of a core for each sleeper"
     assert empty[2] < 0.02, f"{empty[2]:.2%} of a core without any"
-    assert wakes == [0] * (2 * many), "whoever looks wakes nobody"
+    assert wakes == [0] * (2 * many), "a look wakes no proc"
 
 
 # promise meters: a scrape wakes no proc and looks at none: 20 sleepers in less than 50 ms
