@@ -40,7 +40,7 @@ pub async fn exec(client: &Client, name: &ProcName, args: ExecArgs) -> anyhow::R
     loop {
         let written = match output.next().await? {
             Received::Stdout(bytes) => write(&mut stdout, &bytes).await,
-            // A user who closed stderr does not want to know.
+            // A closed stderr does not end the command: its user wants no messages.
             Received::Stderr(bytes) => write(&mut stderr, &bytes).await.or(Ok(())),
             Received::End(end) => {
                 if let Some(refusal) = end.refusal {

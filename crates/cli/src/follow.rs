@@ -35,8 +35,8 @@ fn one<T: Serialize>(item: &T, json: bool, human: impl Fn(&T) -> String) -> anyh
     if json { print_json(item) } else { print(&human(item)) }
 }
 
-/// Shows events. A user who follows them sees each once, whatever becomes of the connection; when
-/// the daemon ends, so does this.
+/// Shows events. With `--follow` each event is shown once, also over a connection that breaks; the
+/// command ends when the daemon does.
 pub async fn events(client: &Client, mut which: EventsRequest, json: bool) -> anyhow::Result<()> {
     let mut feed = client.events(&which).await?;
     let mut enough = std::pin::pin!(tokio::signal::ctrl_c());

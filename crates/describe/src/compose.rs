@@ -4,7 +4,7 @@
 //! program that would run as something else than was described is no matter for a warning. Keys that are in no version of the
 //! specification are mistakes; those that begin with `x-` are passed over, but `x-kip` has the
 //! times and ways of sleeping, for a service or, at the top, for all. Keys within others need not
-//! be listed anywhere: of a map that was asked for some, the rest is told.
+//! be listed anywhere: every key of a map that the reader has not asked for is reported.
 //!
 //! A service's proc is called PROJECT-SERVICE, so that files do not get in each other's way; others of the file find it by SERVICE.
 

@@ -283,9 +283,9 @@ mod tests {
         assert_eq!(load(Path::new("f"), "").unwrap().value, Value::Null);
     }
 
-    // promise files: no key of a Compose file is passed over: what has no effect is told, also
-    //   within others, as lacking or as a mistake; so are variables without a value; an external
-    //   volume has to be there
+    // promise files: no key of a Compose file is passed over: a key that has no effect is reported,
+    //   also within others, as lacking or as a mistake; so are variables without a value; an
+    //   external volume has to be there
     // held by: this, `kip_describe::compose::tests::what_kip_lacks_is_named_and_weighed`,
     //   `kip_describe::compose::tests::mistakes_are_told_with_their_place`,
     //   `kip_describe::compose::tests::volumes_of_others_are_known`,

@@ -97,7 +97,7 @@ pub struct Host {
     pub helpers: Arc<HelperPool>,
     /// Ends of commands that were executed in procs.
     pub exec_ends: Ends,
-    /// What is told of procs.
+    /// Events of procs.
     pub events: Events,
     /// What is counted for Prometheus.
     pub metrics: Metrics,

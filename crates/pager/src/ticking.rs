@@ -61,24 +61,19 @@ impl Ticking {
         self.is_long
     }
 
-    fn judge(&mut self, now: Instant, packets: impl FnOnce() -> Option<u64>) -> bool {
-        if self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > BURST) {
+    fn judge(&mut self, now: Instant, packets: impl Fn() -> Option<u64>) -> bool {
+        let begins = self.last.replace(now).is_none_or(|last| now.saturating_duration_since(last) > BURST);
+        if begins {
             self.burst = 0;
             let came = packets();
             if std::mem::replace(&mut self.came, came) != came {
                 return false;
             }
-            self.burst = 1;
-        } else {
-            self.burst += 1;
-            if self.burst > self.patience || self.left == 0 {
-                // One may have come since the burst began.
-                self.is_long = packets() == self.came;
-                return false;
-            }
         }
-        if self.left == 0 {
-            self.is_long = true;
+        self.burst += 1;
+        if self.burst > self.patience || self.left == 0 {
+            // A packet may have come since the burst began.
+            self.is_long = begins || packets() == self.came;
             return false;
         }
         self.left -= 1;

@@ -71,8 +71,8 @@ pub fn resolv_conf(proc: &Proc) -> Option<String> {
     })
 }
 
-/// Tells all procs of a network that one came or went. A proc that has no files now is told when it
-/// gets them.
+/// Writes the names of a network's procs into the /etc/hosts of each, after one came or went. A proc
+/// that has no files now has the names written when it gets them.
 pub fn write_all(machine: &Host, network: &str) {
     let procs = machine.live_procs();
     for proc in procs.iter().filter(|p| p.spec.network.as_deref() == Some(network)) {
