@@ -160,10 +160,12 @@ ONE_SHOT = (
 
 
 # promise hibernation: timers and time-outs go on and fire on time, ticks too
-# held by: this, `tests/test_hibernate.py::test_a_ticker_ticks_on_time_while_it_is_hibernated`, the
-#   first ticks of each sleep but the first by
-#   `tests/test_hibernate.py::test_what_ticks_have_touched_stays_in_the_next_sleep`,
-#   `tests/test_hibernate.py::test_a_long_tick_is_known_as_one_whatever_its_clients_send_later`
+# held by: this, `tests/test_ticks.py::test_a_ticker_ticks_on_time_while_it_is_hibernated`, the
+#   first tick of the first sleep by
+#   `tests/test_ticks.py::test_the_first_tick_of_a_program_does_not_wait_for_the_disk`, those of
+#   each other sleep by
+#   `tests/test_ticks.py::test_what_ticks_have_touched_stays_in_the_next_sleep`,
+#   `tests/test_ticks.py::test_a_long_tick_is_known_as_one_whatever_its_clients_send_later`
 @pytest.mark.parametrize("way", WAYS)
 def test_timers(kip: Kip, tmp_path: Path, way: str) -> None:
     """Asleep again and again with everything armed: each fires when it should, none begins anew. Where a machine stalls so
@@ -201,98 +203,6 @@ def sleeps_before_they_are_due(proc: Proc, client: Lines, due_ms: int) -> bool:
         assert -1 <= late <= 400 + stall_ms, f"{kind} is {late} ms late"
     client.check(600)
     return sleeps >= 3 and in_time
-
-
-def test_a_ticker_ticks_on_time_while_it_is_hibernated(kip: Kip, tmp_path: Path) -> None:
-    """It stays hibernated, its threads run, and no tick is late or missing; its first request wakes it."""
-    proc = run(kip, servers.torture(), tmp_path, "--hibernate", "auto", name="ticker")
-    client = Lines(proc.port())
-    timer = client.ask("arm timerfd_periodic 200 200").split()[1]
-
-    def asleep_for_a_while() -> bool:
-        """The first sleeps may have to learn what a tick touches."""
-        wakes = proc.hibernate()["wakes"]
-        time.sleep(3)
-        view = proc.inspect()
-        return view["state"] == "hibernated" and view["wakes"] == wakes
-
-    wait_for("it ticks without waking", asleep_for_a_while, 60)
-    assert not proc.inspect()["last_sleep"]["held"]
-    assert "hibernated" in proc.inspect()["tier"]
-    result = client.values(f"result {timer}")
-    # A tick may be due between its reading and the clock's.
-    assert abs(int(result["ticks"]) - int(result["expected"])) <= 1, result
-    proc.wait_state("running", 30)
-
-
-TICKS = "import time\nwhile True: time.sleep(0.5)"
-
-
-def test_what_ticks_have_touched_stays_in_the_next_sleep(kip: Kip) -> None:
-    """So that its first ticks are on time; each page that has to come makes a tick later."""
-    proc = kip.run("ticks", ["python3", "-c", TICKS], flags=["--idle", "1h"])
-    came = []
-    for _ in range(4):
-        proc.hibernate()
-        time.sleep(2)
-        view = proc.inspect()
-        assert view["state"] == "hibernated", view
-        came.append(view["memory"]["working_set_misses"])
-        proc.wake()
-    assert came[0] > 20 and max(came[1:]) <= came[0] / 3, came
-
-
-# Each tick touches 700 pages. It answers each line of a client.
-TICKS_LONG = """
-import socket, time
-pages = bytearray(4096 * 700)
-client = socket.create_server(("", 7000)).accept()[0]
-client.settimeout(1)
-while True:
-    for page in range(0, len(pages), 4096):
-        pages[page] ^= 1
-    try:
-        client.sendall(client.recv(4096))
-    except TimeoutError:
-        pass
-"""
-
-
-def test_a_long_tick_is_known_as_one_whatever_its_clients_send_later(kip: Kip) -> None:
-    """The wake that it is taken for at first is the last one by itself."""
-    proc = kip.run("ticks-long", ["python3", "-c", TICKS_LONG], ports=[7000], flags=["--idle", "1h"])
-    client = Lines(proc.port())
-    woke = []
-    for _ in range(4):
-        assert client.ask("hello") == "hello"
-        # That the client has the answer is said within 40 ms, by a packet that could be what a tick is for.
-        time.sleep(0.3)
-        proc.hibernate()
-        time.sleep(2.5)
-        woke.append(proc.inspect()["state"] != "hibernated")
-    # If there was no long tick within the first sleep, there was one in the second.
-    assert any(woke) and not any(woke[2:]), (woke, kip.account())
-
-
-# promise waking: by default a proc that ticks is not parked by itself, and ticks on time while it
-#   is hibernated; one that waits longer is parked and woken on time
-# held by: this, `tests/test_hibernate.py::test_a_ticker_ticks_on_time_while_it_is_hibernated`,
-#   `kip_records::due::tests::by_default_every_timer_is_on_time`,
-#   `kip_records::due::tests::a_timer_is_a_tick_by_its_period_and_never_by_what_is_left_of_it`,
-#   `kip_pager::ticking::tests::a_long_burst_is_a_wake_and_ticks_apart_are_not`,
-#   `kip_pager::ticking::tests::what_packets_have_come_for_is_a_wake_at_its_first_touch`
-def test_a_ticker_is_not_parked_by_itself(kip: Kip, tmp_path: Path) -> None:
-    """Nothing is gathered by default: a wait below --tick keeps it hibernated, one above it parks, on time both."""
-    script = "import sys, time, threading\nwhile True:\n    threading.Event().wait(float(sys.argv[1]))\n    print(time.time(), flush=True)"
-    flags = ["--idle", "300ms", "--park-after", "700ms", "--tick", "3s"]
-    procs = {wait: kip.run(f"waits-{wait}", ["python3", "-c", script, str(wait)], flags=flags) for wait in (1, 5)}
-    for wait, proc in procs.items():
-        wait_for(f"{proc.name} has waited four times", lambda proc=proc: len(proc.logs().split()) >= 4, 60)
-        at = [float(line) for line in proc.logs().split()]
-        gaps = [after - before for before, after in zip(at, at[1:], strict=False)]
-        assert all(wait - 0.001 <= gap for gap in gaps), (wait, gaps)
-        kinds = {event["kind"] for event in kip.events() if event["name"] == proc.name}
-        assert "hibernated" in kinds and ("parked" in kinds) == (wait == 5), (wait, kinds)
 
 
 # promise hibernation: it sinks by itself: idle, then parked

@@ -433,7 +433,7 @@ impl Memory {
             }
             return filled;
         }
-        if state.ticking.is_some() && slot < PARKED {
+        if state.ticking.is_some() && slot < PARKED && !state.map.swap().is_cached() {
             let place = (address / PAGE64) as usize % TICK_AHEAD;
             let (start, first, before) = state.map.runs().before(address, place + 1).expect("it has a slot");
             let behind = (TICK_AHEAD - place).min(((end - address) / PAGE64) as usize);

@@ -270,8 +270,13 @@ impl Proc {
     }
 
     /// The swap file.
-    pub fn swap(&self) -> &Swap {
+    pub fn swap(&self) -> &Arc<Swap> {
         &self.family.swap
+    }
+
+    /// Whether it is known what the ticks of one of its processes touch.
+    pub fn knows_ticks(&self) -> bool {
+        self.known.keys().filter_map(|pid| self.memory(*pid)).any(|memory| !memory.state().touched.is_empty())
     }
 
     /// Takes the memory of stopped processes out. They are still stopped; let go, they come back by faults, and by their

@@ -15,7 +15,7 @@ use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTO
 use crate::serve::Server;
 use crate::set::Predictor;
 use crate::stop::{Stopped, stop_at_rest};
-use crate::swap::PAGE;
+use crate::swap::{PAGE, Swap};
 use crate::ticking::packets;
 use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
@@ -29,13 +29,15 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long the threads of a proc may take to stand still.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// How long they may take to be back in their calls.
 const REST_WITHIN: Duration = Duration::from_millis(100);
+/// How long the page cache has what a program was before its first tick in its sleep: longer than a tick takes to come by default.
+const CACHED_FOR: Duration = Duration::from_secs(75);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.
 const STACK: usize = 256 << 10;
 /// What working sets may take in memory unless the daemon says otherwise, bytes.
@@ -121,6 +123,8 @@ pub struct Service {
     news: mpsc::Sender<News>,
     /// Pages that are not here and needed.
     missing: mpsc::Sender<Event>,
+    /// Swap files in the page cache, and when that began.
+    cached: mpsc::Sender<(Instant, Weak<Swap>)>,
 }
 
 impl std::fmt::Debug for Service {
@@ -146,6 +150,7 @@ impl Service {
     pub fn new(keeper: Keeper, dir: &Path) -> io::Result<Arc<Service>> {
         let (news, heard) = mpsc::channel();
         let (missing, wanted) = mpsc::channel();
+        let (cached, caching) = mpsc::channel();
         let service = Arc::new(Service {
             keeper: Arc::new(keeper),
             server: Arc::new(Server::start()?),
@@ -156,11 +161,13 @@ impl Service {
             in_memory: 0.into(),
             news,
             missing,
+            cached,
         });
         // By a thread of its own: the other may wait for a proc that waits for pages.
         let asker = Arc::clone(&service);
         let ask = move || wanted.iter().for_each(|event| asker.tell_all(&event));
         std::thread::Builder::new().name("missing".into()).stack_size(STACK).spawn(ask)?;
+        std::thread::Builder::new().name("cached".into()).stack_size(STACK).spawn(move || end_caches(&caching))?;
         service.take_up_all(dir)?;
         let teller = Arc::clone(&service);
         std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&heard))?;
@@ -330,6 +337,11 @@ impl Service {
         };
         let ticks = order.patience > 0 && !hold;
         let way = Way { drop_files: order.drop_files, ticks, sets, timers: hold };
+        if ticks && !entry.proc.knows_ticks() {
+            // Its first ticks are not to wait for the disk page by page.
+            entry.proc.swap().cache();
+            let _ = self.cached.send((Instant::now(), Arc::downgrade(entry.proc.swap())));
+        }
         let deflated = entry.proc.deflate(&stopped, way).map_err(line)?;
         let mut done = Hibernated::default();
         deflated.values().for_each(|one| done.add(one));
@@ -543,6 +555,16 @@ fn micros(since: Instant) -> u64 {
 
 fn installed_pages(entry: &Entry) -> u64 {
     entry.pids.iter().filter_map(|pid| entry.proc.memory(*pid)).map(|m| m.state().since.installed as u64).sum()
+}
+
+/// Ends what [`Swap::cache`] began once each ticking program has ticked.
+fn end_caches(began: &mpsc::Receiver<(Instant, Weak<Swap>)>) {
+    for (at, swap) in began {
+        std::thread::sleep(CACHED_FOR.saturating_sub(at.elapsed()));
+        if let Some(swap) = swap.upgrade() {
+            swap.end_cache();
+        }
+    }
 }
 
 fn by_long_tick(entry: &Entry) -> bool {

@@ -1,16 +1,19 @@
-//! The private swap file of one proc: numbered slots of one page each, counted references, past the page cache.
+//! The private swap file of one proc: numbered slots of one page each, counted references, past the page cache, except for the
+//! first time that a program ticks in its sleep: [`Swap::cache`].
 //!
 //! Owns the file and which slots are in use. Never knows which page lies in which slot (that is
 //! [`crate::slots`]). The counts live in memory only: a pager that opens the file again counts what
 //! its slot maps refer to. A crash leaves slots that no map refers to, which are free then. Nothing
 //! is synced: the file is of no use once its processes are gone, and they go with the machine.
 
+use rustix::fs::{Advice, fadvise};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The first slot number of a parked snapshot's page file: those below are this file's.
 pub const PARKED: u32 = 1 << 31;
@@ -79,6 +82,10 @@ struct Counts {
 #[derive(Debug)]
 pub struct Swap {
     file: File,
+    /// The same by way of the page cache.
+    cached: File,
+    /// So many have asked for that and have not ended it.
+    caching: AtomicUsize,
     counts: Mutex<Counts>,
 }
 
@@ -88,7 +95,7 @@ impl Swap {
     /// # Errors
     /// The file system's.
     pub fn create(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: open_direct(path, true)?, counts: Mutex::default() })
+        Self::with(open_direct(path, true)?, path)
     }
 
     /// The one of a pager that has died; all slots count as free until slot maps refer to them.
@@ -96,7 +103,36 @@ impl Swap {
     /// # Errors
     /// The file system's.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: open_direct(path, false)?, counts: Mutex::default() })
+        Self::with(open_direct(path, false)?, path)
+    }
+
+    fn with(file: File, path: &Path) -> io::Result<Self> {
+        let cached = open(path, false, 0)?;
+        // What is needed together only the pager knows.
+        let _ = fadvise(&cached, 0, None, Advice::Random);
+        Ok(Self { file, cached, caching: 0.into(), counts: Mutex::default() })
+    }
+
+    /// From now on what is written stays in the page cache, as long as the kernel has room for it there, and is read from there.
+    pub fn cache(&self) {
+        self.caching.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends what one call of [`Swap::cache`] began; the last one gives the room in the page cache up.
+    pub fn end_cache(&self) {
+        if self.caching.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // What is not on the disk yet, the kernel begins to write now, and keeps until it needs the room.
+            let _ = fadvise(&self.cached, 0, None, Advice::DontNeed);
+        }
+    }
+
+    /// Whether it is read and written by way of the page cache.
+    pub fn is_cached(&self) -> bool {
+        self.caching.load(Ordering::Relaxed) > 0
+    }
+
+    fn now(&self) -> &File {
+        if self.is_cached() { &self.cached } else { &self.file }
     }
 
     fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
@@ -182,7 +218,7 @@ impl Swap {
     /// # Errors
     /// The file system's; EINVAL when `bytes` is not aligned.
     pub fn write(&self, slot: u32, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, u64::from(slot) * PAGE as u64)
+        self.now().write_all_at(bytes, u64::from(slot) * PAGE as u64)
     }
 
     /// Reads whole pages from `slot` on.
@@ -190,7 +226,7 @@ impl Swap {
     /// # Errors
     /// The file system's; EINVAL when `buffer` is not aligned.
     pub fn read(&self, slot: u32, buffer: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(buffer, u64::from(slot) * PAGE as u64)
+        self.now().read_exact_at(buffer, u64::from(slot) * PAGE as u64)
     }
 }
 
@@ -226,6 +262,16 @@ mod tests {
         page.fill(0);
         swap.read(3, &mut page).unwrap();
         assert!(page.iter().all(|b| *b == 7));
+        // By either way it is the same file.
+        swap.cache();
+        page.fill(8);
+        swap.write(4, &page[..PAGE]).unwrap();
+        assert!(swap.is_cached());
+        swap.end_cache();
+        assert!(!swap.is_cached());
+        page.fill(0);
+        swap.read(3, &mut page).unwrap();
+        assert!(page[..PAGE].iter().all(|b| *b == 7) && page[PAGE..].iter().all(|b| *b == 8));
         use std::os::unix::fs::PermissionsExt as _;
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     }

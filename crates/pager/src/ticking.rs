@@ -47,7 +47,7 @@ impl Ticking {
     pub fn is_tick(&mut self, page: u64, touched: &mut Touched) -> bool {
         let pid = self.pid;
         let tick = self.judge(Instant::now(), || packets(pid));
-        touched.saw(page, tick, self.burst <= 1);
+        touched.saw(page, tick || self.is_long, self.burst <= 1);
         tick
     }
 
@@ -106,6 +106,18 @@ impl Touched {
             self.end_burst();
         }
         self.burst.push(page);
+    }
+
+    /// Whether nothing is known of its ticks.
+    pub fn is_empty(&self) -> bool {
+        self.pages.is_empty() && self.burst.is_empty()
+    }
+
+    /// What a program touched that a long tick has woken, `since` in their order, belongs to its ticks too.
+    pub fn extend(&mut self, since: &[u64]) {
+        self.end_burst();
+        self.burst.extend_from_slice(since);
+        self.end_burst();
     }
 
     fn end_burst(&mut self) {
