@@ -22,7 +22,7 @@ pub struct File {
     pub text: String,
 }
 
-/// Every text file that is committed or would be.
+/// Every text file that is committed or would be, by its path.
 pub fn files(root: &Path) -> anyhow::Result<Vec<File>> {
     let output = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -37,6 +37,8 @@ pub fn files(root: &Path) -> anyhow::Result<Vec<File>> {
             found.push(File { path: path.to_owned(), text });
         }
     }
+    // Those that are not committed yet come last there.
+    found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
 }
 
