@@ -26,6 +26,7 @@ use crate::pool::group_base;
 use crate::rtnl::{How, Request, Rtnl, RtnlError, link_at};
 use conntrack::Flow;
 use elements::{Change, Element};
+use forwarding::Defaults;
 pub use forwarding::ForwardingError;
 use kip_types::spec::addresses_meet;
 use kip_types::{Protocol, Realm};
@@ -138,6 +139,7 @@ pub struct Nat {
 struct State {
     rtnl: Rtnl,
     nft: Connection,
+    defaults: Defaults,
     realms: BTreeMap<Realm, u32>,
     published: BTreeMap<Slot, Published>,
     /// They are about to be removed for good.
@@ -152,10 +154,11 @@ impl Nat {
         let rtnl = Rtnl::open().map_err(NatError::Links)?;
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
-        let state = State { rtnl, nft, realms: BTreeMap::new(), published: BTreeMap::new(), over: false };
+        let (realms, published) = (BTreeMap::new(), BTreeMap::new());
+        let state = State { rtnl, nft, defaults: Defaults::new(), realms, published, over: false };
         let nat = Nat { instance, memory: memory.to_owned(), uplinks: uplinks.to_vec(), state: Mutex::new(state) };
         nat.sync(desired)?;
-        forwarding::enable(instance, memory, uplinks)?;
+        nat.follow_uplinks()?;
         Ok(nat)
     }
 
@@ -259,8 +262,8 @@ impl Nat {
     /// Switches forwarding on for interfaces by which the outside has come since. Tells whether there were any. A look costs some
     /// ten microseconds.
     pub fn follow_uplinks(&self) -> Result<bool, NatError> {
-        let state = self.lock();
-        Ok(!state.over && forwarding::enable(self.instance, &self.memory, &self.uplinks)?)
+        let mut state = self.lock();
+        Ok(!state.over && forwarding::enable(self.instance, &self.memory, &self.uplinks, &mut state.defaults)?)
     }
 
     /// From now on nothing puts them back: [`Nat::remove`] follows.

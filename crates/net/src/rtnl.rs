@@ -79,6 +79,34 @@ pub(crate) struct Rtnl {
     sequence: u32,
 }
 
+/// Tells whether links or routes have changed, of the namespace of the thread that opened it.
+pub(crate) struct Changes(Socket);
+
+impl Changes {
+    pub fn open() -> io::Result<Changes> {
+        // RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE and RTNLGRP_IPV6_ROUTE of linux/rtnetlink.h.
+        const GROUPS: [u32; 3] = [1, 7, 11];
+        let mut socket = Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        GROUPS.into_iter().try_for_each(|group| socket.add_membership(group))?;
+        socket.set_non_blocking(true)?;
+        Ok(Changes(socket))
+    }
+
+    /// Whether there was any change since the last call.
+    pub fn any(&mut self) -> bool {
+        let mut any = false;
+        let mut message = [0; 8];
+        loop {
+            match self.0.recv(&mut &mut message[..], 0) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return any,
+                // With ENOBUFS there were more than the socket can hold.
+                Ok(_) | Err(_) => any = true,
+            }
+        }
+    }
+}
+
 impl Rtnl {
     pub fn open() -> Result<Rtnl, RtnlError> {
         let mut socket = Socket::new(NETLINK_ROUTE).map_err(RtnlError::Socket)?;

@@ -9,6 +9,7 @@
 //! the machine: the first one writes it, the last one puts everything back. It is valid for one boot.
 
 use crate::addr::Instance;
+use crate::rtnl::Changes;
 use crate::sysctl::{self, SysctlError};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,12 +46,42 @@ struct Memory {
     before: BTreeMap<String, String>,
 }
 
+/// The interfaces of the default routes. Each proc has routes of its own, so that reading all of them takes longer the more there
+/// are; they are read again only if the kernel has told of a change.
+pub(super) struct Defaults {
+    /// None where the kernel cannot be listened to: then they are read each time.
+    changes: Option<Changes>,
+    found: Option<BTreeSet<String>>,
+}
+
+impl Defaults {
+    /// Of the network namespace of the thread.
+    pub fn new() -> Defaults {
+        Defaults { changes: Changes::open().ok(), found: None }
+    }
+
+    fn now(&mut self) -> Result<BTreeSet<String>, ForwardingError> {
+        if self.changes.as_mut().is_none_or(Changes::any) {
+            self.found = None;
+        }
+        match &self.found {
+            Some(found) => Ok(found.clone()),
+            None => Ok(self.found.insert(default_interfaces()?).clone()),
+        }
+    }
+}
+
 /// Switches forwarding on for these interfaces and those of the default routes as they are now. Tells whether it had to.
-pub(super) fn enable(instance: Instance, file: &Path, uplinks: &[String]) -> Result<bool, ForwardingError> {
+pub(super) fn enable(
+    instance: Instance,
+    file: &Path,
+    uplinks: &[String],
+    defaults: &mut Defaults,
+) -> Result<bool, ForwardingError> {
     let _lock = lock(file)?;
     let mut memory = load(file)?;
     let mut wanted = BTreeMap::new();
-    let mut interfaces = default_interfaces()?;
+    let mut interfaces = defaults.now()?;
     interfaces.extend(uplinks.iter().cloned());
     let ipv6 = sysctl::has_ipv6();
     for interface in &interfaces {
