@@ -197,14 +197,19 @@ impl Worker {
     pub fn backup(self: &Arc<Self>, request: BackupRequest, out: Out) {
         let (worker, runtime) = (Arc::clone(self), tokio::runtime::Handle::current());
         tokio::task::spawn_blocking(move || {
+            // Told once another may begin. The backup is there even if the client has gone.
             let done = worker.back_up(&request, runtime.clone(), &out);
-            if let Err(refusal) = done {
-                let _ = runtime.block_on(out.send(Err(refusal)));
-            }
+            let _ = runtime.block_on(out.send(done));
         });
     }
 
-    fn back_up(&self, request: &BackupRequest, runtime: tokio::runtime::Handle, out: &Out) -> Result<(), Refusal> {
+    /// Returns the last word of it.
+    fn back_up(
+        &self,
+        request: &BackupRequest,
+        runtime: tokio::runtime::Handle,
+        out: &Out,
+    ) -> Result<BackupProgress, Refusal> {
         let Ok(_only) = self.backing_up.try_lock() else {
             return Err(Refusal::new(Code::State, "a backup is under way: wait for its end"));
         };
@@ -244,7 +249,7 @@ impl Worker {
         scratch: &Path,
         runtime: tokio::runtime::Handle,
         out: &Out,
-    ) -> Result<(), BackupFailure> {
+    ) -> Result<BackupProgress, BackupFailure> {
         let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(growing);
         let sink = BufWriter::with_capacity(1 << 20, opened.map_err(at(growing))?);
         let sink = with_wrap(&request.wrap, |wrap| BackupWriter::begin(sink, wrap, now_ms()))??;
@@ -499,7 +504,7 @@ impl Backup {
         file: &Path,
         volumes: u64,
         left_out: BTreeSet<String>,
-    ) -> Result<(), BackupFailure> {
+    ) -> Result<BackupProgress, BackupFailure> {
         let note = Note {
             format: FORMAT,
             kip: env!("CARGO_PKG_VERSION").to_owned(),
@@ -519,10 +524,7 @@ impl Backup {
         let procs = note.procs.len() as u64;
         self.machine.events.tell(None, "backup", format!("{}: {procs} procs, {file_bytes} bytes", file.display()));
         let (file, left_out) = (file.display().to_string(), left_out.into_iter().collect());
-        let end = BackupProgress::End { file, procs, volumes, left_out, bytes: self.bytes, file_bytes };
-        // The backup is there even if the client has gone.
-        let _ = self.runtime.block_on(self.out.send(Ok(end)));
-        Ok(())
+        Ok(BackupProgress::End { file, procs, volumes, left_out, bytes: self.bytes, file_bytes })
     }
 }
 
