@@ -121,7 +121,7 @@ def fire(proc: Proc, tier: str) -> dict[str, Any]:
 #   falls out
 # held by: this, `tests/test_kinds.py::test_what_was_needed_once_falls_out`,
 #   `kip_pager::set::tests::each_kind_of_wake_has_a_set_of_its_own`,
-#   `kip_engine::hibernate::tests::triggers_are_of_kinds`
+#   `kip_engine::cause::tests::each_cause_has_its_text_its_working_set_and_its_word`
 def test_each_kind_of_wake_has_its_set(proc: Proc, tier: str) -> None:
     for _ in range(ROUNDS):
         first, second, timer = visit(proc, tier, FIRST), visit(proc, tier, SECOND), fire(proc, tier)

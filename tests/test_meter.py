@@ -358,7 +358,7 @@ def test_it_outlives_daemons(fresh_kip: Callable[..., Kip], tmp_path: Path) -> N
 
 
 # promise meters: wakes by tier and trigger, connections
-# held by: this, `kip_engine::meter::tests::triggers_are_few_words`
+# held by: this, `kip_engine::cause::tests::each_cause_has_its_text_its_working_set_and_its_word`
 def test_wakes_and_connections_are_counted(kip: Kip, tmp_path: Path) -> None:
     proc = lines(kip, tmp_path, "calls", "--hibernate", "held")
     begun = meter(kip, "calls")

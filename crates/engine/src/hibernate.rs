@@ -5,15 +5,16 @@
 //! ticks touch from a wake. Held: the threads are stopped; the daemon holds duplicates of its sockets and knows its
 //! timers. The duplicates are gone before the program runs again, so that its close is a close.
 
+use crate::cause::WakeCause;
 use crate::host::Proc;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::inotify;
 use crate::tree::{self, Tree};
 use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
-use kip_net::wake::{Trigger, WakeEvent};
+use kip_net::wake::Trigger;
 use kip_pager::client::{MOST_WATCHED, PagerError};
-use kip_pager::protocol::{Hibernated, Look, Order, Watch};
+use kip_pager::protocol::{Hibernated, Look, Order};
 use kip_records::due;
 use kip_types::{Hibernate, WakeOn};
 use std::fs;
@@ -59,6 +60,8 @@ pub struct Watched {
     pub clocks: Clocks,
     /// Its sockets.
     pub sockets: Vec<Held>,
+    /// What the pager watches, in the order of [`Order::watch`].
+    pub at_pager: Vec<WakeCause>,
 }
 
 /// Takes the memory of a running proc out.
@@ -85,7 +88,8 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     if quiet.len() > MOST_WATCHED {
         sockets.extend(quiet.split_off(MOST_WATCHED));
     }
-    let quiet: Vec<(OwnedFd, String)> = quiet.into_iter().map(|(fd, saved)| (fd, label(&saved.kind))).collect();
+    let (quiet, causes): (Vec<OwnedFd>, Vec<WakeCause>) =
+        quiet.into_iter().map(|(fd, saved)| (fd, first_event(saved.kind))).unzip();
     let order = Order {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
@@ -96,9 +100,9 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
         patience: if ticks { known.patience } else { 0 },
         prefetch: proc.spec.timing.prefetch,
         drop_files: !proc.spec.timing.keep_files,
-        watch: quiet.iter().map(|(_, label)| Watch { label: label.clone(), kind: kind_of(label) }).collect(),
+        watch: causes.iter().map(WakeCause::purpose).collect(),
     };
-    let watch: Vec<_> = quiet.iter().map(|(fd, _)| fd.as_fd()).collect();
+    let watch: Vec<_> = quiet.iter().map(|fd| fd.as_fd()).collect();
     let report = proc.shared.pager.hibernate(order, &watch);
     drop(quiet);
     let report = report?;
@@ -121,7 +125,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
             saved.seen = crate::descriptors::seen(before.seen, frozen.seen);
             Some(Held { fd: Arc::new(fd), saved })
         };
-        Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect() }
+        Watched { clocks, sockets: sockets.into_iter().filter_map(still).collect(), at_pager: causes }
     });
     let ticks = ticks && held.is_none();
     Ok(Done { report, memory_bytes, there_bytes: proc.cgroup.held_bytes(), held, ticks, ticker, first_due_ns })
@@ -172,28 +176,15 @@ fn look_at_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
     unreachable!("the last look returns")
 }
 
-/// The kind of wake that a trigger is, which has a working set of its own: the port, a timer, a call from outside, or what it
-/// was at when it was frozen.
-pub fn kind_of(trigger: &str) -> String {
-    let mut words = trigger.split(' ');
-    match (words.next(), words.next().and_then(|address| address.rsplit(':').next())) {
-        (Some(protocol @ ("tcp" | "udp")), Some(port)) => format!("{protocol} {port}"),
-        (Some("timer"), _) if trigger.ends_with("at work)") => "work".to_owned(),
-        (Some("timer"), _) => "timer".to_owned(),
-        (Some("watched"), _) => "files".to_owned(),
-        _ => "call".to_owned(),
-    }
-}
-
-/// What the wake plane calls an event of such a socket.
-fn label(kind: &Kind) -> String {
+/// What an event of such a descriptor, which has nothing to offer yet, will be.
+fn first_event(kind: Kind) -> WakeCause {
     let trigger = match kind {
         Kind::Listener { .. } => Trigger::Connection,
         Kind::Udp { .. } => Trigger::Datagram,
         Kind::Inotify => Trigger::Changed,
         Kind::Stream { .. } | Kind::Other => Trigger::Data,
     };
-    WakeEvent { key: (), socket: *kind, trigger }.to_string()
+    WakeCause::Descriptor(kind, trigger)
 }
 
 /// Lets the pager know what a dead one had out of this proc. Tells whether the proc sleeps and is held.
@@ -317,17 +308,6 @@ fn sockets_before(tree: &Tree) -> Vec<(OwnedFd, SavedOptions)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn triggers_are_of_kinds() {
-        assert_eq!(kind_of("tcp 0.0.0.0:6379 (connection)"), "tcp 6379");
-        assert_eq!(kind_of("tcp [::ffff:10.213.0.1]:7100 from [::ffff:10.213.0.255]:59720 (data)"), "tcp 7100");
-        assert_eq!(kind_of("udp 10.0.0.1:53 (datagram)"), "udp 53");
-        assert_eq!(kind_of("watched files (changed)"), "files");
-        assert_eq!(kind_of("timer (timerfd)"), "timer");
-        assert_eq!(kind_of(&format!("timer ({})", kip_records::due::source_word(Source::Work))), "work");
-        assert_eq!(kind_of("operator"), "call");
-    }
 
     #[test]
     fn reads_timerfds() {

@@ -21,6 +21,7 @@
 
 pub mod blocking;
 pub mod calls;
+pub mod cause;
 pub mod descriptors;
 pub mod events;
 pub mod exec;

@@ -424,23 +424,6 @@ impl Kept {
     }
 }
 
-/// All that [`word`] gives.
-pub const WORDS: [&str; 8] = ["tcp", "udp", "timer", "touch", "exec", "wake", "stop", "other"];
-
-/// What a trigger is called in meters and metrics: few words, however many sockets there are.
-pub fn word(trigger: &str) -> &'static str {
-    match trigger.split(' ').next().unwrap_or_default() {
-        "tcp" => "tcp",
-        "udp" => "udp",
-        "timer" => "timer",
-        "first" => "touch",
-        "kip" if trigger.ends_with("exec") => "exec",
-        "kip" => "wake",
-        "stop" => "stop",
-        _ => "other",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -563,15 +546,5 @@ mod tests {
         let text = serde_json::to_string(&kept).unwrap();
         assert_eq!(serde_json::from_str::<Kept>(&text).unwrap(), kept);
         assert_eq!(serde_json::from_str::<Kept>("{}").unwrap(), Kept::default());
-    }
-
-    #[test]
-    fn triggers_are_few_words() {
-        let words = ["tcp 0.0.0.0:80 (connection)", "udp 1.2.3.4:53 (datagram)", "timer (POSIX timer)", "first touch"];
-        assert_eq!(words.map(word), ["tcp", "udp", "timer", "touch"]);
-        assert_eq!(
-            ["kip wake", "kip exec", "stop", "its pager was replaced"].map(word),
-            ["wake", "exec", "stop", "other"]
-        );
     }
 }

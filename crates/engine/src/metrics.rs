@@ -9,7 +9,7 @@ mod process;
 pub use moment::{Moment, ProcNow};
 pub use process::Process;
 
-use crate::meter;
+use crate::cause;
 use kip_types::Tier;
 use kip_types::lifecycle::Exit;
 use prometheus_client::encoding::text::encode_registry;
@@ -155,7 +155,7 @@ impl Metrics {
         for tier in SLEEPS {
             drop(self.failed_wakes.get_or_create(&[("tier", word(tier))]));
             drop(self.sleep_durations.get_or_create(&[("tier", word(tier))]));
-            for trigger in meter::WORDS {
+            for trigger in cause::WORDS {
                 let labels = [("tier", word(tier)), ("trigger", trigger)];
                 drop(self.wakes.get_or_create(&labels));
                 drop(self.wake_durations.get_or_create(&labels));
@@ -171,7 +171,7 @@ impl Metrics {
         }
     }
 
-    /// `trigger`: one of the words of [`crate::meter::word`].
+    /// `trigger`: one of the words of [`cause::WakeCause::word`].
     pub fn woke(&self, from: Tier, trigger: &'static str, us: u64) {
         let labels = [("tier", word(from)), ("trigger", trigger)];
         self.wakes.get_or_create(&labels).inc();

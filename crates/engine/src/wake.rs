@@ -9,6 +9,7 @@ mod rebuild;
 mod reopen;
 mod timers;
 
+use crate::cause::WakeCause;
 use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
 use crate::holdings::key;
@@ -187,14 +188,14 @@ fn bring(
     Ok(())
 }
 
-/// Restores the generation for `trigger`; returns the host pid of the sandbox's pid 1.
-pub fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Steps) -> Result<u32, WakeError> {
+/// Restores the generation for `cause`; returns the host pid of the sandbox's pid 1.
+pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut Steps) -> Result<u32, WakeError> {
     let images = kip_snapshot::path_of(&proc.dir, generation);
     let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
     let now = Now::read();
     manifest.body.clocks = manifest.body.clocks_now().resumed(now);
     // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client for one that was silent meanwhile.
-    let is_packet = (trigger.starts_with("tcp ") || trigger.starts_with("udp ")) && !manifest.body.clocks.stands;
+    let is_packet = cause.is_packet() && !manifest.body.clocks.stands;
     manifest.body.clocks.packet_ns = is_packet.then(|| now.monotonic_ns - steps.start.elapsed().as_nanos() as i64);
     let body = &manifest.body;
     let time = time_namespace(body.clocks.ahead_ns)?;
@@ -207,7 +208,7 @@ pub fn wake(proc: &Proc, generation: Generation, trigger: &str, steps: &mut Step
     if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
         bring(proc, &images, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
-        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes, time), trigger, steps) {
+        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes, time), cause, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {

@@ -5,7 +5,9 @@ mod looking;
 
 pub use looking::PeekedPage;
 
-use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Rebuilt, Request, Status, Woken};
+use crate::protocol::{
+    Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
+};
 use crate::slots;
 use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};
@@ -198,12 +200,12 @@ impl Pager {
         }
     }
 
-    /// Installs the working set for this kind of wake and lets held threads go.
+    /// Installs the working set for this purpose and lets held threads go.
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn wake(&self, name: &str, kind: &str) -> Result<Woken, PagerError> {
-        match self.call(&Request::Wake { name: name.into(), kind: kind.into() })? {
+    pub fn wake(&self, name: &str, purpose: Purpose) -> Result<Woken, PagerError> {
+        match self.call(&Request::Wake { name: name.into(), purpose })? {
             Answer::Woken(done) => Ok(done),
             other => Err(unexpected(&other)),
         }
@@ -224,9 +226,9 @@ impl Pager {
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn rouse(&self, name: &str, kind: &str) -> Result<(), PagerError> {
-        let bytes = serde_json::to_vec(&Request::Rouse { name: name.into(), kind: kind.into() })
-            .expect("requests are plain data");
+    pub fn rouse(&self, name: &str, purpose: Purpose) -> Result<(), PagerError> {
+        let bytes =
+            serde_json::to_vec(&Request::Rouse { name: name.into(), purpose }).expect("requests are plain data");
         let mut connection = self.rousing.lock().expect("no holder of this lock panics");
         let sent = connection.as_ref().is_some_and(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
         if !sent {

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Changes with every change of these messages.
-pub const PROTOCOL: u32 = 6;
+pub const PROTOCOL: u32 = 7;
 /// Most bytes of a message.
 pub const MAX_MESSAGE: usize = 64 * 1024;
 /// Most pages of a [`Peek`]: an answer has a line for each.
@@ -43,16 +43,16 @@ pub struct Order {
     pub drop_files: bool,
     /// What wakes it while it is held: one for each descriptor that comes with the order. The first that is readable wakes
     /// it, and all are closed here before it runs.
-    pub watch: Vec<Watch>,
+    pub watch: Vec<Purpose>,
 }
 
-/// Something that wakes a held proc.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Watch {
-    /// For people.
-    pub label: String,
-    /// The kind of wake that this is: it has a working set of its own.
-    pub kind: String,
+/// What a wake is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Purpose {
+    /// Wakes of the same name have a working set of their own.
+    pub set: String,
+    /// A packet has come, before which no time-out ends that passes during the wake.
+    pub packet: bool,
 }
 
 /// A proc that was rebuilt from a generation without a part of its memory.
@@ -70,8 +70,8 @@ pub struct Rebuilt {
     pub processes: Vec<(u32, u32, u64)>,
     /// The working set is installed; otherwise every page comes by a fault.
     pub prefetch: bool,
-    /// As in [`Watch`].
-    pub kind: String,
+    /// As in [`Purpose`].
+    pub set: String,
 }
 
 /// Pages that the daemon wants to see.
@@ -102,15 +102,15 @@ pub enum Request {
     Wake {
         /// The proc.
         name: String,
-        /// As in [`Watch`].
-        kind: String,
+        /// What for.
+        purpose: Purpose,
     },
     /// Wakes a held proc, without an answer: [`Event::Woke`] tells when it runs. The fastest way.
     Rouse {
         /// The proc.
         name: String,
-        /// As in [`Watch`].
-        kind: String,
+        /// What for.
+        purpose: Purpose,
     },
     /// Brings all memory back and forgets the proc, which runs on.
     Restore {
@@ -301,8 +301,8 @@ pub enum Event {
         turn: u64,
         /// From the first fault or the order on.
         woken: Woken,
-        /// The label of that of its [`Order::watch`] that it was, if it was one.
-        by: Option<String>,
+        /// The place of that of its [`Order::watch`] that it was, if it was one.
+        by: Option<usize>,
     },
     /// A page that a proc waits for is damaged where it lies: the proc must be ended.
     Damaged {

@@ -11,7 +11,7 @@ mod parking;
 
 use crate::memory::Bell;
 use crate::proc::{Proc, Sets, Way};
-use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Request, Status, Watch, Woken};
+use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Purpose, Request, Status, Woken};
 use crate::serve::Server;
 use crate::set::Predictor;
 use crate::stop::{Stopped, stop_at_rest};
@@ -57,7 +57,7 @@ struct Rung {
     /// The wake took so long; none: as long as the set.
     total_us: Option<u64>,
     at: Instant,
-    by: Option<String>,
+    by: Option<usize>,
 }
 
 /// What a thread that holds a proc is told.
@@ -65,7 +65,7 @@ enum Let {
     /// Let it go, and say so.
     Go(mpsc::Sender<()>),
     /// Wake it.
-    Wake(Instant, String),
+    Wake(Instant, Purpose),
 }
 
 /// The way to a thread that holds a proc.
@@ -241,11 +241,11 @@ impl Service {
                     self.budget.store(bytes, Ordering::Relaxed);
                     Ok(Answer::Done)
                 }
-                Request::Rouse { name, kind } => {
-                    self.rouse(&name, kind);
+                Request::Rouse { name, purpose } => {
+                    self.rouse(&name, purpose);
                     continue;
                 }
-                Request::Wake { name, kind } => self.wake(&name, &kind).map(Answer::Woken),
+                Request::Wake { name, purpose } => self.wake(&name, &purpose.set).map(Answer::Woken),
                 Request::Inflate(rebuilt) => self.inflate(rebuilt, fds).map(Answer::Woken),
                 Request::Restore { name } => self.restore(&name).map(|()| Answer::Done),
                 Request::Forget { name } => {
@@ -357,7 +357,7 @@ impl Service {
             entry.holder = Some(Holder { order: sender, bell: Arc::clone(&bell) });
             drop(guard);
             if !answer(done) {
-                self.rouse(&order.name, String::new());
+                self.rouse(&order.name, Purpose::default());
             }
             self.hold(order, &slot, stopped, watch, (&orders, &bell));
             return Ok(());
@@ -391,7 +391,7 @@ impl Service {
         told: (&mpsc::Receiver<Let>, &OwnedFd),
     ) {
         let (orders, bell) = told;
-        let mut by: Option<&Watch> = None;
+        let mut by: Option<usize> = None;
         let told = loop {
             let ends: Vec<OwnedFd> =
                 stopped.mortal().into_iter().filter_map(|pid| kip_sys::process::pidfd_open(pid).ok()).collect();
@@ -399,12 +399,12 @@ impl Service {
             let mut fds: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             if let Err(error) = rustix::io::retry_on_intr(|| poll(&mut fds, None)) {
                 tracing::error!(proc = order.name, %error, "a held proc is let go");
-                break Some(Let::Wake(Instant::now(), String::new()));
+                break Some(Let::Wake(Instant::now(), Purpose::default()));
             }
             let at = Instant::now();
-            by = fds[..watch.len()].iter().position(|fd| !fd.revents().is_empty()).map(|index| &order.watch[index]);
+            by = fds[..watch.len()].iter().position(|fd| !fd.revents().is_empty());
             if let Some(by) = by {
-                break Some(Let::Wake(at, by.kind.clone()));
+                break Some(Let::Wake(at, order.watch[by].clone()));
             }
             if let Ok(told) = orders.try_recv() {
                 break Some(told);
@@ -417,14 +417,13 @@ impl Service {
             // The process that waits for a killed one has to hear of its end; pid 1, if that was
             // the program.
             if stopped.processes.len() < before {
-                break Some(Let::Wake(at, String::new()));
+                break Some(Let::Wake(at, Purpose::default()));
             }
         };
         // The program may close what we have duplicates of, and that is to be a close.
         drop(watch);
-        let by = by.map(|by| by.label.clone());
         match told {
-            Some(Let::Wake(at, kind)) => {
+            Some(Let::Wake(at, purpose)) => {
                 let mut guard = loop {
                     if let Ok(guard) = slot.try_lock() {
                         break guard;
@@ -440,9 +439,9 @@ impl Service {
                 if let Some(entry) = guard.as_mut() {
                     entry.holder = None;
                     entry.asleep.store(false, Ordering::SeqCst);
-                    entry.proc.wake(&entry.pids, &kind);
+                    entry.proc.wake(&entry.pids, &purpose.set);
                 }
-                if by.is_some() || kind.starts_with("tcp ") || kind.starts_with("udp ") {
+                if by.is_some() || purpose.packet {
                     stopped.go_for_packet(at);
                 } else {
                     stopped.go();
@@ -466,23 +465,23 @@ impl Service {
         self.in_memory.fetch_sub(std::mem::take(&mut entry.kept_bytes), Ordering::Relaxed);
     }
 
-    fn rouse(&self, name: &str, kind: String) {
+    fn rouse(&self, name: &str, purpose: Purpose) {
         let at = Instant::now();
         let Some(slot) = self.known(name) else { return };
         at_once_or_later(slot, "rouse", move |entry| {
             if let Some(holder) = entry.as_ref().and_then(|entry| entry.holder.as_ref()) {
-                holder.tell(Let::Wake(at, kind));
+                holder.tell(Let::Wake(at, purpose));
             }
         });
     }
 
-    fn wake(&self, name: &str, kind: &str) -> Result<Woken, String> {
+    fn wake(&self, name: &str, set: &str) -> Result<Woken, String> {
         let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
         let mut guard = lock(&slot);
         let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
-        entry.proc.wake(&entry.pids, kind);
+        entry.proc.wake(&entry.pids, set);
         self.sets_are_used(entry);
         let install_us = micros(began);
         entry.let_go();

@@ -5,6 +5,7 @@
 //! (a kill order never reached CRIU, or a restore had finished), or parked; stopping: finished.
 
 use crate::task;
+use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::holdings::{Holdings, key};
 use kip_engine::host::Host;
@@ -189,7 +190,7 @@ fn still_asleep(proc: &Proc, state: &State) -> bool {
         return true;
     }
     if (look.asleep || look.held)
-        && let Err(e) = proc.shared.pager.wake(proc.name.as_str(), "call")
+        && let Err(e) = proc.shared.pager.wake(proc.name.as_str(), WakeCause::PagerReplaced.purpose())
     {
         tracing::warn!(proc = %proc.name, error = chain(&e), "a hibernated proc is not woken");
     }

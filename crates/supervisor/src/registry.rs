@@ -1,6 +1,7 @@
 //! The tasks of procs that exist, and what comes to them from outside: the wake plane's events and the pager's.
 
 use crate::task::{self, Command, Handle, Removed};
+use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::host::{Host, Proc};
 use kip_engine::pressure::Grant;
@@ -168,7 +169,7 @@ impl Registry {
 
     /// Wakes a held proc, without its task: that hears of it when the program may run already. None if there is no room,
     /// or it is not hibernated: then it is its task's business.
-    fn rouse_held(&self, handle: &Handle, key: Slot, label: &str) -> Option<Grant> {
+    fn rouse_held(&self, handle: &Handle, key: Slot, cause: WakeCause) -> Option<Grant> {
         let leave = {
             let status = handle.status.borrow();
             let hibernated = matches!(status.record.state, State::Hibernated { .. });
@@ -177,7 +178,7 @@ impl Registry {
         let leave = self.host.pressure.try_admit(&leave?)?;
         // The program may run as soon as our duplicates are gone.
         self.host.wake_plane.remove(&key);
-        if let Err(e) = self.host.pager.rouse(handle.proc.name.as_str(), &hibernate::kind_of(label)) {
+        if let Err(e) = self.host.pager.rouse(handle.proc.name.as_str(), cause.purpose()) {
             tracing::warn!(proc = %handle.proc.name, error = chain(&e), "a held proc is not woken yet");
         }
         Some(leave)
@@ -195,9 +196,9 @@ impl Registry {
                     let handle = machine.handles().get(&event.key).cloned();
                     let Some(handle) = handle else { continue };
                     let key = event.key;
-                    let label = event.to_string();
-                    let leave = machine.rouse_held(&handle, key, &label);
-                    if handle.inbox.try_send(Command::Socket { label, at, leave }).is_err()
+                    let cause = WakeCause::of(&event);
+                    let leave = machine.rouse_held(&handle, key, cause);
+                    if handle.inbox.try_send(Command::Socket { cause, at, leave }).is_err()
                         && let Err(e) = machine.host.wake_plane.rearm(&key)
                     {
                         // Its queue was full: the event is reported again.

@@ -12,6 +12,7 @@ mod ending;
 mod hibernate;
 mod hooks;
 mod observed;
+mod phase;
 mod pressed;
 mod previous;
 mod probes;
@@ -27,20 +28,20 @@ use archive::Storing;
 pub use archive::{Archived, archived};
 pub use checked::Asking;
 pub use command::{By, Command, Reply};
-use deadline::Levels;
 pub use hibernate::Asleep;
-use hibernate::Hibernating;
 use kip_engine::tickets::Ticket;
 use kip_records::body::Body;
 use kip_types::chain;
+use phase::{Parked, Phase, Running, Woke};
 pub use pressed::need;
 pub use probes::Probes;
 pub use ready::once as look_once;
 pub use still::{Still, Stilled};
 pub use ticks::would_be_late;
 
-use crate::idle::{Activity, DryRun, Idle, Sample};
+use crate::idle::{Activity, DryRun, Sample};
 use kip_checkpoint::clocks::Now;
+use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::kits::Kit;
 use kip_engine::pressure::Grant;
@@ -123,36 +124,6 @@ impl Status {
     }
 }
 
-/// A running proc.
-#[derive(Debug)]
-struct Running {
-    pidfd: AsyncFd<OwnedFd>,
-    idle: Idle<Traffic>,
-    next_look: Instant,
-    levels: Levels,
-    /// Woken for ticks and nothing else so far.
-    for_ticks: bool,
-    /// No automatic sleep before this.
-    not_before: Instant,
-    /// When a sleep was put off because a wait was about to end.
-    put_off: Option<Instant>,
-    /// Where it woke from; hot for one that was started.
-    from: Tier,
-    /// It woke by touching its memory, and not for data.
-    by_itself: bool,
-    /// It woke by a tick that touched more than the pager had patience for, or of which Kip did not know.
-    by_a_tick: bool,
-    /// It cannot be hibernated: from hot it goes to parked.
-    no_hibernation: bool,
-    dry_run: Option<DryRun>,
-}
-
-/// A parked proc.
-#[derive(Debug)]
-struct Sleeping {
-    next: Option<NextWake>,
-}
-
 /// The owner of one proc.
 #[derive(Debug)]
 pub struct Task {
@@ -166,9 +137,7 @@ pub struct Task {
     pub record: Record,
     inbox: mpsc::Receiver<Command>,
     status: watch::Sender<Status>,
-    running: Option<Running>,
-    hibernating: Option<Hibernating>,
-    sleeping: Option<Sleeping>,
+    phase: Phase,
     tickets: Arc<AtomicUsize>,
     /// Of those the ones of its own commands after a wake.
     hooking: Arc<AtomicUsize>,
@@ -180,15 +149,6 @@ pub struct Task {
     hidden_ticks: bool,
     pressed: Pressed,
     storing: Option<Storing>,
-    /// Since when it has been parked, or since when another try to archive it is not worth it.
-    parked_since: Option<Instant>,
-    /// What it wakes from, or a part of that, is not to be had from the store, or it is parked without its volumes: when its sockets
-    /// and timers may wake it again.
-    listens_again: Option<Instant>,
-    /// Its generation has just come from the store.
-    fetched: bool,
-    /// Its program had ended before this task could watch it.
-    gone: bool,
     /// All are ended: it is not to be started again by this daemon.
     ending: bool,
     /// When its record was written last.
@@ -263,9 +223,7 @@ impl Task {
             record,
             inbox,
             status,
-            running: None,
-            hibernating: None,
-            sleeping: None,
+            phase: Phase::Down,
             tickets,
             hooking: Arc::default(),
             turn: None,
@@ -273,10 +231,6 @@ impl Task {
             hidden_ticks: false,
             pressed: Pressed::default(),
             storing: None,
-            parked_since: None,
-            listens_again: None,
-            fetched: false,
-            gone: false,
             ending: false,
             written: Instant::now(),
             starting: None,
@@ -297,18 +251,6 @@ impl Task {
         loop {
             self.publish();
             let deadline = self.deadline();
-            let exited = async {
-                if self.gone {
-                    return;
-                }
-                match (&self.running, &self.hibernating) {
-                    (Some(Running { pidfd, .. }), _) | (None, Some(Hibernating { pidfd: Some(pidfd), .. })) => {
-                        drop(pidfd.readable().await);
-                    }
-                    (None, Some(_)) => {}
-                    (None, None) => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 command = self.inbox.recv() => {
                     let Some(command) = command else { return };
@@ -316,7 +258,7 @@ impl Task {
                         return;
                     }
                 }
-                () = exited => self.on_exit().await,
+                () = self.phase.ended() => self.on_exit().await,
                 leave = self.pressed.leave() => self.on_leave(leave).await,
                 () = async {
                     match deadline {
@@ -335,7 +277,7 @@ impl Task {
         }
         match self.record.state.clone() {
             State::Hot { init, .. } => {
-                self.begin_running(init, false);
+                self.begin_running(init, Tier::Hot, Woke::Called);
                 self.look_for_ready();
             }
             State::Hibernated { init, .. } => self.resume_hibernated(init).await,
@@ -351,7 +293,7 @@ impl Task {
             Ok(manifest) => self.begin_sleeping(&manifest.body),
             Err(e) => {
                 tracing::warn!(proc = %self.proc.name, error = chain(&e), "the snapshot of a parked proc cannot be read");
-                self.sleeping = Some(Sleeping { next: None });
+                self.phase = Phase::Parked(Parked::new(None));
             }
         }
     }
@@ -359,22 +301,17 @@ impl Task {
     fn publish(&self) {
         self.status.send_replace(Status {
             record: self.record.clone(),
-            quiet_since: self.running.as_ref().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
-            seen: self.running.as_ref().and_then(|r| r.idle.seen()),
-            next: self.next_timer(),
+            quiet_since: self.phase.running().map(|r| Instant::now() - r.idle.quiet(Instant::now())),
+            seen: self.phase.running().and_then(|r| r.idle.seen()),
+            next: self.phase.next_timer(),
             starting: self.starting.is_some(),
             execs: self.tickets.load(Ordering::SeqCst),
             asleep: self.asleep(),
-            ticks: self.hibernating.as_ref().is_some_and(|h| h.ticks.is_some()),
-            ticker: self.hibernating.as_ref().and_then(|h| h.ticker.clone()),
+            ticks: self.phase.hibernated().is_some_and(|h| h.ticks.is_some()),
+            ticker: self.phase.hibernated().and_then(|h| h.ticker.clone()),
             waits: self.pressed.waits(),
-            dry_run: self.running.as_ref().and_then(|r| r.dry_run),
+            dry_run: self.phase.running().and_then(|r| r.dry_run),
         });
-    }
-
-    /// The next timer that a sleeper has to be woken for.
-    fn next_timer(&self) -> Option<NextWake> {
-        self.sleeping.as_ref().and_then(|s| s.next).or_else(|| self.hibernating.as_ref().and_then(|h| h.next))
     }
 
     /// It has no thread that runs: it is woken before it does anything.
@@ -460,10 +397,10 @@ impl Task {
             Command::Sleep { by, reply, .. } => {
                 let _ = reply.send(self.park_on_request(by).await);
             }
-            Command::Wake { trigger, reply } => {
-                let _ = reply.send(self.wake_on_request(trigger).await);
+            Command::Wake { cause, reply } => {
+                let _ = reply.send(self.wake_on_request(cause).await);
             }
-            Command::Socket { label, at, leave } => self.on_socket(label, at, leave).await,
+            Command::Socket { cause, at, leave } => self.on_socket(cause, at, leave).await,
             Command::Awake { turn, woken, by } => self.on_awake(turn, woken, by).await,
             Command::Damaged { message } => self.on_damaged(message).await,
             Command::TakeOver { only_if_ours, reply } => {
@@ -481,8 +418,8 @@ impl Task {
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);
             }
-            Command::KeepAwake { trigger, reply } => {
-                let awake = self.wake_on_request(trigger).await;
+            Command::KeepAwake { cause, reply } => {
+                let awake = self.wake_on_request(cause).await;
                 let _ = reply.send(awake.map(|_| {
                     self.tickets.fetch_add(1, Ordering::SeqCst);
                     Ticket(Arc::clone(&self.tickets))
@@ -514,7 +451,7 @@ impl Task {
         }
         match starting::start(self, wait_ready).await {
             Ok(init) => {
-                self.begin_running(init, false);
+                self.begin_running(init, Tier::Hot, Woke::Called);
                 self.look_for_ready();
                 self.proc.shared.events.tell(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
                 Ok(())
@@ -537,53 +474,36 @@ impl Task {
         }
     }
 
-    fn begin_running(&mut self, init: u32, for_ticks: bool) {
+    fn begin_running(&mut self, init: u32, from: Tier, woke: Woke) {
         match kip_sys::process::pidfd_open(init).and_then(watched) {
-            Ok(pidfd) => self.run_on(pidfd, for_ticks),
+            Ok(pidfd) => self.run_on(pidfd, from, woke),
             // It has ended already: the status pipe says how.
-            Err(_) => (self.sleeping, self.running, self.gone) = (None, None, true),
+            Err(_) => self.phase = Phase::Gone,
         }
     }
 
-    fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, for_ticks: bool) {
-        let now = Instant::now();
-        self.sleeping = None;
-        self.running = Some(Running {
-            pidfd,
-            idle: Idle::new(now),
-            next_look: now,
-            levels: Levels::since(now),
-            for_ticks,
-            not_before: now,
-            put_off: None,
-            from: Tier::Hot,
-            by_itself: false,
-            by_a_tick: false,
-            no_hibernation: false,
-            dry_run: self.proc.spec.timing.dry_run.then(|| DryRun::new(now)),
-        });
+    fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, from: Tier, woke: Woke) {
+        self.phase = Phase::Running(Box::new(Running::new(pidfd, (from, woke), self.proc.spec.timing.dry_run)));
         self.look();
     }
 
     fn begin_sleeping(&mut self, body: &Body) {
-        self.running = None;
         let last = self.record.last_wake.as_ref().map_or(Duration::ZERO, |w| Duration::from_micros(w.total_us));
         let lead = (last.min(LONGEST_LEAD) + LEAD).as_nanos() as i64;
         let timing = &self.proc.spec.timing;
         let ticks = (self.record.ticks, self.record.tick_wakes);
         let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, lead);
-        self.sleeping = Some(Sleeping { next });
-        self.parked_since = Some(Instant::now());
+        self.phase = Phase::Parked(Parked::new(next));
         kip_engine::watches::watch(&self.proc, body);
     }
 
-    async fn on_socket(&mut self, label: String, at: Instant, leave: Option<Grant>) {
+    async fn on_socket(&mut self, cause: WakeCause, at: Instant, leave: Option<Grant>) {
         if let Some(leave) = leave {
-            if let Some(hibernating) = &mut self.hibernating {
-                hibernating.roused = Some((label, leave));
+            if let Some(hibernating) = self.phase.hibernated_mut() {
+                hibernating.roused = Some((cause, leave));
             }
         } else if self.sleeps() {
-            self.wake_in_turn(label, at, false).await;
+            self.wake_in_turn(cause, at, false).await;
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::{inspect, view, why};
 use kip_engine::blocking::blocking;
+use kip_engine::cause::{Request, WakeCause};
 use kip_engine::exec::ExecSession;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
@@ -277,7 +278,6 @@ impl Worker {
     /// Wakes a proc; tells whether it was running already. One that is not here is taken over from the store: that of the id, or
     /// the one that has this name, or id, there.
     pub async fn wake(&self, name: &ProcName, id: Option<&str>) -> Result<(ProcView, bool), Refusal> {
-        let trigger = "kip wake".to_owned();
         let name = &match self.handle(name) {
             Err(unknown) => self.take_over(name, id, unknown).await?,
             Ok(_) if id.is_some() => return Err(taken(name)),
@@ -286,15 +286,16 @@ impl Worker {
                 name.clone()
             }
         };
-        let already = self.handle(name)?.ask(|reply| Command::Wake { trigger, reply }).await?;
+        let already =
+            self.handle(name)?.ask(|reply| Command::Wake { cause: WakeCause::Request(Request::Wake), reply }).await?;
         Ok((self.inspect(name).await?, already))
     }
 
     /// Runs a program inside a proc, which is woken for it.
     pub async fn exec(&self, name: &ProcName, request: ExecRequest) -> Result<ExecSession, Refusal> {
         let handle = self.handle(name)?;
-        let trigger = "kip exec".to_owned();
-        let ticket = handle.ask(|reply| Command::KeepAwake { trigger, reply }).await?;
+        let cause = WakeCause::Request(Request::Exec);
+        let ticket = handle.ask(|reply| Command::KeepAwake { cause, reply }).await?;
         exec::exec(handle.proc, request, ticket).await
     }
 

@@ -5,6 +5,7 @@
 
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, release, timers};
+use crate::cause::WakeCause;
 use crate::hibernate;
 use crate::holdings::key;
 use crate::host::Proc;
@@ -119,7 +120,7 @@ pub(super) fn rebuild(
     manifest: &Manifest<Body>,
     ready: &Ready,
     (with_pins, volumes, time): (bool, Vec<Volume>, Option<BorrowedFd<'_>>),
-    trigger: &str,
+    cause: WakeCause,
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
     let body = &manifest.body;
@@ -166,7 +167,7 @@ pub(super) fn rebuild(
         let check = scope.spawn(|| verify(images, manifest, &ready.plan));
         let mut inflating = None;
         let waited =
-            rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled, trigger))));
+            rebuild.wait(|unfilled| inflating = Some(scope.spawn(move || inflate(proc, images, &unfilled, cause))));
         steps.done("memory");
         let inflated = inflating.map(|inflating| inflating.join().expect("the pager's client does not panic"));
         if inflated.is_some() {
@@ -231,7 +232,7 @@ fn verify(images: &Path, manifest: &Manifest<Body>, plan: &Plan) -> Result<(), S
 }
 
 /// Lets the pager look after what was left out.
-fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], trigger: &str) -> Result<(), Failure> {
+fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], cause: WakeCause) -> Result<(), Failure> {
     let rebuilt = Rebuilt {
         name: proc.name.to_string(),
         number: proc.slot.number().into(),
@@ -239,7 +240,7 @@ fn inflate(proc: &Proc, images: &Path, unfilled: &[Unfilled], trigger: &str) -> 
         generation: images.to_owned(),
         processes: unfilled.iter().map(|u| (u.host, u.inside, u.can_come)).collect(),
         prefetch: proc.spec.timing.prefetch,
-        kind: hibernate::kind_of(trigger),
+        set: cause.purpose().set,
     };
     let uffds: Vec<_> = unfilled.iter().map(|u| u.uffd.as_fd()).collect();
     proc.shared.pager.inflate(rebuilt, &uffds)?;

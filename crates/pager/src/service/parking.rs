@@ -15,7 +15,7 @@ use std::time::Instant;
 impl Service {
     pub(super) fn inflate(&self, rebuilt: Rebuilt, uffds: Vec<OwnedFd>) -> Result<Woken, String> {
         let began = Instant::now();
-        let Rebuilt { name, number, directory, generation, processes, prefetch, kind } = rebuilt;
+        let Rebuilt { name, number, directory, generation, processes, prefetch, set } = rebuilt;
         // What an earlier try left.
         self.forget(&name);
         if processes.len() != uffds.len() {
@@ -30,7 +30,7 @@ impl Service {
             clear(&directory).and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory)).and_then(|()| {
                 let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
                 let predictor = Predictor::LastUse;
-                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch, &kind)
+                Proc::inflate(number, &directory, server, custodian, predictor, &generation, processes, prefetch, &set)
             });
         let proc = made.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         let entry =

@@ -5,6 +5,7 @@
 //! the swap it is free in the store and nothing of it is here that counts; after it, it is here and nowhere else.
 
 use super::archive::FETCH_AGAIN;
+use super::phase::Phase;
 use super::{Command, Task, archived};
 use kip_engine::blocking::blocking;
 use kip_engine::plans::take_custody;
@@ -94,7 +95,7 @@ impl Task {
             self.begin_sleeping(&known.body);
         } else {
             // It is about to be woken. The ends of its connections would do that first, by another way.
-            self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+            self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN);
         }
         let detail = format!("from the store, {}", known.front);
         self.proc.shared.events.tell(Some(&self.proc.name), "taken-over", detail);
@@ -122,7 +123,7 @@ impl Task {
         let next = self.record.after(Input::TakenOver).map_err(|e| self.unfit(&e))?;
         self.write(Record { taken_over_by, ports: Vec::new(), ..next }, record::Durability::Fsync)?;
         kip_engine::watches::unwatch_sockets(&self.proc);
-        (self.sleeping, self.listens_again) = (None, None);
+        self.phase = Phase::Down;
         stop::release(&self.proc, Network::Removed).await;
         if let Err(e) = kip_snapshot::sweep(&self.proc.dir, None) {
             tracing::warn!(proc = %self.proc.name, error = chain(&e), "what is of no use any more stays on disk");

@@ -140,8 +140,8 @@ impl Task {
             && self.record.stays_parked.is_none()
             && archive.is_some_and(|archive| archives_by_itself(timing, archive.store.is_directory()))
             && self.storing.is_none();
-        let since = self.parked_since.filter(|_| may)?;
-        since.checked_add(Duration::from_millis(timing.archive_after_ms))
+        let parked = self.phase.parked().filter(|_| may)?;
+        parked.since.checked_add(Duration::from_millis(timing.archive_after_ms))
     }
 
     pub(super) fn archive_by_itself(&mut self) {
@@ -152,7 +152,7 @@ impl Task {
         let generation = *generation;
         if self.proc.spec.timing.archive_by_default && self.has_connections(generation) {
             let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
-            self.parked_since = Some(Instant::now() + wait);
+            self.phase.parked_mut().since = Instant::now() + wait;
             return;
         }
         self.begin_storing(archive, generation, Vec::new(), None);
@@ -239,7 +239,7 @@ impl Task {
             _ if self.record.state != (State::Parked { generation }) => Ok(false),
             Err(NotStored::Failed(message)) => {
                 let wait = RETRY.saturating_sub(Duration::from_millis(self.proc.spec.timing.archive_after_ms));
-                self.parked_since = Some(Instant::now() + wait);
+                self.phase.parked_mut().since = Instant::now() + wait;
                 Err(self.stays_parked(Cause::Store, Code::Failed, &message))
             }
             // Nor the next time: it is the same generation.
@@ -407,8 +407,8 @@ impl Task {
             let why = if is_final { Why::Damage } else { Why::Store };
             return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
-        self.listens_again = None;
-        self.fetched = true;
+        let parked = self.phase.parked_mut();
+        (parked.listens_again, parked.fetched) = (None, true);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ pub struct Asking(#[allow(dead_code, reason = "it is dropped, that is all")] one
 impl Task {
     pub(super) fn begin_check(&mut self) -> Option<Asking> {
         self.look();
-        if self.running.is_none() || !matches!(self.record.state, State::Hot { .. }) {
+        if self.phase.running().is_none() || !matches!(self.record.state, State::Hot { .. }) {
             return None;
         }
         let (asking, over) = oneshot::channel();

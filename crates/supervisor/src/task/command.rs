@@ -2,6 +2,7 @@
 
 use super::archive::NotStored;
 use super::{Asking, Stilled};
+use kip_engine::cause::WakeCause;
 use kip_engine::pressure::{Grant, Relieved};
 use kip_engine::stop::Network;
 use kip_engine::tickets::Ticket;
@@ -36,11 +37,11 @@ pub enum Command {
     /// Send it to a lower tier. Answers whether it was there already.
     Sleep { to: Tier, by: By, reply: Reply<bool> },
     /// Wake it. Answers whether it was running already.
-    Wake { trigger: String, reply: Reply<bool> },
-    /// A held socket has something; `at` is when. With leave a hibernated proc is being woken for it already.
-    Socket { label: String, at: Instant, leave: Option<Grant> },
-    /// It runs again after the hibernation `turn`.
-    Awake { turn: u64, woken: Woken, by: Option<String> },
+    Wake { cause: WakeCause, reply: Reply<bool> },
+    /// A descriptor in custody has something; `at` is when. With leave a hibernated proc is being woken for it already.
+    Socket { cause: WakeCause, at: Instant, leave: Option<Grant> },
+    /// It runs again after the hibernation `turn`; `by` is the place of the descriptor that the pager watched and that has woken it.
+    Awake { turn: u64, woken: Woken, by: Option<usize> },
     /// It waits for a page of its snapshot that is damaged.
     Damaged { message: String },
     /// Ask the pager whether it still sleeps.
@@ -57,7 +58,7 @@ pub enum Command {
     /// Park it, until `until` at the latest, and leave it so: the daemon ends. Answers whether it sleeps, or why not. The task ends.
     Rest { until: Instant, reply: Reply<bool> },
     /// Make sure it runs and keep it from sleeping until the ticket is dropped.
-    KeepAwake { trigger: String, reply: Reply<Ticket> },
+    KeepAwake { cause: WakeCause, reply: Reply<Ticket> },
     /// Put it to sleep for `cause` unless it is wanted awake now; into `to`, or deeper where that cannot be.
     Relieve { to: Tier, cause: String, reply: Reply<Relieved> },
 }

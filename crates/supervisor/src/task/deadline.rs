@@ -44,7 +44,7 @@ fn seen_word(seen: Option<Activity>) -> String {
 
 impl Task {
     pub(super) fn deadline(&self) -> Option<Instant> {
-        if let Some(running) = &self.running {
+        if let Some(running) = self.phase.running() {
             return running.levels.next.into_iter().chain([running.next_look]).min();
         }
         if let Some(at) = self.restarts_at() {
@@ -53,17 +53,18 @@ impl Task {
         if self.pressed.waits() {
             return None;
         }
-        let timer = self.next_timer().map(|next| {
+        let timer = self.phase.next_timer().map(|next| {
             let left = next.at_ns - Now::read().monotonic_ns;
             Instant::now() + Duration::from_nanos(left.max(0) as u64)
         });
-        let parks_at = self.hibernating.as_ref().and_then(|h| h.parks_at);
-        timer.into_iter().chain(parks_at).chain(self.archives_at()).chain(self.listens_again).min()
+        let listens_again = self.phase.parked().and_then(|parked| parked.listens_again);
+        let parks_at = self.phase.hibernated().and_then(|h| h.parks_at);
+        timer.into_iter().chain(parks_at).chain(self.archives_at()).chain(listens_again).min()
     }
 
     pub(super) fn look(&mut self) {
         let State::Hot { init, .. } = self.record.state else { return };
-        let Some(running) = &mut self.running else { return };
+        let Some(running) = self.phase.running_mut() else { return };
         let now = Instant::now();
         let check = self.checking.as_mut().map(|over| over.try_recv());
         if check == Some(Err(TryRecvError::Empty)) {
@@ -95,7 +96,7 @@ impl Task {
     /// Looks at its memory and nothing else, if it is time for that only.
     fn look_at_level(&mut self) -> bool {
         let now = Instant::now();
-        let Some(running) = self.running.as_mut().filter(|r| now < r.next_look) else { return false };
+        let Some(running) = self.phase.running_mut().filter(|r| now < r.next_look) else { return false };
         if running.levels.are_due(now) {
             self.proc.meter.level_of_running(self.proc.cgroup.held_bytes());
         }
@@ -106,14 +107,14 @@ impl Task {
     /// with one such wait after the other would never sleep.
     async fn puts_off(&mut self, quiet_since: Instant) -> bool {
         let was_put_off = |running: &Running| running.put_off.is_some_and(|at| at >= quiet_since);
-        if self.running.as_ref().is_none_or(was_put_off) {
+        if self.phase.running().is_none_or(was_put_off) {
             return false;
         }
         let proc = Arc::clone(&self.proc);
         let due_in = blocking(move || kip_engine::hibernate::first_due_in(&proc)).await;
         let Some(due_in) = due_in.filter(|due_in| *due_in < BEFORE_DUE) else { return false };
         let now = Instant::now();
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.phase.running_mut() {
             running.put_off = Some(now);
             running.not_before = now + due_in + AFTER_DUE;
         }
@@ -128,14 +129,14 @@ impl Task {
     }
 
     pub(super) async fn on_deadline(&mut self) {
-        if self.running.is_some() {
+        if self.phase.running().is_some() {
             if self.look_at_level() {
                 return;
             }
             self.look();
             self.write_meter();
             let now = Instant::now();
-            let Some(running) = &mut self.running else { return };
+            let Some(running) = self.phase.running_mut() else { return };
             let (to, allowed) = sleep::sinks(&self.proc, running, self.record.ticks);
             let quiet = running.idle.quiet(now);
             let sleepy = quiet >= allowed && now >= running.not_before && self.checking.is_none();
@@ -153,7 +154,7 @@ impl Task {
             let slept = if to == Tier::Hibernated { self.hibernate().await } else { self.park_from_hot().await };
             if let Err(refusal) = slept {
                 tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot sleep");
-                if let Some(running) = &mut self.running
+                if let Some(running) = self.phase.running_mut()
                     && to == Tier::Parked
                 {
                     running.not_before = now + RETRY_SLEEP;
@@ -161,20 +162,19 @@ impl Task {
             }
         } else if matches!(self.record.state, State::Restarting { .. }) {
             self.restart().await;
-        } else if let Some(next) = self.next_timer()
+        } else if let Some(next) = self.phase.next_timer()
             && Now::read().monotonic_ns >= next.at_ns
         {
-            let trigger = format!("timer ({})", kip_records::due::source_word(next.source));
-            self.wake_in_turn(trigger, Instant::now(), next.tick).await;
-        } else if self.listens_again.is_some_and(|at| Instant::now() >= at) {
+            self.wake_in_turn(WakeCause::Timer(next.source), Instant::now(), next.tick).await;
+        } else if self.phase.parked().and_then(|parked| parked.listens_again).is_some_and(|at| Instant::now() >= at) {
             self.listen_again();
         } else if self.archives_at().is_some_and(|at| Instant::now() >= at) {
             self.archive_by_itself();
-        } else if self.hibernating.as_ref().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
+        } else if self.phase.hibernated().and_then(|h| h.parks_at).is_some_and(|at| Instant::now() >= at)
             && let Err(refusal) = self.sink_from_hibernated().await
         {
             tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be parked");
-            if let Some(running) = &mut self.running {
+            if let Some(running) = self.phase.running_mut() {
                 running.not_before = Instant::now() + RETRY_SLEEP;
             }
         }

@@ -1,6 +1,7 @@
 //! How a proc ends: its program by itself, and then perhaps another start; by request; for good.
 
 use super::*;
+use kip_engine::cause::{Request, WakeCause};
 
 /// A start again for which there is no room is tried again after this.
 const ROOM_AGAIN_MS: u64 = 5_000;
@@ -10,8 +11,8 @@ const LONGEST_WAIT: Duration = Duration::from_millis(kip_types::life::LONGEST_PA
 impl Task {
     /// The program ended by itself.
     pub(super) async fn on_exit(&mut self) {
-        (self.running, self.gone, self.starting) = (None, false, None);
         self.leave_hibernation();
+        (self.phase, self.starting) = (Phase::Down, None);
         let exit = kip_engine::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         let killed_before = self.proc.meter.oom_kills();
         self.proc.look_for_cpu();
@@ -69,7 +70,7 @@ impl Task {
         if self.sleeps() && !grace.is_zero() {
             // A program that is to end in order has to run for that; one that cannot be woken is ended as it is.
             self.admit_to_stop().await?;
-            let _ = self.wake_on_request("stop".to_owned()).await;
+            let _ = self.wake_on_request(WakeCause::Request(Request::Stop)).await;
             self.pressed.grant = None;
         }
         if network == Network::Left && matches!(self.record.state, State::Elsewhere { .. }) {
@@ -90,7 +91,7 @@ impl Task {
             State::Restarting { exit, .. } => exit,
             _ => None,
         };
-        (self.gone, self.starting) = (false, None);
+        self.starting = None;
         if let State::Hot { init, .. } = self.record.state {
             // What counts its connections goes with it.
             self.proc.look_for_meter(init);
@@ -98,9 +99,7 @@ impl Task {
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
         kip_engine::watches::unwatch_sockets(&self.proc);
-        self.running = None;
-        self.hibernating = None;
-        self.sleeping = None;
+        self.phase = Phase::Down;
         let exit = stop::end(&self.proc, self.record.program, grace).await;
         fault::reach("stop-killed");
         stop::release(&self.proc, network).await;

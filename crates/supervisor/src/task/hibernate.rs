@@ -1,10 +1,12 @@
 //! Down and up between running and hibernated.
 
+use super::phase::{Phase, Woke};
 use super::ticks::sample;
 use super::{Task, Traffic, watched};
 use crate::idle::{Idle, Sample};
 use kip_checkpoint::clocks::Now;
 use kip_engine::blocking::blocking;
+use kip_engine::cause::WakeCause;
 use kip_engine::hibernate::{self, Done};
 use kip_engine::metrics::Cause;
 use kip_engine::page_out;
@@ -26,9 +28,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 
-/// The trigger that is told for a blocked proc's wake: no client has to know which of its calls
-/// ended.
-const TOUCH: &str = "first touch";
 /// The machine is the program's for so long after a wake by the pager.
 const AFTER_WAKE: Duration = Duration::from_millis(2);
 /// Bytes of a page.
@@ -78,10 +77,12 @@ pub(super) struct Hibernating {
     pub(super) ticks: Option<Idle<Traffic>>,
     /// The thread that ticked when it fell asleep.
     pub(super) ticker: Option<String>,
+    /// What the pager watches for one that is held.
+    at_pager: Vec<WakeCause>,
     /// Its counters when it fell asleep.
     before: Sample<Traffic>,
     /// Held, it is being woken for this, with leave.
-    pub(super) roused: Option<(String, Grant)>,
+    pub(super) roused: Option<(WakeCause, Grant)>,
 }
 
 impl Task {
@@ -136,7 +137,7 @@ impl Task {
                 let message = format!("{} cannot hibernate: {cause}", self.proc.name);
                 self.record.cannot_sleep = vec![cause];
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-                if let Some(running) = &mut self.running {
+                if let Some(running) = self.phase.running_mut() {
                     running.no_hibernation = true;
                 }
                 Err(Refusal::new(Code::CannotSleep, message))
@@ -175,10 +176,10 @@ impl Task {
             next = due::next_wake(&held.clocks, timing.tick_ms, (Ticks::OnTime, 0), LEAD.as_nanos() as i64);
             kip_engine::watches::watch_held(&self.proc, &held.sockets);
         }
-        self.running = None;
         self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
-        if let Some(hibernating) = &mut self.hibernating {
+        if let Some(hibernating) = self.phase.hibernated_mut() {
             hibernating.ticker = ticker;
+            hibernating.at_pager = held.map(|held| held.at_pager).unwrap_or_default();
             let now_ns = Now::read().monotonic_ns;
             let due_in = first_due_ns.map(|ns| Duration::from_nanos(ns.saturating_sub(now_ns).max(0) as u64));
             let now = Instant::now();
@@ -210,7 +211,7 @@ impl Task {
         let sets = self.proc.shared.pressure.keep_sets(asleep.set_bytes);
         let there_bytes = asleep.there_bytes;
         let idle = ticks.then(|| Idle::asleep(Instant::now(), before.clone()));
-        self.hibernating = Some(Hibernating {
+        self.phase = Phase::Hibernated(Box::new(Hibernating {
             pidfd,
             next,
             parks_at,
@@ -219,52 +220,56 @@ impl Task {
             held: false,
             ticks: idle,
             ticker: None,
+            at_pager: Vec::new(),
             before,
             roused: None,
-        });
+        }));
     }
 
     /// What it takes while it is hibernated.
     pub(super) fn asleep(&self) -> Asleep {
         let takes = |h: &Hibernating| Asleep { there_bytes: h.there_bytes, set_bytes: h.sets.bytes };
-        self.hibernating.as_ref().map(takes).unwrap_or_default()
+        self.phase.hibernated().map(takes).unwrap_or_default()
     }
 
     /// Nothing is watched for it any more; it is about to run, or to end.
-    pub(super) fn leave_hibernation(&mut self) -> Option<Hibernating> {
-        let left = self.hibernating.take();
-        if left.is_some() {
-            kip_engine::watches::unwatch_sockets(&self.proc);
+    pub(super) fn leave_hibernation(&mut self) -> Option<Box<Hibernating>> {
+        if !matches!(self.phase, Phase::Hibernated(_)) {
+            return None;
         }
-        left
+        kip_engine::watches::unwatch_sockets(&self.proc);
+        match std::mem::take(&mut self.phase) {
+            Phase::Hibernated(left) => Some(left),
+            _ => unreachable!("just seen"),
+        }
     }
 
     /// Wakes a hibernated proc.
-    pub(super) async fn rouse(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Refusal> {
+    pub(super) async fn rouse(&mut self, cause: WakeCause, at: Instant, tick: bool) -> Result<(), Refusal> {
         let mut steps = Steps::since(at);
         if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
         }
         let left = self.leave_hibernation();
+        let woke = if tick { Woke::ForTicks } else { Woke::Called };
         steps.done("decide");
         let proc = Arc::clone(&self.proc);
-        let kind = hibernate::kind_of(&trigger);
-        let woken = blocking(move || proc.shared.pager.wake(proc.name.as_str(), &kind)).await;
+        let woken = blocking(move || proc.shared.pager.wake(proc.name.as_str(), cause.purpose())).await;
         match woken {
             Ok(woken) => {
                 steps.done_with("install", woken.install_us);
                 steps.done("resume");
-                self.finish_rouse(trigger, steps, tick);
+                self.finish_rouse(cause, steps, woke);
                 Ok(())
             }
             // It is not known there: nothing is out.
             Err(PagerError::Refused(_)) => {
-                self.finish_rouse(trigger, steps, tick);
+                self.finish_rouse(cause, steps, woke);
                 Ok(())
             }
             Err(e) => {
                 // The task that replaces the pager looks after this proc.
-                self.hibernating = left;
+                self.phase = left.map_or(Phase::Down, Phase::Hibernated);
                 let message = format!("{} cannot be woken: {}", self.proc.name, chain(&e));
                 self.count_failed_wake(Tier::Hibernated, &message);
                 Err(Refusal::new(Code::Failed, message))
@@ -272,13 +277,13 @@ impl Task {
         }
     }
 
-    fn finish_rouse(&mut self, trigger: String, steps: Steps, tick: bool) {
+    fn finish_rouse(&mut self, cause: WakeCause, steps: Steps, woke: Woke) {
         let (total_us, steps) = steps.finish();
-        self.awake(trigger, total_us, steps, tick);
+        self.awake(cause, total_us, steps, woke);
     }
 
     /// It runs again, with part of its memory.
-    fn awake(&mut self, trigger: String, total_us: u64, steps: Vec<StepView>, tick: bool) {
+    fn awake(&mut self, cause: WakeCause, total_us: u64, steps: Vec<StepView>, woke: Woke) {
         let State::Hibernated { init, init_started, .. } = self.record.state else { return };
         // One that has ended by now was still hibernated, and its end is found as that of any other.
         let Ok(pidfd) = kip_sys::process::pidfd_open(init).and_then(watched) else {
@@ -286,29 +291,26 @@ impl Task {
         };
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
-        let (from, for_what) = (Tier::Hibernated, trigger.clone());
+        let from = Tier::Hibernated;
         self.proc.look_for_cpu();
         self.proc.meter.enter(Some(Tier::Hot));
-        let view = WakeView { trigger: for_what, from, total_us, steps, at_ms, fetched: None };
-        self.count_wake(&view);
+        let view = WakeView { trigger: cause.to_string(), from, total_us, steps, at_ms, fetched: None };
+        self.count_wake(cause, &view);
         next.last_wake = Some(view);
-        next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
+        next.tick_wakes = if woke == Woke::ForTicks { next.tick_wakes.saturating_add(1) } else { 0 };
         next.wakes += 1;
         self.leave_hibernation();
         // A client may have its answer already: what others see comes before what is on disk.
         self.record = next.clone();
-        self.run_on(pidfd, tick);
-        if let Some(running) = &mut self.running {
-            running.from = Tier::Hibernated;
-        }
+        self.run_on(pidfd, Tier::Hibernated, woke);
         self.keep(next);
-        self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
-        self.after_wake(Tier::Hibernated, &trigger);
+        self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+        self.after_wake(Tier::Hibernated, cause);
     }
 
     /// The pager says that a blocked proc has touched what was out, or that a held one runs: for one of its sockets that the
     /// pager watches (`by`), or roused by the wake plane.
-    pub(super) async fn on_awake(&mut self, turn: u64, woken: Woken, by: Option<String>) {
+    pub(super) async fn on_awake(&mut self, turn: u64, woken: Woken, by: Option<usize>) {
         let State::Hibernated { init, .. } = self.record.state else { return };
         if self.turn.is_some_and(|own| own != turn) {
             return;
@@ -317,14 +319,16 @@ impl Task {
         let install = step("install", woken.install_us);
         let left = self.leave_hibernation();
         let before = left.as_ref().map(|h| (h.before.clone(), h.ticks.is_some()));
+        let by = by.map(|place| {
+            let known = left.as_ref().and_then(|h| h.at_pager.get(place));
+            known.copied().unwrap_or(WakeCause::SomeDescriptor)
+        });
         let (roused, _leave) = left.and_then(|h| h.roused).unzip();
         if roused.is_none() {
             self.proc.shared.pressure.count(woken.pages.saturating_mul(PAGE));
         }
-        let (trigger, by_itself) = match by.or(roused) {
-            Some(label) => (label, false),
-            None => (TOUCH.to_owned(), true),
-        };
+        let cause = by.or(roused).unwrap_or(WakeCause::Touch);
+        let by_itself = cause == WakeCause::Touch;
         let resume = step("resume", woken.total_us.saturating_sub(woken.install_us));
         // It serves its client now; what others see of it and what is on disk can wait, for both ask the pager in doubt.
         tokio::time::sleep(AFTER_WAKE).await;
@@ -335,11 +339,14 @@ impl Task {
         let for_data = packets.is_some_and(|(before, now)| kip_net::activity::activity_between(&before, &now));
         let for_a_packet = packets.is_some_and(|(before, now)| now.has_received_since(&before));
         let ticked = before.is_some_and(|(_, ticked)| ticked);
-        self.awake(trigger, woken.total_us, steps, false);
-        if let Some(running) = self.running.as_mut().filter(|_| by_itself) {
-            running.by_itself = !for_data;
-            running.by_a_tick = if ticked { woken.long_tick } else { !for_a_packet };
-        }
+        let woke = match by_itself {
+            true => {
+                let by_a_tick = if ticked { woken.long_tick } else { !for_a_packet };
+                Woke::Touch { without_data: !for_data, by_a_tick }
+            }
+            false => Woke::Called,
+        };
+        self.awake(cause, woken.total_us, steps, woke);
     }
 
     /// Taken up by a new daemon. What was watched for one that is held is not known any more: it is parked at once, which does not
@@ -347,7 +354,7 @@ impl Task {
     pub(super) async fn resume_hibernated(&mut self, init: u32) {
         self.begin_hibernated(init);
         self.look_at_pager().await;
-        if let Some(hibernating) = self.hibernating.as_mut().filter(|hibernating| hibernating.held) {
+        if let Some(hibernating) = self.phase.hibernated_mut().filter(|hibernating| hibernating.held) {
             hibernating.parks_at = Some(Instant::now());
         }
     }
@@ -359,7 +366,7 @@ impl Task {
         }
         let proc = Arc::clone(&self.proc);
         let Ok(look) = blocking(move || proc.shared.pager.look(proc.name.as_str())).await else { return };
-        let Some(hibernating) = &mut self.hibernating else { return };
+        let Some(hibernating) = self.phase.hibernated_mut() else { return };
         if look.asleep {
             hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
             hibernating.held = look.held;
@@ -368,8 +375,8 @@ impl Task {
             }
             self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
         } else {
-            let roused = hibernating.roused.take().map(|(label, _)| label);
-            self.awake(roused.unwrap_or_else(|| "its pager was replaced".to_owned()), 0, Vec::new(), false);
+            let roused = hibernating.roused.take().map(|(cause, _)| cause);
+            self.awake(roused.unwrap_or(WakeCause::PagerReplaced), 0, Vec::new(), Woke::Called);
         }
     }
 

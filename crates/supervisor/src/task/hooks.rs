@@ -1,6 +1,7 @@
 //! Commands that run inside for Kip: before a sleep, after a wake, to see whether a program is ready.
 
 use super::*;
+use kip_engine::cause::WakeCause;
 use kip_engine::exec::{self, ExecOutput};
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
@@ -54,7 +55,9 @@ impl Task {
     pub(super) async fn before_sleep(&mut self, to: Tier) -> Result<(), Refusal> {
         self.check_over().await;
         let hooks = &self.proc.spec.hooks;
-        let Some(command) = hooks.before_sleep.as_ref().filter(|_| self.running.is_some()) else { return Ok(()) };
+        let Some(command) = hooks.before_sleep.as_ref().filter(|_| self.phase.running().is_some()) else {
+            return Ok(());
+        };
         let env = BTreeMap::from([("KIP_TIER".to_owned(), to.to_string())]);
         let Err(why) = within(hooks.within_ms, run(&self.proc, command, env, &self.tickets)).await else {
             return Ok(());
@@ -64,17 +67,17 @@ impl Task {
         self.proc.shared.metrics.refused(to, Cause::Hook);
         self.keep(Record { cannot_sleep: vec![cause], ..self.record.clone() });
         self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
-        if let Some(running) = &mut self.running {
+        if let Some(running) = self.phase.running_mut() {
             running.not_before = Instant::now() + RETRY_SLEEP;
         }
         Err(Refusal::new(Code::CannotSleep, message))
     }
 
     /// Tells a proc that it has woken, beside what it does.
-    pub(super) fn after_wake(&self, from: Tier, trigger: &str) {
+    pub(super) fn after_wake(&self, from: Tier, cause: WakeCause) {
         let hooks = &self.proc.spec.hooks;
         let Some(command) = hooks.after_wake.clone() else { return };
-        let env = [("KIP_TIER", from.to_string()), ("KIP_TRIGGER", trigger.to_owned())];
+        let env = [("KIP_TIER", from.to_string()), ("KIP_TRIGGER", cause.to_string())];
         let env = env.map(|(key, value)| (key.to_owned(), value)).into();
         let (proc, tickets, ms) = (Arc::clone(&self.proc), Arc::clone(&self.tickets), hooks.within_ms);
         self.hooking.fetch_add(1, Ordering::SeqCst);

@@ -7,6 +7,7 @@
 //! until it succeeds.
 
 use super::{Asleep, Command, Task};
+use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
 use kip_engine::pressure::{Grant, Need, QUIET, Relieved, Short, Work};
 use kip_records::state::Record;
@@ -30,7 +31,7 @@ const STOP_WITHIN: Duration = Duration::from_secs(10);
 /// A client or timer that came to a sleeper and cannot be told to come again.
 #[derive(Debug)]
 struct Caller {
-    trigger: String,
+    cause: WakeCause,
     at: Instant,
     tick: bool,
 }
@@ -144,8 +145,8 @@ impl Task {
 
     /// Wakes the proc for a client or timer that cannot be told to come again: now, or when there
     /// is room.
-    pub(super) async fn wake_in_turn(&mut self, trigger: String, at: Instant, tick: bool) {
-        let caller = Caller { trigger, at, tick };
+    pub(super) async fn wake_in_turn(&mut self, cause: WakeCause, at: Instant, tick: bool) {
+        let caller = Caller { cause, at, tick };
         if let Some(queued) = &mut self.pressed.queued {
             queued.caller.get_or_insert(caller);
         } else if self.try_admit() {
@@ -156,13 +157,13 @@ impl Task {
         }
     }
 
-    async fn wake_for(&mut self, Caller { trigger, at, tick }: Caller) {
+    async fn wake_for(&mut self, Caller { cause, at, tick }: Caller) {
         if matches!(self.record.state, State::Archived { .. }) && !self.fetch_or_fall_back().await {
             return;
         }
         match self.record.state {
-            State::Parked { .. } => self.wake_retrying(trigger, at, tick).await,
-            State::Hibernated { .. } => drop(self.rouse(trigger, at, tick).await),
+            State::Parked { .. } => self.wake_retrying(cause, at, tick).await,
+            State::Hibernated { .. } => drop(self.rouse(cause, at, tick).await),
             _ => {}
         }
     }
@@ -251,7 +252,7 @@ impl Task {
     pub(super) async fn relieve(&mut self, to: Tier, cause: String) -> Result<Relieved, Refusal> {
         // What happened since the last look counts.
         self.look();
-        let (quiet, hibernates) = match (&self.record.state, &self.running) {
+        let (quiet, hibernates) = match (&self.record.state, self.phase.running()) {
             (State::Hot { .. }, Some(running)) => {
                 (running.idle.quiet(Instant::now()) >= QUIET, to == Tier::Hibernated && !running.no_hibernation)
             }

@@ -15,6 +15,7 @@ use crate::policy::{self, NotAllowed};
 use kip_archive::ids::ProcId;
 use kip_archive::names::FrontRef;
 use kip_engine::blocking::blocking;
+use kip_engine::cause::{Request, WakeCause};
 use kip_engine::host::Proc;
 use kip_engine::plans::take_custody;
 use kip_engine::renew;
@@ -142,10 +143,10 @@ impl Task {
                 self.proc.shared.follow_output(&self.proc);
                 match recorded {
                     Ok(()) => {
-                        let mut woken = self.wake("fallback".to_owned(), Instant::now(), false).await;
+                        let mut woken = self.wake(WakeCause::Request(Request::Fallback), Instant::now(), false).await;
                         if woken.is_err() {
                             tokio::time::sleep(SECOND_TRY_AFTER).await;
-                            woken = self.wake("fallback".to_owned(), Instant::now(), false).await;
+                            woken = self.wake(WakeCause::Request(Request::Fallback), Instant::now(), false).await;
                         }
                         woken.map_err(|e| e.refusal.message)
                     }

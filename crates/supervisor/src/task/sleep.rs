@@ -1,10 +1,12 @@
 //! Down and up: the transitions to and from parked.
 
 use super::archive::FETCH_AGAIN;
-use super::{AFTER_TICKS, By, Running, Sleeping, Task};
+use super::phase::{Parked, Phase, Running, Woke};
+use super::{AFTER_TICKS, By, Task};
 use kip_checkpoint::clocks::{Due, Source};
 use kip_checkpoint::dump::DumpError;
 use kip_engine::blocking::blocking;
+use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
@@ -129,8 +131,8 @@ impl Task {
                 self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
                 self.record.cannot_sleep = causes.clone();
                 self.settle(Input::ParkRefused);
-                if self.running.is_none() {
-                    self.begin_running(init, false);
+                if self.phase.running().is_none() {
+                    self.begin_running(init, Tier::Hot, Woke::Called);
                 }
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
@@ -143,7 +145,7 @@ impl Task {
         let proc = Arc::clone(&self.proc);
         let body = done.body.clone();
         let generation = self.record.generation();
-        self.running = None;
+        self.phase = Phase::Down;
         blocking(move || {
             take_custody(&proc, &body);
             fault::reach("park-custody");
@@ -189,23 +191,25 @@ impl Task {
     ///
     /// # Errors
     /// It cannot be woken.
-    pub async fn wake_on_request(&mut self, trigger: String) -> Result<bool, Refusal> {
+    pub async fn wake_on_request(&mut self, cause: WakeCause) -> Result<bool, Refusal> {
         self.refuse_if_elsewhere()?;
         match self.record.state {
             State::Hot { .. } => {
-                if let Some(running) = &mut self.running {
+                if let Some(running) = self.phase.running_mut() {
                     running.idle.touch(Instant::now());
-                    running.for_ticks = false;
+                    if running.woke == Woke::ForTicks {
+                        running.woke = Woke::Called;
+                    }
                 }
                 Ok(true)
             }
-            State::Hibernated { .. } => self.rouse(trigger, Instant::now(), false).await.map(|()| false),
+            State::Hibernated { .. } => self.rouse(cause, Instant::now(), false).await.map(|()| false),
             State::Parked { .. } => {
                 let at = Instant::now();
-                match self.wake(trigger.clone(), at, false).await {
+                match self.wake(cause, at, false).await {
                     Err(_) if self.drop_damaged_copy().await => {
                         self.fetch().await?;
-                        self.wake(trigger, at, false).await?;
+                        self.wake(cause, at, false).await?;
                     }
                     woken => woken?,
                 }
@@ -214,7 +218,7 @@ impl Task {
             State::Archived { .. } => {
                 let at = Instant::now();
                 self.fetch().await?;
-                self.wake(trigger, at, false).await?;
+                self.wake(cause, at, false).await?;
                 Ok(false)
             }
             _ => Err(Refusal::new(
@@ -226,8 +230,8 @@ impl Task {
 
     /// The same generation again after a failure, then a cold start on the newest files (DESIGN.md, invariant 5). Of a store that
     /// does not give what is needed it only waits: its generation is as good as it was.
-    pub(super) async fn wake_retrying(&mut self, trigger: String, at: Instant, tick: bool) {
-        match self.wake(trigger.clone(), at, tick).await {
+    pub(super) async fn wake_retrying(&mut self, cause: WakeCause, at: Instant, tick: bool) {
+        match self.wake(cause, at, tick).await {
             Ok(()) | Err(Unwoken { why: Why::Store, .. }) => return,
             Err(_) => {}
         }
@@ -239,7 +243,7 @@ impl Task {
             // What was missing for a moment, a helper or the launcher, may be there again.
             tokio::time::sleep(SECOND_TRY_AFTER).await;
         }
-        let Unwoken { refusal, why } = match self.wake(trigger, at, tick).await {
+        let Unwoken { refusal, why } = match self.wake(cause, at, tick).await {
             Ok(()) | Err(Unwoken { why: Why::Store, .. }) => return,
             Err(unwoken) => unwoken,
         };
@@ -259,33 +263,31 @@ impl Task {
         }
     }
 
-    pub(super) async fn wake(&mut self, trigger: String, at: Instant, tick: bool) -> Result<(), Unwoken> {
+    pub(super) async fn wake(&mut self, cause: WakeCause, at: Instant, tick: bool) -> Result<(), Unwoken> {
         let mut steps = Steps::since(at);
         if self.pressed.grant.as_ref().is_some_and(|g| g.was_queued) {
             steps.done("queue");
         }
-        let fetched = std::mem::take(&mut self.fetched);
+        let fetched = self.phase.parked().is_some_and(|parked| parked.fetched);
         if fetched {
             steps.done("fetch");
         }
         self.advance(Input::Wake, record::Durability::Rename)?;
-        self.proc.shared.events.tell(Some(&self.proc.name), "waking", trigger.clone());
+        self.proc.shared.events.tell(Some(&self.proc.name), "waking", cause.to_string());
         fault::reach("wake-intent");
-        self.listens_again = None;
         self.overtake_storing();
         kip_engine::watches::unwatch_sockets(&self.proc);
         let State::Waking { generation } = self.record.state else { unreachable!("just recorded") };
-        let next = self.sleeping.take().and_then(|s| s.next);
+        let slept = std::mem::take(self.phase.parked_mut());
         steps.done("decide");
         if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
             archive.bring_beside(kip_snapshot::path_of(&self.proc.dir, generation));
         }
         let proc = Arc::clone(&self.proc);
-        let for_what = trigger.clone();
         let machine = Arc::clone(&proc.shared);
         let it_stays = machine.pager_stays.read().await;
         let (result, steps) = blocking(move || {
-            let result = wake::wake(&proc, generation, &for_what, &mut steps);
+            let result = wake::wake(&proc, generation, cause, &mut steps);
             (result, steps)
         })
         .await;
@@ -296,44 +298,37 @@ impl Task {
                 let init_started = kip_sys::process::start_time(init).unwrap_or(0);
                 let mut next = self.record.after(Input::Woken { init, init_started }).expect("Waking");
                 let from = if fetched { Tier::Archived } else { Tier::Parked };
-                let view = WakeView { trigger: trigger.clone(), from, total_us, steps, at_ms: now_ms(), fetched: None };
-                self.count_wake(&view);
+                let view =
+                    WakeView { trigger: cause.to_string(), from, total_us, steps, at_ms: now_ms(), fetched: None };
+                self.count_wake(cause, &view);
                 next.last_wake = Some(view);
                 next.tick_wakes = if tick { next.tick_wakes.saturating_add(1) } else { 0 };
                 next.wakes += 1;
                 (next.wakes_again, next.stays_parked) = (false, None);
-                self.listens_again = None;
                 self.keep(next);
                 fault::reach("wake-recorded");
                 if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
                     archive.bring_behind(kip_snapshot::path_of(&self.proc.dir, generation));
                 }
-                self.begin_running(init, tick);
-                if let Some(running) = &mut self.running {
-                    running.from = Tier::Parked;
-                }
-                self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{trigger}, {total_us} us"));
-                self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, &trigger);
+                self.begin_running(init, Tier::Parked, if tick { Woke::ForTicks } else { Woke::Called });
+                self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+                self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, cause);
                 Ok(())
             }
             Err(e) => {
                 self.settle(Input::WakeFailed);
-                self.sleeping = Some(Sleeping { next });
+                self.phase = Phase::Parked(Parked { fetched: false, listens_again: None, ..slept });
                 let message = self.wake_failure(&e);
                 self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);
                 self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
                 let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
-                let by_files = hibernate::kind_of(&trigger) == "files";
                 match manifest {
-                    Ok(manifest) if !e.is_the_stores() && !by_files => {
+                    Ok(manifest) if !e.is_the_stores() && !cause.is_files() => {
                         kip_engine::watches::watch_sockets(&self.proc, &manifest.body)
                     }
                     // A client that waits for the proc is not to cause one try after the other
                     // without a pause.
-                    _ => {
-                        self.sleeping = None;
-                        self.listens_again = Some(Instant::now() + FETCH_AGAIN);
-                    }
+                    _ => self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN),
                 }
                 let why = match &e {
                     e if e.is_the_stores() => Why::Store,
@@ -347,21 +342,20 @@ impl Task {
 
     /// Its sockets and timers have to wait a moment.
     pub(super) fn listen_later(&mut self) {
-        self.sleeping = None;
         kip_engine::watches::unwatch_sockets(&self.proc);
-        self.listens_again = Some(Instant::now() + FETCH_AGAIN);
+        self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN);
     }
 
     /// Its sockets and timers may wake it again.
     pub(super) fn listen_again(&mut self) {
-        self.listens_again = None;
+        self.phase.parked_mut().listens_again = None;
         match self.record.state {
             State::Archived { .. } => self.resume_archived(),
             State::Parked { generation } => {
                 match kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) {
                     Ok(manifest) => self.begin_sleeping(&manifest.body),
                     // The owner may put the generation right.
-                    Err(_) => self.listens_again = Some(Instant::now() + FETCH_AGAIN),
+                    Err(_) => self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN),
                 }
             }
             _ => {}
@@ -400,17 +394,18 @@ async fn lacks_volumes(proc: Arc<Proc>, generation: Generation) -> bool {
 /// Where a running proc goes next, and how long it must be quiet for that.
 pub(super) fn sinks(proc: &Proc, running: &Running, ticks: Ticks) -> (Tier, Duration) {
     let timing = &proc.spec.timing;
-    let back = running.for_ticks && running.from == Tier::Parked && ticks == Ticks::Gathered;
+    let for_ticks = running.woke == Woke::ForTicks;
+    let back = for_ticks && running.from == Tier::Parked && ticks == Ticks::Gathered;
     let hibernates = timing.hibernate != Hibernate::Off && timing.park_after_ms > 0 && !running.no_hibernation;
     // Its threads run while it ticks in place, and a connection that brings nothing has touched it: no more of that.
-    let touched = running.by_itself && hibernate::wakes_on_data(proc);
+    let touched = matches!(running.woke, Woke::Touch { without_data: true, .. }) && hibernate::wakes_on_data(proc);
     let (to, after) = if hibernates && !back && !touched {
         (Tier::Hibernated, timing.idle_ms)
     } else {
         (Tier::Parked, timing.idle_ms.saturating_add(timing.park_after_ms))
     };
     let after = Duration::from_millis(after);
-    (to, if running.for_ticks { after.min(AFTER_TICKS) } else { after })
+    (to, if for_ticks { after.min(AFTER_TICKS) } else { after })
 }
 
 fn cause_of(e: &ParkError) -> Cause {

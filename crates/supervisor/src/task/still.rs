@@ -2,6 +2,7 @@
 //! looked at before that is over.
 
 use super::*;
+use kip_engine::cause::{Request, WakeCause};
 use kip_sys::fault;
 
 /// How a proc stands.
@@ -47,7 +48,7 @@ impl Task {
             let _ = over.await;
         }
         if was_awake && matches!(self.record.state, State::Parked { .. }) {
-            self.wake_in_turn("backup".to_owned(), Instant::now(), false).await;
+            self.wake_in_turn(WakeCause::Request(Request::Backup), Instant::now(), false).await;
         }
     }
 }

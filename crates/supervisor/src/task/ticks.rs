@@ -40,7 +40,7 @@ pub fn would_be_late(proc: &Proc, ticker: Option<&str>) -> String {
 impl Task {
     /// What has woken it says how much its ticks touch; what clients have sent since then says nothing of it.
     pub(super) fn note_ticks(&mut self) {
-        if self.running.as_ref().is_some_and(|running| running.by_a_tick) {
+        if self.phase.running().is_some_and(|running| matches!(running.woke, Woke::Touch { by_a_tick: true, .. })) {
             self.patience = (self.patience.max(PATIENCE) * 4).min(MOST_PATIENCE);
         }
     }
@@ -58,7 +58,7 @@ impl Task {
         }
         let clock = self.proc.spec.timing.clock;
         // The first touch of one that does not tick is its wake, so it is not looked at.
-        let asleep = self.hibernating.as_ref().is_some_and(|h| h.ticks.is_none());
+        let asleep = self.phase.hibernated().is_some_and(|h| h.ticks.is_none());
         let ticks = !asleep && self.ticks().await;
         let suspended = match clock {
             Clock::Suspend => true,
@@ -77,13 +77,14 @@ impl Task {
     /// Whether it ticks; it runs.
     async fn ticks(&mut self) -> bool {
         let proc = Arc::clone(&self.proc);
-        let ticked = self.hibernating.is_some();
+        let ticked = self.phase.hibernated().is_some();
         self.hidden_ticks || blocking(move || hibernate::ticks(&proc, ticked)).await
     }
 
     /// From hot straight to parked: it is not to be hibernated, or cannot be, or was woken for gathered ticks.
     pub(super) async fn park_from_hot(&mut self) -> Result<(), Refusal> {
-        let back = self.running.as_ref().is_some_and(|r| r.for_ticks) && self.record.ticks == Ticks::Gathered;
+        let back =
+            self.phase.running().is_some_and(|r| r.woke == Woke::ForTicks) && self.record.ticks == Ticks::Gathered;
         if back {
             // The sleep goes on, by the word that it began with.
             let word = self.record.last_sleep.as_ref().and_then(|sleep| sleep.suspended.as_deref());
@@ -98,7 +99,7 @@ impl Task {
         if !ticks || how == Ticks::Gathered {
             return self.park(how).await;
         }
-        let never = self.running.as_ref().is_some_and(|r| r.no_hibernation);
+        let never = self.phase.running().is_some_and(|r| r.no_hibernation);
         if self.proc.spec.timing.hibernate != Hibernate::Off && !never {
             return self.hibernate().await;
         }
@@ -114,7 +115,7 @@ impl Task {
         let State::Hibernated { init, .. } = self.record.state else { return Ok(()) };
         let timing = self.proc.spec.timing;
         let (now, sample) = (Instant::now(), sample(&self.proc, init));
-        let Some(hibernating) = &mut self.hibernating else { return Ok(()) };
+        let Some(hibernating) = self.phase.hibernated_mut() else { return Ok(()) };
         let park_after = Duration::from_millis(timing.park_after_ms);
         let Some(idle) = &mut hibernating.ticks else {
             let (_, how) = self.ticks_if_parked(By::Kip).await;
@@ -129,7 +130,7 @@ impl Task {
         }
         let (ticks, how) = self.ticks_if_parked(By::Kip).await;
         if ticks && how == Ticks::OnTime {
-            if let Some(hibernating) = &mut self.hibernating {
+            if let Some(hibernating) = self.phase.hibernated_mut() {
                 hibernating.parks_at = Some(now + park_after.clamp(LOOK_EVERY, LOOK_AT_TICKS));
             }
             return Ok(());
