@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use kip_types::api::{Code, Refusal, Scope};
+use parking_lot::RwLock;
 use rustix::net::sockopt;
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -25,7 +26,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -119,12 +120,12 @@ impl Tls {
     /// # Errors
     /// They cannot be used: that of before is shown on.
     pub fn read_again(&self) -> Result<(), RemoteError> {
-        *self.acceptor.write().expect("no holder of this lock panics") = acceptor(&self.cert, &self.key)?;
+        *self.acceptor.write() = acceptor(&self.cert, &self.key)?;
         Ok(())
     }
 
     fn now(&self) -> TlsAcceptor {
-        self.acceptor.read().expect("no holder of this lock panics").clone()
+        self.acceptor.read().clone()
     }
 }
 

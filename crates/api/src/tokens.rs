@@ -6,13 +6,13 @@
 use crate::lock::DataLock;
 use kip_types::api::{Code, NewToken, Refusal, Scope, TokenRequest, TokenView};
 use kip_types::name::ProcName;
+use parking_lot::Mutex;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What every token begins with, so that it is known as one where it is lost.
@@ -76,7 +76,7 @@ impl Tokens {
     }
 
     pub(crate) fn list(&self) -> Vec<TokenView> {
-        self.kept.lock().expect("no holder of this lock panics").iter().map(|kept| kept.view.clone()).collect()
+        self.kept.lock().iter().map(|kept| kept.view.clone()).collect()
     }
 
     pub(crate) fn create(&self, request: TokenRequest) -> Result<NewToken, Refusal> {
@@ -113,7 +113,7 @@ impl Tokens {
 
     /// Changes them in the file first.
     fn change(&self, how: impl FnOnce(&mut Vec<Kept>) -> Result<(), Refusal>) -> Result<(), Refusal> {
-        let mut kept = self.kept.lock().expect("no holder of this lock panics");
+        let mut kept = self.kept.lock();
         let mut changed = kept.clone();
         how(&mut changed)?;
         write(&self.path, &changed)
@@ -125,7 +125,7 @@ impl Tokens {
     /// What the holder of `token` may do. All hashes are compared, each in constant time.
     pub(crate) fn scope(&self, token: &str) -> Result<Scope, Refusal> {
         let hash = blake3::hash(token.as_bytes());
-        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let kept = self.kept.lock();
         let mut found = None;
         for one in kept.iter() {
             if blake3::Hash::from_hex(&one.hash).is_ok_and(|other| other == hash) {

@@ -70,7 +70,7 @@ async fn a_proc_through_its_life() {
     assert_eq!(refusal(client.remove(&web, false).await).code, Code::State);
     assert_eq!(refusal(client.start(&web, &StartRequest::default()).await).code, Code::State);
     assert_eq!(client.stop(&web, Some(1234)).await.unwrap().exit.as_deref(), Some("signal 15"));
-    let heard = served.fake.heard.lock().unwrap().clone();
+    let heard = served.fake.heard.lock().clone();
     assert!(heard.contains(&"StopRequest { grace_ms: Some(1234) }".to_owned()));
     assert!(heard.contains(&"WakeRequest { id: Some(\"00ff\") }".to_owned()), "{heard:?}");
     assert_eq!(client.start(&web, &StartRequest::default()).await.unwrap().state, "running");
@@ -85,7 +85,7 @@ async fn volumes_are_asked_for() {
     assert_eq!(client.volumes().await.unwrap()[0].bytes, 4096);
     let refused = refusal(client.remove_volume(&"db".parse().unwrap()).await);
     assert_eq!((refused.code, refused.message.as_str()), (Code::State, "volume db is in use"));
-    assert_eq!(served.fake.heard.lock().unwrap()[..], ["VolumeName(\"db\")"]);
+    assert_eq!(served.fake.heard.lock()[..], ["VolumeName(\"db\")"]);
     let path = dir.path().to_owned();
     let asked = move || by_hand(&path, "DELETE /v1/volumes/.trash-db", "");
     assert_eq!(tokio::task::spawn_blocking(asked).await.unwrap().0, 400);
@@ -106,7 +106,7 @@ async fn snapshots_are_asked_for() {
     let import = ImportRequest { file: "/tmp/web.kip".into(), name: Some(name("copy")) };
     assert_eq!(client.import(&import).await.unwrap().name, name("copy"));
     assert!(client.collect(&CollectRequest { dry_run: true, grace_ms: 5 }).await.unwrap().dry_run);
-    let heard = served.fake.heard.lock().unwrap().clone();
+    let heard = served.fake.heard.lock().clone();
     assert!(heard.contains(&"CollectRequest { dry_run: true, grace_ms: 5 }".to_owned()), "{heard:?}");
     let mut feed = client.verify(&VerifyRequest { which: None, all: true }).await.unwrap();
     let mut last = None;
@@ -138,7 +138,7 @@ async fn keys_by_their_routes() {
     let wrap = || KeysWrap::Passphrase(Hidden("very secret".into()));
     assert_eq!(client.export_keys(wrap()).await.unwrap().bytes.0, b"closed");
     assert_eq!(client.import_keys(wrap(), b"opened".to_vec()).await.unwrap().added, ["opened"]);
-    let heard = served.fake.heard.lock().unwrap().join(" ");
+    let heard = served.fake.heard.lock().join(" ");
     assert!(heard.contains("6 bytes") && !heard.contains("very secret"), "{heard}");
     let path = dir.path().to_owned();
     let asked = move || by_hand(&path, "POST /v1/keys/import", r#"{"wrap":{"key":"0g"},"bytes":""}"#);
@@ -224,7 +224,7 @@ async fn what_is_left_open_is_filled_in() {
     for one in many {
         one.await.unwrap().unwrap();
     }
-    assert_eq!(served.fake.procs.lock().unwrap().len(), 22);
+    assert_eq!(served.fake.procs.lock().len(), 22);
 
     // A taken port is no reason to try other names.
     client.run(&with_port(request("a", &["x"]), 80, Some(8080))).await.unwrap();
@@ -245,7 +245,7 @@ async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
     run.abort();
     assert!(run.await.unwrap_err().is_cancelled());
     fake.gate.add_permits(1);
-    until("run done", || fake.procs.lock().unwrap().contains_key(&name("slow"))).await;
+    until("run done", || fake.procs.lock().contains_key(&name("slow"))).await;
 
     let sleep = tokio::spawn({
         let client = client.clone();
@@ -255,7 +255,7 @@ async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
     sleep.abort();
     assert!(sleep.await.unwrap_err().is_cancelled());
     fake.gate.add_permits(1);
-    until("asleep", || fake.procs.lock().unwrap()[&name("slow")].state == "parked").await;
+    until("asleep", || fake.procs.lock()[&name("slow")].state == "parked").await;
 }
 
 #[tokio::test]

@@ -4,13 +4,13 @@ use crate::image::{Image, ImageError, numbered};
 use crate::wire::{Message, Value};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
 use kip_snapshot::remote::RemoteFile;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Mutex;
 use std::thread;
 
 /// Page flags of pagemap images.
@@ -63,7 +63,7 @@ pub fn make_whole(images: &Path, scratch: &Path, map: &PageMap) -> Result<(), Im
     let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
     let lacking = map.processes.iter().filter(|(_, process)| !process.runs.iter().all(whole));
     let lacking = Mutex::new(lacking);
-    let next = || lacking.lock().expect("no holder of this lock panics").next();
+    let next = || lacking.lock().next();
     let work = || {
         while let Some((pid, process)) = next() {
             make_process_whole(images, scratch, map, *pid, &process.runs)?;

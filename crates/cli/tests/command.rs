@@ -155,7 +155,7 @@ async fn logs_and_events_are_shown() {
     let line = json(&said(data, &["logs", "web", "--tail", "1", "--json"]).await);
     assert_eq!((&line["text"], &line["stream"]), (&"line 999".into(), &"stdout".into()));
     said(data, &["logs", "web", "--since", "1m"]).await;
-    assert!(served.fake.heard.lock().unwrap().last().unwrap().contains("since_ms: Some(1"));
+    assert!(served.fake.heard.lock().last().unwrap().contains("since_ms: Some(1"));
     let events = said(data, &["events"]).await;
     assert!(events.starts_with("2025-11-21T21:33:45.123Z  -                 ready      pid 7\n"), "{events}");
 }
@@ -301,7 +301,7 @@ async fn snapshots_are_shown_and_damage_is_a_failure() {
     let told = said(data, &["snapshot", "import", "web.kip", "--name", "copy"]).await;
     assert!(told.starts_with("copy@1 is in the store, free to adopt"), "{told}");
     assert!(said(data, &["snapshot", "gc", "--grace", "7s"]).await.starts_with("deleted: 0 objects"));
-    let heard = served.fake.heard.lock().unwrap().clone();
+    let heard = served.fake.heard.lock().clone();
     assert!(heard.contains(&"CollectRequest { dry_run: false, grace_ms: 7000 }".to_owned()), "{heard:?}");
     let import = heard.iter().find(|request| request.starts_with("ImportRequest")).unwrap();
     assert!(import.contains("/web.kip") && !import.contains("\"web.kip"), "its path is absolute: {import}");

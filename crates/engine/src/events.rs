@@ -3,8 +3,8 @@
 use kip_sys::clock::now_ms;
 use kip_types::ProcName;
 use kip_types::api::Event;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use tokio::sync::broadcast;
 
 /// Events that are kept for later readers.
@@ -30,7 +30,7 @@ impl Events {
     pub fn tell(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
         let detail = detail.into();
         tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
-        let mut kept = self.kept.lock().expect("no holder of this lock panics");
+        let mut kept = self.kept.lock();
         let id = kept.back().map_or(self.first_id, |newest| newest.id + 1);
         let event = Event { id, at_ms: now_ms(), name: name.cloned(), kind: kind.to_owned(), detail };
         if kept.len() == KEPT {
@@ -44,14 +44,14 @@ impl Events {
     /// When something of `kind` with `word` in its detail was last told of `name`, milliseconds since the epoch, if
     /// that is still kept.
     pub fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
-        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let kept = self.kept.lock();
         let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);
         kept.iter().rev().find(same).map(|e| e.at_ms)
     }
 
     /// What the newest event of that kind says of a proc.
     pub fn last_detail(&self, name: &ProcName, kind: &str) -> Option<String> {
-        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let kept = self.kept.lock();
         let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name);
         kept.iter().rev().find(same).map(|e| e.detail.clone())
     }
@@ -60,7 +60,7 @@ impl Events {
     /// as there would have been at its pace.
     pub fn per_minute(&self, kind: &str, now_ms: u64) -> u64 {
         const MINUTE_MS: u64 = 60_000;
-        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let kept = self.kept.lock();
         let begin = now_ms.saturating_sub(MINUTE_MS);
         let count = kept.iter().filter(|e| e.kind == kind && e.at_ms >= begin).count() as u64;
         let span = kept.front().filter(|_| kept.len() == KEPT).map_or(MINUTE_MS, |e| now_ms.saturating_sub(e.at_ms));
@@ -69,7 +69,7 @@ impl Events {
 
     /// Those that are kept and come after the one with id `since`, and a receiver of all that follow.
     pub fn subscribe(&self, since: u64) -> (Vec<Event>, broadcast::Receiver<Event>) {
-        let kept = self.kept.lock().expect("no holder of this lock panics");
+        let kept = self.kept.lock();
         (kept.iter().filter(|event| event.id > since).cloned().collect(), self.live.subscribe())
     }
 }
@@ -87,7 +87,7 @@ mod tests {
             kind: kind.to_owned(),
             detail: String::new(),
         };
-        all.kept.lock().unwrap().extend(events.map(event));
+        all.kept.lock().extend(events.map(event));
         all
     }
 

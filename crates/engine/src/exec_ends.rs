@@ -2,8 +2,8 @@
 
 use kip_sandbox::launcher::{ExecEnded, ExecId};
 use kip_types::lifecycle::Exit;
+use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::sync::Mutex;
 use tokio::sync::oneshot;
 
 /// Ends of programs that a client waits for, or that came before a client waited.
@@ -21,7 +21,7 @@ struct EndsInner {
 impl Ends {
     /// The launcher told of an end.
     pub fn tell(&self, ended: ExecEnded) {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        let mut inner = self.inner.lock();
         match inner.waiting.remove(&ended.id) {
             Some(waiting) => drop(waiting.send(ended.exit)),
             None => drop(inner.early.insert(ended.id, ended.exit)),
@@ -30,7 +30,7 @@ impl Ends {
 
     /// The launcher died: no client will be told of the ends of its programs any more.
     pub fn forget(&self) {
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        let mut inner = self.inner.lock();
         inner.waiting.clear();
         inner.early.clear();
     }
@@ -38,7 +38,7 @@ impl Ends {
     /// The end of that program, when it comes.
     pub fn wait(&self, id: ExecId) -> oneshot::Receiver<Exit> {
         let (sender, receiver) = oneshot::channel();
-        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        let mut inner = self.inner.lock();
         match inner.early.remove(&id) {
             Some(exit) => drop(sender.send(exit)),
             None => drop(inner.waiting.insert(id, sender)),

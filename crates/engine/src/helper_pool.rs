@@ -3,8 +3,9 @@
 //! A helper serves one request; a thread of this module starts the next while the first still works.
 
 use kip_checkpoint::helper::{Helper, HelperConfig, HelperError};
+use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 /// Helpers that wait: one wake and one sleep may come together; more spawn on demand and wait some milliseconds longer.
 const READY: usize = 2;
@@ -38,7 +39,7 @@ impl HelperPool {
     /// A waiting helper, or one that is started now.
     pub fn take(&self) -> Result<Helper, HelperError> {
         let waiting = {
-            let mut waiting = self.lock();
+            let mut waiting = self.waiting.lock();
             // Helpers that waited may have been killed.
             std::iter::from_fn(|| waiting.helpers.pop_front()).find_map(|mut h| h.is_waiting().then_some(h))
         };
@@ -49,7 +50,7 @@ impl HelperPool {
     /// Ends the waiting ones and starts no more.
     pub fn close(&self) {
         let helpers = {
-            let mut waiting = self.lock();
+            let mut waiting = self.waiting.lock();
             waiting.closed = true;
             std::mem::take(&mut waiting.helpers)
         };
@@ -57,23 +58,19 @@ impl HelperPool {
         drop(helpers);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        self.waiting.lock().expect("no holder of this lock panics")
-    }
-
     fn fill(&self) {
         loop {
             {
-                let mut waiting = self.lock();
+                let mut waiting = self.waiting.lock();
                 while !waiting.closed && waiting.helpers.len() >= READY {
-                    waiting = self.changed.wait(waiting).expect("no holder of this lock panics");
+                    self.changed.wait(&mut waiting);
                 }
                 if waiting.closed {
                     return;
                 }
             }
             match Helper::spawn(&self.config) {
-                Ok(helper) => self.lock().helpers.push_back(helper),
+                Ok(helper) => self.waiting.lock().helpers.push_back(helper),
                 Err(e) => {
                     tracing::warn!(error = %e, "no CRIU helper can be started now");
                     std::thread::sleep(std::time::Duration::from_secs(1));

@@ -6,9 +6,10 @@
 
 use kip_keeper::{Keeper, KeeperError};
 use kip_types::ProcName;
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Keys of the descriptors that every proc has.
 pub mod key {
@@ -74,7 +75,7 @@ impl Holdings {
     pub fn recover(name: &ProcName, keeper: Arc<Keeper>) -> Result<Holdings, KeeperError> {
         let holdings = Holdings::new(name, keeper);
         let found = holdings.keeper.get_prefix(&holdings.prefix)?;
-        let mut held = holdings.lock();
+        let mut held = holdings.held.lock();
         for (name, fd) in found {
             held.insert(name[holdings.prefix.len()..].to_owned(), Arc::new(fd));
         }
@@ -82,33 +83,29 @@ impl Holdings {
         Ok(holdings)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<OwnedFd>>> {
-        self.held.lock().expect("no holder of this lock panics")
-    }
-
     /// Holds them, in the keeper first: after this neither's death loses them.
     pub fn hold(&self, fds: Vec<(String, OwnedFd)>) -> Result<(), KeeperError> {
         let names: Vec<String> = fds.iter().map(|(k, _)| format!("{}{k}", self.prefix)).collect();
         let pairs = names.iter().zip(&fds).map(|(n, (_, fd))| (n.as_str(), fd.as_fd()));
         self.keeper.put_many(pairs)?;
-        self.lock().extend(fds.into_iter().map(|(k, fd)| (k, Arc::new(fd))));
+        self.held.lock().extend(fds.into_iter().map(|(k, fd)| (k, Arc::new(fd))));
         Ok(())
     }
 
     /// The descriptor of that key.
     pub fn get(&self, key: &str) -> Option<Arc<OwnedFd>> {
-        self.lock().get(key).cloned()
+        self.held.lock().get(key).cloned()
     }
 
     /// Lets all with that prefix go, here and in the keeper.
     pub fn drop_prefix(&self, prefix: &str) -> Result<(), KeeperError> {
-        self.lock().retain(|k, _| !k.starts_with(prefix));
+        self.held.lock().retain(|k, _| !k.starts_with(prefix));
         self.keeper.drop_prefix(&format!("{}{prefix}", self.prefix)).map(|_| ())
     }
 
     /// Gives everything to a keeper that was started anew.
     pub fn mirror(&self) -> Result<(), KeeperError> {
-        let held = self.lock();
+        let held = self.held.lock();
         let names: Vec<String> = held.keys().map(|k| format!("{}{k}", self.prefix)).collect();
         let pairs: Vec<(&str, BorrowedFd<'_>)> =
             names.iter().map(String::as_str).zip(held.values().map(|fd| fd.as_fd())).collect();

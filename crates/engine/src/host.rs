@@ -34,12 +34,13 @@ use kip_types::api::{Code, PortView, Refusal};
 use kip_types::chain;
 use kip_types::spec::addresses_meet;
 use kip_types::{Image, PortSpec, ProcName, Spec, State, VolumeName};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Named volumes of procs that are still being made: no list of procs has these yet.
@@ -146,12 +147,12 @@ impl Host {
     }
 
     /// How long the last restore of each proc took until its timers were armed, nanoseconds.
-    pub fn leads(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, i64>> {
-        self.leads.lock().expect("no holder of this lock panics")
+    pub fn leads(&self) -> parking_lot::MutexGuard<'_, HashMap<Slot, i64>> {
+        self.leads.lock()
     }
 
-    fn procs(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Arc<Proc>>> {
-        self.procs.lock().expect("no holder of this lock panics")
+    fn procs(&self) -> parking_lot::MutexGuard<'_, HashMap<Slot, Arc<Proc>>> {
+        self.procs.lock()
     }
 
     /// A proc exists from now on.
@@ -183,7 +184,7 @@ impl Host {
 
     /// The launcher of the moment.
     pub fn launcher(&self) -> Arc<Launcher> {
-        Arc::clone(&self.launcher.lock().expect("no holder of this lock panics"))
+        Arc::clone(&self.launcher.lock())
     }
 
     /// Tells waiting clients how their programs under exec ended, and starts another launcher when this
@@ -199,7 +200,7 @@ impl Host {
                 tracing::warn!(error = chain(&gone), "kip-launch has died; starting another");
                 machine.exec_ends.forget();
                 match Launcher::spawn(&machine.programs.join("kip-launch")) {
-                    Ok(new) => *machine.launcher.lock().expect("no holder of this lock panics") = Arc::new(new),
+                    Ok(new) => *machine.launcher.lock() = Arc::new(new),
                     Err(e) => {
                         tracing::error!(error = chain(&e), "no launcher can be started");
                         std::thread::sleep(Duration::from_secs(1));

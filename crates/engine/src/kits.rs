@@ -4,8 +4,9 @@
 //! keeps a few kits ready, so that a start takes one in microseconds.
 
 use kip_net::{NetNs, NetPool, Slot};
+use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 /// Kits that wait.
 const READY: usize = 2;
@@ -69,7 +70,7 @@ impl Kits {
 
     /// A kit for a new proc; its slot is used from now on.
     pub fn take(&self) -> Result<Kit, KitError> {
-        let kit = self.inner.lock().ready.pop_front();
+        let kit = self.inner.state.lock().ready.pop_front();
         self.inner.changed.notify_one();
         match kit {
             Some(kit) => Ok(kit),
@@ -84,12 +85,12 @@ impl Kits {
 
     /// The slot is free again; its links must be gone.
     pub fn free(&self, slot: Slot) {
-        self.inner.lock().used.remove(&slot);
+        self.inner.state.lock().used.remove(&slot);
     }
 
     /// Makes no more, and lets go those that wait; returns their slots, whose links are to be removed.
     pub fn close(&self) -> Vec<Slot> {
-        let mut state = self.inner.lock();
+        let mut state = self.inner.state.lock();
         state.closed = true;
         self.inner.changed.notify_one();
         state.ready.drain(..).map(|k| k.slot).collect()
@@ -97,19 +98,15 @@ impl Kits {
 }
 
 impl Inner {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().expect("no holder of this lock panics")
-    }
-
     fn make_next(&self) -> Result<Kit, KitError> {
         let slot = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let slot = Slot::all().find(|s| !state.used.contains(s)).ok_or(KitError::Full)?;
             state.used.insert(slot);
             slot
         };
         self.make(slot).inspect_err(|_| {
-            self.lock().used.remove(&slot);
+            self.state.lock().used.remove(&slot);
         })
     }
 
@@ -121,9 +118,9 @@ impl Inner {
     fn fill(&self) {
         loop {
             {
-                let mut state = self.lock();
+                let mut state = self.state.lock();
                 while !state.closed && state.ready.len() >= READY {
-                    state = self.changed.wait(state).expect("no holder of this lock panics");
+                    self.changed.wait(&mut state);
                 }
                 if state.closed {
                     return;
@@ -131,7 +128,7 @@ impl Inner {
             }
             match self.make_next() {
                 Ok(kit) => {
-                    let mut state = self.lock();
+                    let mut state = self.state.lock();
                     if state.closed {
                         return;
                     }

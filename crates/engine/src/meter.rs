@@ -16,10 +16,10 @@ use kip_net::activity::Activity as Traffic;
 use kip_types::ProcName;
 use kip_types::Tier;
 use kip_types::api::{MeterView, TierMeterView, WakesView};
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub mod marks;
@@ -185,7 +185,7 @@ impl Meter {
     }
 
     fn live(&self) -> MutexGuard<'_, Live> {
-        self.0.lock().expect("no holder of this lock panics")
+        self.0.lock()
     }
 
     /// From now on it is in this tier, or in none. Returns where it was.

@@ -33,9 +33,10 @@ pub use marks::{BadMarks, MemoryMarks};
 use kip_sandbox::cgroup::Cgroup;
 use kip_types::api::RoomView;
 use ledger::Ledger;
+use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore, watch};
 
@@ -158,8 +159,8 @@ impl Pressure {
         }
     }
 
-    fn books(&self) -> std::sync::MutexGuard<'_, Books> {
-        self.books.lock().expect("no holder of this lock panics")
+    fn books(&self) -> parking_lot::MutexGuard<'_, Books> {
+        self.books.lock()
     }
 
     /// Measures; returns what is used and what wakes under way will use beyond that, bytes. Takes well below a
@@ -176,7 +177,7 @@ impl Pressure {
     /// What `held` reads may or may not have what a wake took that ended meanwhile, which is then counted beside it. That
     /// is seldom; it is measured anew.
     fn measure_by(&self, held: impl Fn() -> u64) -> u64 {
-        let _alone = self.measuring.lock().expect("no holder of this lock panics");
+        let _alone = self.measuring.lock();
         let mut tries = 1;
         loop {
             let (ended, waking) = {

@@ -49,7 +49,7 @@ pub struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut claimed = self.machine.claims.0.lock().expect("no holder of this lock panics");
+        let mut claimed = self.machine.claims.0.lock();
         for name in &self.names {
             if let Some(at) = claimed.iter().position(|one| one == name) {
                 claimed.swap_remove(at);
@@ -70,7 +70,7 @@ pub fn declare(machine: &Arc<Host>, spec: &mut Spec) -> Result<Claim, Refusal> {
             }
             VolumeSource::Secrets => {}
             VolumeSource::Named(name) => {
-                let mut claimed = machine.claims.0.lock().expect("no holder of this lock panics");
+                let mut claimed = machine.claims.0.lock();
                 claimed.push(name.clone());
                 claim.names.push(name.clone());
                 let made = make(&directory(&machine.data), name);

@@ -4,13 +4,14 @@ use crate::content::Config;
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use oci_client::Reference;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 /// Least digits of a digest that stand for it.
@@ -186,7 +187,7 @@ impl Images {
 
     /// The lock of that blob: only the task that holds it brings the blob.
     pub(crate) fn lock_of(&self, blob: &Digest) -> Arc<tokio::sync::Mutex<()>> {
-        let mut fetching = self.fetching.lock().expect("no holder of this lock panics");
+        let mut fetching = self.fetching.lock();
         fetching.retain(|_, lock| Arc::strong_count(lock) > 1);
         Arc::clone(fetching.entry(blob.clone()).or_default())
     }

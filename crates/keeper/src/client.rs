@@ -9,10 +9,10 @@ use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal,
 use crate::{resident, say};
 use kip_sys::fdpass;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, wait_for_end};
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The name of its files.
@@ -396,7 +396,7 @@ impl Keeper {
     fn lock(&self) -> MutexGuard<'_, Connection> {
         // A thread that panicked in the middle of a call leaves a connection that is at worst out of step, which the
         // next call notices by the kind of the answer.
-        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connection.lock()
     }
 }
 

@@ -88,7 +88,7 @@ fn nobody_comes_in_between_two_keepers() {
         assert!(wait_for_end(watch.as_fd(), Some(SOON)).unwrap());
         // The successor's part is ours here: another keeper that wants to serve meanwhile has to
         // wait.
-        let lock = Place::open(home.path(), "keeper").unwrap().lock().unwrap().expect("nobody else takes it");
+        let lock = Place::open(home.path(), "keeper").unwrap().lock().expect("nobody else takes it");
         assert!(!other.is_finished());
         drop((lock, turn));
         other.join().unwrap();

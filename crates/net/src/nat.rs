@@ -33,13 +33,13 @@ use kip_types::{Protocol, Realm};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
 use nfnetlink::Connection;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A host port that leads to a proc's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -164,7 +164,7 @@ impl Nat {
 
     /// Makes the rules lead to exactly these procs. Links that are missing are passed over.
     pub fn sync(&self, desired: &[Published]) -> Result<(), NatError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let wanted: BTreeMap<_, _> = desired.iter().map(|p| (p.slot, p.clone())).collect();
         let links = state.rtnl.links(&self.instance.interface_prefix()).map_err(NatError::Links)?;
         let mut realms = BTreeMap::new();
@@ -202,7 +202,7 @@ impl Nat {
     /// Publishes a proc, in place of what it had published before. Its link must exist ([`crate::NetPool::take`]). Costs about
     /// 0.1 ms, with UDP ports 15 ms.
     pub fn publish(&self, published: Published) -> Result<(), NatError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let slot = published.slot;
         refuse_clashes(state.published.values(), &published)?;
         let group = published.group(self.instance, &mut state.realms);
@@ -225,7 +225,7 @@ impl Nat {
 
     /// Ends the publication of these procs, and with it the flows that lead to them. Those that are not published are fine.
     pub fn unpublish(&self, slots: &[Slot]) -> Result<(), NatError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let old = slots.iter().flat_map(|s| state.elements_of(self.instance, *s)).collect();
         self.replace(&mut state, old, Vec::new())?;
         let mut with_udp = Vec::new();
@@ -248,7 +248,7 @@ impl Nat {
     /// Puts the rules back if another program has removed them, with a whole rule set, say. Returns
     /// whether it had to. A look costs some microseconds.
     pub fn mend(&self) -> Result<bool, NatError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let table = self.instance.table();
         let there = elements::is_there(&mut state.nft, &table);
         if state.over || there.map_err(|source| NatError::Elements { table, source })? {
@@ -262,13 +262,13 @@ impl Nat {
     /// Switches forwarding on for interfaces by which the outside has come since. Tells whether there were any. A look costs some
     /// ten microseconds.
     pub fn follow_uplinks(&self) -> Result<bool, NatError> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         Ok(!state.over && forwarding::enable(self.instance, &self.memory, &self.uplinks, &mut state.defaults)?)
     }
 
     /// From now on nothing puts them back: [`Nat::remove`] follows.
     pub fn close(&self) {
-        self.lock().over = true;
+        self.state.lock().over = true;
     }
 
     /// Removes the rules and ends this instance's need of forwarding; the last instance puts the machine's settings back.
@@ -281,10 +281,6 @@ impl Nat {
         run_nft(instance, &ruleset::none(instance))?;
         forwarding::disable(instance, memory)?;
         Ok(())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn nft(&self, text: &str) -> Result<(), NatError> {

@@ -19,11 +19,12 @@ use crate::sysctl::{self, SysctlError};
 use namespace::Maker;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
+use parking_lot::{Condvar, Mutex};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// The network of one proc: `eth0` inside, `ifname` on the host, a route between them.
@@ -107,11 +108,7 @@ struct State {
     closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+impl Shared {}
 
 impl NetPool {
     /// Gives the host its gateway addresses on `lo` and starts the thread. Can be repeated after a crash.
@@ -131,7 +128,7 @@ impl NetPool {
 
     /// Asks for namespaces of these slots to be made in the background. They must be free.
     pub fn prefill(&self, slots: &[Slot]) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         for &slot in slots {
             if !state.knows(slot) {
                 state.wanted.push_back(slot);
@@ -142,12 +139,12 @@ impl NetPool {
 
     /// How many namespaces stand ready.
     pub fn ready(&self) -> usize {
-        self.shared.lock().ready.len()
+        self.shared.state.lock().ready.len()
     }
 
     /// The namespace of a free slot: at once if it was announced in time, else after it has been made (about 1 ms).
     pub fn take(&self, slot: Slot) -> Result<NetNs, NetNsError> {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         loop {
             if let Some(namespace) = state.ready.remove(&slot) {
                 return Ok(namespace);
@@ -163,7 +160,7 @@ impl NetPool {
                 state.wanted.push_front(slot);
                 self.shared.changed.notify_all();
             }
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.changed.wait(&mut state);
         }
     }
 
@@ -179,7 +176,7 @@ impl NetPool {
     pub fn sweep(&self, keep: &[Slot]) -> Result<usize, NetNsError> {
         self.forget(|slot| !keep.contains(&slot));
         let keep: HashSet<_> = keep.iter().map(|s| self.instance.interface(*s)).collect();
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.host.lock();
         let links = host.links(&self.instance.interface_prefix()).map_err(NetNsError::Instance)?;
         drop(host);
         let names: Vec<_> = links.into_iter().map(|l| l.name).filter(|name| !keep.contains(name)).collect();
@@ -196,15 +193,15 @@ impl NetPool {
     /// Removes every link of the instance and the gateway addresses; nothing may be taken from the pool after that.
     pub fn clear(&self) -> Result<(), NetNsError> {
         self.sweep(&[])?;
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.host.lock();
         host.batch(namespace::gateway(self.instance, true, false)).map_err(NetNsError::Instance)
     }
 
     fn forget(&self, unwanted: impl Fn(Slot) -> bool) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.wanted.retain(|s| !unwanted(*s));
         while state.making.is_some_and(&unwanted) {
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.changed.wait(&mut state);
         }
         state.ready.retain(|s, _| !unwanted(*s));
         state.failed.retain(|s, _| !unwanted(*s));
@@ -230,12 +227,12 @@ impl NetPool {
         group.attributes.push(LinkAttribute::Group(doomed));
         let message = RouteNetlinkMessage::DelLink(group);
         requests.push(Request { doing: "remove links".to_owned(), message, how: How::Plain, tolerate: gone });
-        let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut host = self.host.lock();
         host.batch(requests).map_err(NetNsError::Instance)
     }
 
     fn stop(&mut self) {
-        self.shared.lock().closed = true;
+        self.shared.state.lock().closed = true;
         self.shared.changed.notify_all();
         if let Some(maker) = self.maker.take()
             && maker.join().is_err()
@@ -248,7 +245,7 @@ impl NetPool {
 impl Drop for NetPool {
     fn drop(&mut self) {
         self.stop();
-        let unused: Vec<_> = self.shared.lock().ready.keys().copied().collect();
+        let unused: Vec<_> = self.shared.state.lock().ready.keys().copied().collect();
         if let Err(error) = self.release(&unused) {
             tracing::warn!(error = %kip_types::chain(&error), "unused network namespaces are left behind");
         }
@@ -272,16 +269,16 @@ fn doomed_group(instance: Instance) -> u32 {
 }
 
 fn serve(maker: &mut Maker, shared: &Shared) {
-    let mut state = shared.lock();
+    let mut state = shared.state.lock();
     while !state.closed {
         let Some(slot) = state.wanted.pop_front() else {
-            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            shared.changed.wait(&mut state);
             continue;
         };
         state.making = Some(slot);
         drop(state);
         let made = maker.make(slot);
-        state = shared.lock();
+        state = shared.state.lock();
         state.making = None;
         let awaited = state.awaited.remove(&slot);
         match made {

@@ -19,6 +19,7 @@
 use crate::custody::{self, Held, Kind};
 use crate::diag::Diag;
 use kip_types::WakeOn;
+use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 use std::collections::HashMap;
@@ -27,7 +28,6 @@ use std::hash::Hash;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const TIMER: u64 = 0;
@@ -148,7 +148,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         if custody::is_dead(&held) {
             return Ok(());
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let token = inner.next;
         inner.next += 1;
         let data = epoll::EventData::new_u64(token);
@@ -161,7 +161,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
 
     /// Ends the watch over a proc and drops its duplicates. One that is not watched is fine.
     pub fn remove(&self, key: &K) {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let Some(proc) = inner.procs.remove(key) else { return };
         for token in proc.tokens {
             inner.rechecks.remove(&token);
@@ -176,7 +176,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
 
     /// Watches again a proc whose wake came to nothing. What is there already is reported again.
     pub fn rearm(&self, key: &K) -> Result<(), WakeError> {
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let Some(proc) = inner.procs.get_mut(key) else { return Ok(()) };
         proc.fired = false;
         for token in proc.tokens.clone() {
@@ -190,7 +190,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
 
     /// How many procs are watched.
     pub fn len(&self) -> usize {
-        self.lock().procs.len()
+        self.inner.lock().procs.len()
     }
 
     /// Whether none is.
@@ -208,7 +208,7 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(WakeError { doing: "wait for events", source: e.into() }),
         }
-        let mut inner = self.lock();
+        let mut inner = self.inner.lock();
         let mut found = Vec::new();
         for event in &events {
             let token = event.data.u64();
@@ -223,10 +223,6 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
         }
         self.set_timer(&inner)?;
         Ok(found)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Inner<K>> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Arms the timer for the earliest recheck, or disarms it when nothing is pending.

@@ -57,11 +57,12 @@ use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::seal;
 use kip_store::{Key, OpenError, ReadReferenceError, Settings, Store, SwapError, Version};
 use kip_types::{ProcName, Realm};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Runs `work` on a thread that may wait.
@@ -430,11 +431,11 @@ impl Archive {
 
     fn left(&self, proc: ProcId, head: Head, version: Option<Version>) {
         let left = version.map(|version| (proc, (head, version)));
-        self.heads.lock().expect("nobody panics with it").extend(left);
+        self.heads.lock().extend(left);
     }
 
     fn last_left(&self, proc: ProcId) -> Option<(Head, Version)> {
-        self.heads.lock().expect("nobody panics with it").remove(&proc)
+        self.heads.lock().remove(&proc)
     }
 
     /// Lets go of a proc: it runs nowhere, and the data directory that adopts it may wake it from
@@ -499,7 +500,7 @@ impl Archive {
     }
 
     fn save_index(&self) {
-        let bytes = self.index.lock().expect("nobody panics with the index").save(&self.realm);
+        let bytes = self.index.lock().save(&self.realm);
         // A cache.
         if let Err(error) = fs::write(self.directory.join(INDEX), bytes) {
             tracing::debug!(%error, "what is stored is not remembered");

@@ -13,10 +13,10 @@ use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};
 use kip_sys::fdpass;
 use kip_sys::process::{pidfd_open, wait_for_end};
+use parking_lot::Mutex;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// The name of its files.
@@ -229,7 +229,7 @@ impl Pager {
     pub fn rouse(&self, name: &str, purpose: Purpose) -> Result<(), PagerError> {
         let bytes =
             serde_json::to_vec(&Request::Rouse { name: name.into(), purpose }).expect("requests are plain data");
-        let mut connection = self.rousing.lock().expect("no holder of this lock panics");
+        let mut connection = self.rousing.lock();
         let sent = connection.as_ref().is_some_and(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
         if !sent {
             let socket = self.place.connect(ANSWER_TIMEOUT).map_err(PagerError::Gone)?;

@@ -82,15 +82,15 @@ impl Crew {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
+    use parking_lot::Mutex;
 
     #[test]
     fn work_that_is_shared_while_others_share_theirs_is_done() {
         let count = crew().threads.current_num_threads();
         let outer = crew().share(usize::MAX, |_| {
             let seen = Mutex::new(Vec::new());
-            let inner = crew().share(usize::MAX, |number| seen.lock().unwrap().push(number));
-            let mut seen = seen.into_inner().unwrap();
+            let inner = crew().share(usize::MAX, |number| seen.lock().push(number));
+            let mut seen = seen.into_inner();
             seen.sort_unstable();
             assert_eq!(seen, (0..inner).collect::<Vec<_>>(), "each once");
         });

@@ -9,10 +9,10 @@ use crate::memory::{AtHand, Filled, Memory, State, fill};
 use crate::slots::Runs;
 use crate::stored::{BLOCK, Buffers, Page};
 use crate::swap::PAGE;
+use parking_lot::Mutex;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -108,7 +108,7 @@ impl Memory {
                     break;
                 }
             }
-            results.lock().expect("adding does not panic").push(all);
+            results.lock().push(all);
         };
         let held_back = set.held_back().iter().map(|(address, slot)| (*address, (*slot, None)));
         state.at_hand.extend(held_back);
@@ -116,7 +116,7 @@ impl Memory {
             // To give up what was read takes time as well.
             crew().drop_later(set);
         }
-        let results = results.into_inner().expect("adding does not panic");
+        let results = results.into_inner();
         for Installed { pages, at_hand } in results {
             state.since.installed += pages.len();
             state.since.set.extend(pages);

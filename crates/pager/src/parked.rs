@@ -10,13 +10,13 @@ use crate::swap::{PAGE, PARKED};
 use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PAGES, PageFile, PageMap, Process, Run, SETS, damaged};
 use kip_snapshot::remote::RemoteFile;
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Asks for pages of a remote page file: its name, which.
@@ -100,7 +100,7 @@ impl Parked {
     fn ask_for(&self, index: usize, file: &RemoteFile, pages: Range<u32>) -> io::Result<()> {
         let name = &self.files[index].1.name;
         let here = file.here(pages.start, pages.end - pages.start)?;
-        let mut asked = self.asked.lock().expect("nobody panics with it");
+        let mut asked = self.asked.lock();
         if asked.len() > REMEMBERED {
             asked.retain(|_, at| at.elapsed() < ASK_AGAIN);
         }
@@ -252,7 +252,7 @@ mod tests {
         map.save(dir.path()).unwrap();
         let (tell, heard) = std::sync::mpsc::channel();
         let tell = Mutex::new(tell);
-        let ask = move |name: &str, pages| tell.lock().unwrap().send((name.to_owned(), pages)).unwrap();
+        let ask = move |name: &str, pages| tell.lock().send((name.to_owned(), pages)).unwrap();
         let (parked, _) = Parked::open(dir.path(), Box::new(ask)).unwrap();
         let slot = parked.slot(&Run { start: 0, pages: 1, file: 0, first: 10 });
         let mut pages = vec![0; 4 * PAGE];

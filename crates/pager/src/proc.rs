@@ -33,13 +33,14 @@ use crate::timers;
 use kip_sys::inject::Hand;
 use kip_sys::pagemap::{self, Filter, States};
 use kip_sys::uffd::{self, Catch};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Holds duplicates of userfaultfds, so that our death lets processes wait rather than lose their memory.
@@ -103,7 +104,7 @@ struct Member {
 
 impl Family {
     fn spaces(&self) -> MutexGuard<'_, BTreeMap<SpaceId, Member>> {
-        self.spaces.lock().expect("nobody panics with the spaces")
+        self.spaces.lock()
     }
 
     fn path(&self, id: SpaceId, kind: &str) -> PathBuf {

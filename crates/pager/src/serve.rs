@@ -7,13 +7,14 @@
 //! to another server.
 
 use crate::memory::{Memory, SpaceId, State};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 const END: u64 = u64::MAX;
@@ -47,7 +48,7 @@ struct Shared {
 
 impl Shared {
     fn spaces(&self) -> MutexGuard<'_, HashMap<u64, Served>> {
-        self.spaces.lock().expect("no thread panics with the spaces")
+        self.spaces.lock()
     }
 }
 

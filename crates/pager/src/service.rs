@@ -21,6 +21,7 @@ use custody::{InKeeper, held_prefix};
 use kip_keeper::Keeper;
 use kip_sys::fdpass;
 use news::at_once_or_later;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::fs;
@@ -29,7 +30,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
+use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 /// How long the threads of a proc may take to stand still.
@@ -138,10 +139,6 @@ fn reply(socket: &OwnedFd, answer: &Answer) -> bool {
     fdpass::send(socket.as_fd(), &bytes, &[]).is_ok()
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("no holder of this lock panics")
-}
-
 impl Service {
     /// Serves what a dead pager of the data directory `dir` had out, and no other proc yet.
     ///
@@ -227,7 +224,7 @@ impl Service {
                 }
                 Request::Follow => {
                     if say(&Answer::Done) {
-                        lock(&self.followers).push(socket);
+                        self.followers.lock().push(socket);
                     }
                     return false;
                 }
@@ -271,11 +268,11 @@ impl Service {
     }
 
     fn slot(&self, name: &str) -> Slot {
-        Arc::clone(lock(&self.procs).entry(name.to_owned()).or_default())
+        Arc::clone(self.procs.lock().entry(name.to_owned()).or_default())
     }
 
     fn known(&self, name: &str) -> Option<Slot> {
-        lock(&self.procs).get(name).cloned()
+        self.procs.lock().get(name).cloned()
     }
 
     fn custodian(&self, name: &str, number: u32) -> Arc<InKeeper> {
@@ -312,7 +309,7 @@ impl Service {
     ) -> Result<(), String> {
         self.sound(&order.name)?;
         let slot = self.slot(&order.name);
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         if guard.is_none() {
             *guard = Some(self.new_entry(&order).map_err(|e| format!("{}: {e}", order.directory.display()))?);
         }
@@ -425,7 +422,7 @@ impl Service {
         match told {
             Some(Let::Wake(at, purpose)) => {
                 let mut guard = loop {
-                    if let Ok(guard) = slot.try_lock() {
+                    if let Some(guard) = slot.try_lock() {
                         break guard;
                     }
                     // The thread that has the slot may be waiting for us to let go.
@@ -477,7 +474,7 @@ impl Service {
 
     fn wake(&self, name: &str, set: &str) -> Result<Woken, String> {
         let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
         let began = Instant::now();
         entry.asleep.store(false, Ordering::SeqCst);
@@ -491,7 +488,7 @@ impl Service {
     fn restore(&self, name: &str) -> Result<(), String> {
         self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(()) };
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         let Some(entry) = guard.as_mut() else { return Ok(()) };
         entry.asleep.store(false, Ordering::SeqCst);
         let brought = entry.proc.bring_all();
@@ -502,8 +499,8 @@ impl Service {
     }
 
     fn forget(&self, name: &str) {
-        lock(&self.broken).remove(name);
-        let entry = self.known(name).and_then(|slot| lock(&slot).take());
+        self.broken.lock().remove(name);
+        let entry = self.known(name).and_then(|slot| slot.lock().take());
         self.give_up(name, entry);
         if let Err(e) = self.keeper.drop_prefix(&held_prefix(name)) {
             tracing::warn!(proc = name, error = line(e), "the keeper still holds something of a proc that is no more");
@@ -516,7 +513,7 @@ impl Service {
         self.sets_are_used(&mut entry);
         let directory = entry.directory.clone();
         drop(entry);
-        lock(&self.procs).remove(name);
+        self.procs.lock().remove(name);
         if let Err(e) = clear(&directory) {
             tracing::warn!(proc = name, error = %e, "what a proc had on disk is left");
         }
@@ -524,7 +521,7 @@ impl Service {
 
     fn look(&self, name: &str) -> Look {
         let Some(slot) = self.known(name) else { return Look::default() };
-        let guard = lock(&slot);
+        let guard = slot.lock();
         let Some(entry) = guard.as_ref() else { return Look::default() };
         let (mut faults, mut installed, mut set_pages, mut ticks) = (0, 0, 0, false);
         for (pid, memory) in entry.pids.iter().filter_map(|pid| Some((pid, entry.proc.memory(*pid)?))) {

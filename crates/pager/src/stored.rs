@@ -9,6 +9,7 @@ use crate::set::Expectation;
 use crate::source::PageSource;
 use crate::swap::{Aligned, PAGE, open_cached, open_direct};
 use kip_snapshot::pages::WorkingSet;
+use parking_lot::Mutex;
 use rustix::fs::{Advice, OFlags, fadvise, fcntl_getfl, fcntl_setfl};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,8 +18,8 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Where the bytes of a set are kept.
@@ -131,10 +132,10 @@ fn packed(bytes: &[u8]) -> io::Result<Vec<Box<[u8]>>> {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(block) = blocks.get(number) else { break };
             let packed = one(block);
-            done.lock().expect("adding does not panic").insert(number, packed);
+            done.lock().insert(number, packed);
         }
     });
-    done.into_inner().expect("adding does not panic").into_values().collect()
+    done.into_inner().into_values().collect()
 }
 
 fn unpack<'a>(packed: &'a [u8], buffer: &'a mut Aligned, length: usize) -> io::Result<&'a [u8]> {

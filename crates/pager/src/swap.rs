@@ -6,13 +6,13 @@
 //! its slot maps refer to. A crash leaves slots that no map refers to, which are free then. Nothing
 //! is synced: the file is of no use once its processes are gone, and they go with the machine.
 
+use parking_lot::Mutex;
 use rustix::fs::{Advice, fadvise};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The first slot number of a parked snapshot's page file: those below are this file's.
@@ -135,8 +135,8 @@ impl Swap {
         if self.is_cached() { &self.cached } else { &self.file }
     }
 
-    fn counts(&self) -> std::sync::MutexGuard<'_, Counts> {
-        self.counts.lock().expect("no holder of the counts panics")
+    fn counts(&self) -> parking_lot::MutexGuard<'_, Counts> {
+        self.counts.lock()
     }
 
     /// So many free slots one behind the other, each referred to once from now on; the first of them.

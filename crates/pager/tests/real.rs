@@ -179,7 +179,7 @@ fn nobody_is_left_without_service_who_is_born_while_all_comes_back() {
         rig.proc.bring_all().unwrap();
         let Rig { proc, holder, .. } = rig;
         drop(proc);
-        assert!(holder.0.lock().unwrap().is_empty(), "round {round}: somebody's memory is held and nobody serves it");
+        assert!(holder.0.lock().is_empty(), "round {round}: somebody's memory is held and nobody serves it");
         assert_eq!(torture.receive(), "ok", "round {round}");
     }
 }
@@ -262,7 +262,7 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
         .deflate(&stopped, Way { drop_files: true, ticks: false, sets: Sets::None, timers: false })
         .unwrap_err();
     stopped.go();
-    let told = rig.holder.1.lock().unwrap().join("; ");
+    let told = rig.holder.1.lock().join("; ");
     assert!(
         told.contains("that was touched from outside while it was taken out cannot be put back"),
         "{told}, {refused:?}"

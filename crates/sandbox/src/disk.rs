@@ -6,6 +6,7 @@
 //! kernel's part of the file system go with the last mount, so that a process that dies leaves nothing.
 
 use kip_sys::loops;
+use parking_lot::Mutex;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{
@@ -18,7 +19,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 /// Smaller ones are mostly journal.
@@ -148,7 +148,7 @@ impl MountedDisk {
         let refused = |e: Errno| DiskError::Mount { path: image.to_owned(), source: e.into() };
         let until = Instant::now() + OLD_MOUNT_GOES;
         loop {
-            let one_at_a_time = ATTACHING.lock().expect("nobody panics while attaching");
+            let one_at_a_time = ATTACHING.lock();
             let attached = loops::attached(file.as_fd()).transpose();
             let is_first = attached.is_none();
             let device = attached.unwrap_or_else(|| loops::attach(file.as_fd(), BLOCK));

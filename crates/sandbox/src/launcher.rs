@@ -10,6 +10,7 @@ use crate::mounts::Mounts;
 use crate::protocol::{Ended, Failure, Ids, Lower, Program, Reply, Request, Step};
 use kip_sys::fdpass;
 use kip_types::lifecycle::Exit;
+use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -17,7 +18,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -220,7 +220,7 @@ impl Launcher {
 
     /// Its pid.
     pub fn pid(&self) -> u32 {
-        self.child.lock().expect("no panic while it is held").id()
+        self.child.lock().id()
     }
 
     /// Starts init in a new sandbox, which then starts the program.
@@ -349,7 +349,7 @@ impl Launcher {
         if bytes.len() > fdpass::MAX_BYTES {
             return Err(LaunchError::TooLong { bytes: bytes.len() });
         }
-        let socket = self.requests.lock().expect("no panic while it is held");
+        let socket = self.requests.lock();
         fdpass::send(socket.as_fd(), &bytes, fds).map_err(LaunchError::Gone)?;
         let (bytes, fds) = fdpass::recv(socket.as_fd(), 16 * 1024).map_err(LaunchError::Gone)?;
         match serde_json::from_slice(&bytes).map_err(|e| LaunchError::Gone(e.into()))? {
@@ -362,9 +362,9 @@ impl Launcher {
 impl Drop for Launcher {
     /// Lets it finish what it does and waits for it, at most two seconds.
     fn drop(&mut self) {
-        let Ok(socket) = self.requests.get_mut() else { return };
+        let socket = self.requests.get_mut();
         let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
-        let Ok(child) = self.child.get_mut() else { return };
+        let child = self.child.get_mut();
         let until = Instant::now() + Duration::from_secs(2);
         while matches!(child.try_wait(), Ok(None)) {
             if Instant::now() > until {

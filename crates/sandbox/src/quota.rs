@@ -8,11 +8,12 @@
 
 use crate::disk::{self, DiskError, MountedDisk};
 use kip_types::Spec;
+use parking_lot::{Mutex, MutexGuard};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The file with a limited disk.
@@ -112,7 +113,7 @@ impl OwnFiles {
     }
 
     fn mounted(&self) -> MutexGuard<'_, Option<(usize, MountedDisk)>> {
-        self.mounted.lock().expect("nobody panics while mounting")
+        self.mounted.lock()
     }
 
     fn mount(&self, bytes: u64, place: &Path) -> Result<MountedDisk, QuotaError> {

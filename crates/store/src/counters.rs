@@ -3,9 +3,10 @@
 //! Every handle counts for itself and for the one it came from, so that a wake can say how many requests it made while
 //! others use the same store.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// First bytes that are remembered for the median.
@@ -133,7 +134,7 @@ impl Tally {
             self.first_bytes[bucket].fetch_add(1, Ordering::Relaxed);
         }
         {
-            let mut recent = self.recent.lock().expect("nothing panics with this lock");
+            let mut recent = self.recent.lock();
             if recent.len() == REMEMBERED {
                 recent.pop_front();
             }
@@ -156,7 +157,7 @@ impl Tally {
     }
 
     fn sorted(&self) -> Vec<Duration> {
-        let mut recent: Vec<_> = self.recent.lock().expect("nothing panics with this lock").iter().copied().collect();
+        let mut recent: Vec<_> = self.recent.lock().iter().copied().collect();
         recent.sort_unstable();
         recent
     }

@@ -5,8 +5,9 @@
 //! or is dropped with a turn, gives it on. Urgent requests without end let the others wait without end;
 //! wakes end.
 
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// How much of a hurry a request is in.
@@ -64,8 +65,8 @@ impl Turns {
         Some(Turn(Some(self.clone())))
     }
 
-    fn inside(&self) -> std::sync::MutexGuard<'_, Inside> {
-        self.0.lock().expect("nothing panics with this lock")
+    fn inside(&self) -> parking_lot::MutexGuard<'_, Inside> {
+        self.0.lock()
     }
 }
 

@@ -10,9 +10,10 @@ use kip_offload::archive::Brought;
 use kip_pager::protocol::Event;
 use kip_types::State;
 use kip_types::chain;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Which procs exist, and how each is spoken to.
@@ -29,8 +30,8 @@ impl Registry {
         Arc::new(Registry { host, handles: Mutex::default() })
     }
 
-    fn handles(&self) -> std::sync::MutexGuard<'_, HashMap<Slot, Handle>> {
-        self.handles.lock().expect("no holder of this lock panics")
+    fn handles(&self) -> parking_lot::MutexGuard<'_, HashMap<Slot, Handle>> {
+        self.handles.lock()
     }
 
     /// A proc exists from now on: its task hears of the wake plane's events and of the pager's.

@@ -6,12 +6,12 @@
 //! the thread look as if it had waited less; never more. Where [`watch`] runs, the distance is that of the first visit after the
 //! stamp: the wait looks shorter by what was taken between those two at most.
 
+use parking_lot::Mutex;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
-use std::sync::Mutex;
 use std::time::Duration;
 
 /// Added to when a thread last ran, for what the measurement may miss, nanoseconds.
@@ -81,7 +81,7 @@ impl CpuClocks {
         let stamp = settled_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
         let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
         (*self.0.entry(cpu).or_insert_with(|| visit(cpu)))?;
-        let visits = VISITS.lock().expect("no holder of this lock panics");
+        let visits = VISITS.lock();
         Some(when(stamp, visits.get(&cpu)?)? + SAFETY_NS)
     }
 }
@@ -102,7 +102,7 @@ fn visit(cpu: usize) -> Option<()> {
     // It was allowed a moment ago; if not any more, the thread goes on from where it is.
     let _ = sched_setaffinity(None, &home);
     let behind = now - stamp?;
-    let mut visits = VISITS.lock().expect("no holder of this lock panics");
+    let mut visits = VISITS.lock();
     note(visits.entry(cpu).or_default(), (now, behind));
     Some(())
 }

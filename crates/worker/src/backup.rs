@@ -210,7 +210,7 @@ impl Worker {
         runtime: tokio::runtime::Handle,
         out: &Out,
     ) -> Result<BackupProgress, Refusal> {
-        let Ok(_only) = self.backing_up.try_lock() else {
+        let Some(_only) = self.backing_up.try_lock() else {
             return Err(Refusal::new(Code::State, "a backup is under way: wait for its end"));
         };
         let invalid = |why: String| Err(Refusal::new(Code::Invalid, format!("there is no backup: {why}")));

@@ -6,8 +6,8 @@ use kip_supervisor::task::Handle;
 use kip_sys::clock::now_ms;
 use kip_types::Tier;
 use kip_types::api::HistorySample;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::time::Duration;
 
 pub(crate) const EVERY: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ pub(crate) struct History(Mutex<VecDeque<HistorySample>>);
 
 impl History {
     pub(crate) fn keep(&self, sample: HistorySample) {
-        let mut kept = self.0.lock().expect("nobody panics with it");
+        let mut kept = self.0.lock();
         if kept.len() == KEPT {
             kept.pop_front();
         }
@@ -28,7 +28,7 @@ impl History {
     }
 
     pub(crate) fn with(&self, now: HistorySample) -> Vec<HistorySample> {
-        let kept = self.0.lock().expect("nobody panics with it");
+        let kept = self.0.lock();
         kept.iter().copied().chain([now]).collect()
     }
 }

@@ -162,7 +162,7 @@ impl Worker {
 
     /// Procs with an image, with its layers.
     fn image_users(&self) -> Vec<(ProcName, Vec<Digest>)> {
-        let procs = self.procs.lock().expect("no holder of this lock panics");
+        let procs = self.procs.lock();
         procs.iter().filter_map(|(name, handle)| Some((name.clone(), layers_of(&handle.proc.spec)?))).collect()
     }
 

@@ -42,7 +42,7 @@ impl Worker {
 
     /// Which procs need which keys: archived ones, and those here of whose memory some is in the store only.
     async fn needs(&self, archive: &Arc<Archive>) -> Needs {
-        let handles: Vec<_> = self.procs.lock().expect("no holder of this lock panics").values().cloned().collect();
+        let handles: Vec<_> = self.procs.lock().values().cloned().collect();
         let archive = Arc::clone(archive);
         let needs = move |handle: Handle| {
             let sealed = secrets::key_needed(&handle.proc.dir);

@@ -44,6 +44,7 @@ use kip_sys::ns::Unshare;
 use kip_types::api::PortView;
 use kip_types::chain;
 use kip_types::{ProcName, Spec, State};
+use parking_lot::Mutex;
 use rustix::fs::MemfdFlags;
 use rustix::mount::{MountPropagationFlags, mount_change};
 use std::collections::BTreeSet;
@@ -51,7 +52,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a dump or restore of the last daemon's may go on.

@@ -12,9 +12,10 @@ use kip_supervisor::task::{Handle, Status};
 use kip_sys::clock::now_ms;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
 use kip_types::{State, Tier};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// A look at a proc takes at most so long where all are asked for. One that takes longer goes on by itself, and the proc is said not to
@@ -40,7 +41,7 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<Meas
     let left: Arc<Mutex<VecDeque<_>>> = Arc::new(Mutex::new(procs.into_iter().enumerate().collect()));
     let begin = || {
         let (left, tell) = (Arc::clone(&left), tell.clone());
-        let next = move || left.lock().expect("nobody panics with it").pop_front();
+        let next = move || left.lock().pop_front();
         let look = move || {
             while let Some((index, (proc, record))) = next() {
                 let measure = proc.measured.look(within, || measure(&proc, &record));
@@ -63,11 +64,9 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<Meas
                 found[index] = measure;
                 (missing, since) = (missing - 1, Instant::now());
             }
-            Err(RecvTimeoutError::Timeout)
-                if threads < MOST_LOOKS && !left.lock().expect("nobody panics with it").is_empty() =>
-            {
+            Err(RecvTimeoutError::Timeout) if threads < MOST_LOOKS && !left.lock().is_empty() => {
                 // Twice as many each time, for each of them may be stuck.
-                let more = threads.min(MOST_LOOKS - threads).min(left.lock().expect("nobody panics with it").len());
+                let more = threads.min(MOST_LOOKS - threads).min(left.lock().len());
                 (0..more).for_each(|_| begin());
                 threads += more;
             }

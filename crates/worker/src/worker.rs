@@ -24,9 +24,10 @@ use kip_types::chain;
 use kip_types::keys::Hex;
 use kip_types::spec::{Clock, parse_signal};
 use kip_types::{Image, ProcName, Spec, State, Tier};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::broadcast;
 
@@ -50,7 +51,7 @@ pub struct Worker {
 
 impl Worker {
     pub(crate) fn handle(&self, name: &ProcName) -> Result<Handle, Refusal> {
-        let procs = self.procs.lock().expect("no holder of this lock panics");
+        let procs = self.procs.lock();
         procs.get(name).cloned().ok_or_else(|| {
             let known: Vec<&str> = procs.keys().take(5).map(ProcName::as_str).collect();
             let hint =
@@ -60,11 +61,11 @@ impl Worker {
     }
 
     pub(crate) fn handles(&self) -> Vec<Handle> {
-        self.procs.lock().expect("no holder of this lock panics").values().cloned().collect()
+        self.procs.lock().values().cloned().collect()
     }
 
     pub(crate) fn forget(&self, name: &ProcName) {
-        self.procs.lock().expect("no holder of this lock panics").remove(name);
+        self.procs.lock().remove(name);
     }
 
     pub(crate) fn adopt(
@@ -79,7 +80,7 @@ impl Worker {
         self.registry.enlist(handle.clone());
         task.probes = probe::serve(&handle, listeners);
         task.start_running();
-        self.procs.lock().expect("no holder of this lock panics").insert(name, handle.clone());
+        self.procs.lock().insert(name, handle.clone());
         handle
     }
 
@@ -121,7 +122,7 @@ impl Worker {
     ) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
-        if self.procs.lock().expect("no holder of this lock panics").contains_key(&name) {
+        if self.procs.lock().contains_key(&name) {
             return Err(taken(&name));
         }
         let claim = volumes::declare(machine, &mut spec)?;
@@ -152,7 +153,7 @@ impl Worker {
 
     /// All names.
     pub fn names(&self) -> Vec<ProcName> {
-        self.procs.lock().expect("no holder of this lock panics").keys().cloned().collect()
+        self.procs.lock().keys().cloned().collect()
     }
 
     /// All procs, sorted by name.

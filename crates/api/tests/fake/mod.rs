@@ -14,10 +14,10 @@ use kip_types::keys::*;
 use kip_types::lifecycle::{Generation, Tier};
 use kip_types::volume::{VolumeName, VolumeView};
 use kip_types::{name::ProcName, spec::Timing};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -54,7 +54,7 @@ pub struct Served {
 }
 
 /// Serves a new fake worker.
-pub async fn serve(data: &Path) -> Served {
+pub async fn serve(data: &std::path::Path) -> Served {
     let lock = DataLock::take(data, None).unwrap();
     let mut socket = ApiSocket::bind(&lock, None).unwrap();
     let fake = Arc::new(Fake::default());
@@ -127,7 +127,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
 
 impl Fake {
     fn hear(&self, what: impl std::fmt::Debug) {
-        self.heard.lock().unwrap().push(format!("{what:?}"));
+        self.heard.lock().push(format!("{what:?}"));
     }
 
     async fn pass(&self, name: &ProcName) {
@@ -138,7 +138,7 @@ impl Fake {
     }
 
     fn change<T>(&self, name: &ProcName, how: impl FnOnce(&mut ProcView) -> T) -> Result<T, Refusal> {
-        self.procs.lock().unwrap().get_mut(name).map(how).ok_or_else(|| unknown(name))
+        self.procs.lock().get_mut(name).map(how).ok_or_else(|| unknown(name))
     }
 
     /// Sends `items`; when following, more every few milliseconds until no client listens.
@@ -165,7 +165,7 @@ impl Service for Fake {
         self.hear(&request);
         assert_eq!(request.left_open, LeftOpen::default(), "a worker sees nothing left open");
         self.pass(&request.spec.name).await;
-        let mut procs = self.procs.lock().unwrap();
+        let mut procs = self.procs.lock();
         if procs.contains_key(&request.spec.name) {
             return Err(Refusal::new(Code::Taken, format!("there is a proc {} already", request.spec.name)));
         }
@@ -183,11 +183,11 @@ impl Service for Fake {
     }
 
     async fn names(&self) -> Result<Vec<ProcName>, Refusal> {
-        Ok(self.procs.lock().unwrap().keys().cloned().collect())
+        Ok(self.procs.lock().keys().cloned().collect())
     }
 
     async fn list(&self) -> Result<Vec<ProcView>, Refusal> {
-        Ok(self.procs.lock().unwrap().values().cloned().collect())
+        Ok(self.procs.lock().values().cloned().collect())
     }
 
     async fn inspect(&self, name: ProcName) -> Result<ProcView, Refusal> {
@@ -249,7 +249,7 @@ impl Service for Fake {
         if state != "stopped" && !how.force {
             return Err(Refusal::new(Code::State, format!("{name} is {state}: stop it first or use --force")));
         }
-        self.procs.lock().unwrap().remove(&name);
+        self.procs.lock().remove(&name);
         Ok(())
     }
 
@@ -334,16 +334,16 @@ impl Service for Fake {
             oom_kills: 0,
             wakes: vec![WakesView { from: Tier::Parked, trigger: "tcp".into(), count: 2 }],
         };
-        Ok(self.procs.lock().unwrap().values().map(meter).collect())
+        Ok(self.procs.lock().values().map(meter).collect())
     }
 
     async fn history(&self) -> Result<HistoryView, Refusal> {
-        let hot = self.procs.lock().unwrap().len() as u32;
+        let hot = self.procs.lock().len() as u32;
         Ok(HistoryView { every_ms: 10_000, samples: vec![HistorySample { hot, ..HistorySample::default() }] })
     }
 
     async fn metrics(&self) -> Result<String, Refusal> {
-        Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().unwrap().len()))
+        Ok(format!("# HELP kip_procs Procs.\n# TYPE kip_procs gauge\nkip_procs {}\n", self.procs.lock().len()))
     }
 
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
@@ -413,7 +413,7 @@ impl Service for Fake {
     }
 
     async fn snapshots(&self, only: Option<ProcName>) -> Result<Vec<SnapshotsView>, Refusal> {
-        let procs = self.procs.lock().unwrap();
+        let procs = self.procs.lock();
         let wanted = procs.keys().filter(|name| only.as_ref().is_none_or(|only| only == *name));
         Ok(wanted.map(snapshots_of).collect())
     }
@@ -526,7 +526,7 @@ impl Service for Fake {
     }
 
     async fn down(&self, _: DownRequest) -> Result<DownView, Refusal> {
-        let ended = std::mem::take(&mut *self.procs.lock().unwrap());
+        let ended = std::mem::take(&mut *self.procs.lock());
         Ok(DownView { ended: ended.into_keys().collect(), ..DownView::default() })
     }
 }

@@ -3,7 +3,7 @@
 use kip_records::state::Record;
 use kip_types::State;
 use kip_types::api::{MemoryView, SleepView};
-use std::sync::Mutex;
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
 /// What a proc was measured to have.
@@ -29,7 +29,7 @@ pub type Measure = (Vec<u32>, MemoryView, Option<u64>);
 impl Measured {
     /// What it has used up to the sleep of this record, if that was measured.
     pub fn in_sleep(&self, record: &Record) -> Option<Measure> {
-        let known = self.asleep.lock().expect("nobody panics with it");
+        let known = self.asleep.lock();
         let (sleep, measure) = known.as_ref()?;
         let same = matches!(record.state, State::Hibernated { .. }) && record.last_sleep.as_ref() == Some(sleep);
         same.then(|| measure.clone())
@@ -38,19 +38,19 @@ impl Measured {
     /// Remembers what it has used up to the sleep of this record.
     pub fn keep(&self, record: &Record, measure: &Measure) {
         let sleep = record.last_sleep.clone().filter(|_| matches!(record.state, State::Hibernated { .. }));
-        *self.asleep.lock().expect("nobody panics with it") = sleep.map(|sleep| (sleep, measure.clone()));
+        *self.asleep.lock() = sleep.map(|sleep| (sleep, measure.clone()));
     }
 
     /// What was measured last.
     pub fn last(&self) -> Measure {
-        self.looks.lock().expect("nobody panics with it").last.clone().unwrap_or_default()
+        self.looks.lock().last.clone().unwrap_or_default()
     }
 
     /// Looks, unless an earlier look has been under way for so long.
     pub fn look(&self, stuck_after: Duration, look: impl FnOnce() -> Measure) -> Option<Measure> {
         let now = Instant::now();
         let first = {
-            let mut looks = self.looks.lock().expect("nobody panics with it");
+            let mut looks = self.looks.lock();
             if looks.began.is_some_and(|began| now - began > stuck_after) {
                 return None;
             }
@@ -59,7 +59,7 @@ impl Measured {
             first
         };
         let found = look();
-        let mut looks = self.looks.lock().expect("nobody panics with it");
+        let mut looks = self.looks.lock();
         if first {
             looks.began = None;
         }

@@ -11,11 +11,12 @@ use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use kip_net::addr::Addresses;
 use kip_sys::netns;
+use parking_lot::Mutex;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener as StdListener, UdpSocket as StdUdp};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -46,13 +47,13 @@ pub struct Resolver(Mutex<Option<AbortHandle>>);
 impl Resolver {
     /// Ends it. Its sockets live as long as they are held.
     pub fn end(&self) {
-        if let Some(task) = self.0.lock().expect("no holder of this lock panics").take() {
+        if let Some(task) = self.0.lock().take() {
             task.abort();
         }
     }
 
     fn replace(&self, task: AbortHandle) {
-        if let Some(before) = self.0.lock().expect("no holder of this lock panics").replace(task) {
+        if let Some(before) = self.0.lock().replace(task) {
             before.abort();
         }
     }

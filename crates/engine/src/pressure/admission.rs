@@ -309,13 +309,13 @@ mod tests {
     async fn first_come_first_served() {
         let (pressure, need) = pressure(1000);
         let first = pressure.try_admit(&need(800)).unwrap();
-        let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
         let mut waiting = Vec::new();
         for (n, bytes) in [500, 10, 20].into_iter().enumerate() {
             let (pressure, need, order) = (Arc::clone(&pressure), need(bytes), Arc::clone(&order));
             waiting.push(tokio::spawn(async move {
                 let grant = pressure.admit(need).await;
-                order.lock().unwrap().push(n);
+                order.lock().push(n);
                 grant
             }));
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -325,7 +325,7 @@ mod tests {
         for task in waiting {
             task.await.unwrap().unwrap();
         }
-        assert_eq!(*order.lock().unwrap(), [0, 1, 2]);
+        assert_eq!(*order.lock(), [0, 1, 2]);
     }
 
     #[tokio::test]

@@ -11,6 +11,7 @@ use kip_archive::files::shift::shift;
 use kip_records::instance::IDS_PER_BLOCK;
 use kip_sandbox::rootfs::Mounts;
 use kip_types::{Image, VolumeName, VolumeSource, VolumeSpec};
+use parking_lot::Mutex;
 use rustix::fs::{OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs;
@@ -19,7 +20,6 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{self, Command, Stdio};
-use std::sync::Mutex;
 
 /// Of volumes that are being filled.
 pub(super) const FILLING: &str = ".filling-";
@@ -49,7 +49,7 @@ fn covered(mounts: &Mounts, target: &str) -> io::Result<Option<OwnedFd>> {
 pub(super) fn fill(proc: &Proc, mounts: &Mounts, volume: &VolumeSpec) -> io::Result<()> {
     let VolumeSource::Named(name) = &volume.source else { return Ok(()) };
     let path = path_of(&proc.shared.data, &volume.source);
-    let _one_at_a_time = FILLS.lock().expect("nobody panics while filling");
+    let _one_at_a_time = FILLS.lock();
     let begun = directory(&proc.shared.data).join(format!("{FILLING}{name}"));
     if begun.exists() {
         return move_in(&begun, &path);

@@ -4,11 +4,12 @@
 
 use kip_net::{Instance, NetNs, NetPool, Slot};
 use kip_sys::netns;
+use parking_lot::Mutex;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long a test waits for something that must happen.
@@ -49,7 +50,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Runs the test on a machine of its own. The test's thread is in the host's namespace.
 pub fn on_machine(test: impl FnOnce(&Machine) + Send) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = ALONE.lock();
     std::thread::scope(|s| {
         let thread = s.spawn(|| {
             let outside = fresh_namespace();

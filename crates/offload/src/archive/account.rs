@@ -4,10 +4,11 @@ use super::ahead::Benefit;
 use super::{Archive, ID};
 use kip_store::Store;
 use kip_types::api::FetchedView;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// By the proc's directory.
@@ -36,11 +37,11 @@ impl Account {
 
     /// Whether it will need so much, all over, that all of its memory is fetched with a wake: how long it waited for each piece.
     pub(super) fn needs_all(&self, miss: Option<Duration>) {
-        *self.miss.lock().expect("nobody panics with it") = miss;
+        *self.miss.lock() = miss;
     }
 
     pub(super) fn miss(&self) -> Option<Duration> {
-        *self.miss.lock().expect("nobody panics with it")
+        *self.miss.lock()
     }
 
     /// So many bytes came from the local disk.
@@ -49,7 +50,7 @@ impl Account {
     }
 
     pub(super) fn benefit(&self) -> MutexGuard<'_, Benefit> {
-        self.benefit.lock().expect("nobody panics with it")
+        self.benefit.lock()
     }
 
     fn view(&self) -> FetchedView {
@@ -67,7 +68,7 @@ impl Account {
 
 impl Archive {
     fn accounts(&self) -> MutexGuard<'_, HashMap<PathBuf, Arc<Account>>> {
-        self.accounts.lock().expect("nobody panics with them")
+        self.accounts.lock()
     }
 
     /// A new one, for a proc that is fetched now. What was of use is known from the last time.

@@ -13,14 +13,15 @@
 //! cache: trouble with the disk is told once, and then it is as if there were no cache.
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 /// In the data directory.
@@ -192,7 +193,7 @@ impl Cache {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with the cache")
+        self.state.lock()
     }
 
     fn path(&self, object: &str, range: &Range<u64>) -> PathBuf {

@@ -218,7 +218,7 @@ impl Archive {
         }
         let packs: BTreeSet<PackId> = gone.iter().filter_map(pack_of).collect();
         if !packs.is_empty() {
-            self.index.lock().expect("nobody panics with the index").retain(|pack| !packs.contains(pack));
+            self.index.lock().retain(|pack| !packs.contains(pack));
             self.save_index();
         }
         failed.map_or(Ok(gone), |e| Err(e.into()))

@@ -14,13 +14,14 @@ use kip_snapshot::SnapshotError;
 use kip_snapshot::pages::{PageFile, PageMap};
 use kip_snapshot::remote::{RemoteFile, TABLE};
 use kip_store::{GetError, Key, Store};
+use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Requests at once of one proc.
@@ -146,7 +147,7 @@ impl Archive {
     /// The remote page file at a path, if it is filled already, maybe under another.
     fn known_filling(&self, path: &Path) -> Result<Option<Arc<Filling>>, DemandError> {
         let found = fs::metadata(path).map_err(|source| DemandError::Io { path: path.to_owned(), source })?;
-        let open = self.fetched.lock().expect("nobody panics with it");
+        let open = self.fetched.lock();
         Ok(open.get(&(found.dev(), found.ino())).cloned())
     }
 
@@ -158,7 +159,7 @@ impl Archive {
         let found = fs::metadata(&path).map_err(|source| DemandError::Io { path: path.clone(), source })?;
         let key = (found.dev(), found.ino());
         let account = self.account_of(directory);
-        let mut open = self.fetched.lock().expect("nobody panics with it");
+        let mut open = self.fetched.lock();
         // Those whose files are gone, or whose numbers are another's by now.
         open.retain(|key, filling| is_at(&filling.path, *key));
         let remote = RemoteFile::open(directory, file)?;
@@ -176,13 +177,13 @@ impl Archive {
 
     /// Forgets those whose files are gone.
     pub(super) fn forget_gone(&self) {
-        self.fetched.lock().expect("nobody panics with it").retain(|key, filling| is_at(&filling.path, *key));
+        self.fetched.lock().retain(|key, filling| is_at(&filling.path, *key));
     }
 
     /// Makes known what fills a file that is there under its path.
     pub(super) fn fills(&self, filling: &Arc<Filling>) {
         if let Ok(found) = fs::metadata(&filling.path) {
-            let mut open = self.fetched.lock().expect("nobody panics with it");
+            let mut open = self.fetched.lock();
             open.insert((found.dev(), found.ino()), Arc::clone(filling));
         }
     }

@@ -13,11 +13,12 @@ use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::table::{Home, PageTable, Remote, Space};
 use kip_snapshot::pages::{PAGE, PageMap};
 use kip_snapshot::remote::RemoteFile;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
@@ -239,7 +240,7 @@ impl Filling {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, Coming> {
-        self.state.lock().expect("nobody panics with it")
+        self.state.lock()
     }
 
     fn runs_of(&self, block: u32) -> impl Iterator<Item = (u32, u32, u32, u32)> + '_ {

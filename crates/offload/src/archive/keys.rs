@@ -107,7 +107,7 @@ fn live(ring: &Keyring) -> BTreeSet<KeyId> {
 impl Archive {
     /// The ring in use.
     pub fn keys(&self) -> Arc<Keyring> {
-        Arc::clone(&self.keys.lock().expect("nobody panics with the keys"))
+        Arc::clone(&self.keys.lock())
     }
 
     /// Waits until no key is being changed, and keeps it so.
@@ -223,7 +223,7 @@ impl ChangingKeys {
     /// is archived from now on needs an older key; but for pages that a proc left in the store while it was awake.
     fn use_ring(&self, ring: Keyring) {
         let archive = &self.archive;
-        let before = std::mem::replace(&mut *archive.keys.lock().expect("nobody panics with the keys"), Arc::new(ring));
+        let before = std::mem::replace(&mut *archive.keys.lock(), Arc::new(ring));
         let now = archive.keys();
         if let Some(cache) = archive.cache.as_ref().filter(|_| !live(&before).is_subset(&live(&now))) {
             // Some of the cache can no longer be opened. Which part is not known, and the rest
@@ -231,8 +231,8 @@ impl ChangingKeys {
             cache.forget(|_| true);
         }
         if before.current() != now.current() {
-            *archive.index.lock().expect("nobody panics with the index") = Index::default();
-            archive.known.lock().expect("nobody panics with it").clear();
+            *archive.index.lock() = Index::default();
+            archive.known.lock().clear();
             archive.save_index();
         }
     }
@@ -241,7 +241,7 @@ impl ChangingKeys {
 impl Archive {
     /// No proc of this data directory is or ever was in a store.
     fn has_sealed_nothing(&self) -> Result<bool, (PathBuf, io::Error)> {
-        if !self.index.lock().expect("nobody panics with the index").is_empty() {
+        if !self.index.lock().is_empty() {
             return Ok(false);
         }
         let procs = self.directory.with_file_name("procs");

@@ -247,8 +247,8 @@ impl Archive {
         let table = number.map(|number| self.table_of(directory, &map.files[number])).transpose()?;
         let here = |page: u32| number.is_some_and(|number| files[number].has(page));
         let remote = number.zip(table.as_ref()).map(|(number, table)| Remote::new(table, number as u32).with(&here));
-        let index = self.index.lock().expect("nobody panics with the index").clone();
-        let known = self.known.lock().expect("nobody panics with it").get(&proc).cloned().unwrap_or_default();
+        let index = self.index.lock().clone();
+        let known = self.known.lock().get(&proc).cloned().unwrap_or_default();
         let usable = |pack: &PackId| writing.may_use(pack);
         let mut uploads = JoinSet::new();
         // One that stores much would else put all others out of the cache.
@@ -314,8 +314,8 @@ impl Archive {
         let (which, bytes) = (front.front(), front.end()?);
         // What was stored with another key than that of the moment is not used again.
         if ring.current() == self.keys().current() {
-            self.index.lock().expect("nobody panics with the index").merge(&packed.added);
-            self.known.lock().expect("nobody panics with it").insert(proc, archived.known);
+            self.index.lock().merge(&packed.added);
+            self.known.lock().insert(proc, archived.known);
             known_files.keep(self);
             self.save_index();
         }

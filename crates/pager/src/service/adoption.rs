@@ -2,7 +2,7 @@
 //! of which something is out would be taken for one that has all its memory.
 
 use super::custody::{held_prefix, owner};
-use super::{Entry, Service, Slot, clear, line, lock};
+use super::{Entry, Service, Slot, clear, line};
 use crate::memory::SpaceId;
 use crate::proc::Proc;
 use crate::set::Predictor;
@@ -18,7 +18,7 @@ impl Service {
     pub(super) fn come_to_rest(&self) {
         let mut still = Vec::new();
         loop {
-            let procs = lock(&self.procs);
+            let procs = self.procs.lock();
             let moves = |slot: &&Slot| !still.iter().any(|one| Arc::ptr_eq(one, slot));
             let Some(slot) = procs.values().find(moves).cloned() else {
                 // For good, like those below: this process ends now.
@@ -26,7 +26,7 @@ impl Service {
             };
             // The thread that has the slot may need the table to give it up.
             drop(procs);
-            std::mem::forget(lock(&slot));
+            std::mem::forget(slot.lock());
             still.push(slot);
         }
     }
@@ -43,7 +43,7 @@ impl Service {
             let directory = dir.join("procs").join(&name).join("pager");
             if let Err(message) = self.adopt(&name, number, &directory) {
                 tracing::error!(proc = name, message, "what it had out is not taken up: it waits");
-                lock(&self.broken).insert(name, message);
+                self.broken.lock().insert(name, message);
             }
         }
         Ok(())
@@ -55,7 +55,7 @@ impl Service {
         let owners: BTreeMap<String, u32> = held.iter().filter_map(|(name, _)| owner(name)).collect();
         for name in owners.into_keys() {
             let slot = self.slot(&name);
-            let guard = lock(&slot);
+            let guard = slot.lock();
             if self.sound(&name).is_err() {
                 continue;
             }
@@ -73,7 +73,7 @@ impl Service {
 
     /// Refuses a proc whose memory is out and could not be taken up.
     pub(super) fn sound(&self, name: &str) -> Result<(), String> {
-        match lock(&self.broken).get(name) {
+        match self.broken.lock().get(name) {
             Some(message) => Err(message.clone()),
             None => Ok(()),
         }
@@ -81,7 +81,7 @@ impl Service {
 
     pub(super) fn adopt(&self, name: &str, number: u32, directory: &Path) -> Result<(), String> {
         let slot = self.slot(name);
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         if guard.is_some() {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Service {
         if held.is_empty() {
             // It had nothing out.
             drop(guard);
-            lock(&self.procs).remove(name);
+            self.procs.lock().remove(name);
             return clear(directory).map_err(|e| format!("{}: {e}", directory.display()));
         }
         let forked = |_| Err(io::Error::other("a child was forked while the pager died; its memory is lost"));
@@ -102,7 +102,7 @@ impl Service {
             Proc::adopt(number, directory, Arc::clone(&self.server), custodian, Predictor::LastUse, held, forked);
         let proc = proc.map_err(|e| format!("what {name} had out cannot be taken up: {e}"))?;
         let directory = directory.to_owned();
-        lock(&self.broken).remove(name);
+        self.broken.lock().remove(name);
         *guard = Some(Entry {
             proc,
             number,

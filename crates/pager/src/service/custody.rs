@@ -1,6 +1,6 @@
 //! The keeper as the second holder of userfaultfds.
 
-use super::{News, Service, line, lock};
+use super::{News, Service, line};
 use crate::memory::SpaceId;
 use crate::proc::Custodian;
 use crate::protocol::Event;
@@ -71,10 +71,10 @@ impl Service {
     /// Puts all descriptors into a keeper that is new, under the names of their procs.
     pub(super) fn mirror(&self) -> Result<(), String> {
         let all: Vec<(String, _)> =
-            lock(&self.procs).iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
+            self.procs.lock().iter().map(|(name, slot)| (name.clone(), Arc::clone(slot))).collect();
         self.keeper.respawn().map_err(line)?;
         for (name, slot) in all {
-            let guard = lock(&slot);
+            let guard = slot.lock();
             let Some(entry) = guard.as_ref() else { continue };
             let custodian = self.custodian(&name, entry.number);
             for memory in entry.proc.memories() {

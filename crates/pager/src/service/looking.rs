@@ -1,6 +1,6 @@
 //! Orders that only look.
 
-use super::{Service, line, listed, lock};
+use super::{Service, line, listed};
 use crate::proc::{Peeked, peek_whole};
 use crate::protocol::{Answer, Peek};
 use crate::swap::PAGE;
@@ -18,7 +18,7 @@ impl Service {
     pub(super) fn chart(&self, name: &str, fds: Vec<OwnedFd>) -> Result<Answer, String> {
         let file = first(fds)?;
         let Some(slot) = self.known(name) else { return Ok(Answer::Charted { known: false }) };
-        let guard = lock(&slot);
+        let guard = slot.lock();
         let Some(entry) = guard.as_ref() else { return Ok(Answer::Charted { known: false }) };
         let map = entry.proc.chart().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
         map.save_as(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd()))).map_err(line)?;
@@ -29,7 +29,7 @@ impl Service {
         let file = File::from(first(fds)?);
         let slot = self.slot(&peek.name);
         // Nothing of it is taken out meanwhile.
-        let guard = lock(&slot);
+        let guard = slot.lock();
         let own = listed(&peek.processes).map_err(|e| format!("{}: {e}", peek.processes.display()))?;
         let (mut away, mut unread) = (Vec::new(), Vec::new());
         for (index, (pid, address)) in (0..).zip(&peek.pages) {

@@ -1,10 +1,11 @@
 //! What followers are told, by threads that wait for no proc.
 
-use super::{Entry, News, Rung, STACK, Service, Slot, by_long_tick, install_us, installed_pages, lock, micros};
+use super::{Entry, News, Rung, STACK, Service, Slot, by_long_tick, install_us, installed_pages, micros};
 use crate::protocol::{Event, Woken};
 use kip_sys::fdpass;
+use parking_lot::{Mutex, MutexGuard};
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+use std::sync::{Arc, mpsc};
 
 /// Does something with a proc, by a thread of its own if that waits for the proc: those that serve all procs wait for none.
 pub(super) fn at_once_or_later(
@@ -12,7 +13,7 @@ pub(super) fn at_once_or_later(
     what: &str,
     act: impl FnOnce(MutexGuard<'_, Option<Entry>>) + Send + 'static,
 ) {
-    if let Ok(entry) = slot.try_lock() {
+    if let Some(entry) = slot.try_lock() {
         return act(entry);
     }
     // Without a thread of its own it waits here.
@@ -20,17 +21,17 @@ pub(super) fn at_once_or_later(
     let later = {
         let (slot, act) = (Arc::clone(&slot), Arc::clone(&act));
         move || {
-            let act = lock(&act).take();
+            let act = act.lock().take();
             if let Some(act) = act {
-                act(lock(&slot));
+                act(slot.lock());
             }
         }
     };
     if let Err(error) = std::thread::Builder::new().name(what.to_owned()).stack_size(STACK).spawn(later) {
         tracing::error!(%error, what, "no thread to wait for a proc that is at work");
-        let act = lock(&act).take();
+        let act = act.lock().take();
         if let Some(act) = act {
-            act(lock(&slot));
+            act(slot.lock());
         }
     }
 }
@@ -64,6 +65,6 @@ impl Service {
 
     pub(super) fn tell_all(&self, event: &Event) {
         let bytes = serde_json::to_vec(event).expect("events are plain data");
-        lock(&self.followers).retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
+        self.followers.lock().retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
     }
 }

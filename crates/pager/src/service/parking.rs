@@ -1,6 +1,6 @@
 //! Orders about procs that are woken from, or sent to, the tier parked.
 
-use super::{Entry, Service, clear, install_us, installed_pages, line, lock, micros};
+use super::{Entry, Service, clear, install_us, installed_pages, line, micros};
 use crate::proc::{Proc, Unfilled};
 use crate::protocol::{Rebuilt, Woken};
 use crate::set::Predictor;
@@ -25,7 +25,7 @@ impl Service {
         let pids = processes.iter().map(|(host, ..)| *host).collect();
         let processes = processes.into_iter().zip(uffds).map(with_uffd).collect();
         let slot = self.slot(&name);
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         let made =
             clear(&directory).and_then(|()| fs::DirBuilder::new().mode(0o700).create(&directory)).and_then(|()| {
                 let (server, custodian) = (Arc::clone(&self.server), self.custodian(&name, number));
@@ -48,7 +48,7 @@ impl Service {
     pub(super) fn settle(&self, name: &str) -> Result<bool, String> {
         self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(false) };
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         let Some(entry) = guard.as_mut() else { return Ok(false) };
         entry.asleep.store(false, Ordering::SeqCst);
         let settled = entry.proc.settle();
@@ -59,7 +59,7 @@ impl Service {
 
     pub(super) fn account(&self, name: &str, file: &Path) -> Result<(), String> {
         let slot = self.known(name).ok_or_else(|| format!("{name} is not known"))?;
-        let mut guard = lock(&slot);
+        let mut guard = slot.lock();
         let entry = guard.as_mut().ok_or_else(|| format!("{name} is not known"))?;
         let map = entry.proc.account().map_err(|e| format!("what {name} has out cannot be told: {e}"))?;
         map.save_as(file).map_err(line)

@@ -6,12 +6,13 @@ use kip_pager::proc::{Custodian, Proc, Sets, Way};
 use kip_pager::serve::Server;
 use kip_pager::set::Predictor;
 use kip_pager::stop::{Stopped, stop};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Holds descriptors in this process, and remembers what is told of damage.
@@ -20,14 +21,14 @@ pub struct Holder(pub Mutex<HashMap<SpaceId, OwnedFd>>, pub Mutex<Vec<String>>);
 
 impl Custodian for Holder {
     fn hold(&self, space: SpaceId, uffd: BorrowedFd<'_>) -> io::Result<()> {
-        self.0.lock().unwrap().insert(space, uffd.try_clone_to_owned()?);
+        self.0.lock().insert(space, uffd.try_clone_to_owned()?);
         Ok(())
     }
     fn release(&self, space: SpaceId) {
-        self.0.lock().unwrap().remove(&space);
+        self.0.lock().remove(&space);
     }
     fn damaged(&self, error: &io::Error) {
-        self.1.lock().unwrap().push(error.to_string());
+        self.1.lock().push(error.to_string());
     }
 }
 

@@ -8,6 +8,7 @@ use crate::listing::{Listed, Placed};
 use crate::reference::{Nonce, Version, random, seal, unseal};
 use crate::settings::Settings;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -16,8 +17,8 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Directories that a deletion removes from under a write are made again this often.
@@ -231,12 +232,12 @@ impl Root {
     }
 
     fn is_synced(&self, path: &Path, there: Identity) -> bool {
-        self.synced.lock().expect("nothing panics with this lock").get(path) == Some(&there)
+        self.synced.lock().get(path) == Some(&there)
     }
 
     fn note_synced(&self, path: &Path, there: Option<Identity>) {
         let Some(there) = there else { return };
-        let mut synced = self.synced.lock().expect("nothing panics with this lock");
+        let mut synced = self.synced.lock();
         if synced.len() >= MOST_SYNCED {
             synced.clear();
         }

@@ -7,8 +7,9 @@
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use object_store::client::{HttpError, HttpRequestBody};
+use parking_lot::Mutex;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -49,14 +50,14 @@ impl Progress {
     }
 
     fn note(&self, bytes: usize) {
-        let mut state = self.0.lock().expect("nothing panics with this lock");
+        let mut state = self.0.lock();
         state.left = state.left.saturating_sub(bytes as u64);
         state.moved = Instant::now();
     }
 
     /// When it is to be given up, if nothing more moves.
     fn deadline(&self, patience: Patience) -> Instant {
-        let state = self.0.lock().expect("nothing panics with this lock");
+        let state = self.0.lock();
         let unseen = Duration::from_millis(state.length.min(UNSEEN) * 1000 / UNSEEN_RATE);
         let idle = match state.left {
             0 => state.moved + patience.idle + unseen + (state.moved - state.begun),
@@ -72,7 +73,7 @@ impl Progress {
             let deadline = self.deadline(patience);
             tokio::time::sleep_until(deadline).await;
             if self.deadline(patience) <= deadline {
-                return deadline - self.0.lock().expect("nothing panics with this lock").begun;
+                return deadline - self.0.lock().begun;
             }
         }
     }
@@ -131,13 +132,13 @@ mod tests {
     const PATIENCE: Patience = Patience { idle: Duration::from_secs(15), least_rate: 1000 };
 
     fn waits(progress: &Progress) -> u64 {
-        let begun = progress.0.lock().unwrap().begun;
+        let begun = progress.0.lock().begun;
         (progress.deadline(PATIENCE) - begun).as_secs()
     }
 
     fn moved(progress: &Progress, bytes: usize, after: u64) {
         progress.note(bytes);
-        let mut state = progress.0.lock().unwrap();
+        let mut state = progress.0.lock();
         state.moved = state.begun + Duration::from_secs(after);
     }
 
@@ -165,7 +166,7 @@ mod tests {
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
             while !body.is_end_stream() {
                 let left = 200_000 - pieces.iter().map(Bytes::len).sum::<usize>() as u64;
-                assert_eq!((body.size_hint().exact(), progress.0.lock().unwrap().left), (Some(left), left));
+                assert_eq!((body.size_hint().exact(), progress.0.lock().left), (Some(left), left));
                 pieces.push(body.frame().await.unwrap().unwrap().into_data().unwrap());
             }
         });

@@ -3,9 +3,10 @@
 use crate::gateway::{Gateway, free_address, url_at};
 use crate::{keys, settings};
 use kip_store::{CheckSwapsError, Failure, Settings, Store};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -57,7 +58,7 @@ async fn serve(mut client: TcpStream, ignores: Ignores, objects: &Objects) -> st
         let mut words = head.split(' ');
         let (method, path) = (words.next().unwrap(), words.next().unwrap().to_owned());
         let (status, body) = {
-            let mut objects = objects.lock().unwrap();
+            let mut objects = objects.lock();
             let there = objects.get(&path).map(|bytes| e_tag(bytes));
             let conditional = value("if-match").is_some() || value("if-none-match").is_some();
             let exists = value("if-none-match").is_some() && there.is_some() && ignores != Ignores::IfNoneMatch;
@@ -84,7 +85,7 @@ async fn serve(mut client: TcpStream, ignores: Ignores, objects: &Objects) -> st
                 },
             }
         };
-        let tag = objects.lock().unwrap().get(&path).map(|bytes| e_tag(bytes)).unwrap_or_default();
+        let tag = objects.lock().get(&path).map(|bytes| e_tag(bytes)).unwrap_or_default();
         let answer = format!(
             "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: {tag}\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\n\r\n",
             body.len()
@@ -107,7 +108,7 @@ async fn stores_that_hold_references_pass_and_keep_nothing() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     let (address, objects) = server(Ignores::Nothing).await;
     Store::open(&url_at(address, "p"), settings()).unwrap().check_swaps().await.unwrap();
-    assert!(objects.lock().unwrap().is_empty());
+    assert!(objects.lock().is_empty());
     let Some(gateway) = Gateway::start().await else { return };
     let store = gateway.store("some/prefix");
     store.check_swaps().await.unwrap();
@@ -134,7 +135,7 @@ async fn stores_that_ignore_a_condition_are_named() {
         assert!(matches!(error, CheckSwapsError::Unfit { .. }), "{error:?}");
         assert!(error.to_string().starts_with("store s3://blobs/p cannot hold references: "), "{error}");
         assert!(error.to_string().contains(words), "{error}");
-        assert!(objects.lock().unwrap().is_empty(), "{ignores:?} left something");
+        assert!(objects.lock().is_empty(), "{ignores:?} left something");
     }
 }
 

@@ -1,7 +1,8 @@
 //! A network that fails on demand: between the store and its server, request by request.
 
+use parking_lot::Mutex;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{self, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -118,23 +119,23 @@ impl Proxy {
 
     /// The next so many requests that are concerned meet this fault.
     pub fn fail(&self, times: usize, fault: Fault, concerns: impl Fn(&Seen) -> bool + Send + 'static) {
-        self.inside.lock().unwrap().rules.push(Rule { concerns: Box::new(concerns), fault, times });
+        self.inside.lock().rules.push(Rule { concerns: Box::new(concerns), fault, times });
     }
 
     pub fn heal(&self) {
-        self.inside.lock().unwrap().rules.clear();
+        self.inside.lock().rules.clear();
     }
 
     pub fn seen(&self) -> Vec<Seen> {
-        self.inside.lock().unwrap().seen.clone()
+        self.inside.lock().seen.clone()
     }
 
     pub fn count(&self, method: &str) -> usize {
-        self.inside.lock().unwrap().seen.iter().filter(|seen| seen.is(method)).count()
+        self.inside.lock().seen.iter().filter(|seen| seen.is(method)).count()
     }
 
     pub fn abandoned(&self) -> usize {
-        self.inside.lock().unwrap().abandoned
+        self.inside.lock().abandoned
     }
 }
 
@@ -166,7 +167,7 @@ async fn serve(mut client: TcpStream, server: SocketAddr, inside: &Mutex<Inside>
         let seen = Seen { line, head: head.clone() };
         let length = seen.header("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
         let mut body = vec![0; length];
-        let fault = inside.lock().unwrap().meet(&seen);
+        let fault = inside.lock().meet(&seen);
         match fault {
             Some(Fault::Trickle(piece, pause)) => {
                 for piece in body.chunks_mut(piece) {
@@ -249,7 +250,7 @@ async fn serve(mut client: TcpStream, server: SocketAddr, inside: &Mutex<Inside>
 async fn hold(client: &mut TcpStream, inside: &Mutex<Inside>) -> io::Result<()> {
     let mut nothing = [0];
     let ended = client.read(&mut nothing).await;
-    inside.lock().unwrap().abandoned += 1;
+    inside.lock().abandoned += 1;
     ended.map(drop)
 }
 
