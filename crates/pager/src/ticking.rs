@@ -227,6 +227,20 @@ mod tests {
     }
 
     #[test]
+    fn what_a_long_tick_touches_stays_too() {
+        let mut touched = Touched::default();
+        assert!(touched.is_empty());
+        // The last fault of its burst is taken for the wake; it has touched more since then.
+        let (mut ticking, page) = (Ticking::new(u32::MAX, 2, 0, None), |n: u64| n * PAGE as u64);
+        let ticks: Vec<bool> = (1..=3).map(|n| ticking.is_tick(page(n), &mut touched)).collect();
+        assert_eq!((ticks, ticking.is_long()), (vec![true, true, false], true));
+        touched.extend(&[4, 5].map(page));
+        assert!(!touched.is_empty());
+        // One page in 32 is taken out each time.
+        assert!(touched.stay().len() >= 4);
+    }
+
+    #[test]
     fn ranges_are_cut_at_what_stays() {
         let page = |n: u64| n * PAGE as u64;
         let stay = BTreeSet::from([1, 4, 5, 9].map(page));
