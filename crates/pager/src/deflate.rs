@@ -16,7 +16,7 @@ use crate::ahead::Streams;
 use crate::arguments;
 use crate::convert::within;
 use crate::fault;
-use crate::memory::{Memory, Since, State};
+use crate::memory::{Memory, Since};
 use crate::mend::{mend, put_back};
 use crate::plant::{Scratch, call};
 use crate::set::{Expectation, Histories, Record};
@@ -114,7 +114,7 @@ pub(crate) fn save_all(
     let kept = arguments::pages(pid)?;
     let (segments, pages) = register(memory, &maps, &regions, &kept, &mut report)?;
     fault::reach("watched")?;
-    let stay = if how.ticks { stay(&mut memory.state()) } else { BTreeSet::new() };
+    let stay = if how.ticks { memory.state().touched.stay() } else { BTreeSet::new() };
     let stored = save(pid, memory, &pages, histories, (how.sets, how.path, &stay), &mut report)?;
     let cut = |range: Range<u64>| {
         let parts = arguments::without(&range, &kept).into_iter();
@@ -127,14 +127,6 @@ pub(crate) fn save_all(
     }
     let dropped = pages.iter().filter(|page| !stay.contains(&page.address)).count() as u64;
     Ok((Saved { report, parts, pages: dropped }, stored))
-}
-
-/// The pages that ticks need.
-fn stay(state: &mut State) -> BTreeSet<u64> {
-    if state.since.long_tick {
-        state.touched.extend(&state.since.faults);
-    }
-    state.touched.stay()
 }
 
 /// A mapping of which something is dropped.

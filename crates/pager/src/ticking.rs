@@ -47,7 +47,7 @@ impl Ticking {
     pub fn is_tick(&mut self, page: u64, touched: &mut Touched) -> bool {
         let pid = self.pid;
         let tick = self.judge(Instant::now(), || packets(pid));
-        touched.saw(page, tick || self.is_long, self.burst <= 1);
+        touched.saw(page, tick, self.burst <= 1);
         tick
     }
 
@@ -111,13 +111,6 @@ impl Touched {
     /// Whether nothing is known of its ticks.
     pub fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.burst.is_empty()
-    }
-
-    /// What a program touched that a long tick has woken, `since` in their order, belongs to its ticks too.
-    pub fn extend(&mut self, since: &[u64]) {
-        self.end_burst();
-        self.burst.extend_from_slice(since);
-        self.end_burst();
     }
 
     fn end_burst(&mut self) {
@@ -212,6 +205,7 @@ mod tests {
     fn what_ticks_touch_stays_and_what_a_wake_touches_does_not() {
         let page = |n: u64| n * PAGE as u64;
         let mut touched = Touched::default();
+        assert!(touched.is_empty());
         // Two ticks, and a wake that looked like one at first.
         [(1, true, true), (2, true, false), (3, true, true), (4, true, true), (5, true, false), (6, false, false)]
             .into_iter()
@@ -224,20 +218,6 @@ mod tests {
         (0..5000).for_each(|n| touched.saw(page(n), true, n % 50 == 0));
         let stay = touched.stay().len();
         assert!((Touched::MOST * 9 / 10..=Touched::MOST).contains(&stay), "{stay}");
-    }
-
-    #[test]
-    fn what_a_long_tick_touches_stays_too() {
-        let mut touched = Touched::default();
-        assert!(touched.is_empty());
-        // The last fault of its burst is taken for the wake; it has touched more since then.
-        let (mut ticking, page) = (Ticking::new(u32::MAX, 2, 0, None), |n: u64| n * PAGE as u64);
-        let ticks: Vec<bool> = (1..=3).map(|n| ticking.is_tick(page(n), &mut touched)).collect();
-        assert_eq!((ticks, ticking.is_long()), (vec![true, true, false], true));
-        touched.extend(&[4, 5].map(page));
-        assert!(!touched.is_empty());
-        // One page in 32 is taken out each time.
-        assert!(touched.stay().len() >= 4);
     }
 
     #[test]
