@@ -61,6 +61,10 @@ pub struct Due {
     pub monotonic: bool,
 }
 
+/// After a suspended sleep a program's tick that was nearer than this comes first, nanoseconds: a program that keeps the time of day
+/// from its last tick, as redis does, takes a client that has just come for one that was silent all the while.
+const TICKS_FIRST_NS: i64 = 200_000_000;
+
 /// A relative time-out that the wake writes into a thread's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Patch {
@@ -212,14 +216,21 @@ impl Clocks {
         self
     }
 
+    /// How long until the first time-out or timer on CLOCK_MONOTONIC that is due within [`TICKS_FIRST_NS`] of the freeze.
+    fn left_to_tick(&self) -> i64 {
+        let left = self.dues.iter().filter(|due| due.monotonic).map(|due| due.at_ns - self.frozen_ns);
+        left.filter(|left| (0..=TICKS_FIRST_NS).contains(left)).min().unwrap_or(0)
+    }
+
     /// What was noted, as it is for a wake at `now`. After a suspended sleep all that is on CLOCK_MONOTONIC is as far away as it
-    /// was at the freeze. However the machine's clocks were set, the program's never goes backward.
+    /// was at the freeze; a tick that was near is due now. However the machine's clocks were set, the program's never goes backward.
     pub fn resumed(mut self, now: Now) -> Clocks {
         let passed = now.monotonic_ns - self.frozen_ns;
         if !self.stands {
             self.ahead_ns -= passed.min(0);
             return self;
         }
+        let passed = (passed - self.left_to_tick()).max(0);
         self.ahead_ns -= passed;
         self.stood_ns = passed;
         self.frozen_ns += passed;
@@ -482,10 +493,17 @@ mod tests {
             ..Clocks::default()
         };
         let now = Now { monotonic_ns: 800, realtime_ns: 0, boottime_ns: 0 };
+        // With a tick that was near, the clock stood that much shorter.
+        let mut near = clocks.clone();
+        near.dues[0].at_ns = 700;
+        let near = near.resumed(now);
+        assert_eq!((near.frozen_ns, near.ahead_ns, near.stood_ns, near.dues[0].at_ns), (600, -140, 100, 800));
+        let mut clocks = clocks;
+        clocks.dues[0].at_ns += TICKS_FIRST_NS;
         let awake = clocks.clone().resumed(now);
         assert_eq!((awake.frozen_ns, awake.read_ns[&2], awake.ahead_ns, awake.stood_ns), (800, 700, -340, 300));
         assert_eq!(now.inside(awake.ahead_ns).monotonic_ns, 500 - 40, "as at the freeze");
-        assert_eq!(awake.dues.iter().map(|due| due.at_ns).collect::<Vec<_>>(), [1200, 900]);
+        assert_eq!(awake.dues.iter().map(|due| due.at_ns).collect::<Vec<_>>(), [1200 + TICKS_FIRST_NS, 900]);
         assert_eq!(awake.patches.iter().map(|patch| patch.left_ns).collect::<Vec<_>>(), [400, 100]);
         assert_eq!(awake.timerfds.iter().map(|timer| timer.next_ns.unwrap()).collect::<Vec<_>>(), [1300, 1000, 1000]);
         let going = Clocks { stands: false, ..clocks };
