@@ -70,8 +70,8 @@ impl WakeCause {
         matches!(self, WakeCause::Descriptor(Kind::Inotify, _))
     }
 
-    /// What the pager is told. Each port, timers, changed files, requests, and what a program was at when it was frozen have a working
-    /// set of their own.
+    /// What the daemon tells the pager that the wake is for. Each port has a working set of its own; so have timers, changed files,
+    /// requests, and the work that a program was at when it was frozen.
     pub fn purpose(&self) -> Purpose {
         let set = match (self.port(), self) {
             (Some((protocol, port)), _) => format!("{protocol} {port}"),

@@ -207,7 +207,7 @@ pub fn park(
 
 fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
     let keep = Generation(generation.0.saturating_sub(1));
-    // For a person who wants to know more than the error says.
+    // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
     if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {

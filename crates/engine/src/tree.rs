@@ -285,8 +285,8 @@ mod tests {
         assert_eq!(running.asleep(), None);
     }
 
-    // promise hibernation: a thread that waits for one of its pages is at work; only who waits in a
-    //   call of its own is at rest
+    // promise hibernation: a thread that waits for one of its pages is at work; only a thread
+    //   that waits in a call of its own is at rest
     #[test]
     fn who_waits_for_a_page_is_at_work() {
         use kip_sys::uffd::{self, Catch, Features};

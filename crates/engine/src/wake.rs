@@ -307,7 +307,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         end_half_made(proc);
     }
     if restored.is_err() {
-        // For a person who wants to know more than the error says.
+        // CRIU's log says more than the error does: it stays for the owner to read.
         let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
     }
     let woken = match (restored, damage) {

@@ -108,8 +108,6 @@ struct State {
     closed: bool,
 }
 
-impl Shared {}
-
 impl NetPool {
     /// Gives the host its gateway addresses on `lo` and starts the thread. Can be repeated after a crash.
     pub fn new(instance: Instance) -> Result<NetPool, NetNsError> {

@@ -364,7 +364,7 @@ impl Proc {
     }
 
     /// Keeps a stopped process from running on with pages that are not its own: as with a page that
-    /// is damaged, it waits to be killed, and the custodian is told so that this is done. A signal
+    /// is damaged, it waits to be killed, and the pager tells the custodian, which has it killed. A signal
     /// that came while all its threads stood still is taken before any of them runs.
     fn must_not_run(&self, pid: u32, error: io::Error) -> io::Error {
         let what = format!(

@@ -185,8 +185,8 @@ mod tests {
     use super::*;
     use rustix::io::Errno;
 
-    // promise archive: who was started under an earlier system call filter of Kip's still wakes
-    //   from the store
+    // promise archive: a program that was started under an earlier system call filter of Kip's
+    //   still wakes from the store
     // held by: this, `kip_checkpoint::policy::tests::more_rights_are_refused`,
     //   `tests/test_policy.py::test_what_programs_have_is_allowed`
     #[test]

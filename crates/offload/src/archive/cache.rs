@@ -10,7 +10,7 @@
 //! A file is `NAME@START-END`, with dots for the slashes of the name. It is written under another
 //! name and gets its own when it is whole, without a sync: after a crash of the machine it may be
 //! shorter, which is seen by its length, or zeros, which cannot be opened. No wake depends on the
-//! cache: trouble with the disk is told once, and then it is as if there were no cache.
+//! cache: the daemon logs trouble with the disk once, and then works as if there were no cache.
 
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
@@ -261,8 +261,8 @@ impl Cache {
         Ok(file)
     }
 
-    /// What is on the list and cannot be read. A missing file was removed from outside: that the
-    /// whole cache was removed is told at the next write.
+    /// An entry that is on the list and cannot be read. A missing file was removed from outside: if the whole cache was, the next write
+    /// logs that.
     fn lost(&self, object: &str, entry: &Range<u64>, error: &io::Error) {
         let known = self.drop_entry(&mut self.state(), object, entry.start).is_some();
         if known && error.kind() != io::ErrorKind::NotFound {
