@@ -380,8 +380,7 @@ def test_a_cold_start_after_a_failed_wake_is_no_restart(kip: Kip) -> None:
     proc = kip.run("cold", ["python3", "-m", "http.server", "8080"], ports=["8080"], flags=["--restart", "always"])
     proc.sleep()
     generation = kip.data / "procs" / "cold" / f"gen-{proc.inspect()['generation']}"
-    for image in generation.glob("core-*.img"):
-        image.write_bytes(b"")
+    (generation / "checkpoint.tar").write_bytes(b"")
     with socket.create_connection(("127.0.0.1", proc.port())):
         proc.wait_state("running")
     assert kinds(kip, "cold", "cold-start", "restarting") == ["cold-start"]

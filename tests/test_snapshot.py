@@ -103,7 +103,7 @@ def test_what_there_is(where: tuple[str, Path], fresh_kip: Callable[..., Kip]) -
     assert (shown["generation"], shown["parent"], shown["place"]) == (numbers[-2], numbers[-3], "kept")
     assert shown["command"] == servers.redis().command and shown["sockets"] >= 2, shown
     assert sum(section["bytes"] for section in shown["sections"]) == shown["bytes"]
-    assert shown["timers"] and shown["pages"]["packs"] and "inventory.img" in {f["name"] for f in shown["metadata"]}
+    assert shown["timers"] and shown["pages"]["packs"] and "checkpoint.tar" in {f["name"] for f in shown["metadata"]}
     text = kip.cli("snapshot", "show", "redis").stdout
     assert text.startswith(f"redis@{numbers[-1]}\n") and "page table" in text and "redis-server" in text, text
     by_id = kip.json("snapshot", "show", redis["proc"][:12])
@@ -189,7 +189,7 @@ def test_a_flipped_bit_is_found(where: tuple[str, Path], fresh_kip: Callable[...
     # On the local disk.
     proc.wake()
     generation = proc.sleep()["generation"]
-    image = next((kip.data / "procs/redis" / f"gen-{generation}").glob("core-*.img"))
+    image = next((kip.data / "procs/redis" / f"gen-{generation}").glob("checkpoint.tar"))
     whole = image.read_bytes()
     image.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     (found,) = damage(kip, "redis")

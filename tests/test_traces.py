@@ -172,7 +172,7 @@ def test_by_variables_and_a_wake_that_fails(
     kip = fresh_kip()
     proc = kip.run("one", ["sleep", "1000"])
     proc.sleep()
-    part = next(path for path in sorted((kip.data / "procs/one").glob("gen-*/core-*.img")))
+    part = next(path for path in sorted((kip.data / "procs/one").glob("gen-*/checkpoint.tar")))
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)

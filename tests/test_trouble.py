@@ -56,7 +56,7 @@ def test_disk_full_while_parking(small_disk: Path, fresh_kip: Callable[..., Kip]
     client.check()
     why = kip.json("why", "full")
     assert any(re.search(r"space|disk|full", reason) for reason in why["cannot_sleep"]), why
-    left = [p for p in (kip.data / "procs" / "full").glob("gen-*") if any(p.rglob("*.img"))]
+    left = [p for p in (kip.data / "procs" / "full").glob("gen-*") if any(p.iterdir())]
     assert not left, "a half snapshot is left"
     filler.unlink()
     proc.sleep()
@@ -78,7 +78,7 @@ def damage(path: Path) -> bytes:
 #   program watches; it waits for a client, a timer or its owner
 # promise trouble: corrupt snapshot: not restored by `kip wake`, nothing deleted, wakes once mended
 # promise invariants: 5 a failed `kip wake` deletes nothing
-@pytest.mark.parametrize("which", ["pages", "core", "missing file"])
+@pytest.mark.parametrize("which", ["pages", "images", "missing file"])
 def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: str) -> None:
     """It is not restored, nothing is deleted, and with the bytes mended it wakes with everything."""
     server = servers.torture()
@@ -89,7 +89,7 @@ def test_corrupt_snapshot(fresh_kip: Callable[..., Kip], tmp_path: Path, which: 
     client.check()
     generation = proc.sleep()["generation"]
     directory = next((kip.data / "procs" / "full").glob(f"gen-{generation}"))
-    pattern = {"pages": "pages-*.img", "core": "core-*.img", "missing file": "core-*.img"}[which]
+    pattern = {"pages": "pages-*.img", "images": "checkpoint.tar", "missing file": "checkpoint.tar"}[which]
     victim = max(directory.rglob(pattern), key=lambda p: p.stat().st_size)
     whole = damage(victim)
     if which == "missing file":

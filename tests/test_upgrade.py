@@ -7,7 +7,9 @@ import os
 import shutil
 import signal
 import socket
+import tarfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,6 +91,39 @@ def test_a_client_finds_a_damaged_snapshot(fresh_kip: Callable[..., Kip], tmp_pa
     wait_for("the cold start serves", lambda: served(port), 30)
     assert (directory / f"failed-gen-{generation}" / pages.name).read_bytes() == damaged
     assert "cold-start" in [event["kind"] for event in kip.events()]
+
+
+# promise waking: a generation of an older Kip, which has each image as a file, is woken by plan and by CRIU
+@pytest.mark.parametrize("engine", ["plan", "criu"])
+def test_a_generation_of_files_wakes(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
+    server = servers.lighttpd()
+    kip = fresh_kip()
+    proc = kip.run("old", server.command, ports=server.published, tar=server.tarball(tmp_path), flags=["--idle", "1h"])
+    client = Http(proc.port())
+    assert client.get("/page.html") == servers.PAGE
+    generation = kip.data / "procs" / "old" / f"gen-{proc.sleep()['generation']}"
+    manifest = json.loads((generation / "manifest.json").read_text())
+    archive = generation / "checkpoint.tar"
+    with tarfile.open(archive) as images:
+        files = {member.name: images.extractfile(member).read() for member in images}
+    archive.unlink()
+    plan = generation / "wake.plan"
+    if engine == "criu":
+        plan.unlink()
+    else:  # of another version, so that it is made again
+        bytes_ = bytearray(plan.read_bytes())
+        bytes_[7] ^= 1
+        plan.write_bytes(bytes_)
+    manifest["parts"] = [part for part in manifest["parts"] if part["name"] != archive.name]
+    for name, content in files.items():
+        (generation / name).write_bytes(content)
+        manifest["parts"].append({"name": name, "size": len(content), "crc": zlib.crc32(content)})
+    del manifest["body"]["threads"]
+    (generation / "manifest.json").write_text(json.dumps(manifest))
+    assert client.get("/page.html") == servers.PAGE
+    wake = proc.inspect()["last_wake"]
+    steps = [step["name"] for step in wake["steps"]]
+    assert wake["from"] == "parked" and ("plan" in steps) == (engine == "plan"), wake
 
 
 def served(port: int) -> bool:

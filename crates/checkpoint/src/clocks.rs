@@ -19,13 +19,13 @@ pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
 use crate::hold::{has_own_filters, stopped_threads};
-use crate::image::{Image, ImageError, numbered};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::wire::Malformed;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 
 /// Nanoseconds in a second.
 const SECOND: i64 = 1_000_000_000;
@@ -365,23 +365,21 @@ impl Now {
 
 /// Mends registers, points relative time-outs at our own, and finds out what is due when. Run once at the end of a
 /// dump, every task stopped.
-pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
+pub fn settle(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>) -> Result<Clocks, ClockError> {
     let frozen = &Frozen { own_filters: has_own_filters(images)?, ..*frozen };
     let (ahead_ns, stands) = (frozen.ahead_ns, frozen.stands);
     let mut clocks = Clocks { frozen_ns: now.monotonic_ns, ahead_ns, stands, ..Clocks::default() };
     let stopped = stopped_threads(images)?;
     let (mut busy, mut arrived) = (false, frozen.arrived);
-    let cores = numbered(images, "core")?;
-    // All before the first is rewritten: some tell by their files' times when they were made.
-    let read = |(thread, path): &(u32, PathBuf)| {
-        let read_ns = (frozen.timers_read_ns)(*thread).map_or_else(|| timers::read_at(path, now), Ok)?;
-        Ok::<_, ImageError>((*thread, read_ns, Image::read(path)?))
+    let read = |(thread, name): (u32, String)| {
+        let read_ns = (frozen.timers_read_ns)(thread).unwrap_or_else(|| timers::read_at(images, &name, now));
+        Ok::<_, ImageError>((thread, read_ns, images.image(&name)?))
     };
-    let mut cores = cores.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    let mut cores = images.numbered("core").into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let came = signals::came(&cores, frozen)?;
     for (thread, read_ns, image) in &mut cores {
-        let (thread, path) = (*thread, image.path.clone());
-        let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+        let thread = *thread;
+        let damaged = image.damaged();
         let mut changed = false;
         for core in &mut image.entries {
             core.edit_messages::<Malformed>(2, |info| {
@@ -401,15 +399,15 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
                     Ok(())
                 })
             })
-            .map_err(damaged)?;
-            changed |= timers::arm_pending(core).map_err(damaged)?;
-            changed |= signals::add(core, thread, &came).map_err(damaged)?;
-            if timers::collect(core, *read_ns, &mut arrived, &mut clocks.dues).map_err(damaged)? {
+            .map_err(&damaged)?;
+            changed |= timers::arm_pending(core).map_err(&damaged)?;
+            changed |= signals::add(core, thread, &came).map_err(&damaged)?;
+            if timers::collect(core, *read_ns, &mut arrived, &mut clocks.dues).map_err(&damaged)? {
                 clocks.read_ns.insert(thread, *read_ns);
             }
         }
         if changed {
-            image.write()?;
+            images.put(image);
         }
     }
     timers::settle_timerfds(images, frozen, &mut clocks)?;
@@ -418,8 +416,8 @@ pub fn settle(images: &Path, now: Now, since: &Since, frozen: &Frozen<'_>) -> Re
         // something else wakes the proc.
         clocks.dues.push(Due { source: Source::Work, at_ns: now.monotonic_ns, every_ns: None, monotonic: false });
     }
-    for (_, path) in numbered(images, "timens")? {
-        std::fs::remove_file(&path).map_err(|source| ImageError::Io { path, source })?;
+    for (_, name) in images.numbered("timens") {
+        images.remove(&name);
     }
     Ok(clocks)
 }

@@ -5,10 +5,10 @@
 //! decides nothing: what CRIU cannot restore a plan ([`crate::plan`]) may. What is not on the list is taken for restorable.
 
 use crate::codes::kind;
-use crate::image::{Image, ImageError};
-use crate::wire::{Malformed, Message};
+use crate::image::ImageError;
+use crate::images::Images;
+use crate::wire::Message;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// `task_state` of a zombie.
 const DEAD: u64 = 2;
@@ -26,9 +26,8 @@ struct Member {
 ///
 /// # Errors
 /// An image is missing or damaged.
-pub fn bars_criu(images: &Path) -> Result<Option<String>, ImageError> {
-    let path = images.join("pstree.img");
-    let tree: Vec<Message> = Image::read(&path)?.entries;
+pub fn bars_criu(images: &Images) -> Result<Option<String>, ImageError> {
+    let tree: Vec<Message> = images.entries("pstree.img")?;
     let members = tree
         .iter()
         .map(|task| (task.number(1), Member { parent: task.number(2), session: task.number(4), born: None }));
@@ -39,14 +38,11 @@ pub fn bars_criu(images: &Path) -> Result<Option<String>, ImageError> {
             "process {pid} ({name}) is in a session that was begun elsewhere, by a process that has ended or is none of its parents, setsid(2)"
         )));
     }
-    let files = Image::read(&images.join("files.img"))?.entries;
+    let files = images.entries("files.img")?;
     let kinds: BTreeMap<u64, u64> = files.iter().map(|file| (file.number(2), file.number(1))).collect();
     for pid in tree.iter().map(|task| task.number(1)) {
-        let path = images.join(format!("mm-{pid}.img"));
-        if !path.exists() {
-            continue;
-        }
-        let program = Image::first(&path)?.map_or(0, |mm| mm.number(12));
+        let mm = images.entries_if_any(&format!("mm-{pid}.img"))?;
+        let program = mm.first().map_or(0, |mm| mm.number(12));
         if kinds.get(&program).is_some_and(|kind| *kind != kind::REG) {
             let name = name(pid)?;
             return Ok(Some(format!("process {pid} ({name}) runs a program that is a memory file, memfd_create(2)")));
@@ -92,11 +88,10 @@ fn lost_in_session(mut members: BTreeMap<u64, Member>) -> Option<u64> {
     None
 }
 
-fn name_of(images: &Path, pid: u64) -> Result<String, ImageError> {
-    let path = images.join(format!("core-{pid}.img"));
-    let damaged = |source: Malformed| ImageError::Damaged { path: path.clone(), source };
-    let core = Image::first(&path)?.unwrap_or_default();
-    let common = core.message(3).map_err(damaged)?.unwrap_or_default();
+fn name_of(images: &Images, pid: u64) -> Result<String, ImageError> {
+    let image = format!("core-{pid}.img");
+    let core = images.first(&image)?.unwrap_or_default();
+    let common = core.message(3).map_err(images.damaged(&image))?.unwrap_or_default();
     let name = common.string(6).unwrap_or_default();
     let name = name.trim_end_matches('\0');
     Ok(if common.number(1) == DEAD { format!("{name}, which has ended") } else { name.to_owned() })

@@ -6,12 +6,12 @@
 //! argument is a mark, by which a tree is known that was left so.
 
 use crate::codes::status;
-use crate::image::{Image, ImageError, numbered};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::registers::{self, Registers};
 use crate::resume::syscall_offset;
 use crate::wire::{Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// Number of pause(2).
 const PAUSE: u64 = 34;
@@ -31,18 +31,18 @@ pub type Held = BTreeMap<u32, Registers>;
 /// that stands on no call was frozen by another kernel (`same_boot`), whose vdso is not ours.
 ///
 /// # Errors
-/// Images that cannot be read or written.
-pub fn hold(images: &Path, standing: &BTreeSet<u32>, same_boot: bool) -> Result<Option<Held>, ImageError> {
+/// An image is missing or damaged.
+pub fn hold(images: &mut Images, standing: &BTreeSet<u32>, same_boot: bool) -> Result<Option<Held>, ImageError> {
     if has_own_filters(images)? {
         return Ok(None);
     }
     let (stopped, vdsos) = (stopped_threads(images)?, vdsos(images)?);
     let (mut held, mut changed) = (Held::new(), Vec::new());
-    for (thread, path) in numbered(images, "core")?.into_iter().filter(|(thread, _)| !stopped.contains(thread)) {
-        let mut image = Image::read(&path)?;
+    for (thread, name) in images.numbered("core").into_iter().filter(|(thread, _)| !stopped.contains(thread)) {
+        let mut image = images.image(&name)?;
+        let damaged = image.damaged();
         for core in &mut image.entries {
-            let damaged = |source| ImageError::Damaged { path: path.clone(), source };
-            if is_dead(core).map_err(damaged)? {
+            if is_dead(core).map_err(&damaged)? {
                 continue;
             }
             let instruction = match standing.contains(&thread) {
@@ -52,13 +52,13 @@ pub fn hold(images: &Path, standing: &BTreeSet<u32>, same_boot: bool) -> Result<
                     _ => return Ok(None),
                 },
             };
-            let Some(registers) = registers::read(core).map_err(damaged)? else { return Ok(None) };
+            let Some(registers) = registers::read(core).map_err(&damaged)? else { return Ok(None) };
             held.insert(thread, registers);
-            pause(core, instruction).map_err(damaged)?;
+            pause(core, instruction).map_err(&damaged)?;
         }
         changed.push(image);
     }
-    changed.iter().try_for_each(Image::write)?;
+    changed.iter().for_each(|image| images.put(image));
     Ok(Some(held))
 }
 
@@ -69,23 +69,15 @@ fn is_dead(core: &Message) -> Result<bool, Malformed> {
 }
 
 /// Where the vdso of each thread's process begins.
-fn vdsos(images: &Path) -> Result<BTreeMap<u32, u64>, ImageError> {
+fn vdsos(images: &Images) -> Result<BTreeMap<u32, u64>, ImageError> {
     let mut found = BTreeMap::new();
-    let tree = images.join("pstree.img");
-    for process in Image::read(&tree)?.entries {
-        let mm = images.join(format!("mm-{}.img", process.number(1)));
-        if !mm.exists() {
-            continue;
-        }
-        let image = Image::read(&mm)?;
-        let damaged = |path: &Path| {
-            let path = path.to_owned();
-            |source| ImageError::Damaged { path, source }
-        };
-        let mappings = image.entries.iter().map(|entry| entry.messages(14)).collect::<Result<Vec<_>, _>>();
-        let mappings = mappings.map_err(damaged(&mm))?;
+    for process in images.entries("pstree.img")? {
+        let mm = format!("mm-{}.img", process.number(1));
+        let entries = images.entries_if_any(&mm)?;
+        let mappings = entries.iter().map(|entry| entry.messages(14)).collect::<Result<Vec<_>, _>>();
+        let mappings = mappings.map_err(images.damaged(&mm))?;
         let vdso = mappings.iter().flatten().find(|mapping| mapping.number(7) & status::VDSO != 0);
-        for thread in process.varints(5).map_err(damaged(&tree))? {
+        for thread in process.varints(5).map_err(images.damaged("pstree.img"))? {
             found.extend(vdso.map(|vdso| (thread as u32, vdso.number(1))));
         }
     }
@@ -93,12 +85,12 @@ fn vdsos(images: &Path) -> Result<BTreeMap<u32, u64>, ImageError> {
 }
 
 /// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
-pub fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
+pub fn stopped_threads(images: &Images) -> Result<BTreeSet<u32>, ImageError> {
     const STOPPED: u64 = 3;
     let mut stopped = BTreeSet::new();
-    for (pid, path) in numbered(images, "core")? {
-        for core in Image::read(&path)?.entries {
-            let task = core.message(3).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+    for (pid, name) in images.numbered("core") {
+        for core in images.entries(&name)? {
+            let task = core.message(3).map_err(images.damaged(&name))?;
             if task.is_some_and(|t| t.number(1) == STOPPED) {
                 stopped.insert(pid);
             }
@@ -107,7 +99,7 @@ pub fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
     if stopped.is_empty() {
         return Ok(stopped);
     }
-    for process in Image::read(&images.join("pstree.img"))?.entries {
+    for process in images.entries("pstree.img")? {
         if stopped.contains(&(process.number(1) as u32)) {
             stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
                 Value::Varint(thread) if *n == 5 => Some(*thread as u32),
@@ -119,14 +111,10 @@ pub fn stopped_threads(images: &Path) -> Result<BTreeSet<u32>, ImageError> {
 }
 
 /// Whether any program has filters besides its sandbox's, seccomp(2).
-pub(crate) fn has_own_filters(images: &Path) -> Result<bool, ImageError> {
-    let path = images.join("seccomp.img");
-    if !path.exists() {
-        return Ok(false);
-    }
+pub(crate) fn has_own_filters(images: &Images) -> Result<bool, ImageError> {
     let mut own = false;
-    for entry in Image::read(&path)?.entries {
-        let filters = entry.messages(1).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+    for entry in images.entries_if_any("seccomp.img")? {
+        let filters = entry.messages(1).map_err(images.damaged("seccomp.img"))?;
         own |= filters.iter().any(|filter| filter.varint(2).is_some());
     }
     Ok(own)
@@ -168,10 +156,11 @@ pub fn is_held(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::testing::add;
 
     #[test]
     fn a_program_with_filters_of_its_own_is_left_to_criu() {
-        let dir = tempfile::tempdir().unwrap();
+        let mut images = Images::default();
         let filter = |prev: Option<u64>| {
             let mut filter = Message::default();
             filter.set_bytes(1, vec![0; 8]);
@@ -179,10 +168,9 @@ mod tests {
             filter.encode()
         };
         for (filters, own) in [(vec![filter(None)], false), (vec![filter(None), filter(Some(0))], true)] {
-            let entry: Vec<u8> = filters.iter().flat_map(|f| [vec![0x0a, f.len() as u8], f.clone()].concat()).collect();
-            let head = [0x6442_7812u32, entry.len() as u32].map(u32::to_le_bytes).concat();
-            std::fs::write(dir.path().join("seccomp.img"), [head, entry].concat()).unwrap();
-            assert_eq!(has_own_filters(dir.path()).unwrap(), own);
+            let entry = Message(filters.into_iter().map(|filter| (1, Value::Bytes(filter))).collect());
+            add(&mut images, "seccomp.img", &[entry]);
+            assert_eq!(has_own_filters(&images).unwrap(), own);
         }
     }
 }

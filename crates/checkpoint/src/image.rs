@@ -1,11 +1,10 @@
-//! CRIU image files: two magic numbers, then entries, each a length and a protobuf message.
+//! One CRIU image: two magic numbers, then entries, each a length and a protobuf message. [`crate::images`] has all of a tree.
 //!
-//! Owns reading and writing whole files. An edited file replaces the old one by rename, so that a crash leaves
-//! one or the other. Source: CRIU's documentation, "Images".
+//! Source: CRIU's documentation, "Images".
 
 use crate::wire::{Malformed, Message};
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 /// First magic number of every image but the inventory, which has only its own.
@@ -47,6 +46,9 @@ pub enum ImageError {
 }
 
 impl Image {
+    /// So much of a file has its first entry, bytes.
+    const FIRST_WITHIN: u64 = 64 << 10;
+
     /// Reads a file of nothing but entries.
     pub fn read(path: &Path) -> Result<Image, ImageError> {
         let bytes = fs::read(path).map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
@@ -57,11 +59,18 @@ impl Image {
     ///
     /// # Errors
     /// The file system's; what is there is no entry.
-    pub fn first(path: &Path) -> Result<Option<Message>, ImageError> {
-        let bytes = fs::read(path).map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
+    pub(crate) fn first_of_file(path: &Path) -> Result<Option<Message>, ImageError> {
+        let mut bytes = Vec::new();
+        let read = fs::File::open(path).and_then(|file| file.take(Self::FIRST_WITHIN).read_to_end(&mut bytes));
+        read.map_err(|source| ImageError::Io { path: path.to_owned(), source })?;
+        Self::first(path, &bytes)
+    }
+
+    /// The same of the file's bytes.
+    pub(crate) fn first(path: &Path, bytes: &[u8]) -> Result<Option<Message>, ImageError> {
         let Some(length) = bytes.get(8..12) else { return Ok(None) };
         let end = 12usize.saturating_add(u32::from_le_bytes(length.try_into().expect("4 bytes")) as usize);
-        let cut = Image::parse(path, bytes.get(..end).unwrap_or(&bytes));
+        let cut = Image::parse(path, bytes.get(..end).unwrap_or(bytes));
         let image = cut.map_err(|source| ImageError::Damaged { path: path.to_owned(), source })?;
         Ok(image.entries.into_iter().next())
     }
@@ -84,34 +93,20 @@ impl Image {
         Ok(Image { path: path.to_owned(), head, entries })
     }
 
-    /// Writes it in place of the old file (temporary file and rename; no fsync, the caller syncs the directory's files).
-    pub fn write(&self) -> Result<(), ImageError> {
+    /// Its bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = self.head.clone();
         for entry in &self.entries {
             let bytes = entry.encode();
             out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
             out.extend_from_slice(&bytes);
         }
-        let temporary = self.path.with_extension("img.new");
-        fs::write(&temporary, out)
-            .and_then(|()| fs::rename(&temporary, &self.path))
-            .map_err(|source| ImageError::Io { path: self.path.clone(), source })
+        out
     }
-}
 
-/// The images of a directory whose name is `PREFIX-NUMBER.img`, with that number.
-pub fn numbered(dir: &Path, prefix: &str) -> Result<Vec<(u32, PathBuf)>, ImageError> {
-    let at = |source| ImageError::Io { path: dir.to_owned(), source };
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).map_err(at)? {
-        let entry = entry.map_err(at)?;
-        let name = entry.file_name();
-        let number =
-            name.to_str().and_then(|n| n.strip_prefix(prefix)?.strip_prefix('-')?.strip_suffix(".img")?.parse().ok());
-        if let Some(number) = number {
-            found.push((number, entry.path()));
-        }
+    /// What an error of it becomes.
+    pub(crate) fn damaged(&self) -> impl Fn(Malformed) -> ImageError + use<> {
+        let path = self.path.clone();
+        move |source| ImageError::Damaged { path: path.clone(), source }
     }
-    found.sort();
-    Ok(found)
 }

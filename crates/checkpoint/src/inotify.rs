@@ -6,12 +6,12 @@
 //! For CRIU an instance that is held becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
 
 use crate::codes::kind;
-use crate::image::{Image, ImageError};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::objects::Object;
 use crate::sockets::{self, as_file};
 use crate::wire::{Malformed, Message};
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// IN_ACCESS, IN_CLOSE_WRITE, IN_CLOSE_NOWRITE, IN_OPEN: what the end of the tree and a wake do themselves to files that the program
 /// has open.
@@ -32,17 +32,16 @@ pub fn inherit_key(id: u64) -> String {
 }
 
 /// The instances that can be held.
-pub fn instances(images: &Path) -> Result<Vec<Instance>, ImageError> {
-    let path = images.join("files.img");
-    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
-    let files = Image::read(&path)?.entries;
+pub fn instances(images: &Images) -> Result<Vec<Instance>, ImageError> {
+    let damaged = images.damaged("files.img");
+    let files = images.entries("files.img")?;
     let mut found = Vec::new();
     let inotify = files.iter().filter(|file| file.number(1) == kind::INOTIFY);
     let (proc, places) = (proc_device(images)?, sockets::places(images)?);
     for file in inotify {
         let Some(&(pid, fd)) = places.get(&file.number(2)) else { continue };
-        if !watches_device(file, proc).map_err(damaged)? {
-            let watches = watches(file).map_err(damaged)?;
+        if !watches_device(file, proc).map_err(&damaged)? {
+            let watches = watches(file).map_err(&damaged)?;
             let sees_sleep = watches.iter().any(|watch| watch.number(3) & BY_SLEEP != 0);
             found.push(Instance { object: Object { id: file.number(2), pid, fd }, sees_sleep });
         }
@@ -50,26 +49,26 @@ pub fn instances(images: &Path) -> Result<Vec<Instance>, ImageError> {
     Ok(found)
 }
 
-/// Makes files to inherit of these instances, which are held. `images` are copies for one wake.
-pub fn turn_into_files(images: &Path, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
+/// Makes files to inherit of these instances, which are held. `images` are those of one wake.
+pub fn turn_into_files(images: &mut Images, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     for file in &mut files.entries {
         if file.number(1) == kind::INOTIFY && ids.contains(&file.number(2)) {
-            let part = file.message(13).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+            let part = file.message(13).map_err(&damaged)?;
             let part = part.unwrap_or_default();
             let owner = part.bytes(4).unwrap_or_default().to_vec();
             *file = as_file(file.number(2), &inherit_key(file.number(2)), part.number(2), owner);
         }
     }
-    files.write()?;
+    images.put(&files);
     sockets::turn_descriptors(images, kind::INOTIFY, ids)
 }
 
 /// The device of the tree's /proc.
-pub(crate) fn proc_device(images: &Path) -> Result<Option<u64>, ImageError> {
-    for (_, path) in crate::image::numbered(images, "mountpoints")? {
-        let entries = Image::read(&path)?.entries;
+pub(crate) fn proc_device(images: &Images) -> Result<Option<u64>, ImageError> {
+    for (_, name) in images.numbered("mountpoints") {
+        let entries = images.entries(&name)?;
         if let Some(mount) = entries.iter().find(|mount| mount.string(7).as_deref() == Some("/proc")) {
             return Ok(Some(mount.number(3)));
         }

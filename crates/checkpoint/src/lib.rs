@@ -15,6 +15,7 @@ pub mod helper;
 pub mod hold;
 pub mod ids;
 pub mod image;
+pub mod images;
 pub mod inotify;
 pub mod limits;
 pub mod locate;

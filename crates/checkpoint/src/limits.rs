@@ -1,8 +1,8 @@
 //! Limits of processes in images (getrlimit(2)), where they were lifted for the dump: what they really are.
 
-use crate::image::{Image, ImageError};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::wire::Malformed;
-use std::path::Path;
 
 /// TaskCoreEntry in a core image, its limits, and the list of them by number.
 const TASK: u32 = 3;
@@ -13,9 +13,9 @@ const EACH: u32 = 1;
 ///
 /// # Errors
 /// The image's.
-pub fn set(images: &Path, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
-    let mut image = Image::read(&images.join(format!("core-{pid}.img")))?;
-    let damaged = |source| ImageError::Damaged { path: image.path.clone(), source };
+pub fn set(images: &mut Images, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), ImageError> {
+    let mut image = images.image(&format!("core-{pid}.img"))?;
+    let damaged = image.damaged();
     for core in &mut image.entries {
         let edited = core.edit_messages::<Malformed>(TASK, |task| {
             task.edit_messages::<Malformed>(LIMITS, |all| {
@@ -30,14 +30,16 @@ pub fn set(images: &Path, pid: u32, limits: &[(u32, u64, u64)]) -> Result<(), Im
                 })
             })
         });
-        edited.map_err(damaged)?;
+        edited.map_err(&damaged)?;
     }
-    image.write()
+    images.put(&image);
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::testing::add;
     use crate::wire::{Message, Value};
 
     #[test]
@@ -46,15 +48,10 @@ mod tests {
         let all = Message((0..16).map(|n| (1, Value::Bytes(limit(n, 100 + n)))).collect());
         let task = Message(vec![(8, Value::Bytes(all.encode()))]);
         let core = Message(vec![(1, Value::Varint(2)), (3, Value::Bytes(task.encode()))]);
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("core-7.img");
-        // The two magic numbers.
-        let head = [0x19, 0x43, 0x56, 0x54, 0, 0, 0, 0];
-        let core = core.encode();
-        let length = u32::try_from(core.len()).unwrap().to_le_bytes();
-        std::fs::write(&path, [&head[..], &length, &core].concat()).unwrap();
-        set(dir.path(), 7, &[(7, 4, u64::MAX)]).unwrap();
-        let core = Image::read(&path).unwrap().entries.remove(0);
+        let mut images = Images::default();
+        add(&mut images, "core-7.img", &[core]);
+        set(&mut images, 7, &[(7, 4, u64::MAX)]).unwrap();
+        let core = images.entries("core-7.img").unwrap().remove(0);
         let limits = core.message(3).unwrap().unwrap().message(8).unwrap().unwrap().messages(1).unwrap();
         let pairs: Vec<_> = limits.iter().map(|l| (l.number(1), l.number(2))).collect();
         assert_eq!((pairs.len(), pairs[6], pairs[7], pairs[8]), (16, (6, 106), (4, u64::MAX), (8, 108)));

@@ -10,13 +10,11 @@ mod memory;
 pub use files::{FileKind, OpenFile, UnixState};
 pub use memory::{Mapping, What};
 
-use crate::image::{Image, ImageError};
-use crate::wire::{Malformed, Message};
+use crate::image::ImageError;
+use crate::images::{CHECKPOINT, Images};
+use crate::wire::Message;
 use files::Files;
-use std::collections::BTreeMap;
-use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
 
 /// `task_state` of a zombie.
 const DEAD: u64 = 2;
@@ -24,53 +22,15 @@ const DEAD: u64 = 2;
 const NAMES: [&str; 5] = ["pstree.img", "files.img", "memfd.img", "remap-fpath.img", "sk-queues.img"];
 const PREFIXES: [&str; 6] = ["core-", "mm-", "ids-", "fs-", "fdinfo-", "pagemap-shmem-"];
 
-/// Images of a generation that say what is to be shown, by name.
-#[derive(Debug, Clone, Default)]
-pub struct Images(BTreeMap<String, Vec<u8>>);
-
-impl Images {
-    /// Whether an image of that name is needed.
-    pub fn wants(name: &str) -> bool {
-        NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && name.ends_with(".img")
-    }
-
-    /// Adds bytes behind those of that name.
-    pub fn append(&mut self, name: &str, bytes: &[u8]) {
-        self.0.entry(name.to_owned()).or_default().extend_from_slice(bytes);
-    }
-
-    /// Those of a directory.
-    ///
-    /// # Errors
-    /// The file system's.
-    pub fn read(dir: &Path) -> Result<Images, ImageError> {
-        let at = |path: &Path| {
-            let path = path.to_owned();
-            move |source| ImageError::Io { path, source }
-        };
-        let mut images = Images::default();
-        for entry in fs::read_dir(dir).map_err(at(dir))? {
-            let path = entry.map_err(at(dir))?.path();
-            if let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| Images::wants(name)) {
-                images.append(name, &fs::read(&path).map_err(at(&path))?);
-            }
-        }
-        Ok(images)
-    }
-
-    /// The entries of an image; none if there is no such image.
-    fn entries(&self, name: &str) -> Result<Vec<Message>, ImageError> {
-        let Some(bytes) = self.0.get(name) else { return Ok(Vec::new()) };
-        Ok(Image::parse(Path::new(name), bytes).map_err(damaged(name))?.entries)
-    }
-
-    fn one(&self, name: &str) -> Result<Message, ImageError> {
-        Ok(self.entries(name)?.into_iter().next().unwrap_or_default())
-    }
+/// Whether a file of that name is needed: that of all images, or, of an older Kip's generation, one of these.
+pub fn is_wanted(name: &str) -> bool {
+    let is_image = PREFIXES.iter().any(|prefix| name.starts_with(prefix)) && name.ends_with(".img");
+    name == CHECKPOINT || NAMES.contains(&name) || is_image
 }
 
-fn damaged(name: &str) -> impl FnOnce(Malformed) -> ImageError + '_ {
-    move |source| ImageError::Damaged { path: PathBuf::from(name), source }
+/// The only entry of an image, an empty one where there is none.
+fn one(images: &Images, name: &str) -> Result<Message, ImageError> {
+    Ok(images.entries_if_any(name)?.into_iter().next().unwrap_or_default())
 }
 
 /// Where a process has its arguments and its environment: proc_pid_stat(5), prctl(2) PR_SET_MM.
@@ -114,7 +74,7 @@ pub struct Process {
 pub fn look(images: &Images) -> Result<Vec<Process>, ImageError> {
     let files = Files::read(images)?;
     let mut found = Vec::new();
-    for task in images.entries("pstree.img")? {
+    for task in images.entries_if_any("pstree.img")? {
         found.push(process(images, &files, &task)?);
     }
     found.sort_by_key(|process| process.pid);
@@ -124,10 +84,10 @@ pub fn look(images: &Images) -> Result<Vec<Process>, ImageError> {
 fn process(images: &Images, files: &Files, task: &Message) -> Result<Process, ImageError> {
     let pid = task.number(1) as u32;
     let name = format!("core-{pid}.img");
-    let core = images.one(&name)?;
-    let common = core.message(3).map_err(damaged(&name))?.unwrap_or_default();
-    let thread = core.message(5).map_err(damaged(&name))?.unwrap_or_default();
-    let creds = thread.message(10).map_err(damaged(&name))?.unwrap_or_default();
+    let core = one(images, &name)?;
+    let common = core.message(3).map_err(images.damaged(&name))?.unwrap_or_default();
+    let thread = core.message(5).map_err(images.damaged(&name))?.unwrap_or_default();
+    let creds = thread.message(10).map_err(images.damaged(&name))?.unwrap_or_default();
     let mut process = Process {
         pid,
         parent: task.number(2) as u32,
@@ -140,13 +100,13 @@ fn process(images: &Images, files: &Files, task: &Message) -> Result<Process, Im
         return Ok(process);
     }
     let mm_name = format!("mm-{pid}.img");
-    let mm = images.one(&mm_name)?;
+    let mm = one(images, &mm_name)?;
     process.strings = Strings { arguments: mm.number(8)..mm.number(9), environment: mm.number(10)..mm.number(11) };
     process.program = files.path_of(mm.number(12));
-    process.directory = files.path_of(images.one(&format!("fs-{pid}.img"))?.number(1));
-    process.mappings = memory::mappings(images, files, &mm).map_err(damaged(&mm_name))?;
-    let table = images.one(&format!("ids-{pid}.img"))?.number(2);
-    for entry in images.entries(&format!("fdinfo-{table}.img"))? {
+    process.directory = files.path_of(one(images, &format!("fs-{pid}.img"))?.number(1));
+    process.mappings = memory::mappings(images, files, &mm).map_err(images.damaged(&mm_name))?;
+    let table = one(images, &format!("ids-{pid}.img"))?.number(2);
+    for entry in images.entries_if_any(&format!("fdinfo-{table}.img"))? {
         process.files.extend(files.open(&entry));
     }
     process.files.sort_by_key(|file| file.fd);

@@ -1,6 +1,7 @@
 //! A small tree in images as CRIU writes them.
 
 use super::*;
+use crate::images::testing::{self, add_bytes};
 use crate::wire::Value;
 
 /// A message of varints, and of bytes and strings.
@@ -9,19 +10,9 @@ fn message(numbers: &[(u32, u64)], bytes: &[(u32, &[u8])]) -> Message {
     Message(numbers.chain(bytes.iter().map(|(field, value)| (*field, Value::Bytes(value.to_vec())))).collect())
 }
 
-fn image(entries: &[Message]) -> Vec<u8> {
-    let mut out = vec![0x19, 0x43, 0x56, 0x54, 0, 0, 0, 0];
-    for entry in entries {
-        let bytes = entry.encode();
-        out.extend((bytes.len() as u32).to_le_bytes());
-        out.extend(bytes);
-    }
-    out
-}
-
 fn images() -> Images {
     let mut images = Images::default();
-    let mut add = |name: &str, entries: &[Message]| images.append(name, &image(entries));
+    let mut add = |name: &str, entries: &[Message]| testing::add(&mut images, name, entries);
     add("pstree.img", &[message(&[(1, 2), (2, 1)], &[]), message(&[(1, 1)], &[]), message(&[(1, 3), (2, 2)], &[])]);
     let creds = message(&[(1, 7), (3, 33), (4, 34)], &[]).encode();
     let thread = message(&[], &[(10, &creds)]).encode();
@@ -71,11 +62,12 @@ fn images() -> Images {
     let open = |id, flags, kind, fd| message(&[(1, id), (2, flags), (3, kind), (4, fd)], &[]);
     add("fdinfo-12.img", &[open(8, 1, 1, 6), open(7, 0, 1, 4), open(10, 0, 5, 7), open(9, 0, 18, 8)]);
     // Two packets of three and four bytes, in a socket's queue.
+    let mut queues = vec![0; 8];
     for bytes in [&b"abc"[..], b"defg"] {
         let packet = message(&[(1, 10), (2, bytes.len() as u64)], &[]).encode();
-        let head: &[u8] = if bytes == b"abc" { &[0; 8] } else { &[] };
-        images.append("sk-queues.img", &[head, &(packet.len() as u32).to_le_bytes(), &packet, bytes].concat());
+        queues.extend([&(packet.len() as u32).to_le_bytes(), packet.as_slice(), bytes].concat());
     }
+    add_bytes(&mut images, "sk-queues.img", queues);
     images
 }
 
@@ -123,8 +115,9 @@ fn what_is_cut_short_is_damaged() {
     let whole = images();
     for name in ["files.img", "mm-2.img", "fdinfo-12.img", "sk-queues.img"] {
         let mut cut = whole.clone();
-        let bytes = cut.0.get_mut(name).unwrap();
+        let mut bytes = whole.bytes(name).unwrap().to_vec();
         bytes.truncate(bytes.len() - 8);
+        add_bytes(&mut cut, name, bytes);
         let refused = look(&cut).unwrap_err();
         assert_eq!(refused.to_string(), format!("image {name} is damaged"));
     }
@@ -132,10 +125,10 @@ fn what_is_cut_short_is_damaged() {
 
 #[test]
 fn only_what_says_something_is_wanted() {
-    for name in ["core-2.img", "files.img", "pagemap-shmem-7.img", "fdinfo-12.img"] {
-        assert!(Images::wants(name), "{name}");
+    for name in ["checkpoint.tar", "core-2.img", "files.img", "pagemap-shmem-7.img", "fdinfo-12.img"] {
+        assert!(is_wanted(name), "{name}");
     }
     for name in ["pages-1.img", "pagemap-2.img", "ghost-file-3.img", "core-2.img.new", "pages.map"] {
-        assert!(!Images::wants(name), "{name}");
+        assert!(!is_wanted(name), "{name}");
     }
 }

@@ -5,11 +5,11 @@
 //! fails for one of these. So they are taken out of the images, and the wake sets them when all of the program is there.
 
 use crate::image::{Image, ImageError};
+use crate::images::Images;
 use crate::sockets::places;
 use crate::wire::Malformed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// The number of the message about the owner in each kind of file, by the kind's number in CRIU's `file_entry`.
 const OWNERS: [(u32, u32); 17] = [
@@ -62,14 +62,13 @@ pub struct Owned {
 /// Takes all owners out of the images.
 ///
 /// # Errors
-/// An image cannot be read, understood or written.
-pub fn take(images: &Path) -> Result<Vec<Owned>, ImageError> {
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
-    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+/// An image is missing or damaged.
+pub fn take(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     let mut places = None;
     let mut found = Vec::new();
-    let fifos = fifos(&files).map_err(damaged)?;
+    let fifos = fifos(&files).map_err(&damaged)?;
     for file in &mut files.entries {
         let id = file.number(2);
         // Descriptors are of the FIFO, and its owner is with its file.
@@ -108,7 +107,7 @@ pub fn take(images: &Path) -> Result<Vec<Owned>, ImageError> {
         }
     }
     if !found.is_empty() {
-        files.write()?;
+        images.put(&files);
     }
     Ok(found)
 }

@@ -1,6 +1,7 @@
 //! Where CRIU has put the memory of each process: its pagemap images, as a page map of ours.
 
-use crate::image::{Image, ImageError, numbered};
+use crate::image::{Image, ImageError};
+use crate::images::Images;
 use crate::wire::{Message, Value};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, damaged};
 use kip_snapshot::remote::RemoteFile;
@@ -18,15 +19,15 @@ pub(crate) const IN_PARENT: u64 = 1;
 /// Its bytes are in the page file.
 pub(crate) const PRESENT: u64 = 4;
 
-/// All pages of all processes that lie in the images of a directory.
+/// All pages of all processes that are in the images.
 ///
 /// # Errors
 /// See [`ImageError`].
-pub fn read(images: &Path) -> Result<PageMap, ImageError> {
+pub fn read(images: &Images) -> Result<PageMap, ImageError> {
     let mut map = PageMap::default();
-    for (pid, path) in numbered(images, "pagemap")? {
-        let image = Image::read(&path)?;
-        let mut entries = image.entries.iter();
+    for (pid, name) in images.numbered("pagemap") {
+        let entries = images.entries(&name)?;
+        let mut entries = entries.iter();
         let Some(head) = entries.next() else { continue };
         let file = map.file(&format!("pages-{}.img", head.number(1)));
         let mut process = Process::default();
@@ -54,38 +55,48 @@ fn is_criu(name: &str) -> bool {
     name.starts_with("pages-")
 }
 
-/// Makes images whole that CRIU is to restore: pagemaps and page files in `scratch`, which has links to those in `images`,
-/// get all pages of the map. Processes are done at the same time, on all cores.
+/// Makes images whole that CRIU is to restore: their pagemaps, and page files in `scratch`, get all pages of the map.
+/// Processes are done at the same time, on all cores.
 ///
 /// # Errors
 /// See [`ImageError`]; a page that is damaged, or of a remote file and not here.
-pub fn make_whole(images: &Path, scratch: &Path, map: &PageMap) -> Result<(), ImageError> {
+pub fn make_whole(images: &mut Images, scratch: &Path, map: &PageMap) -> Result<(), ImageError> {
     let whole = |run: &Run| is_criu(&map.files[run.file as usize].name);
     let lacking = map.processes.iter().filter(|(_, process)| !process.runs.iter().all(whole));
     let lacking = Mutex::new(lacking);
     let next = || lacking.lock().next();
+    let before = &*images;
     let work = || {
+        let mut whole = Vec::new();
         while let Some((pid, process)) = next() {
-            make_process_whole(images, scratch, map, *pid, &process.runs)?;
+            whole.extend(make_process_whole(before, scratch, map, *pid, &process.runs)?);
         }
-        Ok(())
+        Ok::<_, ImageError>(whole)
     };
     let cores = thread::available_parallelism().map_or(1, |n| n.get());
-    thread::scope(|scope| {
+    let whole = thread::scope(|scope| {
         let others: Vec<_> = (1..cores).map(|_| scope.spawn(work)).collect();
         let all =
             std::iter::once(work()).chain(others.into_iter().map(|other| other.join().expect("it does not panic")));
-        all.collect::<Vec<_>>().into_iter().collect()
-    })
+        all.collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>, _>>()
+    })?;
+    whole.iter().flatten().for_each(|image| images.put(image));
+    Ok(())
 }
 
-fn make_process_whole(images: &Path, scratch: &Path, map: &PageMap, pid: u32, runs: &[Run]) -> Result<(), ImageError> {
-    let name = format!("pagemap-{pid}.img");
-    let mut image = Image::read(&images.join(&name))?;
+/// Writes the page file of a process; its pagemap is for the caller to put among the images.
+fn make_process_whole(
+    images: &Images,
+    scratch: &Path,
+    map: &PageMap,
+    pid: u32,
+    runs: &[Run],
+) -> Result<Option<Image>, ImageError> {
+    let mut image = images.image(&format!("pagemap-{pid}.img"))?;
     image.entries.truncate(1);
-    let Some(head) = image.entries.first() else { return Ok(()) };
+    let Some(head) = image.entries.first() else { return Ok(None) };
     let path = scratch.join(format!("pages-{}.img", head.number(1)));
-    write_pages(images, &path, map, runs).map_err(|source| ImageError::Io { path, source })?;
+    write_pages(images.directory(), &path, map, runs).map_err(|source| ImageError::Io { path, source })?;
     // What follows each other in memory is one, wherever it came from: CRIU reads each by itself.
     let mut whole: Vec<(u64, u64)> = Vec::new();
     for run in runs {
@@ -98,8 +109,7 @@ fn make_process_whole(images: &Path, scratch: &Path, map: &PageMap, pid: u32, ru
         let entry = [(1, start), (2, pages), (4, PRESENT), (5, pages)];
         image.entries.push(Message(entry.map(|(field, value)| (field, Value::Varint(value))).to_vec()));
     }
-    image.path = scratch.join(&name);
-    image.write()
+    Ok(Some(image))
 }
 
 /// A page file that is read.
@@ -109,7 +119,7 @@ enum Source {
 }
 
 /// Writes all pages of some runs into a file that replaces the one at `path`.
-fn write_pages(images: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io::Result<()> {
+fn write_pages(directory: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io::Result<()> {
     const CHUNK: u32 = 256;
     let new = path.with_extension("whole");
     let mut out = BufWriter::with_capacity(CHUNK as usize * PAGE, File::create(&new)?);
@@ -119,8 +129,8 @@ fn write_pages(images: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io::R
         let file = &map.files[run.file as usize];
         if let Entry::Vacant(place) = open.entry(run.file) {
             place.insert(match file.remote {
-                Some(_) => Source::Remote(RemoteFile::open(images, file).map_err(io::Error::other)?),
-                None => Source::Local(File::open(images.join(&file.name))?),
+                Some(_) => Source::Remote(RemoteFile::open(directory, file).map_err(io::Error::other)?),
+                None => Source::Local(File::open(directory.join(&file.name))?),
             });
         }
         for done in (0..run.pages).step_by(CHUNK as usize) {

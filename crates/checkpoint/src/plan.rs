@@ -23,6 +23,7 @@ pub use memfd::{MemoryFile, Piece};
 
 use crate::clocks::Clocks;
 use crate::image::ImageError;
+use crate::images::Images;
 use crate::registers::Registers;
 use crate::wire::Malformed;
 use kip_snapshot::pages::PageMap;
@@ -157,11 +158,12 @@ pub struct Wish<'a> {
 }
 
 /// Makes the plan.
-pub fn compile(images: &Path, wish: &Wish<'_>) -> Result<Plan, PlanError> {
+pub fn compile(images: &Images, wish: &Wish<'_>) -> Result<Plan, PlanError> {
     for (prefix, what) in
         [("ipcns-shm", "System V memory"), ("ipcns-msg", "System V messages"), ("ipcns-sem", "System V semaphores")]
     {
-        if has_any(images, prefix)? {
+        // An image of nothing but its magic number says that there is nothing.
+        if images.names().any(|name| name.starts_with(prefix) && images.length(name).is_none_or(|length| length > 8)) {
             return unsupported(what);
         }
     }
@@ -172,19 +174,6 @@ pub fn compile(images: &Path, wish: &Wish<'_>) -> Result<Plan, PlanError> {
     let eager = eager.iter().map(|run| (run.file, run.first, run.pages)).collect();
     let files::Files { received, same_files, .. } = files;
     Ok(Plan { received, tasks: planned, base: program.base, same_files, eager, program: program.bytes, at: 0 })
-}
-
-fn has_any(images: &Path, prefix: &str) -> Result<bool, PlanError> {
-    let io = |source| ImageError::Io { path: images.to_owned(), source };
-    for entry in fs::read_dir(images).map_err(io)? {
-        let entry = entry.map_err(io)?;
-        let name = entry.file_name();
-        // An image of nothing but its magic number says that there is nothing.
-        if name.to_string_lossy().starts_with(prefix) && entry.metadata().map_err(io)?.len() > 8 {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 impl Plan {

@@ -2,6 +2,7 @@
 //! has the keys might change.
 
 use super::*;
+use crate::images::Images;
 use crate::wire::{Message, Value};
 use proptest::prelude::*;
 use std::fs;
@@ -257,7 +258,7 @@ fn images(dir: &Path) {
 fn facts_are_read_out_of_images() {
     let dir = tempfile::tempdir().unwrap();
     images(dir.path());
-    let facts = read(dir.path(), &BTreeSet::new()).unwrap();
+    let facts = read(&Images::read(dir.path()).unwrap(), &BTreeSet::new()).unwrap();
     assert_eq!(
         facts.threads.iter().map(|t| (t.id, t.uids[2], t.gids[0])).collect::<Vec<_>>(),
         [(1, 0, 5), (2, 100, 5), (3, 100, 5)]
@@ -309,7 +310,7 @@ fn images_that_ask_for_more_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         images(dir.path());
         change(dir.path());
-        let refusal = match read(dir.path(), &BTreeSet::new()) {
+        let refusal = match read(&Images::read(dir.path()).unwrap(), &BTreeSet::new()) {
             Err(e) => e.to_string(),
             Ok(facts) => check(&facts, &policy()).unwrap_err().to_string(),
         };
@@ -326,7 +327,9 @@ fn images_that_ask_for_more_are_refused() {
     let mut whole = core(0, Some(0));
     whole.set_bytes(5, twice.encode());
     write(dir.path(), "core-1.img", &[whole]);
-    assert!(matches!(read(dir.path(), &BTreeSet::new()), Err(FactsError::Repeated { image }) if image == "core-1.img"));
+    assert!(
+        matches!(read(&Images::read(dir.path()).unwrap(), &BTreeSet::new()), Err(FactsError::Repeated { image }) if image == "core-1.img")
+    );
 }
 
 #[test]

@@ -1,24 +1,23 @@
 //! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path `/proc/PID`, and what lay behind it in its
 //! memory follows. [`mend`] puts the path right, by the link that the frozen process has. Changes nothing else.
 
-use crate::image::{Image, ImageError, numbered};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::sockets;
 use crate::wire::Value;
 use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Puts paths right; `link` says where a link of a process (by its number inside) below its directory in proc(5) leads.
 ///
 /// # Errors
-/// An image is missing or damaged, or cannot be written.
-pub fn mend(images: &Path, link: &dyn Fn(u32, &str) -> Option<String>) -> Result<(), ImageError> {
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
-    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+/// An image is missing or damaged.
+pub fn mend(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<String>) -> Result<(), ImageError> {
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     let is_below = |name: &str| process_of(name).is_some_and(|process| name.len() > process.len());
     let mut suspects = Vec::new();
     for (place, file) in files.entries.iter().enumerate() {
-        let name = file.message(3).map_err(damaged)?.and_then(|reg| reg.bytes(6).map(<[u8]>::to_vec));
+        let name = file.message(3).map_err(&damaged)?.and_then(|reg| reg.bytes(6).map(<[u8]>::to_vec));
         let name = name.map(|name| String::from_utf8_lossy(&name).into_owned());
         suspects.extend(name.filter(|name| is_below(name)).map(|name| (place, file.number(2), name)));
     }
@@ -26,8 +25,8 @@ pub fn mend(images: &Path, link: &dyn Fn(u32, &str) -> Option<String>) -> Result
         return Ok(());
     }
     let mut links: BTreeMap<u64, (u32, String)> = BTreeMap::new();
-    for (pid, path) in numbered(images, "fs")? {
-        links.extend(Image::first(&path)?.map(|fs| (fs.number(1), (pid, "cwd".to_owned()))));
+    for (pid, name) in images.numbered("fs") {
+        links.extend(images.first(&name)?.map(|fs| (fs.number(1), (pid, "cwd".to_owned()))));
     }
     links.extend(sockets::places(images)?.into_iter().map(|(id, (pid, fd))| (id, (pid, format!("fd/{fd}")))));
     let mut changed = false;
@@ -41,10 +40,13 @@ pub fn mend(images: &Path, link: &dyn Fn(u32, &str) -> Option<String>) -> Result
                 }
                 Ok(())
             })
-            .map_err(damaged)?;
+            .map_err(&damaged)?;
         changed = true;
     }
-    if changed { files.write() } else { Ok(()) }
+    if changed {
+        images.put(&files);
+    }
+    Ok(())
 }
 
 /// `/proc/PID` of a path below it, or that is it.

@@ -2,13 +2,12 @@
 //!
 //! CRIU has no way to inherit an INET socket, but it looks up every regular file's name among the inherited
 //! descriptors before it opens it. So the live socket, held elsewhere, goes back to the program as it was, with its
-//! queues, and nothing of TCP is ever rebuilt. Crash in the middle: an image is replaced by rename, and turning an
-//! image that is turned already changes nothing.
+//! queues, and nothing of TCP is ever rebuilt. Turning an image that is turned already changes nothing.
 
-use crate::image::{Image, ImageError, numbered};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::wire::{Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// `fd_types` of CRIU's fdinfo images.
 const REG: u64 = 1;
@@ -27,17 +26,16 @@ pub fn inherit_key(inode: u32) -> String {
 }
 
 /// Turns every INET socket of the images into a file to inherit; returns the sockets.
-pub fn turn_into_files(images: &Path) -> Result<Vec<Socket>, ImageError> {
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
-    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, ImageError> {
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     let mut sockets = Vec::new();
     let mut ids = BTreeSet::new();
     for file in &mut files.entries {
         if file.number(1) != INETSK {
             continue;
         }
-        let Some(socket) = file.message(4).map_err(damaged)? else { continue };
+        let Some(socket) = file.message(4).map_err(&damaged)? else { continue };
         let found = Socket { inode: socket.number(2) as u32 };
         ids.insert(file.number(2));
         let owner = socket.bytes(13).unwrap_or_default().to_vec();
@@ -49,15 +47,15 @@ pub fn turn_into_files(images: &Path) -> Result<Vec<Socket>, ImageError> {
     if ids.is_empty() {
         return Ok(sockets);
     }
-    files.write()?;
+    images.put(&files);
     turn_descriptors(images, INETSK, &ids)?;
     Ok(sockets)
 }
 
 /// Says of all descriptors of these files, which are of that kind, that they are of regular files.
-pub(crate) fn turn_descriptors(images: &Path, kind: u64, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
-    for (_, path) in numbered(images, "fdinfo")? {
-        let mut descriptors = Image::read(&path)?;
+pub(crate) fn turn_descriptors(images: &mut Images, kind: u64, ids: &BTreeSet<u64>) -> Result<(), ImageError> {
+    for (_, name) in images.numbered("fdinfo") {
+        let mut descriptors = images.image(&name)?;
         let mut changed = false;
         for entry in &mut descriptors.entries {
             if entry.number(3) == kind && ids.contains(&entry.number(1)) {
@@ -66,7 +64,7 @@ pub(crate) fn turn_descriptors(images: &Path, kind: u64, ids: &BTreeSet<u64>) ->
             }
         }
         if changed {
-            descriptors.write()?;
+            images.put(&descriptors);
         }
     }
     Ok(())
@@ -85,11 +83,11 @@ pub(crate) fn as_file(id: u64, key: &str, flags: u64, owner: Vec<u8>) -> Message
 }
 
 /// Paths (as seen inside) of the regular files that the images name: open ones and mapped ones.
-pub fn file_paths(images: &Path) -> Result<Vec<String>, ImageError> {
-    let path = images.join("files.img");
+pub fn file_paths(images: &Images) -> Result<Vec<String>, ImageError> {
+    let damaged = images.damaged("files.img");
     let mut paths = Vec::new();
-    for file in Image::read(&path)?.entries {
-        let reg = file.message(3).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+    for file in images.entries("files.img")? {
+        let reg = file.message(3).map_err(&damaged)?;
         if let Some(name) = reg.and_then(|r| r.string(6))
             && !name.starts_with("/socket:[")
         {
@@ -114,17 +112,16 @@ const UNIXSK: u64 = 5;
 ///
 /// A connection that the program has not accepted yet has the listener as its peer, but the listener
 /// does not have the connection as its own: CRIU finds such a peer only when the peer comes first.
-pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
-    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+pub fn order_unix_pairs(images: &mut Images) -> Result<(), ImageError> {
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     const LISTENS: u64 = 10;
     let mut listeners = BTreeSet::new();
     // (place in the image, id, peer's inode) by inode.
     let mut ends: BTreeMap<u64, (usize, u64, u64)> = BTreeMap::new();
     for (place, file) in files.entries.iter().enumerate() {
         if file.number(1) == UNIXSK
-            && let Some(socket) = file.message(16).map_err(damaged)?
+            && let Some(socket) = file.message(16).map_err(&damaged)?
         {
             ends.insert(socket.number(2), (place, file.number(2), socket.number(8)));
             if socket.number(4) == LISTENS {
@@ -159,14 +156,15 @@ pub fn order_unix_pairs(images: &Path) -> Result<(), ImageError> {
     for (a, b) in swaps {
         files.entries.swap(a, b);
     }
-    files.write()
+    images.put(&files);
+    Ok(())
 }
 
 /// Where each of the tree's mounts is, by CRIU's number of it.
-pub(crate) fn mounts(images: &Path) -> Result<BTreeMap<u64, String>, ImageError> {
+pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, ImageError> {
     let mut mounts = BTreeMap::new();
-    for (_, path) in numbered(images, "mountpoints")? {
-        let entries = Image::read(&path)?.entries;
+    for (_, name) in images.numbered("mountpoints") {
+        let entries = images.entries(&name)?;
         mounts.extend(entries.iter().map(|mount| (mount.number(2), mount.string(7).unwrap_or_default())));
     }
     Ok(mounts)
@@ -174,11 +172,11 @@ pub(crate) fn mounts(images: &Path) -> Result<BTreeMap<u64, String>, ImageError>
 
 /// Says of unix sockets that have a path that they have it in the tree's root, where the images name a mount that is not
 /// the tree's any more: that of an earlier run in which they were bound, and from which they were held. Only CRIU reads it.
-pub fn mend_mounts(images: &Path) -> Result<(), ImageError> {
+pub fn mend_mounts(images: &mut Images) -> Result<(), ImageError> {
     let mounts = mounts(images)?;
     let root = mounts.iter().find(|(_, place)| place.as_str() == "/").map(|(id, _)| *id);
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     let mut changed = false;
     for file in &mut files.entries {
         file.edit_messages::<Malformed>(16, |socket| {
@@ -192,23 +190,26 @@ pub fn mend_mounts(images: &Path) -> Result<(), ImageError> {
             }
             Ok(())
         })
-        .map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+        .map_err(&damaged)?;
     }
-    if changed { files.write() } else { Ok(()) }
+    if changed {
+        images.put(&files);
+    }
+    Ok(())
 }
 
 /// One place where each file is open, (pid inside, descriptor number) by the file's id.
-pub(crate) fn places(images: &Path) -> Result<BTreeMap<u64, (u32, i32)>, ImageError> {
+pub(crate) fn places(images: &Images) -> Result<BTreeMap<u64, (u32, i32)>, ImageError> {
     let mut tables: BTreeMap<u64, u32> = BTreeMap::new();
-    for (pid, path) in numbered(images, "ids")? {
-        for ids in Image::read(&path)?.entries {
+    for (pid, name) in images.numbered("ids") {
+        for ids in images.entries(&name)? {
             tables.entry(ids.number(2)).or_insert(pid);
         }
     }
     let mut places = BTreeMap::new();
-    for (table, path) in numbered(images, "fdinfo")? {
+    for (table, name) in images.numbered("fdinfo") {
         let Some(&pid) = tables.get(&u64::from(table)) else { continue };
-        for descriptor in Image::read(&path)?.entries {
+        for descriptor in images.entries(&name)? {
             places.entry(descriptor.number(1)).or_insert((pid, descriptor.number(4) as i32));
         }
     }
@@ -216,17 +217,17 @@ pub(crate) fn places(images: &Path) -> Result<BTreeMap<u64, (u32, i32)>, ImageEr
 }
 
 /// Pids (inside) of the tasks that have each file open, by the file's id.
-fn owners(images: &Path) -> Result<BTreeMap<u64, BTreeSet<u32>>, ImageError> {
+fn owners(images: &Images) -> Result<BTreeMap<u64, BTreeSet<u32>>, ImageError> {
     let mut tables: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
-    for (pid, path) in numbered(images, "ids")? {
-        for ids in Image::read(&path)?.entries {
+    for (pid, name) in images.numbered("ids") {
+        for ids in images.entries(&name)? {
             tables.entry(ids.number(2)).or_default().push(pid);
         }
     }
     let mut owners: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
-    for (table, path) in numbered(images, "fdinfo")? {
+    for (table, name) in images.numbered("fdinfo") {
         let pids = tables.get(&u64::from(table)).cloned().unwrap_or_default();
-        for descriptor in Image::read(&path)?.entries {
+        for descriptor in images.entries(&name)? {
             owners.entry(descriptor.number(1)).or_default().extend(&pids);
         }
     }

@@ -3,11 +3,11 @@
 //! CRIU, and a plan made of its images, restore a file only if it has the size that it had. What
 //! happens to a volume while its proc sleeps happens as if the proc ran and did nothing, so these sizes
 //! are taken out of the images; the caller that wakes the proc decides itself whether the files are
-//! still those that the proc had. Crash in the middle: as [`crate::sockets`].
+//! still those that the proc had.
 
-use crate::image::{Image, ImageError};
+use crate::image::ImageError;
+use crate::images::Images;
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// `fd_types` of regular files, and the field of a regular file's size.
 const REG: u64 = 1;
@@ -34,21 +34,20 @@ pub fn is_below(path: &str, point: &str) -> bool {
 /// restored in another way, are not among them.
 ///
 /// # Errors
-/// An image cannot be read or written.
-pub fn release(images: &Path, points: &[&str]) -> Result<Vec<OpenFile>, ImageError> {
+/// An image is missing or damaged.
+pub fn release(images: &mut Images, points: &[&str]) -> Result<Vec<OpenFile>, ImageError> {
     if points.is_empty() {
         return Ok(Vec::new());
     }
     let nameless = nameless(images)?;
-    let path = images.join("files.img");
-    let mut files = Image::read(&path)?;
-    let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+    let mut files = images.image("files.img")?;
+    let damaged = files.damaged();
     let (mut found, mut changed) = (BTreeSet::new(), false);
     for file in &mut files.entries {
         if file.number(1) != REG {
             continue;
         }
-        let Some(mut reg) = file.message(3).map_err(damaged)? else { continue };
+        let Some(mut reg) = file.message(3).map_err(&damaged)? else { continue };
         let Some(name) = reg.string(6).filter(|name| points.iter().any(|point| is_below(name, point))) else {
             continue;
         };
@@ -63,23 +62,20 @@ pub fn release(images: &Path, points: &[&str]) -> Result<Vec<OpenFile>, ImageErr
         }
     }
     if changed {
-        files.write()?;
+        images.put(&files);
     }
     Ok(found.into_iter().collect())
 }
 
 /// Ids of files that were deleted while they were open.
-fn nameless(images: &Path) -> Result<BTreeSet<u64>, ImageError> {
-    let path = images.join("remap-fpath.img");
-    if !path.exists() {
-        return Ok(BTreeSet::new());
-    }
-    Ok(Image::read(&path)?.entries.iter().map(|entry| entry.number(1)).collect())
+fn nameless(images: &Images) -> Result<BTreeSet<u64>, ImageError> {
+    Ok(images.entries_if_any("remap-fpath.img")?.iter().map(|entry| entry.number(1)).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::images::testing::add;
     use crate::wire::{Message, Value};
 
     fn file(id: u64, path: &str, flags: u64) -> Message {
@@ -92,19 +88,9 @@ mod tests {
         Message(vec![(1, Value::Varint(REG)), (2, Value::Varint(id)), (3, Value::Bytes(reg.encode()))])
     }
 
-    fn write(path: &Path, entries: &[Message]) {
-        let mut bytes = [0x5456_4319u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
-        for entry in entries {
-            let encoded = entry.encode();
-            bytes.extend((encoded.len() as u32).to_le_bytes());
-            bytes.extend(encoded);
-        }
-        std::fs::write(path, bytes).unwrap();
-    }
-
     #[test]
     fn only_files_of_volumes_lose_their_size() {
-        let dir = tempfile::tempdir().unwrap();
+        let mut images = Images::default();
         let files = [
             file(1, "/data/db", 2),
             file(2, "/data/log", 0o2001),
@@ -112,15 +98,15 @@ mod tests {
             file(4, "/data/gone", 2),
             file(5, "/data/text", 0),
         ];
-        write(&dir.path().join("files.img"), &files);
-        write(&dir.path().join("remap-fpath.img"), &[Message(vec![(1, Value::Varint(4))])]);
+        add(&mut images, "files.img", &files);
+        add(&mut images, "remap-fpath.img", &[Message(vec![(1, Value::Varint(4))])]);
         let open = |path: &str, rewrites| OpenFile { path: path.into(), rewrites };
         let expected = [open("/data/db", true), open("/data/log", false), open("/data/text", false)];
-        assert_eq!(release(dir.path(), &["/data", "/x"]).unwrap(), expected);
-        assert_eq!(release(dir.path(), &["/data"]).unwrap(), expected, "once more changes nothing");
-        let sizes: Vec<bool> = Image::read(&dir.path().join("files.img"))
+        assert_eq!(release(&mut images, &["/data", "/x"]).unwrap(), expected);
+        assert_eq!(release(&mut images, &["/data"]).unwrap(), expected, "once more changes nothing");
+        let sizes: Vec<bool> = images
+            .entries("files.img")
             .unwrap()
-            .entries
             .iter()
             .map(|f| f.message(3).unwrap().unwrap().varint(SIZE).is_some())
             .collect();

@@ -7,12 +7,12 @@ use crate::holdings::key;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::images::Images;
 use kip_checkpoint::inotify::Instance;
 use kip_net::custody;
 use kip_records::body::SleepingInotify;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Bytes of events that wait, by where the instance is open: host pid, descriptor.
@@ -59,7 +59,7 @@ pub fn events(tree: &Tree) -> Events {
 }
 
 /// The inotify instances and, with their keys, their descriptors. One that cannot be had is CRIU's to make anew.
-pub fn take(tree: &Tree, images: &Path, before: &Events) -> Result<Taken, ImageError> {
+pub fn take(tree: &Tree, images: &Images, before: &Events) -> Result<Taken, ImageError> {
     let mut taken = (Vec::new(), Vec::new());
     for Instance { object, sees_sleep } in kip_checkpoint::inotify::instances(images)? {
         let Some(&host) = tree.threads.get(&object.pid) else { continue };

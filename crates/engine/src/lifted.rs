@@ -2,9 +2,9 @@
 
 use crate::tree::Tree;
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::images::Images;
 use kip_checkpoint::limits;
 use kip_pager::limits::Lifted;
-use std::path::Path;
 
 /// Lifts what the processes of a tree have nearly used up. What cannot be lifted CRIU may still do without.
 pub fn lift(tree: &Tree) -> Vec<(u32, Lifted)> {
@@ -18,8 +18,8 @@ pub fn lift(tree: &Tree) -> Vec<(u32, Lifted)> {
     tree.pids.iter().filter_map(lift).collect()
 }
 
-/// Writes what the limits were into the images.
-pub fn note(lifted: &[(u32, Lifted)], tree: &Tree, images: &Path) -> Result<(), ImageError> {
+/// Puts what the limits were into the images.
+pub fn note(lifted: &[(u32, Lifted)], tree: &Tree, images: &mut Images) -> Result<(), ImageError> {
     for (pid, lifted) in lifted {
         let Some((inside, _)) = tree.threads.iter().find(|(_, tid)| *tid == pid) else { continue };
         let number = |limit: Option<u64>| limit.unwrap_or(u64::MAX);

@@ -32,6 +32,7 @@ use crate::volumes;
 use kip_checkpoint::clocks::{self, Boot, Frozen, Now, Pending, Since};
 use kip_checkpoint::comeback;
 use kip_checkpoint::dump::{DumpRequest, Log, Stage, dump};
+use kip_checkpoint::images::Images;
 use kip_checkpoint::owners;
 use kip_checkpoint::plan;
 use kip_checkpoint::procfs;
@@ -46,9 +47,9 @@ use kip_records::body::SleepingSocket;
 use kip_records::body::Slept;
 use kip_sandbox::quota::Place;
 use kip_sandbox::rootfs::Mounts;
-use kip_snapshot::Contents;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
+use kip_snapshot::{Contents, Sealed};
 use kip_sys::fault;
 use kip_sys::timens;
 use kip_types::chain;
@@ -111,6 +112,8 @@ struct Settled {
     /// New on disk.
     bytes: u64,
     image_bytes: u64,
+    images: Images,
+    pages: PageMap,
 }
 
 /// A finished parking.
@@ -124,6 +127,10 @@ pub struct ParkDone {
     pub bytes: u64,
     /// All memory in the generation, old and new.
     pub image_bytes: u64,
+    /// Its images, of which the plan of the next wake is made.
+    pub images: Images,
+    /// Where its memory lies.
+    pub pages: PageMap,
 }
 
 /// Parks. `out`: the pager knows it, and is ready for that. `once`: its owner asks for this one sleep. `record` is called when the generation is complete and must write
@@ -140,7 +147,7 @@ pub fn park(
     if let Some((pid, name)) = tree.without_first_thread() {
         return Err(ParkError::WithoutFirstThread { pid, name });
     }
-    let images = kip_snapshot::begin(&dir, generation)?;
+    let growing = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
     let volumes = volumes::sleep::look(proc, init)?;
@@ -160,7 +167,7 @@ pub fn park(
     external.extend(volumes.iter().enumerate().map(|(n, v)| (v.point.clone(), volumes::sleep::key(n))));
     let request = DumpRequest {
         pid: init,
-        images: &images,
+        images: &growing,
         namespaces: &borrowed,
         external_mounts: &external,
         ghost_limit: GHOST_LIMIT,
@@ -173,7 +180,14 @@ pub fn park(
     let (ran, lifted) = (Ran::default(), Vec::new());
     let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, lifted };
     let mut outcome = None;
-    let done = |Settled { body, bytes, image_bytes }, frozen_us| ParkDone { body, frozen_us, bytes, image_bytes };
+    let done = |Settled { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
+        body,
+        frozen_us,
+        bytes,
+        image_bytes,
+        images,
+        pages,
+    };
     fault::reach("park-dump");
     let dumped = dump(helper, &request, &mut |stage| match stage {
         Stage::Running => {
@@ -183,7 +197,7 @@ pub fn park(
         }
         Stage::Frozen(log) => {
             fault::reach("park-frozen");
-            let result = settle(proc, (&images, log), generation, (init, &seen), record);
+            let result = settle(proc, (&growing, log), generation, (init, &seen), record);
             let good = result.is_ok();
             outcome = Some(result);
             good
@@ -222,24 +236,24 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
 /// Everything between freeze and kill.
 fn settle(
     proc: &Proc,
-    (images, log): (&Path, &Log),
+    (growing, log): (&Path, &Log),
     generation: Generation,
     (init, seen): (u32, &Seen),
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<Settled, ParkError> {
     let now = Now::read();
-    // Before an image is rewritten, which makes it another file.
-    let interrupted_ns = clocks::interrupted_at(images, now);
+    let mut images = Images::read(growing)?;
+    let interrupted_ns = clocks::interrupted_at(&images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);
-    lifted::note(&seen.lifted, &tree, images)?;
-    sockets::order_unix_pairs(images)?;
+    lifted::note(&seen.lifted, &tree, &mut images)?;
+    sockets::order_unix_pairs(&mut images)?;
     let link = |pid: u32, at: &str| {
         let target = fs::read_link(format!("/proc/{}/{at}", tree.threads.get(&pid)?)).ok()?;
         Some(target.to_string_lossy().into_owned())
     };
-    procfs::mend(images, &link)?;
-    let owned = owners::take(images)?;
-    let sockets = take_sockets(&tree, &sockets::turn_into_files(images)?, &seen.ran.sockets)?;
+    procfs::mend(&mut images, &link)?;
+    let owned = owners::take(&mut images)?;
+    let sockets = take_sockets(&tree, &sockets::turn_into_files(&mut images)?, &seen.ran.sockets)?;
     let connected = || sockets.iter().any(|(fd, _)| is_connection(fd));
     let word = suspend::word(proc.spec.timing.clock, seen.once, &tree.pids, connected);
     let read = |thread: u32, address: u64, buffer: &mut [u8]| {
@@ -276,10 +290,10 @@ fn settle(
         own_filters: false,
         at_rest,
     };
-    let clocks = clocks::settle(images, now, &seen.ran.since, &frozen)?;
+    let clocks = clocks::settle(&mut images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
-    volumes::sleep::note_files(&mut volumes, images, init)?;
-    let mut paths = sockets::file_paths(images)?;
+    volumes::sleep::note_files(&mut volumes, &mut images, init)?;
+    let mut paths = sockets::file_paths(&images)?;
     paths.retain(|path| !volumes.iter().any(|v| is_below(path, &v.point)));
     if matches!(proc.spec.image, Image::Oci(_)) {
         // Nothing of the host is below it, and its layers stay as long as the proc.
@@ -288,20 +302,21 @@ fn settle(
     let dir = proc.dir.join("pins");
     let mut pins = pins::pin(&paths, &dir, &proc.dirs_over_usr(&seen.place))?;
     pins.push(pins::pin_init(&proc.base, &dir)?);
-    sockets::mend_mounts(images)?;
+    sockets::mend_mounts(&mut images)?;
     // Without the mounts what has a path would be in the way of new ones.
     let is_for_criu = proc.shared.only_criu.load(Ordering::Relaxed) || seen.mounts.is_none();
-    let objects = if is_for_criu { None } else { take_objects(&tree, images)? };
+    let objects = if is_for_criu { None } else { take_objects(&tree, &images)? };
     let has_all = objects.is_some();
     let (mut fds, sockets): (Vec<_>, Vec<_>) =
         sockets.into_iter().map(|(fd, s)| ((format!("{}{}", key::SOCKET, s.inode), fd), s)).unzip();
     let home = Some(home_of(proc).map_err(ParkError::Tree)?);
     // Without its mounts a file system ends, and the watches in it.
     let (inotify, instances) =
-        if seen.mounts.is_some() { inotify::take(&tree, images, &seen.ran.events)? } else { Default::default() };
+        if seen.mounts.is_some() { inotify::take(&tree, &images, &seen.ran.events)? } else { Default::default() };
     let (masks, own_ipc, suspended) = (seen.masks.clone(), seen.own_ipc, word.map(|word| word.to_string()));
-    let untold = seen.ran.untold.clone();
-    let body = Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, owned, suspended };
+    let (untold, threads) = (seen.ran.untold.clone(), images.threads());
+    let body =
+        Body { clocks, sockets, masks, pins, own_ipc, home, volumes, inotify, untold, owned, suspended, threads };
     fds.extend(objects.into_iter().flatten());
     fds.extend(instances);
     fds.extend(take_namespaces(init, seen.own_ipc).map_err(ParkError::Tree)?);
@@ -311,24 +326,25 @@ fn settle(
         }
     }
     fault::reach("park-images");
-    let pages = pages(proc, images, generation, &tree, seen.out)?;
-    if let Some(criu) = comeback::bars_criu(images)? {
-        only_by_plan(proc, images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
+    let pages = pages(proc, &images, generation, &tree, seen.out)?;
+    if let Some(criu) = comeback::bars_criu(&images)? {
+        only_by_plan(proc, &images, &pages, &body, has_all).map_err(|plan| ParkError::NoWayBack { criu, plan })?;
     }
     let image_bytes = pages.processes.values().flat_map(|p| &p.runs).map(|run| run.end() - run.start).sum();
     let engine = proc.shared.engine.clone();
     let contents = Contents { engine, body: body.clone(), pages };
-    let (_, bytes) = kip_snapshot::seal(images, generation, contents)?;
+    images.save(growing)?;
+    let Sealed { bytes, pages, .. } = kip_snapshot::seal(growing, generation, contents)?;
     fault::reach("park-sealed");
     proc.holdings.hold(fds)?;
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
-    Ok(Settled { body, bytes, image_bytes })
+    Ok(Settled { body, bytes, image_bytes, images, pages })
 }
 
 /// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few trees come here.
-fn only_by_plan(proc: &Proc, images: &Path, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
+fn only_by_plan(proc: &Proc, images: &Images, pages: &PageMap, body: &Body, has_all: bool) -> Result<(), String> {
     if !has_all {
         return Err("what the kernel keeps of it could not be held".to_owned());
     }
@@ -348,7 +364,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
 }
 
 /// Where the memory of all processes lies: what CRIU has written, and what they never brought back from where it was.
-fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
+fn pages(proc: &Proc, images: &Images, generation: Generation, tree: &Tree, out: bool) -> Result<PageMap, ParkError> {
     let mut map = kip_checkpoint::pages::read(images)?;
     if !out {
         return Ok(map);
@@ -369,8 +385,8 @@ fn pages(proc: &Proc, images: &Path, generation: Generation, tree: &Tree, out: b
         process.runs = carry::without(&process.runs, &own.runs);
         carried.processes.insert(inside, process);
     }
-    carry::carry(&mut map, images, &carried, &directory, generation).map_err(ParkError::Carry)?;
-    carry::write_sets(&mut map, images).map_err(ParkError::Carry)?;
+    carry::carry(&mut map, images.directory(), &carried, &directory, generation).map_err(ParkError::Carry)?;
+    carry::write_sets(&mut map, images.directory()).map_err(ParkError::Carry)?;
     Ok(map)
 }
 
@@ -440,7 +456,7 @@ fn take_sockets(
 }
 
 /// What can be held instead of rebuilt, with its key; none if the tree is for CRIU in any case.
-fn take_objects(tree: &Tree, images: &Path) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
+fn take_objects(tree: &Tree, images: &Images) -> Result<Option<Vec<(String, OwnedFd)>>, ParkError> {
     let mut taken = Vec::new();
     for object in plan::objects(images)? {
         let Some(&host) = tree.threads.get(&object.pid) else { return Ok(None) };

@@ -2,21 +2,31 @@
 
 use crate::holdings::key;
 use crate::host::Proc;
+use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
 use kip_net::custody;
 use kip_records::body::Body;
 use kip_snapshot::pages::PageMap;
 use kip_types::{Generation, Lazy, chain};
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 /// So much memory that can come later is not read before the program runs, bytes: reading it takes longer than the pager needs
 /// to take it up.
 const LAZY_FROM: u64 = 8 << 20;
 
-/// Makes the plan of the next wake, ahead of it. Without one CRIU does the wake.
+/// Makes the plan of the next wake, ahead of it, of a generation on disk. Without one CRIU does the wake.
 pub fn plan_wake(proc: &Proc, generation: Generation, body: &Body) {
     if let Some(plan) = compile_plan(proc, generation, body) {
+        save_plan(proc, generation, &plan);
+    }
+}
+
+/// The same of one whose images are in memory.
+pub fn plan_parked(proc: &Proc, generation: Generation, images: &Images, pages: &PageMap, body: &Body) {
+    if proc.shared.only_criu.load(Ordering::Relaxed) {
+        return;
+    }
+    if let Some(plan) = any_plan(proc, images, pages, body) {
         save_plan(proc, generation, &plan);
     }
 }
@@ -33,15 +43,21 @@ pub fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> Option<
     if proc.shared.only_criu.load(Ordering::Relaxed) {
         return None;
     }
-    let images = kip_snapshot::path_of(&proc.dir, generation);
-    let pages = match PageMap::load(&images) {
-        Ok(pages) => pages,
-        Err(e) => {
-            tracing::warn!(proc = %proc.name, error = chain(&e), "no plan of the next wake");
-            return None;
+    let directory = kip_snapshot::path_of(&proc.dir, generation);
+    let pages = PageMap::load(&directory).map_err(|e| chain(&e));
+    let read = pages.and_then(|pages| Ok((pages, Images::read(&directory).map_err(|e| chain(&e))?)));
+    match read {
+        Ok((pages, images)) => any_plan(proc, &images, &pages, body),
+        Err(error) => {
+            tracing::warn!(proc = %proc.name, error, "no plan of the next wake");
+            None
         }
-    };
-    match plan_of(proc, &images, &pages, body) {
+    }
+}
+
+/// The plan by which such images are restored, if there can be one; why not is logged.
+fn any_plan(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Option<Plan> {
+    match plan_of(proc, images, pages, body) {
         Ok(plan) => return Some(plan),
         Err(PlanError::Unsupported { what }) => {
             tracing::info!(proc = %proc.name, what, "CRIU will do the next wake");
@@ -55,7 +71,7 @@ pub fn compile_plan(proc: &Proc, generation: Generation, body: &Body) -> Option<
 ///
 /// # Errors
 /// There can be none, or the images are damaged.
-pub fn plan_of(proc: &Proc, images: &Path, pages: &PageMap, body: &Body) -> Result<Plan, PlanError> {
+pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Result<Plan, PlanError> {
     /// The first process that pid 1 makes.
     const PROGRAM: u32 = 2;
     let lazy_from = match proc.spec.timing.lazy {

@@ -24,6 +24,7 @@ use kip_checkpoint::comeback;
 use kip_checkpoint::hold::{self, Held};
 use kip_checkpoint::ids;
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::images::Images;
 use kip_checkpoint::inotify;
 use kip_checkpoint::pages::{is_for_criu, make_whole};
 use kip_checkpoint::restore::{RestoreError, RestoreRequest, RestoredVolume, Stage, restore};
@@ -151,7 +152,8 @@ impl<'a> Lifted<'a> {
 
     fn lift(proc: &'a Proc, manifest: &Manifest<Body>) -> Result<Lifted<'a>, CgroupError> {
         let limits = &proc.spec.limits;
-        let threads = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
+        let files = manifest.parts.iter().filter(|p| p.name.starts_with("core-")).count();
+        let threads = files.max(manifest.body.threads);
         let tight = threads + Self::SPARE_PIDS > limits.pids as usize;
         if limits.memory_bytes.is_none() && limits.cpus.is_none() && !tight {
             return Ok(Lifted(None));
@@ -190,8 +192,8 @@ fn bring(
 
 /// Restores the generation for `cause`; returns the host pid of the sandbox's pid 1.
 pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut Steps) -> Result<u32, WakeError> {
-    let images = kip_snapshot::path_of(&proc.dir, generation);
-    let mut manifest: Manifest<Body> = kip_snapshot::open(&images)?;
+    let directory = kip_snapshot::path_of(&proc.dir, generation);
+    let mut manifest: Manifest<Body> = kip_snapshot::open(&directory)?;
     let now = Now::read();
     manifest.body.clocks = manifest.body.clocks_now().resumed(now);
     // Where its clock stood it ticks first, for the other clocks have gone on: redis takes a client for one that was silent meanwhile.
@@ -205,10 +207,10 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let mut volumes = Some(volumes::for_wake(proc, generation, &body.volumes)?);
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let mut unbuilt = None;
-    if let Some(ready) = rebuild::ready(proc, &images, &manifest, with_pins) {
-        bring(proc, &images, &manifest, ready.needed(), steps)?;
+    if let Some(ready) = rebuild::ready(proc, &directory, &manifest, with_pins) {
+        bring(proc, &directory, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
-        match rebuild::rebuild(proc, &images, &manifest, &ready, (with_pins, volumes, time), cause, steps) {
+        match rebuild::rebuild(proc, &directory, &manifest, &ready, (with_pins, volumes, time), cause, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {
@@ -217,6 +219,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
             }
         }
     }
+    let mut images = Images::read(&directory)?;
     match (unbuilt, comeback::bars_criu(&images)?) {
         // What the plan takes over stays held for another try.
         (Some(e), Some(_)) => return Err(e.into()),
@@ -226,7 +229,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         }
         (None, None) => {}
     }
-    bring(proc, &images, &manifest, None, steps)?;
+    bring(proc, &directory, &manifest, None, steps)?;
     // CRIU makes them anew, some under names that are taken as long as these live.
     if let Err(e) = proc.holdings.drop_prefix(key::OBJECT) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");
@@ -242,9 +245,11 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
     let plan = timers::Plan::new(proc, &body.clocks);
-    let (used, missed) = advanced(proc, &images, body, plan.armed_at(), inotify.keys().copied().collect())?;
+    let scratch = scratch(proc)?;
+    let missed = advance(proc, &mut images, &scratch, body, plan.armed_at(), &inotify.keys().copied().collect())?;
     let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
-    let held = hold::hold(&used, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
+    let held = hold::hold(&mut images, &body.clocks.standing, body.home.as_ref().is_some_and(is_of_now))?;
+    images.lay_out(&scratch)?;
     let mut inherit = inherited(proc, body)?;
     inherit.extend(inotify.into_iter().map(|(id, fd)| (inotify::inherit_key(id), fd)));
     let inherit: Vec<_> = inherit.iter().map(|(k, fd)| (k.clone(), fd.as_fd())).collect();
@@ -253,7 +258,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     namespaces.extend(time.map(|fd| (timens::NEWTIME, fd)));
     let external: Vec<_> = body.masks.iter().map(|m| (mask_key(m), "/dev/null".to_owned())).collect();
     let request = RestoreRequest {
-        images: &used,
+        images: &scratch,
         bytes: manifest.parts.iter().map(|part| part.size).sum(),
         namespaces: &namespaces,
         cgroups: &cgroups,
@@ -268,7 +273,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let mut root = 0;
     let (mut shortened, mut released) = (Vec::new(), false);
     let restored = std::thread::scope(|scope| {
-        let check = scope.spawn(|| kip_snapshot::verify(&images, &manifest.parts));
+        let check = scope.spawn(|| kip_snapshot::verify(&directory, &manifest.parts));
         let mut check = Some(check);
         restore(helper, &request, &mut |stage| match stage {
             Stage::Created(pid) => {
@@ -294,7 +299,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
                     steps.done("release");
                     fault::reach("wake-released");
                 }
-                if let Err(e) = keep_stopped(proc, &used) {
+                if let Err(e) = keep_stopped(proc, &images) {
                     tracing::warn!(proc = %proc.name, error = kip_types::chain(&e), "stopped processes may run on");
                 }
                 true
@@ -308,7 +313,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     }
     if restored.is_err() {
         // CRIU's log says more than the error does: it stays for the owner to read.
-        let _ = fs::copy(used.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
+        let _ = fs::copy(scratch.join(kip_checkpoint::restore::RESTORE_LOG), proc.dir.join("refused-restore.log"));
     }
     let woken = match (restored, damage) {
         (_, Some(damage)) => Err(damage.into()),
@@ -319,8 +324,8 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         }),
     };
     // After the program runs. Links would keep the generation's blocks after it has gone.
-    if let Err(error) = fs::remove_dir_all(&used) {
-        tracing::warn!(proc = %proc.name, path = %used.display(), %error, "links to images stay until the next wake");
+    if let Err(error) = fs::remove_dir_all(&scratch) {
+        tracing::warn!(proc = %proc.name, path = %scratch.display(), %error, "links to images stay until the next wake");
     }
     if woken.is_ok() {
         fault::reach("wake-resumed");
@@ -397,7 +402,7 @@ fn held_inotify(proc: &Proc, body: &Body, with_pins: bool) -> BTreeMap<u64, Arc<
 /// Has the threads of stopped processes, which CRIU is about to let go, stop before they run. CRIU itself sends the process one
 /// signal: of several threads all but one would run for a moment, and SIGTSTP does nothing in an orphaned
 /// process group, where no shell could end the stop.
-fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
+fn keep_stopped(proc: &Proc, images: &Images) -> Result<(), WakeError> {
     let stopped = hold::stopped_threads(images)?;
     if stopped.is_empty() {
         return Ok(());
@@ -410,41 +415,42 @@ fn keep_stopped(proc: &Proc, images: &Path) -> Result<(), WakeError> {
     Ok(())
 }
 
-/// The images to restore from, links to the generation's own beside those that are changed: timers and ids that are moved, inotify
-/// instances that are given back, pages that lie in files of which CRIU knows nothing; and what those timers missed.
-fn advanced(
+/// An empty directory for the files that CRIU restores from: the generation stays as it was recorded.
+fn scratch(proc: &Proc) -> Result<PathBuf, WakeError> {
+    let scratch = proc.dir.join("wake");
+    let removed = match fs::remove_dir_all(&scratch) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    };
+    let made = removed.and_then(|()| fs::create_dir(&scratch));
+    made.map(|()| scratch.clone()).map_err(|source| WakeError::Prepare { path: scratch, source })
+}
+
+/// Changes images for a restore by CRIU: timers and ids are moved, inotify instances given back, pages that lie in files of which CRIU
+/// knows nothing are put into files of its own in `scratch`. Returns what those timers missed.
+fn advance(
     proc: &Proc,
-    images: &Path,
+    images: &mut Images,
+    scratch: &Path,
     body: &Body,
     armed_at: Now,
-    inotify: BTreeSet<u64>,
-) -> Result<(PathBuf, Vec<Missed>), WakeError> {
-    let scratch = &proc.dir.join("wake");
+    inotify: &BTreeSet<u64>,
+) -> Result<Vec<Missed>, WakeError> {
     let moved = body.home.as_ref().map(|home| home.first_id).filter(|id| *id != proc.first_id());
-    let pages = if images.join(PAGES).exists() { PageMap::load(images)? } else { PageMap::default() };
-    let whole = is_for_criu(&pages);
-    let failed = |source| WakeError::Prepare { path: scratch.to_owned(), source };
-    match fs::remove_dir_all(scratch) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
-        _ => {}
-    }
-    fs::create_dir(scratch).map_err(failed)?;
-    for entry in fs::read_dir(images).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        fs::hard_link(entry.path(), scratch.join(entry.file_name())).map_err(failed)?;
-    }
-    if !whole {
+    let directory = images.directory();
+    let pages = if directory.join(PAGES).exists() { PageMap::load(directory)? } else { PageMap::default() };
+    if !is_for_criu(&pages) {
         make_whole(images, scratch, &pages)?;
     }
     if let Some(then) = moved {
-        ids::move_block(scratch, then, proc.first_id())?;
+        ids::move_block(images, then, proc.first_id())?;
     }
     if !inotify.is_empty() {
-        inotify::turn_into_files(scratch, &inotify)?;
+        inotify::turn_into_files(images, inotify)?;
     }
-    let missed = clocks::advance_timers(images, scratch, &body.clocks, armed_at)?;
-    clocks::advance_millis(scratch, &body.clocks, armed_at)?;
-    Ok((scratch.to_owned(), missed))
+    let missed = clocks::advance_timers(images, &body.clocks, armed_at)?;
+    clocks::advance_millis(images, &body.clocks, armed_at)?;
+    Ok(missed)
 }
 
 /// The last step, every task stopped, `traced` by this thread or by CRIU, and about to run. `clocks` is what of the body's has to be

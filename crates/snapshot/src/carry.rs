@@ -229,7 +229,7 @@ mod tests {
         write_sets(&mut map, &to).unwrap();
         assert_eq!(map.processes[&2].sets[0].pages, [expected(101)]);
         assert_eq!(fs::read(to.join(crate::pages::SETS)).unwrap(), [5; PAGE]);
-        let (path, _) =
+        let crate::Sealed { path, .. } =
             crate::seal(&to, Generation(2), crate::Contents { engine: String::new(), body: (), pages: map }).unwrap();
         let manifest = crate::open::<()>(&path).unwrap();
         assert!(!manifest.parts.iter().any(|part| part.name.contains("remote")), "it grows later");

@@ -124,7 +124,8 @@ pub fn leave_spare(dir: &Path, generation: Generation) -> Result<(), SnapshotErr
         fs::remove_file(path.join(MANIFEST))?;
         for name in names_in(&path)? {
             let file = path.join(&name);
-            if name.ends_with(".img") && !name.starts_with("pages-") && fs::symlink_metadata(&file)?.nlink() == 1 {
+            let is_kept = name.ends_with(".tar") || name.ends_with(".img") && !name.starts_with("pages-");
+            if is_kept && fs::symlink_metadata(&file)?.nlink() == 1 {
                 File::options().write(true).truncate(true).open(&file)?;
             } else {
                 fs::remove_file(&file)?;
@@ -166,13 +167,23 @@ impl Kept {
     }
 }
 
+/// A generation that is complete.
+#[derive(Debug)]
+pub struct Sealed {
+    /// Its directory.
+    pub path: PathBuf,
+    /// What of it is new on the disk, bytes.
+    pub bytes: u64,
+    /// Its page map, with all checksums.
+    pub pages: PageMap,
+}
+
 /// Syncs every file of `growing`, reads each back, writes page map and manifest and gives the directory its final name.
-/// Returns the final path and the bytes that are new.
 pub fn seal<B: Serialize>(
     growing: &Path,
     generation: Generation,
     contents: Contents<B>,
-) -> Result<(PathBuf, u64), SnapshotError> {
+) -> Result<Sealed, SnapshotError> {
     seal_as(growing, generation, contents, Kept::Synced, Vec::new())
 }
 
@@ -184,7 +195,7 @@ pub fn seal_copy<B: Serialize>(
     contents: Contents<B>,
     written: Vec<Part>,
 ) -> Result<PathBuf, SnapshotError> {
-    seal_as(growing, generation, contents, Kept::Copy, written).map(|(path, _)| path)
+    seal_as(growing, generation, contents, Kept::Copy, written).map(|sealed| sealed.path)
 }
 
 fn seal_as<B: Serialize>(
@@ -193,7 +204,7 @@ fn seal_as<B: Serialize>(
     contents: Contents<B>,
     kept: Kept,
     written: Vec<Part>,
-) -> Result<(PathBuf, u64), SnapshotError> {
+) -> Result<Sealed, SnapshotError> {
     let Contents { engine, body, mut pages } = contents;
     let mut written: BTreeMap<String, Part> = written.into_iter().map(|part| (part.name.clone(), part)).collect();
     let mut parts = Vec::new();
@@ -224,7 +235,7 @@ fn seal_as<B: Serialize>(
     for dir in [last.as_path(), last.parent().unwrap_or(Path::new("/"))] {
         File::open(dir).and_then(|d| kept.sync(&d)).map_err(io_at(dir))?;
     }
-    Ok((last, bytes))
+    Ok(Sealed { path: last, bytes, pages })
 }
 
 fn part_names(dir: &Path) -> Result<Vec<String>, SnapshotError> {
@@ -387,7 +398,7 @@ mod tests {
         let mut pages = PageMap::default();
         pages.file("pages-1.img");
         let contents = Contents { engine: "criu 4.2.1".into(), body: "body".to_owned(), pages };
-        let (path, bytes) = seal(&growing, Generation(3), contents).unwrap();
+        let Sealed { path, bytes, .. } = seal(&growing, Generation(3), contents).unwrap();
         assert_eq!(bytes, 100_004);
         let sums = PageMap::load(&path).unwrap().files.remove(0).sums;
         assert_eq!((sums.len(), sums[0]), (100_000usize.div_ceil(PAGE), crc32fast::hash(&[7; PAGE])));

@@ -6,6 +6,7 @@
 
 use kip_checkpoint::comeback;
 use kip_checkpoint::image::ImageError;
+use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::PLAN;
 use kip_checkpoint::policy::{self, FactsError, Policy, Refused};
 use kip_engine::host::Proc;
@@ -92,7 +93,8 @@ pub fn check(proc: &Proc, images: &Path, known: &Body) -> Result<(), NotAllowed>
     if plain(&manifest.body) != plain(known) {
         return Err(NotAllowed::Body);
     }
-    policy::check(&policy::read(images, &BTreeSet::new())?, &allowed(proc, known))?;
+    let facts = policy::read(&Images::read(images).map_err(FactsError::from)?, &BTreeSet::new())?;
+    policy::check(&facts, &allowed(proc, known))?;
     Ok(())
 }
 
@@ -104,9 +106,10 @@ pub fn check_return(proc: &Proc, images: &Path) -> Result<(), NoReturn> {
     let manifest: Manifest<Body> = kip_snapshot::open(images)?;
     // The plan stays here, and memory goes in packs.
     let pages = PageMap::load(images)?.files.into_iter().map(|file| file.name);
-    let facts = policy::read(images, &pages.chain([PLAN.to_owned()]).collect()).map_err(NotAllowed::from)?;
+    let read = Images::read(images)?;
+    let facts = policy::read(&read, &pages.chain([PLAN.to_owned()]).collect()).map_err(NotAllowed::from)?;
     policy::check(&facts, &allowed(proc, &manifest.body)).map_err(NotAllowed::from)?;
-    match comeback::bars_criu(images)? {
+    match comeback::bars_criu(&read)? {
         Some(what) => Err(NoReturn::OnlyHere { what }),
         None => Ok(()),
     }

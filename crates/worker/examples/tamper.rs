@@ -12,7 +12,7 @@ use kip_archive::head::Head;
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::{FrontRef, ObjectName};
-use kip_checkpoint::image::Image;
+use kip_checkpoint::images::{CHECKPOINT, Images};
 use kip_checkpoint::wire::{Malformed, Message};
 use kip_store::{Key, Settings, Store};
 use kip_types::Realm;
@@ -96,20 +96,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// An image with a change of its first entry.
-fn edited(
-    name: &str,
-    bytes: &[u8],
+/// Changes the first entry of the images whose names begin so.
+fn edit(
+    archive: &mut Vec<u8>,
+    prefix: &str,
     change: impl Fn(&mut Message) -> Result<(), Malformed>,
-) -> Result<Vec<u8>, Box<dyn Error>> {
-    let path = std::env::temp_dir().join(format!("tamper-{}-{name}", std::process::id()));
-    fs::write(&path, bytes)?;
-    let mut read = Image::read(&path)?;
-    change(read.entries.first_mut().ok_or("the image is empty")?)?;
-    read.write()?;
-    let bytes = fs::read(&path)?;
-    fs::remove_file(&path)?;
-    Ok(bytes)
+) -> Result<(), Box<dyn Error>> {
+    let mut images = Images::of_files([(CHECKPOINT.to_owned(), std::mem::take(archive))].into())?;
+    let names: Vec<String> = images.names().filter(|name| name.starts_with(prefix)).map(str::to_owned).collect();
+    if names.is_empty() {
+        return Err("there is no such image".into());
+    }
+    for name in names {
+        let mut image = images.image(&name)?;
+        change(image.entries.first_mut().ok_or("the image is empty")?)?;
+        images.put(&image);
+    }
+    *archive = images.pack();
+    Ok(())
 }
 
 fn rewrite(
@@ -128,26 +132,23 @@ fn rewrite(
         }
     }
     let mut manifest = manifest.ok_or("there is no manifest")?;
-    if let Some((image, change)) = change_of(what) {
-        let (name, bytes) =
-            files.iter_mut().find(|(name, _)| name.starts_with(image)).ok_or("there is no such image")?;
-        *bytes = edited(name, bytes, change)?;
+    let archive = files.get_mut(CHECKPOINT).ok_or("there are no images")?;
+    if let Some((prefix, change)) = change_of(what) {
+        edit(archive, prefix, change)?;
     } else if what == "processor" {
         // No processor has all three.
         manifest.cpu_features.extend(["3dnow", "xop", "amx_tile"].map(str::to_owned));
     } else if what == "portable" {
         manifest.cpu_features.clear();
-        for (name, bytes) in files.iter_mut().filter(|(name, _)| name.starts_with("core-")) {
-            *bytes = edited(name, bytes, |core| {
-                // Registers beyond those that every processor has.
-                core.edit_messages(2, |thread| {
-                    thread.edit_messages(3, |fpu| {
-                        fpu.remove(13);
-                        Ok::<_, Malformed>(())
-                    })
+        edit(archive, "core-", |core| {
+            // Registers beyond those that every processor has.
+            core.edit_messages(2, |thread| {
+                thread.edit_messages(3, |fpu| {
+                    fpu.remove(13);
+                    Ok::<_, Malformed>(())
                 })
-            })?;
-        }
+            })
+        })?;
     } else if what != "nothing" {
         return Err(format!("{what}: there is no such change").into());
     }

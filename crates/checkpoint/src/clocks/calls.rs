@@ -7,13 +7,13 @@
 //! socket(7), futex(2).
 
 use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
-use crate::image::{Image, ImageError};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::wire::{Malformed, Message};
 use kip_sys::ends::{self, End};
 use rustix::net::sockopt::{Timeout as Which, socket_timeout};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::path::Path;
 
 /// How a system call takes its time-out.
 enum Timeout {
@@ -372,14 +372,14 @@ pub fn patch_bytes(patch: &Patch, clocks: &Clocks, now: Now) -> Vec<u8> {
     [left / SECOND, left % SECOND / unit].iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Sets the registers with time-outs in milliseconds to what is left at `now`, in the images of a directory.
+/// Sets the registers with time-outs in milliseconds to what is left at `now`.
 ///
 /// # Errors
-/// Images that cannot be read or written.
-pub fn advance_millis(images: &Path, clocks: &Clocks, now: Now) -> Result<(), ImageError> {
+/// An image is missing or damaged.
+pub fn advance_millis(images: &mut Images, clocks: &Clocks, now: Now) -> Result<(), ImageError> {
     for patch in clocks.patches.iter().filter(|patch| patch.form == Form::Millis) {
-        let path = images.join(format!("core-{}.img", patch.thread));
-        let mut image = Image::read(&path)?;
+        let mut image = images.image(&format!("core-{}.img", patch.thread))?;
+        let damaged = image.damaged();
         let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
         for core in &mut image.entries {
             core.edit_messages::<Malformed>(2, |info| {
@@ -389,9 +389,9 @@ pub fn advance_millis(images: &Path, clocks: &Clocks, now: Now) -> Result<(), Im
                     Ok(())
                 })
             })
-            .map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+            .map_err(&damaged)?;
         }
-        image.write()?;
+        images.put(&image);
     }
     Ok(())
 }

@@ -6,7 +6,8 @@
 //! timer_settime(2), getitimer(2), and CRIU's images of timers (remaining times at the moment CRIU read them).
 
 use super::{ClockError, Clocks, Due, Frozen, Now, SECOND, Source};
-use crate::image::{Image, ImageError, numbered};
+use crate::image::ImageError;
+use crate::images::Images;
 use crate::sockets::places;
 use crate::wire::{Malformed, Message};
 use kip_sys::timer::{self, TimerSignal, Value};
@@ -14,7 +15,6 @@ use rustix::time::{ClockId, clock_getres};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// CLOCK_REALTIME, CLOCK_MONOTONIC and CLOCK_REALTIME_ALARM as clock_gettime(2) numbers them.
@@ -88,16 +88,14 @@ fn is_wall_clock(clock: u64) -> bool {
 
 /// About when CRIU read a process's timers, never before, nanoseconds of CLOCK_MONOTONIC: it writes the process's image
 /// next, and file times lag by up to the coarse clock's step.
-pub(super) fn read_at(image: &Path, now: Now) -> Result<i64, ImageError> {
-    let written = std::fs::metadata(image).and_then(|m| m.modified());
-    Ok(after(written.map_err(|source| ImageError::Io { path: image.to_owned(), source })?, now))
+pub(super) fn read_at(images: &Images, name: &str, now: Now) -> i64 {
+    images.written(name).map_or(now.monotonic_ns, |written| after(written, now))
 }
 
 /// About when CRIU had frozen every thread, never before, nanoseconds of CLOCK_MONOTONIC: it opens the images of what
 /// they share next. `now` where the file system does not say when a file was made.
-pub fn interrupted_at(images: &Path, now: Now) -> i64 {
-    let made = std::fs::metadata(images.join("files.img")).and_then(|m| m.created());
-    made.map_or(now.monotonic_ns, |made| after(made, now))
+pub fn interrupted_at(images: &Images, now: Now) -> i64 {
+    images.made("files.img").map_or(now.monotonic_ns, |made| after(made, now))
 }
 
 /// A file's time, made no earlier than it was, nanoseconds of CLOCK_MONOTONIC.
@@ -225,11 +223,10 @@ pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mu
 }
 
 /// Notes every timerfd that is armed or unread, as it is now.
-pub(super) fn settle_timerfds(images: &Path, frozen: &Frozen<'_>, clocks: &mut Clocks) -> Result<(), ClockError> {
-    let path = images.join("files.img");
+pub(super) fn settle_timerfds(images: &Images, frozen: &Frozen<'_>, clocks: &mut Clocks) -> Result<(), ClockError> {
     let mut timers = Vec::new();
-    for file in Image::read(&path)?.entries {
-        let timer = file.message(12).map_err(|source| ImageError::Damaged { path: path.clone(), source })?;
+    for file in images.entries("files.img")? {
+        let timer = file.message(12).map_err(images.damaged("files.img"))?;
         timers.extend(timer.map(|t| (t.number(1), t.number(4))));
     }
     if timers.is_empty() {
@@ -322,24 +319,24 @@ fn expired(fd: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(timer::timerfd_state(fd)?.unread)
 }
 
-/// Moves POSIX and interval timers in the images to `now`. They are rewritten in a directory of their own so that the
-/// generation stays as it was recorded: `from` is the generation, `to` receives the changed images. Returns what
-/// was missed.
-pub fn advance_timers(from: &Path, to: &Path, clocks: &Clocks, now: Now) -> Result<Vec<Missed>, ImageError> {
+/// Moves POSIX and interval timers in the images to `now`. Returns what was missed.
+///
+/// # Errors
+/// An image is damaged.
+pub fn advance_timers(images: &mut Images, clocks: &Clocks, now: Now) -> Result<Vec<Missed>, ImageError> {
     let mut missed = Vec::new();
-    for (pid, path) in numbered(from, "core")? {
+    for (pid, name) in images.numbered("core") {
         let Some(read_ns) = clocks.read_ns.get(&pid) else { continue };
         let passed = Passed { monotonic: (now.monotonic_ns - read_ns).max(0), stood: clocks.stood_ns };
-        let mut image = Image::read(&path)?;
-        let damaged = |source| ImageError::Damaged { path: path.clone(), source };
+        let mut image = images.image(&name)?;
+        let damaged = image.damaged();
         for core in &mut image.entries {
             core.edit_messages::<Malformed>(3, |task| {
                 task.edit_messages::<Malformed>(7, |timers| advance_task_timers(timers, pid, &passed, &mut missed))
             })
-            .map_err(damaged)?;
+            .map_err(&damaged)?;
         }
-        image.path = to.join(format!("core-{pid}.img"));
-        image.write()?;
+        images.put(&image);
     }
     Ok(missed)
 }

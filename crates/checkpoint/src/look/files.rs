@@ -1,8 +1,8 @@
 //! What is open.
 
-use super::{Images, damaged};
 use crate::codes::kind;
 use crate::image::ImageError;
+use crate::images::Images;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,16 +124,17 @@ pub(super) struct Files {
 
 impl Files {
     pub(super) fn read(images: &Images) -> Result<Files, ImageError> {
-        let memory = images.entries("memfd.img")?;
-        let nameless = images.entries("remap-fpath.img")?.into_iter().filter(|remap| remap.number(3) != REMAP_PROCFS);
+        let memory = images.entries_if_any("memfd.img")?;
+        let nameless =
+            images.entries_if_any("remap-fpath.img")?.into_iter().filter(|remap| remap.number(3) != REMAP_PROCFS);
         Ok(Files {
-            by_id: images.entries("files.img")?.into_iter().map(|file| (file.number(2), file)).collect(),
+            by_id: images.entries_if_any("files.img")?.into_iter().map(|file| (file.number(2), file)).collect(),
             memory: memory
                 .iter()
                 .map(|file| (file.number(7), (file.string(1).unwrap_or_default(), file.number(5))))
                 .collect(),
             deleted: nameless.map(|remap| remap.number(1)).collect(),
-            queues: queues(images).map_err(damaged("sk-queues.img"))?,
+            queues: queues(images).map_err(images.damaged("sk-queues.img"))?,
         })
     }
 
@@ -243,7 +244,7 @@ impl OpenFile {
 /// How much waits in each socket: entries with as many bytes behind each as it says.
 fn queues(images: &Images) -> Result<BTreeMap<u64, u64>, Malformed> {
     let mut found: BTreeMap<u64, u64> = BTreeMap::new();
-    let Some(bytes) = images.0.get("sk-queues.img") else { return Ok(found) };
+    let Some(bytes) = images.bytes("sk-queues.img") else { return Ok(found) };
     let mut at = 8;
     while at < bytes.len() {
         let length = bytes.get(at..at + 4).ok_or(Malformed { at })?;

@@ -1,8 +1,8 @@
 //! What is mapped.
 
-use super::Images;
 use super::files::Files;
 use crate::codes::status;
+use crate::images::Images;
 use crate::pages::{PRESENT, pages_of};
 use crate::wire::{Malformed, Message};
 use std::ops::Range;
@@ -102,7 +102,7 @@ fn stored(images: &Images, contents: u64, vma: &Message) -> Result<u64, Malforme
     let name = format!("pagemap-shmem-{contents}.img");
     let from = vma.number(3);
     let part = from..from.saturating_add(vma.number(2).saturating_sub(vma.number(1)));
-    let entries = images.entries(&name).map_err(|_| Malformed { at: 0 })?;
+    let entries = images.entries_if_any(&name).map_err(|_| Malformed { at: 0 })?;
     let mut bytes = 0;
     for entry in entries.iter().skip(1).filter(|entry| entry.number(4) & PRESENT != 0) {
         let start = entry.number(1);

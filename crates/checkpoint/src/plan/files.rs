@@ -4,13 +4,12 @@ use super::layout::{Span, Writer};
 use super::memfd::{self, MemoryFile};
 use super::{PlanError, Received, unsupported};
 use crate::codes::kind;
-use crate::image::Image;
+use crate::images::Images;
 use crate::inotify;
 use crate::objects::Object;
 use crate::sockets;
 use crate::wire::Message;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
 
 /// Least number of a descriptor of the restorer's: above what one packet's descriptors get when they arrive.
 const LEAST_BASE: u64 = 320;
@@ -27,7 +26,7 @@ const BOTH_WAYS: &str = "a memory file that is mapped both shared and private";
 const PIDFD_NONBLOCK: u64 = 0o4000;
 
 /// What has to be held for a plan beyond the INET sockets; empty if the tree has something open that can be in no plan.
-pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
+pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
     let files = Files::read(images)?;
     let places = sockets::places(images)?;
     let mut found = Vec::new();
@@ -55,8 +54,8 @@ pub fn objects(images: &Path) -> Result<Vec<Object>, PlanError> {
 
 /// The files of a tree.
 #[derive(Debug)]
-pub(super) struct Files {
-    images: PathBuf,
+pub(super) struct Files<'a> {
+    images: &'a Images,
     by_id: BTreeMap<u64, Message>,
     /// How CRIU keeps files that their path does not lead to any more.
     remapped: BTreeMap<u64, u64>,
@@ -98,23 +97,18 @@ pub(super) enum Ref {
     Opened(usize),
 }
 
-impl Files {
-    pub(super) fn read(images: &Path) -> Result<Files, PlanError> {
-        let entries = Image::read(&images.join("files.img"))?.entries;
-        let by_id = entries.into_iter().map(|f| (f.number(2), f)).collect();
-        let entries = |name: &str| {
-            let path = images.join(name);
-            if path.exists() { Image::read(&path).map(|image| image.entries) } else { Ok(Vec::new()) }
-        };
-        let remapped = entries("remap-fpath.img")?;
+impl<'a> Files<'a> {
+    pub(super) fn read(images: &'a Images) -> Result<Files<'a>, PlanError> {
+        let by_id = images.entries("files.img")?.into_iter().map(|f| (f.number(2), f)).collect();
+        let remapped = images.entries_if_any("remap-fpath.img")?;
         let remapped = remapped.into_iter().map(|r| (r.number(1), r.number(3))).collect();
-        let memory = entries("memfd.img")?;
+        let memory = images.entries_if_any("memfd.img")?;
         let memory = memory.into_iter().map(|m| (m.number(7), m)).collect();
         let mounts = sockets::mounts(images)?;
         let of = |place: &str| mounts.iter().find(|(_, at)| at.as_str() == place).map(|(id, _)| *id);
         let (received, opened, places) = (vec![Received::Plan], Vec::new(), BTreeMap::new());
         Ok(Files {
-            images: images.to_owned(),
+            images,
             by_id,
             remapped,
             root: of("/"),
@@ -299,7 +293,7 @@ impl Files {
             mode: memory.number(9) as u32,
             owner: (memory.number(2) as u32, memory.number(3) as u32),
             seals: memory.number(6) as u32,
-            contents: memfd::contents(&self.images, memory.number(5))?,
+            contents: memfd::contents(self.images, memory.number(5))?,
         };
         Ok(self.receive(Key::Memory(inode), Received::Memory(made)))
     }

@@ -4,7 +4,7 @@
 //! them open by a descriptor, or shares one that is made here, gets no plan.
 
 use super::PlanError;
-use crate::image::Image;
+use crate::images::Images;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fchown, fcntl_add_seals, ftruncate, memfd_create, open};
 use rustix::process::{Gid, Uid};
 use serde::{Deserialize, Serialize};
@@ -79,15 +79,11 @@ impl MemoryFile {
 }
 
 /// The pieces of `pagemap-shmem-ID.img`.
-pub(super) fn contents(images: &Path, id: u64) -> Result<Vec<Piece>, PlanError> {
-    let path = images.join(format!("pagemap-shmem-{id}.img"));
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    let read = Image::read(&path)?;
-    let Some(head) = read.entries.first() else { return Ok(Vec::new()) };
+pub(super) fn contents(images: &Images, id: u64) -> Result<Vec<Piece>, PlanError> {
+    let entries = images.entries_if_any(&format!("pagemap-shmem-{id}.img"))?;
+    let Some(head) = entries.first() else { return Ok(Vec::new()) };
     let pages = format!("pages-{}.img", head.number(1));
-    let runs = super::memory::runs(&read.entries[1..])?;
+    let runs = super::memory::runs(&entries[1..])?;
     let piece = |(position, offset, length)| Piece { pages: pages.clone(), position, offset, length };
     Ok(runs.into_iter().map(piece).collect())
 }

@@ -4,12 +4,11 @@ use super::files::{Files, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
 use crate::codes::status;
-use crate::image::Image;
+use crate::images::Images;
 use crate::pages::{IN_PARENT, PRESENT, pages_of, part};
 use crate::wire::Message;
 use kip_snapshot::pages::{PageMap, Run};
 use std::collections::BTreeMap;
-use std::path::Path;
 
 const PROT_READ: u64 = 1;
 const PROT_WRITE: u64 = 2;
@@ -83,13 +82,12 @@ impl SharedMemory {
     }
 
     /// `struct shared` for each, with its contents.
-    pub(super) fn read(&self, images: &Path, files: &mut Files) -> Result<Vec<(u64, Vec<Pages>)>, PlanError> {
+    pub(super) fn read(&self, images: &Images, files: &mut Files<'_>) -> Result<Vec<(u64, Vec<Pages>)>, PlanError> {
         let mut address = SHARED;
         let mut all = Vec::new();
         for (id, size) in &self.0 {
-            let path = images.join(format!("pagemap-shmem-{id}.img"));
-            let pages = if path.exists() { read_pages(&path, files, address)? } else { Vec::new() };
-            all.push((*size, pages));
+            let entries = images.entries_if_any(&format!("pagemap-shmem-{id}.img"))?;
+            all.push((*size, read_pages(&entries, files, address)?));
             address += size.next_multiple_of(PAGE as u64);
         }
         if address > AREA_END {
@@ -106,7 +104,7 @@ impl Memory {
         pid: u32,
         mm: &Message,
         rseq: &[(u64, u64)],
-        files: &mut Files,
+        files: &mut Files<'_>,
         shared: &mut SharedMemory,
     ) -> Result<Memory, PlanError> {
         let page = |address: u64| address & !(PAGE as u64 - 1);
@@ -246,7 +244,7 @@ impl Memory {
         writer.list(&long.map(|(start, end)| vec![*start, end - start]).collect::<Vec<_>>())
     }
 
-    pub(super) fn write(&self, writer: &mut Writer, files: &Files, shared: &SharedMemory) -> (Span, Span, Span) {
+    pub(super) fn write(&self, writer: &mut Writer, files: &Files<'_>, shared: &SharedMemory) -> (Span, Span, Span) {
         let mappings: Vec<Vec<u64>> = self
             .mappings
             .iter()
@@ -267,7 +265,7 @@ impl Memory {
     }
 }
 
-fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMemory) -> Result<Mapping, PlanError> {
+fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut SharedMemory) -> Result<Mapping, PlanError> {
     let (start, end, protection, flags) = (vma.number(1), vma.number(2), vma.number(5), vma.number(6));
     let mut m = Mapping {
         start,
@@ -306,9 +304,8 @@ fn mapping(vma: &Message, status: u64, files: &mut Files, shared: &mut SharedMem
 }
 
 /// The page runs of a pagemap image of shared memory, moved by `base`.
-fn read_pages(path: &Path, files: &mut Files, base: u64) -> Result<Vec<Pages>, PlanError> {
-    let image = Image::read(path)?;
-    let mut entries = image.entries.iter();
+fn read_pages(entries: &[Message], files: &mut Files<'_>, base: u64) -> Result<Vec<Pages>, PlanError> {
+    let mut entries = entries.iter();
     let Some(head) = entries.next() else { return Ok(Vec::new()) };
     let file = files.pages(&format!("pages-{}.img", head.number(1)));
     let mut lists: Vec<Pages> = Vec::new();
@@ -341,7 +338,7 @@ pub(super) fn runs(entries: &[Message]) -> Result<Vec<(u64, u64, u64)>, PlanErro
     Ok(found)
 }
 
-pub(super) fn write_pages(writer: &mut Writer, files: &Files, lists: &[Pages]) -> Span {
+pub(super) fn write_pages(writer: &mut Writer, files: &Files<'_>, lists: &[Pages]) -> Span {
     let items: Vec<Vec<u64>> = lists
         .iter()
         .map(|list| {

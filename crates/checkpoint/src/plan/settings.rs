@@ -4,10 +4,9 @@ use super::layout::{Span, Writer};
 use super::tasks::one;
 use super::{PlanError, unsupported};
 use crate::clocks::{Clocks, Now};
-use crate::image::Image;
+use crate::images::Images;
 use crate::wire::Message;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// Bytes of a siginfo_t.
 const INFO_BYTES: usize = 128;
@@ -160,9 +159,8 @@ fn credentials(writer: &mut Writer, creds: &Message) -> Result<u64, PlanError> {
 pub(super) struct Filters(Vec<Message>);
 
 impl Filters {
-    pub(super) fn read(images: &Path) -> Result<Filters, PlanError> {
-        let path = images.join("seccomp.img");
-        if !path.exists() {
+    pub(super) fn read(images: &Images) -> Result<Filters, PlanError> {
+        if images.length("seccomp.img").is_none() {
             return Ok(Filters(Vec::new()));
         }
         Ok(Filters(one(images, "seccomp.img")?.messages(1)?))
@@ -200,13 +198,9 @@ pub(super) fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32,
 }
 
 /// File locks by the process that sets them.
-pub(super) fn locks(images: &Path) -> Result<BTreeMap<u32, Vec<Vec<u64>>>, PlanError> {
+pub(super) fn locks(images: &Images) -> Result<BTreeMap<u32, Vec<Vec<u64>>>, PlanError> {
     let mut by_pid: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
-    let path = images.join("filelocks.img");
-    if !path.exists() {
-        return Ok(by_pid);
-    }
-    for lock in Image::read(&path)?.entries {
+    for lock in images.entries_if_any("filelocks.img")? {
         let (kind, kind_of_lock) = (lock.number(1), lock.number(2));
         if !matches!(kind, 1 | 2 | 4) || kind_of_lock > 1 {
             return unsupported("a lease or a mandatory lock");

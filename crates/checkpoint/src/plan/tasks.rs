@@ -8,12 +8,11 @@ use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pendin
 use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
 use crate::clocks::Now;
 use crate::codes::kind;
-use crate::image::Image;
+use crate::images::Images;
 use crate::registers;
 use crate::wire::Message;
 use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// `task_state` of a process that is neither dead nor stopped, signal(7).
 const ALIVE: u64 = 1;
@@ -55,16 +54,16 @@ pub(super) struct Task {
     descriptors: Vec<Message>,
 }
 
-pub(super) fn one(images: &Path, name: &str) -> Result<Message, PlanError> {
-    match Image::read(&images.join(name))?.entries.into_iter().next() {
+pub(super) fn one(images: &Images, name: &str) -> Result<Message, PlanError> {
+    match images.entries(name)?.into_iter().next() {
         Some(entry) => Ok(entry),
         None => unsupported(format!("an empty {name}")),
     }
 }
 
 /// The tree, makers before what they make; the first is pid 1.
-pub(super) fn read(images: &Path) -> Result<Vec<Task>, PlanError> {
-    let tree = Image::read(&images.join("pstree.img"))?.entries;
+pub(super) fn read(images: &Images) -> Result<Vec<Task>, PlanError> {
+    let tree = images.entries("pstree.img")?;
     let mut cores = Vec::new();
     let (mut entries, mut highest) = (Vec::new(), 1);
     for task in &tree {
@@ -87,7 +86,7 @@ pub(super) fn read(images: &Path) -> Result<Vec<Task>, PlanError> {
 
 impl Task {
     fn read(
-        images: &Path,
+        images: &Images,
         entry: &Message,
         core: Message,
         member: Member,
@@ -115,10 +114,7 @@ impl Task {
                 task.threads.push((thread as u32, one(images, &format!("core-{thread}.img"))?));
             }
         }
-        let descriptors = images.join(format!("fdinfo-{}.img", ids.number(2)));
-        if descriptors.exists() {
-            task.descriptors = Image::read(&descriptors)?.entries;
-        }
+        task.descriptors = images.entries_if_any(&format!("fdinfo-{}.img", ids.number(2)))?;
         task.mm = one(images, &format!("mm-{pid}.img"))?;
         task.fs = one(images, &format!("fs-{pid}.img"))?;
         Ok(task)
@@ -152,8 +148,8 @@ pub(super) struct Written {
 /// written.
 pub(super) fn write(
     writer: &mut Writer,
-    files: &mut Files,
-    images: &Path,
+    files: &mut Files<'_>,
+    images: &Images,
     tree: &[Task],
     wish: &Wish<'_>,
 ) -> Result<Written, PlanError> {
@@ -255,7 +251,7 @@ impl References {
     /// set, as (set, file). Processes share sets, and two of them cannot both add a file.
     fn gather(
         task: &Task,
-        files: &mut Files,
+        files: &mut Files<'_>,
         spare: &mut u64,
         watched: &mut BTreeSet<(u64, u64)>,
     ) -> Result<References, PlanError> {
@@ -339,7 +335,7 @@ impl Task {
     fn write(
         &self,
         writer: &mut Writer,
-        files: &Files,
+        files: &Files<'_>,
         filters: &Filters,
         shared: &SharedMemory,
         references: &References,

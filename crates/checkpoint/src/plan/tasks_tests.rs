@@ -1,20 +1,8 @@
 //! Tests of [`super`]: which process makes which, on images made up here.
 
 use super::*;
+use crate::images::testing::add;
 use crate::wire::Value;
-use std::fs;
-
-/// Writes an image of one or more entries.
-fn image(dir: &Path, name: &str, entries: &[Message]) {
-    let mut bytes = 0x5456_4319u32.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&[0; 4]);
-    for entry in entries {
-        let entry = entry.encode();
-        bytes.extend_from_slice(&(entry.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(&entry);
-    }
-    fs::write(dir.join(name), bytes).unwrap();
-}
 
 fn message(fields: &[(u32, u64)]) -> Message {
     Message(fields.iter().map(|(n, v)| (*n, Value::Varint(*v))).collect())
@@ -22,20 +10,20 @@ fn message(fields: &[(u32, u64)]) -> Message {
 
 /// A tree of (pid, parent, group, session, state, status).
 fn tree(processes: &[(u64, u64, u64, u64, u64, u64)]) -> Result<Vec<Task>, PlanError> {
-    let dir = tempfile::tempdir().unwrap();
+    let mut images = Images::default();
     let mut entries = Vec::new();
     for (pid, parent, group, session, state, status) in processes {
         entries.push(message(&[(1, *pid), (2, *parent), (3, *group), (4, *session), (5, *pid)]));
         let mut core = message(&[(1, 1)]);
         core.set_bytes(3, message(&[(1, *state), (2, *status)]).encode());
-        image(dir.path(), &format!("core-{pid}.img"), &[core]);
-        image(dir.path(), &format!("ids-{pid}.img"), &[message(&[(1, *pid), (2, *pid), (3, *pid), (4, *pid)])]);
+        add(&mut images, &format!("core-{pid}.img"), &[core]);
+        add(&mut images, &format!("ids-{pid}.img"), &[message(&[(1, *pid), (2, *pid), (3, *pid), (4, *pid)])]);
         for name in ["mm", "fs"] {
-            image(dir.path(), &format!("{name}-{pid}.img"), &[Message::default()]);
+            add(&mut images, &format!("{name}-{pid}.img"), &[Message::default()]);
         }
     }
-    image(dir.path(), "pstree.img", &entries);
-    read(dir.path())
+    add(&mut images, "pstree.img", &entries);
+    read(&images)
 }
 
 /// (pid, pid of the maker, sibling, group if it has to join it) of each but pid 1.

@@ -1,11 +1,11 @@
 //! Facts out of CRIU's images. Numbers of fields are those of CRIU's `images/*.proto`.
 
 use super::{CarriedFact, Facts, FileFact, IdRange, MountFact, ThreadFacts};
-use crate::image::{Image, ImageError, numbered};
+use crate::image::ImageError;
+use crate::images::Images;
+use crate::plan::PLAN;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
 
 /// `task_state` of a zombie.
 const DEAD: u64 = 2;
@@ -62,25 +62,20 @@ fn sole(message: &Message, number: u32, image: &str) -> Result<Option<Message>, 
     }
 }
 
-fn entries(images: &Path, name: &str) -> Result<Vec<Message>, FactsError> {
-    Ok(Image::read(&images.join(name))?.entries)
-}
-
 /// The only entry of an image.
-fn one(images: &Path, name: &str) -> Result<Message, FactsError> {
+fn one(images: &Images, name: &str) -> Result<Message, FactsError> {
     let missing = || FactsError::Missing { image: name.to_owned(), what: "entry" };
-    entries(images, name)?.into_iter().next().ok_or_else(missing)
+    images.entries(name)?.into_iter().next().ok_or_else(missing)
 }
 
-/// Takes the facts out of a directory of images: sockets are turned into files already ([`crate::sockets`]). Files of these names
-/// are no images and not looked at.
+/// Takes the facts out of images: sockets are turned into files already ([`crate::sockets`]). Files of these names beside
+/// them are no images and not looked at.
 ///
 /// # Errors
 /// An image is missing, damaged, or lacks what all have.
-pub fn read(images: &Path, but: &BTreeSet<String>) -> Result<Facts, FactsError> {
-    let mut facts = Facts { images: names(images, but)?, ..Facts::default() };
-    for (number, _) in numbered(images, "userns")? {
-        let name = format!("userns-{number}.img");
+pub fn read(images: &Images, but: &BTreeSet<String>) -> Result<Facts, FactsError> {
+    let mut facts = Facts { images: names(images, but), ..Facts::default() };
+    for (_, name) in images.numbered("userns") {
         let map = one(images, &name)?;
         for (which, into) in (1..).zip(&mut facts.id_maps) {
             into.extend(map.messages(which).map_err(damaged(&name))?.iter().map(range));
@@ -88,7 +83,7 @@ pub fn read(images: &Path, but: &BTreeSet<String>) -> Result<Facts, FactsError> 
     }
     let filters = filters(images)?;
     let mut namespaces: BTreeMap<&'static str, BTreeSet<u64>> = BTreeMap::new();
-    for task in entries(images, "pstree.img")? {
+    for task in images.entries("pstree.img")? {
         let pid = task.number(1) as u32;
         let leader = format!("core-{pid}.img");
         let core = one(images, &leader)?;
@@ -118,10 +113,10 @@ pub fn read(images: &Path, but: &BTreeSet<String>) -> Result<Facts, FactsError> 
         }
     }
     facts.divided = namespaces.into_iter().filter(|(_, ids)| ids.len() > 1).map(|(kind, _)| kind).collect();
-    for (number, _) in numbered(images, "mountpoints")? {
-        facts.mounts.extend(entries(images, &format!("mountpoints-{number}.img"))?.iter().map(mount));
+    for (_, name) in images.numbered("mountpoints") {
+        facts.mounts.extend(images.entries(&name)?.iter().map(mount));
     }
-    for file in entries(images, "files.img")? {
+    for file in images.entries("files.img")? {
         facts.files.push(file_of(&file)?);
     }
     facts.carried = carried(images)?;
@@ -129,36 +124,28 @@ pub fn read(images: &Path, but: &BTreeSet<String>) -> Result<Facts, FactsError> 
 }
 
 /// Names of images without their numbers; of other files those that a wake would use.
-fn names(images: &Path, but: &BTreeSet<String>) -> Result<BTreeSet<String>, FactsError> {
-    let at = |source| ImageError::Io { path: images.to_owned(), source };
+fn names(images: &Images, but: &BTreeSet<String>) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for entry in fs::read_dir(images).map_err(at)? {
-        let name = entry.map_err(at)?.file_name().to_string_lossy().into_owned();
-        if but.contains(&name) {
-            continue;
-        }
-        let Some(stem) = name.strip_suffix(".img") else {
-            if name == crate::plan::PLAN {
-                names.insert(name);
-            }
-            continue;
-        };
+    let plan = Some(PLAN).filter(|plan| !but.contains(*plan) && images.directory().join(plan).exists());
+    names.extend(plan.map(str::to_owned));
+    for name in images.names().filter(|name| !but.contains(*name)) {
+        let stem = name.strip_suffix(".img").unwrap_or(name);
         let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let plain = stem.rsplit_once('-').filter(|(_, number)| is_number(number) && number.len() < 20);
         // `fifo-data` ends with what could be a number.
         let plain = plain.filter(|_| !stem.ends_with("-data")).map_or(stem, |(plain, _)| plain);
         names.insert(plain.to_owned());
     }
-    Ok(names)
+    names
 }
 
 fn range(extent: &Message) -> IdRange {
     (extent.number(1) as u32, extent.number(2) as u32, extent.number(3) as u32)
 }
 
-fn filters(images: &Path) -> Result<Vec<Message>, FactsError> {
+fn filters(images: &Images) -> Result<Vec<Message>, FactsError> {
     let name = "seccomp.img";
-    if !images.join(name).exists() {
+    if images.length(name).is_none() {
         return Ok(Vec::new());
     }
     one(images, name)?.messages(1).map_err(damaged(name))
@@ -243,19 +230,16 @@ fn file_of(file: &Message) -> Result<FileFact, FactsError> {
 }
 
 /// Deleted files and memory files.
-fn carried(images: &Path) -> Result<Vec<CarriedFact>, FactsError> {
+fn carried(images: &Images) -> Result<Vec<CarriedFact>, FactsError> {
     let mut all = Vec::new();
-    for (number, path) in numbered(images, "ghost-file")? {
-        let name = format!("ghost-file-{number}.img");
-        let Some(ghost) = Image::first(&path)? else { continue };
+    for (_, name) in images.numbered("ghost-file") {
+        let Some(ghost) = images.first(&name)? else { continue };
         let owner = (ghost.number(1) as u32, ghost.number(2) as u32);
         all.push(CarriedFact { name, owner, mode: ghost.number(3) as u32 });
     }
-    if images.join("memfd.img").exists() {
-        for file in entries(images, "memfd.img")? {
-            let owner = (file.number(2) as u32, file.number(3) as u32);
-            all.push(CarriedFact { name: "memfd.img".to_owned(), owner, mode: file.number(9) as u32 });
-        }
+    for file in images.entries_if_any("memfd.img")? {
+        let owner = (file.number(2) as u32, file.number(3) as u32);
+        all.push(CarriedFact { name: "memfd.img".to_owned(), owner, mode: file.number(9) as u32 });
     }
     Ok(all)
 }

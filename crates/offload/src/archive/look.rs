@@ -12,7 +12,8 @@ use kip_archive::names::{FrontRef, ObjectName};
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::table::{Found, Home, PageTable, Remote, Space};
 use kip_checkpoint::image::ImageError;
-use kip_checkpoint::look::Images;
+use kip_checkpoint::images::Images;
+use kip_checkpoint::look::is_wanted;
 use kip_snapshot::pages::{PAGE, PageFile};
 use kip_store::GetError;
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,6 +101,7 @@ impl Archive {
     ) -> Result<Stored, LookError> {
         let mut stored = Stored::default();
         let mut stream = self.front_to_look_at(proc, front).await?;
+        let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut pages: Option<Wanted> = None;
         while let Some(event) = stream.next().await? {
             let came = match event {
@@ -108,8 +110,8 @@ impl Archive {
                     continue;
                 }
                 Event::Metadata { name, bytes, .. } => {
-                    if Images::wants(&name) {
-                        stored.images.append(&name, &bytes);
+                    if is_wanted(&name) {
+                        files.entry(name).or_default().extend_from_slice(&bytes);
                     }
                     continue;
                 }
@@ -120,7 +122,10 @@ impl Archive {
             // Images are complete.
             let wanted = match &mut pages {
                 Some(wanted) => wanted,
-                none => none.insert(wanted(&stored.images)?),
+                none => {
+                    stored.images = Images::of_files(std::mem::take(&mut files))?;
+                    none.insert(wanted(&stored.images)?)
+                }
             };
             if let Some((Space::Process(pid), came)) = came {
                 for (address, bytes) in came.into_iter().filter(|(address, _)| wanted.contains(&(pid, *address))) {

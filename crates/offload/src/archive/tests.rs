@@ -31,7 +31,7 @@ pub(super) fn generation(dir: &Path, number: u64) -> PathBuf {
     map.processes.insert(2, Process { runs, sets: vec![set] });
     kip_snapshot::carry::write_sets(&mut map, &growing).unwrap();
     let contents = Contents { engine: "criu 4.2.1".into(), body: serde_json::json!({"sockets": [7]}), pages: map };
-    kip_snapshot::seal(&growing, Generation(number), contents).unwrap().0
+    kip_snapshot::seal(&growing, Generation(number), contents).unwrap().path
 }
 
 pub(super) type PagesOf = BTreeMap<(u32, u64), Vec<u8>>;
@@ -241,7 +241,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     next.processes.get_mut(&2).unwrap().sets.clone_from(&map.processes[&2].sets);
     let sealed: Manifest<serde_json::Value> = kip_snapshot::open(&path).unwrap();
     let told = Contents { engine: sealed.engine, body: sealed.body, pages: next };
-    let second = kip_snapshot::seal(&growing, Generation(2), told).unwrap().0;
+    let second = kip_snapshot::seal(&growing, Generation(2), told).unwrap().path;
     fs::remove_dir_all(&path).unwrap();
     assert!(lacking(&second) > 0, "the file is the same, with what is missing of it");
     let uploaded = archive.store(proc, &name, &second, serde_json::json!({}), &own(&data)).unwrap();

@@ -9,6 +9,7 @@ use super::{By, Command, Reply, Task};
 use crate::policy;
 use kip_archive::ids::KeyId;
 use kip_archive::names::FrontRef;
+use kip_checkpoint::images::Images;
 use kip_checkpoint::sockets::file_paths;
 use kip_engine::blocking::blocking;
 use kip_engine::holdings::key;
@@ -202,7 +203,8 @@ impl Task {
                 let directory = kip_snapshot::path_of(&proc.dir, generation);
                 policy::check_return(&proc, &directory).map_err(|e| NotStored::of(&e))?;
                 let place = proc.files.place().map_err(|e| chain(&e))?;
-                let first = file_paths(&directory).map_err(|e| chain(&e))?.into_iter().map(Into::into).collect();
+                let images = Images::read(&directory).map_err(|e| chain(&e))?;
+                let first = file_paths(&images).map_err(|e| chain(&e))?.into_iter().map(Into::into).collect();
                 let files = Own { dir: proc.dir.clone(), place, first_id: proc.first_id(), first, woke };
                 let spec = serde_json::to_value(&proc.spec).expect("a spec is plain data");
                 let id = || archive.id_of(&proc.dir).map_err(|e| chain(&e));

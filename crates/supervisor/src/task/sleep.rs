@@ -11,7 +11,7 @@ use kip_engine::hibernate;
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::park::{self, ParkError};
-use kip_engine::plans::{plan_wake, take_custody};
+use kip_engine::plans::{plan_parked, take_custody};
 use kip_engine::tree::{self, Tree};
 use kip_engine::volumes::sleep as volumes;
 use kip_engine::wake::{self, Steps, WakeError};
@@ -141,15 +141,14 @@ impl Task {
         }
     }
 
-    async fn finish_park(&mut self, mut done: park::ParkDone, memory_bytes: u64, begin: Instant) {
+    async fn finish_park(&mut self, done: park::ParkDone, memory_bytes: u64, begin: Instant) {
         let proc = Arc::clone(&self.proc);
-        let body = done.body.clone();
         let generation = self.record.generation();
         self.phase = Phase::Down;
-        blocking(move || {
-            take_custody(&proc, &body);
+        let mut done = blocking(move || {
+            take_custody(&proc, &done.body);
             fault::reach("park-custody");
-            plan_wake(&proc, generation, &body);
+            plan_parked(&proc, generation, &done.images, &done.pages, &done.body);
             let gone = proc.wait_until_empty(Duration::from_secs(5));
             if gone {
                 hibernate::forget(&proc);
@@ -162,6 +161,7 @@ impl Task {
             }
             proc.look_for_cpu();
             proc.meter.level(kip_snapshot::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
+            done
         })
         .await;
         done.body.inotify.iter_mut().for_each(|instance| kip_engine::inotify::overlook_the_end(instance, &self.proc));
