@@ -151,18 +151,22 @@ def test_launcher_is_killed(fresh_kip: Callable[..., Kip], tmp_path: Path) -> No
     assert Http(proc.port()).get("/page.html") == servers.PAGE
 
 
-def test_idle_helpers_are_killed(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
-    """A wake that finds its waiting helper dead takes another one."""
+@pytest.mark.parametrize("which", ["helpers", "template", "both"])
+def test_idle_helpers_are_killed(fresh_kip: Callable[..., Kip], tmp_path: Path, which: str) -> None:
+    """A sleep and a wake by CRIU that find helpers, or the template that forks them, dead take others."""
     server = servers.lighttpd()
-    kip = fresh_kip()
+    kip = fresh_kip("--only-criu")
     kip.expected += [r"helper"]
     proc = kip.run("web", server.command, ports=server.published, tar=server.tarball(tmp_path))
-    proc.sleep()
     assert kip.daemon
-    for pid in children(kip.daemon.pid, "criu-helper"):
-        os.kill(pid, signal.SIGKILL)
-    assert Http(proc.port()).get("/page.html") == servers.PAGE
-    assert proc.inspect()["last_wake"]["from"] == "parked"
+    for _ in range(3):
+        (template,) = wait_for("there is a template", lambda: children(kip.daemon.pid, "criu-template"))
+        helpers = wait_for("a helper waits", lambda: children(template, "criu-helper"))
+        for pid in {"helpers": helpers, "template": [template], "both": [template, *helpers]}[which]:
+            os.kill(pid, signal.SIGKILL)
+        proc.sleep()
+        assert Http(proc.port()).get("/page.html") == servers.PAGE
+        assert proc.inspect()["last_wake"]["from"] == "parked"
 
 
 def children(pid: int, comm: str) -> list[int]:

@@ -1,8 +1,13 @@
 /*
- * Preloaded into a `criu swrk FD` helper. Before CRIU reads its first request, takes one message of ours from the
- * same socket: a list of orders, each about one descriptor that came along by SCM_RIGHTS. So a helper that was
- * started long ago can be given, at the moment of use, what CRIU only accepts as its own: namespaces to stand in,
- * a cgroup, mounts, and descriptors for the restored processes to inherit.
+ * Preloaded into `criu swrk FD`. Where CRIU would read its first request it is loaded and linked, which takes longer than all that
+ * it does later in a small dump: there it stays, a template, and forks a helper for each socket that it is sent. The template
+ * ends when the daemon closes its own socket.
+ *
+ * A helper, before CRIU reads its request, takes messages of ours from its socket: a list of orders, each about one descriptor
+ * that came along by SCM_RIGHTS. So a helper that was started long ago can be given, at the moment of use, what CRIU only accepts
+ * as its own: namespaces to stand in, a cgroup, mounts, and descriptors for the restored processes to inherit.
+ *
+ * To the template: "KIPFORK1" and a socket; it answers with the helper's pid and an errno (u32, u32), and a pidfd.
  *
  * Wire format (host byte order): "KIPSHIM1", u32 count, count times { u32 order, u32 argument }.
  * The answer is two words: 0, or 1 + the index of the order that failed followed by its errno (u32, u32).
@@ -67,27 +72,32 @@ static void allow_open_files(void)
 	setrlimit(RLIMIT_NOFILE, &most);
 }
 
+__attribute__((constructor)) static void start(void)
+{
+	real_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
+	real_ptrace = (long (*)(enum __ptrace_request, pid_t, void *, void *))dlsym(RTLD_NEXT, "ptrace");
+	if (!getenv("KIP_RUN"))
+		return;
+	/* A daemon that dies must not take a helper in the middle of a dump with it. */
+	signal(SIGPIPE, SIG_IGN);
+	allow_open_files();
+	/* Children of CRIU's must not load us. */
+	unsetenv("LD_PRELOAD");
+	prctl(PR_SET_NAME, "criu-template", 0, 0, 0);
+}
+
 /*
  * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache there, and the
  * places where the tree's files are attached, which the tree's own root has to be able to reach.
  */
-__attribute__((constructor)) static void start(void)
+static void be_helper(void)
 {
 	const char *run = getenv("KIP_RUN");
 
-	real_recv = (ssize_t(*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
-	real_ptrace = (long (*)(enum __ptrace_request, pid_t, void *, void *))dlsym(RTLD_NEXT, "ptrace");
-	if (!run)
-		return;
-	/* A daemon that dies must not take a helper in the middle of a dump with it. */
-	signal(SIGPIPE, SIG_IGN);
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
 		_exit(90);
 	if (mount(run, "/run", NULL, MS_BIND, NULL))
 		_exit(91);
-	allow_open_files();
-	/* Children of CRIU's must not load us. */
-	unsetenv("LD_PRELOAD");
 	prctl(PR_SET_NAME, "criu-helper", 0, 0, 0);
 }
 
@@ -253,12 +263,97 @@ long ptrace(enum __ptrace_request request, ...)
 	return request == PTRACE_DETACH && restoring && done && errno == ESRCH ? let_end(pid) : done;
 }
 
+/* Answers with the helper's pid and pidfd. */
+static int answer(int sk, pid_t pid)
+{
+	uint32_t words[2] = { (uint32_t)pid, 0 };
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = { words, sizeof(words) };
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
+	struct cmsghdr *c;
+	int pidfd = -1, sent;
+
+	if (pid > 0)
+		pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (pidfd < 0) {
+		words[1] = (uint32_t)errno;
+	} else {
+		m.msg_control = &control;
+		m.msg_controllen = sizeof(control);
+		c = CMSG_FIRSTHDR(&m);
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(c), &pidfd, sizeof(int));
+	}
+	sent = sendmsg(sk, &m, MSG_NOSIGNAL) == sizeof(words) ? 0 : -1;
+	if (pidfd >= 0)
+		close(pidfd);
+	return sent;
+}
+
+/* Reaped by hand, helpers are counted in the template's times: proc_pid_stat(5). */
+static void reap(int number)
+{
+	int kept = errno;
+
+	(void)number;
+	while (waitpid(-1, NULL, WNOHANG) > 0)
+		;
+	errno = kept;
+}
+
+/* Forks a helper for each socket that comes; returns in the helpers, whose socket has the number `sk`. */
+static void fork_helpers(int sk)
+{
+	char buf[8];
+	int fds[FDS_PER_MESSAGE];
+	struct sigaction reaping = { .sa_handler = reap, .sa_flags = SA_RESTART | SA_NOCLDSTOP };
+	sigset_t ends, before;
+
+	sigemptyset(&ends);
+	sigaddset(&ends, SIGCHLD);
+	sigaction(SIGCHLD, &reaping, NULL);
+	for (;;) {
+		ssize_t len;
+		int n = take(sk, buf, sizeof(buf), &len, fds);
+		pid_t pid;
+
+		if (n < 0)
+			_exit(0);
+		if (n != 1 || len != sizeof(buf) || memcmp(buf, "KIPFORK1", sizeof(buf)))
+			_exit(95);
+		/* Until its pidfd is open its number is no other's. */
+		sigprocmask(SIG_BLOCK, &ends, &before);
+		pid = fork();
+		if (!pid) {
+			signal(SIGCHLD, SIG_DFL);
+			sigprocmask(SIG_SETMASK, &before, NULL);
+			/* Without close-on-exec, as CRIU was given it. */
+			if (dup2(fds[0], sk) < 0)
+				_exit(96);
+			close(fds[0]);
+			be_helper();
+			return;
+		}
+		close(fds[0]);
+		if (answer(sk, pid))
+			_exit(0);
+		sigprocmask(SIG_SETMASK, &before, NULL);
+	}
+}
+
 ssize_t recv(int sk, void *buf, size_t len, int flags)
 {
 	if (!prepared) {
 		prepared = 1;
-		if (getenv("KIP_RUN"))
+		if (getenv("KIP_RUN")) {
+			fork_helpers(sk);
 			prepare(sk);
+		}
 	}
 	return real_recv(sk, buf, len, flags);
 }

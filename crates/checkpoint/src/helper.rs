@@ -1,12 +1,14 @@
 //! One pre-started `criu swrk` process: CRIU loaded and waiting, good for one request.
 //!
-//! A helper runs in a mount namespace of its own (the shim sees to that) and is told, at the moment of use, which
-//! descriptors to keep, which namespaces to stand in, which cgroup to join and what to mount: see shim/shim.c.
+//! A [`Template`] is CRIU as it is before its first request; it forks helpers, so that CRIU is loaded and linked once. A helper
+//! runs in a mount namespace of its own (the shim sees to that) and gets, at the moment of use, descriptors to keep,
+//! namespaces to stand in, a cgroup to join and mounts to attach: see shim/shim.c.
 //! Never decides anything. Crash: a dead helper is a closed socket and an error; whatever it was restoring dies
-//! with an error too or is killed by CRIU, and what it was dumping runs on.
+//! with an error too or is killed by CRIU, and what it was dumping runs on. Helpers outlive their template.
 
 use crate::locate::CriuCommand;
 use crate::rpc::{Kind, Request, Response};
+use kip_sys::process::{Signal, pidfd_send_signal};
 use prost::Message as _;
 use rustix::net::sockopt;
 use std::io;
@@ -109,16 +111,32 @@ pub fn volume_place(number: u32, is_dir: bool) -> String {
     format!("/run/kip/{}{number}", if is_dir { "dir" } else { "file" })
 }
 
-/// A waiting helper.
+/// CRIU, loaded, linked and about to read its first request: helpers are forked from it.
 #[derive(Debug)]
-pub struct Helper {
+pub struct Template {
     socket: OwnedFd,
     child: Child,
 }
 
-impl Helper {
-    /// Starts one; it is ready a few milliseconds later, and a request sent before is simply waited for.
-    pub fn spawn(config: &HelperConfig) -> Result<Helper, HelperError> {
+/// A waiting helper.
+#[derive(Debug)]
+pub struct Helper {
+    socket: OwnedFd,
+    pid: u32,
+    pidfd: OwnedFd,
+}
+
+/// A template answers within this, also where the machine is busy.
+const FORKS_WITHIN: Duration = Duration::from_secs(20);
+/// A helper that is killed has ended after this.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+impl Template {
+    /// Starts it; it is ready some ten milliseconds later, and what it is asked before simply waits.
+    ///
+    /// # Errors
+    /// CRIU cannot be started.
+    pub fn start(config: &HelperConfig) -> Result<Template, HelperError> {
         let failed = |source| HelperError::Spawn { program: config.criu.program.clone(), source };
         let (ours, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(failed)?;
         let mut command = Command::new(&config.criu.program);
@@ -128,22 +146,48 @@ impl Helper {
             .env("LD_PRELOAD", &config.shim)
             .env("KIP_RUN", &config.stage)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        // Its symbols are bound now, while it waits, and not one by one during a wake.
+        // Its symbols are bound now, and not one by one in each helper.
         command.env("LD_BIND_NOW", "1");
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
         command.current_dir("/");
         let child = command.spawn().map_err(failed)?;
-        Ok(Helper { socket: ours, child })
+        sockopt::set_socket_timeout(&ours, sockopt::Timeout::Recv, Some(FORKS_WITHIN)).map_err(|e| failed(e.into()))?;
+        Ok(Template { socket: ours, child })
     }
 
+    /// A helper.
+    ///
+    /// # Errors
+    /// The template is gone, or the kernel makes no process.
+    pub fn fork(&self) -> Result<Helper, HelperError> {
+        let (ours, theirs) = kip_sys::fdpass::seqpacket_pair().map_err(HelperError::Died)?;
+        kip_sys::fdpass::send(self.socket.as_fd(), b"KIPFORK1", &[theirs.as_fd()]).map_err(HelperError::Died)?;
+        let (answer, mut fds) = kip_sys::fdpass::recv(self.socket.as_fd(), 8).map_err(HelperError::Died)?;
+        let word = |at: usize| answer.get(at..at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("4 bytes")));
+        match (word(0), word(4), fds.pop()) {
+            (Some(pid), _, Some(pidfd)) => Ok(Helper { socket: ours, pid, pidfd }),
+            (_, Some(errno), None) => Err(HelperError::Died(io::Error::from_raw_os_error(errno as i32))),
+            _ => Err(HelperError::Died(io::ErrorKind::UnexpectedEof.into())),
+        }
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Helper {
     /// Whether it still waits for its request.
-    pub fn is_waiting(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    pub fn is_waiting(&self) -> bool {
+        !has_ended(self.pidfd.as_fd(), Duration::ZERO)
     }
 
     /// Host pid of the helper.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.pid
     }
 
     /// Gives it descriptors and what to do with each, in order.
@@ -223,13 +267,17 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // A helper that is still waiting ends when its socket closes; one that hangs is killed. Both are reaped here.
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
+        // One that has done its work is about to end by itself, and there is nothing that it would still do.
+        let _ = pidfd_send_signal(self.pidfd.as_fd(), Signal::KILL);
+        has_ended(self.pidfd.as_fd(), ENDS_WITHIN);
     }
+}
+
+/// Whether the process has ended, or ends within that time: pidfd_open(2), its descriptor is readable then.
+fn has_ended(pidfd: BorrowedFd<'_>, within: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let within = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+    poll(&mut [PollFd::from_borrowed_fd(pidfd, PollFlags::IN)], Some(&within)).is_ok_and(|ready| ready > 0)
 }
 
 /// The name that the shim gives a helper: proc_pid_comm(5).

@@ -2,7 +2,7 @@
 //!
 //! A program that reads from its standard input by recv(2) stands for CRIU: the shim takes its orders before that.
 
-use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Order, SHIM};
+use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Order, SHIM, Template};
 use kip_checkpoint::locate::{CriuCommand, OLDEST, Origin};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +26,8 @@ fn helper(scratch: &Path) -> Helper {
         origin: Origin::Explicit,
         path: "/usr/bin/python3".into(),
     };
-    Helper::spawn(&HelperConfig { criu, shim, stage }).unwrap()
+    // It outlives its template.
+    Template::start(&HelperConfig { criu, shim, stage }).unwrap().fork().unwrap()
 }
 
 /// So many descriptors that differ.
@@ -68,7 +69,7 @@ fn a_number_that_is_taken_is_refused_and_not_replaced() {
 #[test]
 fn a_descriptor_for_which_there_is_no_room_is_named() {
     let scratch = tempfile::tempdir().unwrap();
-    let (mut helper, fds) = (helper(scratch.path()), sockets(300));
+    let (helper, fds) = (helper(scratch.path()), sockets(300));
     let pid = rustix::process::Pid::from_raw(helper.pid() as i32);
     // Once it has set its own.
     while std::fs::read_to_string(format!("/proc/{}/comm", helper.pid())).unwrap().trim_end() != "criu-helper" {

@@ -1,8 +1,8 @@
 //! A few CRIU helpers that wait, one small pool for all procs.
 //!
-//! A helper serves one request; a thread of this module starts the next while the first still works.
+//! A helper serves one request; a thread of this module has the template fork the next while the first still works.
 
-use kip_checkpoint::helper::{Helper, HelperConfig, HelperError};
+use kip_checkpoint::helper::{Helper, HelperConfig, HelperError, Template};
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,6 +20,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct HelperPool {
     config: HelperConfig,
+    /// None before the first helper, and after it has died.
+    template: Mutex<Option<Template>>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -27,7 +29,12 @@ pub struct HelperPool {
 impl HelperPool {
     /// Starts filling it.
     pub fn start(config: HelperConfig) -> Arc<HelperPool> {
-        let pool = Arc::new(HelperPool { config, waiting: Mutex::default(), changed: Condvar::new() });
+        let pool = Arc::new(HelperPool {
+            config,
+            template: Mutex::default(),
+            waiting: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let filler = Arc::clone(&pool);
         std::thread::Builder::new()
             .name("helpers".to_owned())
@@ -41,10 +48,19 @@ impl HelperPool {
         let waiting = {
             let mut waiting = self.waiting.lock();
             // Helpers that waited may have been killed.
-            std::iter::from_fn(|| waiting.helpers.pop_front()).find_map(|mut h| h.is_waiting().then_some(h))
+            std::iter::from_fn(|| waiting.helpers.pop_front()).find_map(|h| h.is_waiting().then_some(h))
         };
         self.changed.notify_one();
-        waiting.map_or_else(|| Helper::spawn(&self.config), Ok)
+        waiting.map_or_else(|| self.fork(), Ok)
+    }
+
+    /// A new helper. A template that has died is replaced.
+    fn fork(&self) -> Result<Helper, HelperError> {
+        let mut template = self.template.lock();
+        if let Some(helper) = template.as_ref().and_then(|template| template.fork().ok()) {
+            return Ok(helper);
+        }
+        template.insert(Template::start(&self.config)?).fork()
     }
 
     /// Ends the waiting ones and starts no more.
@@ -56,6 +72,7 @@ impl HelperPool {
         };
         self.changed.notify_one();
         drop(helpers);
+        *self.template.lock() = None;
     }
 
     fn fill(&self) {
@@ -69,7 +86,7 @@ impl HelperPool {
                     return;
                 }
             }
-            match Helper::spawn(&self.config) {
+            match self.fork() {
                 Ok(helper) => self.waiting.lock().helpers.push_back(helper),
                 Err(e) => {
                     tracing::warn!(error = %e, "no CRIU helper can be started now");
