@@ -77,7 +77,7 @@ fn row(view: &ProcView, cpu_percent: Option<f64>) -> TopProc {
     let wake = view.last_wake.as_ref();
     TopProc {
         name: view.name.clone(),
-        state: view.state.clone(),
+        state: view.state,
         tier: view.tier,
         memory_bytes: view.memory.pss_bytes,
         saved_bytes: view.last_sleep.as_ref().filter(|_| asleep).and_then(|sleep| sleep.memory_bytes),
