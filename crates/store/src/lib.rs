@@ -30,7 +30,7 @@ mod probe;
 mod reference;
 mod remote;
 mod settings;
-mod turns;
+mod permits;
 mod wire;
 mod writer;
 

@@ -11,7 +11,7 @@ mod opening;
 mod probes;
 mod proxy;
 mod races;
-mod turns;
+mod permits;
 mod uploads;
 
 use bytes::Bytes;
