@@ -19,7 +19,7 @@ use crate::descriptors::places;
 use crate::descriptors::seen;
 use crate::descriptors::take;
 use crate::descriptors::{mask_key, pipe_key};
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::host::proc::{Proc, namespaces_of, user_of};
 use crate::inotify::{self, Events};
@@ -224,7 +224,7 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
     // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
-    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+    if let Err(e) = proc.fd_store.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = %e, "sockets of a snapshot that was called off stay with the keeper");
     }
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
@@ -336,7 +336,7 @@ fn settle(
     images.save(growing)?;
     let Sealed { bytes, pages, .. } = kip_snapshot::seal(growing, generation, contents)?;
     fault::reach("park-sealed");
-    proc.holdings.hold(fds)?;
+    proc.fd_store.hold(fds)?;
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
@@ -356,7 +356,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
     let mut pipes = BTreeMap::new();
     for key in [key::OUT, key::ERR, key::STATUS] {
         // What is not held is lost already, and the wake says so.
-        if let Some(held) = proc.holdings.get(key) {
+        if let Some(held) = proc.fd_store.get(key) {
             pipes.insert(key.to_owned(), pipe_key(&held)?);
         }
     }

@@ -111,7 +111,7 @@ impl Host {
             return;
         }
         for proc in self.live_procs() {
-            if let Err(e) = proc.holdings.mirror() {
+            if let Err(e) = proc.fd_store.mirror() {
                 tracing::error!(proc = %proc.name, error = chain(&e), "the new keeper does not hold everything");
             }
         }
@@ -132,7 +132,7 @@ impl Host {
         };
         self.nat.close();
         self.helpers.close();
-        let waiting = self.kits.close();
+        let waiting = self.prepared_networks.close();
         self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;
         self.pool.clear().map_err(|e| failed("network links", &e))?;
         Nat::remove(self.instance, Path::new(FORWARDING)).map_err(|e| failed("port forwarding", &e))?;

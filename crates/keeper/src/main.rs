@@ -28,7 +28,7 @@ fn succeed(dir: &Path) -> anyhow::Result<()> {
     let (seat, listener, (protection, held)) = resident::succeed(dir, KIND, take)?;
     let (pid, count) = (std::process::id(), held.len());
     say!("keeper {} serves, pid {pid}, {protection:?}, with {count} of its predecessor's", env!("CARGO_PKG_VERSION"));
-    finish(seat, Server::new(listener, protection).holding(held))
+    finish(seat, Server::new(listener, protection).with_entries(held))
 }
 
 fn finish(seat: Seat, server: Server) -> anyhow::Result<()> {

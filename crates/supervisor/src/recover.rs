@@ -7,7 +7,7 @@
 use crate::task;
 use kip_engine::cause::WakeCause;
 use kip_engine::hibernate;
-use kip_engine::holdings::{Holdings, key};
+use kip_engine::fd_store::{FdStore, key};
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::meter::{Kept, Meter};
@@ -78,11 +78,11 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
         tracing::error!(proc = %name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
         return None;
     };
-    let holdings = Holdings::recover(&name, Arc::clone(&machine.keeper)).unwrap_or_else(|e| {
+    let fd_store = FdStore::recover(&name, Arc::clone(&machine.keeper)).unwrap_or_else(|e| {
         tracing::warn!(proc = %name, error = chain(&e), "the keeper does not give its descriptors back");
-        Holdings::new(&name, Arc::clone(&machine.keeper))
+        FdStore::new(&name, Arc::clone(&machine.keeper))
     });
-    let proc = Proc::new(machine, spec, (slot, record.base.clone()), holdings, meter);
+    let proc = Proc::new(machine, spec, (slot, record.base.clone()), fd_store, meter);
     if proc.look_for_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
@@ -201,7 +201,7 @@ fn still_asleep(proc: &Proc, state: &State) -> bool {
 async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
     let exit = kip_engine::exits::reported_exit(proc).unwrap_or(Exit::Unknown);
     // What it wrote while no daemon was there is still in its pipes.
-    if proc.holdings.get(key::OUT).is_some() {
+    if proc.fd_store.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);
     }
     let next = record.after_end(restart, exit, now_ms());
@@ -260,13 +260,13 @@ fn is_traced(pid: u32) -> bool {
 fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation) -> Record {
     let body = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).ok().map(|m| m.body);
     for socket in body.iter().flat_map(|b| &b.sockets) {
-        if let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode))
+        if let Some(fd) = proc.fd_store.get(&format!("{}{}", key::SOCKET, socket.inode))
             && let Err(e) = custody::release(fd.as_fd(), &socket.options)
         {
             tracing::warn!(proc = %proc.name, error = chain(&e), "options of a socket could not be put back");
         }
     }
-    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+    if let Err(e) = proc.fd_store.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "the keeper did not let sockets go");
     }
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {

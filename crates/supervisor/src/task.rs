@@ -43,7 +43,7 @@ use crate::idle::{Activity, DryRun, Sample};
 use kip_checkpoint::clocks::Now;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
-use kip_engine::kits::Kit;
+use kip_engine::prepared::PreparedNetwork;
 use kip_engine::pressure::Grant;
 use kip_engine::stop::{self, Network};
 use kip_net::activity::Activity as Traffic;
@@ -160,7 +160,7 @@ pub struct Task {
     /// Ports on which Kip answers how the proc is.
     pub probes: Probes,
     /// Namespaces for the first start.
-    pub kit: Option<Kit>,
+    pub prepared: Option<PreparedNetwork>,
 }
 
 type OnRemoval = dyn Fn(&Arc<Proc>) + Send + Sync;
@@ -211,7 +211,7 @@ impl Task {
     /// A task for the proc in the state of its record. To be started by [`Task::start_running`]
     /// when its handle is known to all parts of the daemon that may have something for it: a parked
     /// proc's sockets may have an event at once.
-    pub fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>, removed: Removed) -> (Task, Handle) {
+    pub fn new(proc: Arc<Proc>, record: Record, prepared: Option<PreparedNetwork>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(Status::new(record.clone()));
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
@@ -236,7 +236,7 @@ impl Task {
             starting: None,
             checking: None,
             probes: Probes::default(),
-            kit,
+            prepared,
         };
         (task, handle)
     }

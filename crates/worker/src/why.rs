@@ -10,7 +10,7 @@ pub(crate) use look::{plain, word};
 
 use crate::beside;
 use kip_checkpoint::clocks::Now;
-use kip_engine::holdings::key;
+use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::suspend;
 use kip_engine::tree::Tree;
@@ -132,7 +132,7 @@ async fn look_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<String>), Str
 
 fn subject(proc: &Proc) -> Result<Subject, String> {
     let pids = Tree::read(&proc.cgroup.pids().map_err(|e| chain(&e))?).pids;
-    let held = || proc.holdings.get(key::NET).and_then(|fd| fd.try_clone().ok());
+    let held = || proc.fd_store.get(key::NET).and_then(|fd| fd.try_clone().ok());
     let of_init = pids.first().and_then(|pid| File::open(format!("/proc/{pid}/ns/net")).ok());
     let netns = of_init.map(OwnedFd::from).or_else(held);
     let addresses = kip_net::addr::Addresses::of(proc.shared.instance, proc.slot);

@@ -9,7 +9,7 @@ use kip_engine::host::Proc;
 use kip_engine::host::names;
 use kip_engine::metrics::{Moment, Process};
 use kip_engine::stop::Network;
-use kip_engine::{exec, holdings, kits, meter, secrets, stop, volumes};
+use kip_engine::{exec, fd_store, meter, prepared, secrets, stop, volumes};
 use kip_net::Slot;
 use kip_records::record;
 use kip_records::state::Record;
@@ -72,11 +72,11 @@ impl Worker {
         &self,
         proc: Arc<Proc>,
         record: Record,
-        kit: Option<kits::Kit>,
+        prepared: Option<prepared::PreparedNetwork>,
         listeners: Listeners,
     ) -> Handle {
         let name = proc.name.clone();
-        let (mut task, handle) = Task::new(proc, record, kit, self.registry.when_removed());
+        let (mut task, handle) = Task::new(proc, record, prepared, self.registry.when_removed());
         self.registry.enlist(handle.clone());
         task.probes = probe::serve(&handle, listeners);
         task.start_running();
@@ -101,8 +101,8 @@ impl Worker {
         self.machine.pressure.admit_new(&name).await?;
         let listeners = probe::listen(&spec)?;
         let worker = Arc::clone(self);
-        let (proc, kit, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
-        let handle = self.adopt(proc, record, Some(kit), listeners);
+        let (proc, prepared, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
+        let handle = self.adopt(proc, record, Some(prepared), listeners);
         self.tell_network(&handle.proc.spec).await;
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
@@ -119,7 +119,7 @@ impl Worker {
         &self,
         mut spec: Spec,
         secrets: BTreeMap<String, Hex>,
-    ) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
+    ) -> Result<(Arc<Proc>, prepared::PreparedNetwork, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
         if self.procs.lock().contains_key(&name) {
@@ -128,27 +128,27 @@ impl Worker {
         let claim = volumes::declare(machine, &mut spec)?;
         let sealed = secrets::seal(machine, &mut spec, secrets)
             .map_err(|e| Refusal::new(Code::Failed, format!("{name} cannot start: {}", chain(&e))))?;
-        let kit = machine
-            .kits
+        let prepared = machine
+            .prepared_networks
             .take()
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
-        let record = Record::new(kit.slot.number(), machine.base_of(&spec));
+        let record = Record::new(prepared.slot.number(), machine.base_of(&spec));
         let made = machine.records.prepare(&name, &spec, &record).and_then(|made| {
             sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
             made.publish()
         });
         made.map_err(|e| {
-            let _ = machine.pool.release(&[kit.slot]);
-            machine.kits.free(kit.slot);
+            let _ = machine.pool.release(&[prepared.slot]);
+            machine.prepared_networks.free(prepared.slot);
             match e {
                 record::RecordError::Exists { .. } => taken(&name),
                 other => Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&other))),
             }
         })?;
-        let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
+        let fd_store = fd_store::FdStore::new(&name, Arc::clone(&machine.keeper));
         let meter = meter::Meter::new(kip_sys::clock::now_ms());
-        let proc = Proc::new(machine, spec, (kit.slot, record.base.clone()), holdings, meter);
-        Ok((proc, kit, record, claim))
+        let proc = Proc::new(machine, spec, (prepared.slot, record.base.clone()), fd_store, meter);
+        Ok((proc, prepared, record, claim))
     }
 
     /// All names.

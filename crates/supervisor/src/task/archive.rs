@@ -12,7 +12,7 @@ use kip_archive::names::FrontRef;
 use kip_checkpoint::images::Images;
 use kip_checkpoint::sockets::file_paths;
 use kip_engine::blocking::blocking;
-use kip_engine::holdings::key;
+use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::plans::{compile_plan, save_plan};
@@ -164,7 +164,7 @@ impl Task {
         let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) else {
             return false;
         };
-        let held = |inode: u32| self.proc.holdings.get(&format!("{}{inode}", key::SOCKET));
+        let held = |inode: u32| self.proc.fd_store.get(&format!("{}{inode}", key::SOCKET));
         manifest.body.sockets.iter().filter_map(|socket| held(socket.inode)).any(|fd| is_connection(&fd))
     }
 
