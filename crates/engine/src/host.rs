@@ -11,11 +11,11 @@ pub use proc::Proc;
 
 use crate::events::Events;
 use crate::exec_ends::Ends;
-use crate::helper_pool::HelperPool;
 use crate::fd_store::key;
-use crate::prepared::PreparedNetworks;
+use crate::helper_pool::HelperPool;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
+use crate::prepared::PreparedNetworks;
 use crate::pressure::Pressure;
 use kip_image::Images;
 use kip_keeper::Keeper;

@@ -53,7 +53,12 @@ pub fn rehearse(proc: &Proc, prepared: PreparedNetwork) -> Result<(), Refusal> {
 }
 
 /// With `look` its program is exec'd, but does not run.
-pub fn build(proc: &Proc, prepared: Option<PreparedNetwork>, earlier: &[PortView], look: bool) -> Result<Started, Refusal> {
+pub fn build(
+    proc: &Proc,
+    prepared: Option<PreparedNetwork>,
+    earlier: &[PortView],
+    look: bool,
+) -> Result<Started, Refusal> {
     let ports = reserve_ports(proc, earlier)?;
     fault::reach("start-ports");
     let prepared = match prepared {

@@ -1,12 +1,12 @@
 //! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one
 //! keeps no other call waiting.
 
-mod looking;
+mod inspect;
 
-pub use looking::PeekedPage;
+pub use inspect::PeekedPage;
 
 use crate::protocol::{
-    Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
+    Answer, Event, Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
 };
 use crate::slots;
 use kip_keeper::place::{Place, PlaceError};
@@ -251,9 +251,9 @@ impl Pager {
     ///
     /// # Errors
     /// See [`PagerError`]; nothing is lost.
-    pub fn settle(&self, name: &str) -> Result<bool, PagerError> {
-        match self.call(&Request::Settle { name: name.into() })? {
-            Answer::Settled { known } => Ok(known),
+    pub fn prepare_parking(&self, name: &str) -> Result<bool, PagerError> {
+        match self.call(&Request::PrepareParking { name: name.into() })? {
+            Answer::ParkingPrepared { known } => Ok(known),
             other => Err(unexpected(&other)),
         }
     }
@@ -282,13 +282,13 @@ impl Pager {
         self.done(&Request::Adopt { name: name.into(), number, directory: directory.into() })
     }
 
-    /// How it is with a proc.
+    /// What the pager has of a proc.
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn look(&self, name: &str) -> Result<Look, PagerError> {
-        match self.call(&Request::Look { name: name.into() })? {
-            Answer::Look(look) => Ok(look),
+    pub fn inspect(&self, name: &str) -> Result<MemoryStatus, PagerError> {
+        match self.call(&Request::Inspect { name: name.into() })? {
+            Answer::MemoryStatus(status) => Ok(status),
             other => Err(unexpected(&other)),
         }
     }

@@ -466,7 +466,9 @@ impl Names {
         };
         let (store, endpoint) = (self.store.clone(), self.endpoint.clone());
         match misfortune.what.clone() {
-            TransportError::Connect(_) if !misfortune.with_the_store => Trouble::Store(Failure::NoCredentials { store }),
+            TransportError::Connect(_) if !misfortune.with_the_store => {
+                Trouble::Store(Failure::NoCredentials { store })
+            }
             TransportError::Connect(source) => Trouble::Store(Failure::Unreachable { store, endpoint, source }),
             TransportError::Certificate(source) => Trouble::Store(Failure::Certificate { store, endpoint, source }),
             TransportError::Broken(source) => self.broken(source),

@@ -42,7 +42,7 @@ pub(crate) struct Misfortune {
     pub(crate) what: TransportError,
 }
 
-/// What happened.
+/// How a request failed on its way.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum TransportError {
     /// Nothing was sent.

@@ -6,8 +6,8 @@
 
 use crate::task;
 use kip_engine::cause::WakeCause;
-use kip_engine::hibernate;
 use kip_engine::fd_store::{FdStore, key};
+use kip_engine::hibernate;
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::meter::{Kept, Meter};
@@ -185,11 +185,11 @@ fn is_lost_copy(proc: &Proc, generation: Generation) -> bool {
 
 /// Takes up what the pager has of it. True if it is hibernated and sleeps on: in its calls or, held, until its task parks it.
 fn still_asleep(proc: &Proc, state: &State) -> bool {
-    let look = hibernate::take_up(proc);
-    if look.asleep && matches!(state, State::Hibernated { .. }) {
+    let status = hibernate::take_up(proc);
+    if status.asleep && matches!(state, State::Hibernated { .. }) {
         return true;
     }
-    if (look.asleep || look.held)
+    if (status.asleep || status.held)
         && let Err(e) = proc.shared.pager.wake(proc.name.as_str(), WakeCause::PagerReplaced.purpose())
     {
         tracing::warn!(proc = %proc.name, error = chain(&e), "a hibernated proc is not woken");

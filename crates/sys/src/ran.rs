@@ -78,7 +78,7 @@ pub struct CpuClocks(BTreeMap<usize, Option<()>>);
 impl CpuClocks {
     /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if that cannot be told.
     pub fn last_ran(&mut self, tid: u32) -> Option<i64> {
-        let stamp = settled_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
+        let stamp = stable_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
         let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
         (*self.0.entry(cpu).or_insert_with(|| visit(cpu)))?;
         let visits = VISITS.lock();
@@ -115,10 +115,10 @@ pub fn monotonic_ns() -> i64 {
 
 /// The stamp of a thread, once it has one: the scheduler takes it away from a thread that it moves to another CPU, until the thread
 /// runs there. Taken for a time it would be the machine's start, and a time-out of any length would have passed.
-fn settled_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
-    const LOOKS: u32 = 50;
+fn stable_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
+    const READS: u32 = 50;
     const BETWEEN: Duration = Duration::from_millis(1);
-    for _ in 0..LOOKS {
+    for _ in 0..READS {
         match exec_start(&read()?)? {
             0 => std::thread::sleep(BETWEEN),
             stamp => return Some(stamp),
@@ -159,8 +159,8 @@ mod tests {
             looks.set(looks.get() + 1);
             Some(if looks.get() < until { moved } else { text }.to_owned())
         };
-        assert_eq!(settled_stamp(|| read(3)), Some(1_736_492_599_866), "it has run there");
-        assert_eq!(settled_stamp(|| read(1_000)), None, "it is moved for good");
+        assert_eq!(stable_stamp(|| read(3)), Some(1_736_492_599_866), "it has run there");
+        assert_eq!(stable_stamp(|| read(1_000)), None, "it is moved for good");
         let fields: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
         assert_eq!(last_cpu(&format!("7 (a) b) S {}", fields.join(" "))), Some(39));
     }

@@ -12,8 +12,8 @@ use kip_archive::head::Head;
 use kip_engine::blocking::blocking;
 use kip_engine::fd_store::FdStore;
 use kip_engine::host::Proc;
-use kip_engine::prepared::PreparedNetwork;
 use kip_engine::meter::Meter;
+use kip_engine::prepared::PreparedNetwork;
 use kip_offload::archive::{self, Whole, processor};
 use kip_records::body::Body;
 use kip_records::record::RecordError;
@@ -85,7 +85,8 @@ impl Worker {
             return Err(taken(&name));
         }
         let recorded = blocking(move || {
-            let PreparedNetwork { slot, net } = machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
+            let PreparedNetwork { slot, net } =
+                machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
             // It gets another when it is known to be ours, as after a reboot.
             drop(net);
             let new = Record::new(slot.number(), machine.base_of(&spec));

@@ -6,8 +6,8 @@
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, release, timers};
 use crate::cause::WakeCause;
-use crate::hibernate;
 use crate::fd_store::key;
+use crate::hibernate;
 use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;

@@ -365,15 +365,15 @@ impl Task {
             return;
         }
         let proc = Arc::clone(&self.proc);
-        let Ok(look) = blocking(move || proc.shared.pager.look(proc.name.as_str())).await else { return };
+        let Ok(status) = blocking(move || proc.shared.pager.inspect(proc.name.as_str())).await else { return };
         let Some(hibernating) = self.phase.hibernated_mut() else { return };
-        if look.asleep {
-            hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
-            hibernating.held = look.held;
-            if look.ticks && hibernating.ticks.is_none() {
+        if status.asleep {
+            hibernating.sets = self.proc.shared.pressure.keep_sets(status.set_bytes);
+            hibernating.held = status.held;
+            if status.ticks && hibernating.ticks.is_none() {
                 hibernating.ticks = Some(Idle::new(Instant::now()));
             }
-            self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
+            self.proc.meter.level(hibernating.there_bytes.saturating_add(status.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(cause, _)| cause);
             self.awake(roused.unwrap_or(WakeCause::PagerReplaced), 0, Vec::new(), Woke::Called);

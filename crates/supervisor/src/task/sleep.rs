@@ -102,7 +102,7 @@ impl Task {
         let next = parked.clone();
         let result = blocking(move || -> Result<_, ParkError> {
             // What is out stays out: it is taken over from where it lies.
-            let out = proc.shared.pager.settle(proc.name.as_str())?;
+            let out = proc.shared.pager.prepare_parking(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);

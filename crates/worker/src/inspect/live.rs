@@ -162,7 +162,7 @@ pub(super) fn lying(
 /// Pages that are there, but for those of zeros.
 fn present(host: u32) -> io::Result<Vec<(Range<u64>, Place)>> {
     let any = States::PRESENT | States::SWAPPED;
-    let filter = Filter { any, tell: any | States::ZERO, ..Filter::default() };
+    let filter = Filter { any, report: any | States::ZERO, ..Filter::default() };
     let pages = pagemap::scan(pagemap::open(host)?.as_fd(), PAGE as u64..END, filter)?;
     let place = |states: States| if states.has(States::SWAPPED) { Place::Swapped } else { Place::Memory };
     let pages = pages.into_iter().filter(|region| !region.states.has(States::ZERO));
