@@ -87,7 +87,7 @@ pub struct ExportArgs {
 
 /// Everything that was wrong, one line each; told before.
 #[derive(Debug)]
-struct Told;
+struct Reported;
 
 /// What a file says, and what its procs are marked with.
 struct Asked {
@@ -118,10 +118,10 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
         faults = plan.invalid(client, &without_image).await?;
     }
     if !faults.is_empty() {
-        tell(faults.iter());
+        report(faults.iter());
         return Ok(ExitCode::FAILURE);
     }
-    tell(plan.left_over().iter());
+    report(plan.left_over().iter());
     if args.dry_run {
         show(plan.changes(), json, |changes| view::planned(changes, args.replace))?;
         return Ok(ExitCode::SUCCESS);
@@ -139,7 +139,7 @@ pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Resul
     let compare = async {
         let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::from(TROUBLE)) };
         let plan = Plan::new(client, &asked, args.prune).await?;
-        tell(plan.left_over().iter());
+        report(plan.left_over().iter());
         let same = plan.changes().iter().all(|change| change.action == Action::Same);
         show(plan.changes(), json, |changes| view::planned(changes, true))?;
         Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -147,7 +147,7 @@ pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Resul
     let compared: anyhow::Result<ExitCode> = compare.await;
     match compared {
         Err(e) if !e.is::<crate::output::StdoutGone>() => {
-            tell([format!("{e:#}")].iter());
+            report([format!("{e:#}")].iter());
             Ok(ExitCode::from(TROUBLE))
         }
         done => done,
@@ -160,7 +160,7 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
     for text in &args.names {
         let view = client.inspect_with_env(&name(text)?).await?;
         if view.spec.asked.is_none() {
-            tell(
+            report(
                 [format!(
                     "{} was made by an older Kip: what its image and the daemon said then is part of it",
                     view.name
@@ -173,7 +173,7 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
     for (name, request) in &procs {
         let missing =
             request.in_file.depends_on.iter().filter(|needed| !procs.iter().any(|(other, _)| other == *needed));
-        tell(missing.map(|needed| format!("{name} depends on {needed}, which is left out: export it, too")));
+        report(missing.map(|needed| format!("{name} depends on {needed}, which is left out: export it, too")));
     }
     let text = render(procs).context("the procs cannot be written as TOML")?;
     if json { print_json(&Exported { toml: text }) } else { print(&text) }
@@ -194,14 +194,14 @@ fn show(changes: &[Change], json: bool, human: impl FnOnce(&[Change]) -> String)
 }
 
 /// One line of standard error each.
-fn tell<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
+fn report<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
     for line in lines {
         eprintln!("kip: {}", one_line(&line.to_string()));
     }
 }
 
 /// Reads the file that is meant. What is wrong with it is told here, so that each mistake has a line of its own.
-fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
+fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Reported>> {
     let path = match &args.file {
         Some(path) => path.clone(),
         None => USUAL
@@ -218,15 +218,15 @@ fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
     let mut document = match document {
         Ok(document) => document,
         Err(Faults(faults)) => {
-            tell(faults.iter());
-            return Ok(Err(Told));
+            report(faults.iter());
+            return Ok(Err(Reported));
         }
     };
     let refused = !args.ignore_missing && document.notes.iter().any(|note| note.weight == Weight::Changes);
-    tell(document.notes.iter());
+    report(document.notes.iter());
     if refused {
-        tell(["nothing was done; --ignore-missing goes on without what Kip lacks"].iter());
-        return Ok(Err(Told));
+        report(["nothing was done; --ignore-missing goes on without what Kip lacks"].iter());
+        return Ok(Err(Reported));
     }
     choose(&mut document, &args.names, &path)?;
     let mark = match &document.project {

@@ -216,7 +216,7 @@ impl Host {
         use rustix::event::{PollFd, PollFlags, poll};
         loop {
             match launcher.next_event() {
-                Ok(Some(ended)) => self.exec_ends.tell(ended),
+                Ok(Some(ended)) => self.exec_ends.notify(ended),
                 Ok(None) => {
                     let _ = poll(&mut [PollFd::new(&launcher.events(), PollFlags::IN)], None);
                 }

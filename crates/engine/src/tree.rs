@@ -302,18 +302,18 @@ mod tests {
         let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
         uffd::register(faults.as_fd(), begin..begin + 8192, Catch::Missing).unwrap();
         let place = (begin - memory.as_ptr() as u64) as usize;
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let (go, gone) = channel();
         let thread = std::thread::spawn(move || {
             let mut memory = memory;
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            sender.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
             let byte = std::hint::black_box(&memory)[place];
             // The kernel fills the second one.
             let mut zeros = fs::File::open("/dev/zero").unwrap();
             zeros.read_exact(&mut memory[place + 4096..place + 4097]).unwrap();
             gone.recv().map(|()| byte)
         });
-        let tid = told.recv().unwrap();
+        let tid = receiver.recv().unwrap();
         let tree = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, tid)]) };
         let until = Instant::now() + Duration::from_secs(10);
         let status = || fs::read_to_string(format!("/proc/{tid}/status")).unwrap();

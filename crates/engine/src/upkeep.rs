@@ -85,11 +85,11 @@ impl Host {
                         told = false;
                         if mended {
                             let detail = format!("table inet {} was gone and is put back", machine.instance.table());
-                            machine.events.tell(None, "rules", detail);
+                            machine.events.emit(None, "rules", detail);
                         }
                         if followed {
                             let detail = "forwarding is on for an interface of a new default route";
-                            machine.events.tell(None, "rules", detail);
+                            machine.events.emit(None, "rules", detail);
                         }
                     }
                     Err(e) if !std::mem::replace(&mut told, true) => {
@@ -118,7 +118,7 @@ impl Host {
         if let Err(e) = self.pager.mirror() {
             tracing::error!(error = chain(&e), "the new keeper does not hold what the pager has");
         }
-        self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
+        self.events.emit(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
     }
 
     /// Takes everything of this data directory off the machine. All procs have ended.

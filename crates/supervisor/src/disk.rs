@@ -87,7 +87,7 @@ impl Watch {
         let state = format!("parked procs take {} of {} on disk", size(taken), size(self.limit));
         let chosen = victims(&parked, self.limit);
         if chosen.is_empty() && !self.told {
-            machine.host.events.tell(None, "pressure", format!("{state}, and none of them can be archived now"));
+            machine.host.events.emit(None, "pressure", format!("{state}, and none of them can be archived now"));
             self.told = true;
         }
         for victim in chosen {

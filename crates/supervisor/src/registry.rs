@@ -65,7 +65,7 @@ impl Registry {
         self.handles().get(&slot).is_some_and(stopped)
     }
 
-    /// Follows the pager, and starts another when it dies; runs on a thread of its own. Tells when it is followed for the first time.
+    /// Follows the pager, and starts another when it dies; runs on a thread of its own. The receiver gets `()` when it is followed for the first time.
     pub fn serve_pager(self: &Arc<Registry>) -> tokio::sync::oneshot::Receiver<()> {
         let weak = Arc::downgrade(self);
         let (is_followed, first) = tokio::sync::oneshot::channel();
@@ -78,9 +78,9 @@ impl Registry {
                 }
                 let followed = machine.take_up_pager();
                 if followed.is_ok()
-                    && let Some(tell) = is_followed.take()
+                    && let Some(first_follow) = is_followed.take()
                 {
-                    let _ = tell.send(());
+                    let _ = first_follow.send(());
                 }
                 drop(machine);
                 match followed {
@@ -89,10 +89,10 @@ impl Registry {
                             let Some(machine) = weak.upgrade() else { return };
                             match event {
                                 Event::Woke { number, turn, woken, by, .. } => {
-                                    machine.tell_task(number, Command::Awake { turn, woken, by });
+                                    machine.notify_task(number, Command::Awake { turn, woken, by });
                                 }
                                 Event::Damaged { number, message, .. } => {
-                                    machine.tell_task(number, Command::Damaged { message });
+                                    machine.notify_task(number, Command::Damaged { message });
                                 }
                                 Event::Missing { number, file, first, pages, .. } => {
                                     machine.bring_missing(number, file, first..first + pages);
@@ -121,7 +121,7 @@ impl Registry {
         let (status, _, started) = self.host.pager.ensure()?;
         let all = self.all_handles();
         if started {
-            self.host.events.tell(None, "pager", format!("replaced, pid {}", status.pid));
+            self.host.events.emit(None, "pager", format!("replaced, pid {}", status.pid));
             for handle in &all {
                 hibernate::take_up(&handle.proc);
             }
@@ -130,7 +130,7 @@ impl Registry {
         let events = self.host.pager.follow()?;
         // What happened while the daemon did not listen.
         for handle in &all {
-            self.tell_task(handle.proc.slot.number().into(), Command::LookAtPager);
+            self.notify_task(handle.proc.slot.number().into(), Command::LookAtPager);
         }
         Ok(events)
     }
@@ -150,17 +150,17 @@ impl Registry {
         let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         archive.clone().spawn(async move {
             match archive.bring_missing(&directory, &file, pages).await {
-                Brought::All | Brought::Later { tell: None } => {}
-                Brought::Later { tell: Some(error) } => {
+                Brought::All | Brought::Later { report: None } => {}
+                Brought::Later { report: Some(error) } => {
                     let message = format!("it waits for memory that is in the store: {error}");
-                    proc.shared.events.tell(Some(&proc.name), "waiting", message);
+                    proc.shared.events.emit(Some(&proc.name), "waiting", message);
                 }
                 Brought::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
             }
         });
     }
 
-    fn tell_task(&self, number: u32, command: Command) {
+    fn notify_task(&self, number: u32, command: Command) {
         if let Some(handle) = self.numbered(number)
             && handle.inbox.blocking_send(command).is_err()
         {

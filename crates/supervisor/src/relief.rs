@@ -171,7 +171,7 @@ impl Relief {
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
         let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, gives_back).is_empty();
         let turn = self.hysteresis.look(used, &marks, exhausted);
-        self.tell(machine, turn, used, hopeless);
+        self.report(machine, turn, used, hopeless);
         let leaving: u64 = self.leaving.values().sum();
         let most = AT_ONCE.saturating_sub(self.leaving.len());
         if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &marks) {
@@ -254,17 +254,17 @@ impl Relief {
         }
     }
 
-    fn tell(&mut self, machine: &Registry, turn: Option<Turn>, used: u64, hopeless: bool) {
+    fn report(&mut self, machine: &Registry, turn: Option<Turn>, used: u64, hopeless: bool) {
         let pressure = &self.pressure;
         match turn {
             Some(Turn::Begins) => {
                 self.chosen = 0;
                 let line = format!("{}: idle procs are put to sleep", pressure.above_high(used));
-                machine.host.events.tell(None, "pressure", line);
+                machine.host.events.emit(None, "pressure", line);
             }
             Some(Turn::Ends) => {
                 let chosen = self.chosen;
-                machine.host.events.tell(
+                machine.host.events.emit(
                     None,
                     "pressure",
                     format!("{}; procs asked to sleep: {chosen}", pressure.state(used)),
@@ -275,7 +275,7 @@ impl Relief {
         let stuck = hopeless && used > pressure.marks.high_bytes();
         if stuck && !self.told_stuck {
             let line = format!("{}: those that may be put to sleep do not hold enough", pressure.above_high(used));
-            machine.host.events.tell(None, "pressure", line);
+            machine.host.events.emit(None, "pressure", line);
         }
         self.told_stuck = stuck;
     }

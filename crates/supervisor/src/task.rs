@@ -453,11 +453,11 @@ impl Task {
             Ok(init) => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
                 self.look_for_ready();
-                self.proc.shared.events.tell(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
+                self.proc.shared.events.emit(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
                 Ok(())
             }
             Err(refusal) => {
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", refusal.message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", refusal.message.clone());
                 if again {
                     let next = self.record.after_end(self.proc.spec.restart, Exit::Unknown, now_ms());
                     let next = next.map_err(|e| self.unfit(&e))?;

@@ -194,16 +194,16 @@ mod tests {
     fn a_sleeper_s_time_is_known_on_every_cpu() {
         let home = sched_getaffinity(None).unwrap();
         for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| home.is_set(*cpu)) {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             let (go, wait) = std::sync::mpsc::channel::<()>();
             let sleeper = std::thread::spawn(move || {
                 let mut there = CpuSet::new();
                 there.set(cpu);
                 sched_setaffinity(None, &there).unwrap();
-                tell.send((rustix::thread::gettid().as_raw_nonzero().get() as u32, monotonic_ns())).unwrap();
+                sender.send((rustix::thread::gettid().as_raw_nonzero().get() as u32, monotonic_ns())).unwrap();
                 wait.recv().unwrap();
             });
-            let (tid, slept_at) = told.recv().unwrap();
+            let (tid, slept_at) = receiver.recv().unwrap();
             std::thread::sleep(Duration::from_millis(50));
             let ran = CpuClocks::default().last_ran(tid).unwrap();
             go.send(()).unwrap();

@@ -118,7 +118,7 @@ impl Worker {
         let (proc, record) = recorded.await?;
         fault::reach("adopt-recorded");
         let handle = self.adopt(proc, record, None, Listeners::new());
-        self.tell_network(&handle.proc.spec).await;
+        self.notify_network(&handle.proc.spec).await;
         let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(&handle).await;
         took.map(|()| name)

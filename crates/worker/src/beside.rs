@@ -33,14 +33,14 @@ pub async fn look<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T 
     let Some(permit) = Permit::take() else {
         return Err(format!("{MOST_LOOKS} looks at procs are under way"));
     };
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("kip-look".to_owned()).spawn(move || {
         let _permit = permit;
         // When its time is over, the caller does not wait any more.
-        let _ = tell.send(work());
+        let _ = sender.send(work());
     });
     spawned.map_err(|e| e.to_string())?;
-    match tokio::time::timeout(within, told).await {
+    match tokio::time::timeout(within, receiver).await {
         Ok(Ok(seen)) => Ok(seen),
         Ok(Err(_)) => Err("the thread that looked has ended".to_owned()),
         Err(_) => Err(format!("that took longer than {} s", within.as_secs())),

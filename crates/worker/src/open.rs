@@ -237,7 +237,7 @@ impl Worker {
         }
         let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
         tokio::spawn(rest::wake_again(awake));
-        machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
+        machine.events.emit(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }
 }

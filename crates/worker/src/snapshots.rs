@@ -113,7 +113,7 @@ impl Worker {
         };
         let view = blocking(move || archive.import(&request, &local, now_ms).map_err(refused)).await?;
         let detail = format!("generation {} from {}", view.generation, view.file);
-        events.events.tell(Some(&view.name), "imported", detail);
+        events.events.emit(Some(&view.name), "imported", detail);
         Ok(view)
     }
 
@@ -127,7 +127,7 @@ impl Worker {
             e => failed("the store is not collected", &e),
         })?;
         if !view.dry_run && !view.deleted.is_empty() {
-            self.machine.events.tell(None, "collected", collect::summary(&view));
+            self.machine.events.emit(None, "collected", collect::summary(&view));
         }
         Ok(view)
     }

@@ -103,12 +103,12 @@ impl Worker {
         let worker = Arc::clone(self);
         let (proc, prepared, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let handle = self.adopt(proc, record, Some(prepared), listeners);
-        self.tell_network(&handle.proc.spec).await;
+        self.notify_network(&handle.proc.spec).await;
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
         if started.is_err() {
             self.forget(&name);
-            self.tell_network(&handle.proc.spec).await;
+            self.notify_network(&handle.proc.spec).await;
         }
         started?;
         ready(&handle).await?;
@@ -251,12 +251,12 @@ impl Worker {
         let handle = self.handle(name)?;
         handle.ask(|reply| Command::Remove { force, reply }).await?;
         self.forget(name);
-        self.tell_network(&handle.proc.spec).await;
+        self.notify_network(&handle.proc.spec).await;
         Ok(())
     }
 
-    /// Tells a proc's network that it has come or gone.
-    pub(crate) async fn tell_network(&self, spec: &Spec) {
+    /// Notifies a proc's network that it has come or gone.
+    pub(crate) async fn notify_network(&self, spec: &Spec) {
         if let Some(network) = spec.network.clone() {
             let machine = Arc::clone(&self.machine);
             blocking(move || names::write_all(&machine, &network)).await;

@@ -246,7 +246,7 @@ mod tests {
         (Pressure::new(marks, none), move |bytes| Need { bytes, there: 0, group: group.clone(), work: Work::Much })
     }
 
-    fn tell_pass(pressure: &Pressure, hopeless: bool) {
+    fn report_pass(pressure: &Pressure, hopeless: bool) {
         pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, used: 0, hopeless });
     }
 
@@ -279,7 +279,7 @@ mod tests {
         let hopeless = tokio::spawn(Arc::clone(&pressure).admit(need(900)));
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            tell_pass(&pressure, true);
+            report_pass(&pressure, true);
         }
         hopeless.await.unwrap().unwrap_err();
         assert!(begun.elapsed() < ROOM_WITHIN);

@@ -111,7 +111,7 @@ pub enum Brought {
     /// Not yet: the store does not give them. Told now and then.
     Later {
         /// Why, where it is time to tell.
-        tell: Option<String>,
+        report: Option<String>,
     },
     /// They cannot be had: what the store has is not what was stored.
     Damaged(String),
@@ -416,7 +416,7 @@ impl Archive {
             Ok(Some(filling)) => filling,
             // The proc was parked or has ended meanwhile.
             Ok(None) => return Brought::All,
-            Err(e) => return Brought::Later { tell: Some(kip_types::chain(&e)) },
+            Err(e) => return Brought::Later { report: Some(kip_types::chain(&e)) },
         };
         let mut blocks = BTreeSet::new();
         let found = filling.blocks_of(pages.clone(), &mut blocks);
@@ -450,15 +450,15 @@ impl Archive {
                 state.told = None;
                 Brought::All
             }
-            Err(e) if e.is_damage() && state.damaged => Brought::Later { tell: None },
+            Err(e) if e.is_damage() && state.damaged => Brought::Later { report: None },
             Err(e) if e.is_damage() => {
                 state.damaged = true;
                 Brought::Damaged(kip_types::chain(&e))
             }
-            Err(_) if state.told.is_some_and(|at| at.elapsed() < TOLD_EVERY) => Brought::Later { tell: None },
+            Err(_) if state.told.is_some_and(|at| at.elapsed() < TOLD_EVERY) => Brought::Later { report: None },
             Err(e) => {
                 state.told = Some(Instant::now());
-                Brought::Later { tell: Some(kip_types::chain(&e)) }
+                Brought::Later { report: Some(kip_types::chain(&e)) }
             }
         }
     }

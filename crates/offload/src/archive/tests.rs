@@ -377,12 +377,12 @@ fn a_front_that_breaks_off_is_read_again() {
         let ask = || runtime.block_on(archive.bring_missing(&path, &remote.name, 0..remote.remote.unwrap()));
         let Brought::Damaged(told) = ask() else { panic!("it is damaged") };
         assert!(told.starts_with("the archived gen-1-") && told.contains("cannot be opened"), "{told}");
-        assert_eq!(ask(), Brought::Later { tell: None }, "told once");
+        assert_eq!(ask(), Brought::Later { report: None }, "told once");
         let refused = kip_types::chain(&archive.bring(&path, None).unwrap_err());
         assert_eq!(refused, told);
         // Gone, and there again.
         fs::remove_file(&object).unwrap();
-        assert!(matches!(ask(), Brought::Later { tell: Some(_) }));
+        assert!(matches!(ask(), Brought::Later { report: Some(_) }));
         fs::write(&object, &whole).unwrap();
         assert_eq!(ask(), Brought::All);
         assert_eq!(lacking(&path), 0);

@@ -98,7 +98,7 @@ impl Task {
             self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN);
         }
         let detail = format!("from the store, {}", known.front);
-        self.proc.shared.events.tell(Some(&self.proc.name), "taken-over", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "taken-over", detail);
         Ok(())
     }
 
@@ -130,7 +130,7 @@ impl Task {
         }
         let refused = self.refuse_if_elsewhere();
         if let Err(refusal) = &refused {
-            self.proc.shared.events.tell(Some(&self.proc.name), "elsewhere", refusal.message.clone());
+            self.proc.shared.events.emit(Some(&self.proc.name), "elsewhere", refusal.message.clone());
         }
         refused
     }

@@ -174,7 +174,7 @@ impl Task {
         let may = can && !self.proc.spec.timing.stays_awake();
         match (&self.record.state, self.proc.shared.archive.clone()) {
             (State::Parked { generation }, Some(archive)) if may => {
-                self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
+                self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
                 self.begin_storing(archive, *generation, vec![reply], Some(cause));
             }
             _ => {
@@ -263,7 +263,7 @@ impl Task {
     fn stays_parked(&self, cause: Cause, code: Code, message: &str) -> Refusal {
         let message = format!("{} stays parked: {message}", self.proc.name);
         self.proc.shared.metrics.refused(Tier::Archived, cause);
-        self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+        self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
         Refusal::new(code, message)
     }
 
@@ -317,7 +317,7 @@ impl Task {
         drop(held);
         fault::reach("archive-released");
         let detail = format!("{} bytes in packs, {} in its front", uploaded.pack_bytes, uploaded.front_bytes);
-        self.proc.shared.events.tell(Some(&self.proc.name), "archived", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "archived", detail);
         Ok(())
     }
 
@@ -405,7 +405,7 @@ impl Task {
                     .push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
             }
             self.count_failed_wake(Tier::Archived, &message);
-            self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+            self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
             let why = if is_final { Why::Damage } else { Why::Store };
             return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
@@ -454,7 +454,7 @@ impl Task {
             return false;
         }
         let message = "what came from the store is damaged on the local disk: it is fetched again";
-        self.proc.shared.events.tell(Some(&self.proc.name), "refetch", message.to_owned());
+        self.proc.shared.events.emit(Some(&self.proc.name), "refetch", message.to_owned());
         true
     }
 

@@ -40,7 +40,7 @@ impl Task {
             let kind = if was_wrong { "healthy" } else { "unhealthy" };
             let why = checked.wrong.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
             let detail = format!("probe {}{why}", checked.host_port);
-            self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), kind, detail);
         }
         self.record.checked.push(checked);
         self.publish();

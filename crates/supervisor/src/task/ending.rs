@@ -27,16 +27,16 @@ impl Task {
         stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         self.keep(next);
-        self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
-        self.tell_restart();
+        self.proc.shared.events.emit(Some(&self.proc.name), "exited", exit.to_string());
+        self.report_restart();
         self.settle_queue().await;
     }
 
-    fn tell_restart(&self) {
+    fn report_restart(&self) {
         if let State::Restarting { at_ms, .. } = self.record.state {
             let detail =
                 format!("in {} ms, {} so far", at_ms.saturating_sub(now_ms()), self.record.restarts.saturating_sub(1));
-            self.proc.shared.events.tell(Some(&self.proc.name), "restarting", detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), "restarting", detail);
         }
     }
 
@@ -51,14 +51,14 @@ impl Task {
     pub(super) async fn restart(&mut self) {
         let State::Restarting { exit, .. } = self.record.state else { return };
         if let Err(refusal) = self.proc.shared.pressure.admit_new(&self.proc.name).await {
-            self.proc.shared.events.tell(Some(&self.proc.name), "pressure", refusal.message);
+            self.proc.shared.events.emit(Some(&self.proc.name), "pressure", refusal.message);
             let state = State::Restarting { exit, at_ms: now_ms() + ROOM_AGAIN_MS };
             return self.keep(Record { state, ..self.record.clone() });
         }
         self.proc.shared.metrics.restarted();
         if let Err(refusal) = self.begin(false, true).await {
             tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be started again");
-            self.tell_restart();
+            self.report_restart();
         }
     }
 
@@ -114,7 +114,7 @@ impl Task {
         self.advance(ended, record::Durability::Fsync)?;
         fault::reach("stop-recorded");
         let how = exit.map_or_else(|| "while parked".to_owned(), |e| e.to_string());
-        self.proc.shared.events.tell(Some(&self.proc.name), "stopped", how);
+        self.proc.shared.events.emit(Some(&self.proc.name), "stopped", how);
         Ok(())
     }
 
@@ -139,7 +139,7 @@ impl Task {
         }
         self.remove_all().await?;
         self.probes.end().await;
-        self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
+        self.proc.shared.events.emit(Some(&self.proc.name), "removed", "");
         Ok(())
     }
 

@@ -136,7 +136,7 @@ impl Task {
                 }
                 let message = format!("{} cannot hibernate: {cause}", self.proc.name);
                 self.record.cannot_sleep = vec![cause];
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 if let Some(running) = self.phase.running_mut() {
                     running.no_hibernation = true;
                 }
@@ -186,7 +186,7 @@ impl Task {
             hibernating.parks_at =
                 hibernating.parks_at.map(|at| now + not_just_before(due_in, at.saturating_duration_since(now)));
         }
-        self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "hibernated", detail);
         Ok(())
     }
 
@@ -304,7 +304,7 @@ impl Task {
         self.record = next.clone();
         self.run_on(pidfd, Tier::Hibernated, woke);
         self.keep(next);
-        self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+        self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
         self.after_wake(Tier::Hibernated, cause);
     }
 

@@ -188,7 +188,7 @@ impl Task {
                 let refusal = short.refusal(&format!("{name} cannot be woken"), &self.proc.shared.pressure);
                 let first = pause == FIRST_PAUSE;
                 if first || !commands.is_empty() {
-                    self.proc.shared.events.tell(Some(name), "pressure", refusal.message.clone());
+                    self.proc.shared.events.emit(Some(name), "pressure", refusal.message.clone());
                 }
                 for command in commands {
                     refuse(command, &refusal);
@@ -262,7 +262,7 @@ impl Task {
         if !quiet || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
-        self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
+        self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
         self.pressed.sleep_cause = Some(cause);
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {

@@ -70,7 +70,7 @@ impl Task {
                 Ok(()) => return,
                 Err(NoOlder::Unknown(message)) if self.sleeps() => {
                     let message = format!("{why}; whether an older generation is whole is not known: {message}");
-                    self.proc.shared.events.tell(Some(&self.proc.name), "refused", message);
+                    self.proc.shared.events.emit(Some(&self.proc.name), "refused", message);
                     return self.listen_later();
                 }
                 Err(NoOlder::Unknown(message) | NoOlder::None(message)) => {
@@ -96,7 +96,7 @@ impl Task {
     /// Whatever it is, it is stopped; its generation is set aside.
     async fn end_for(&mut self, message: &str, kind: &str) -> Result<(), Refusal> {
         tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
-        self.proc.shared.events.tell(Some(&self.proc.name), kind, message);
+        self.proc.shared.events.emit(Some(&self.proc.name), kind, message);
         let generation = self.record.generation();
         if kip_snapshot::path_of(&self.proc.dir, generation).exists()
             && let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation)

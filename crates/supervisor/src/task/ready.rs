@@ -59,7 +59,7 @@ impl Task {
             Err(why) => ("not-ready", why),
         };
         // First: a client that sees the record looks for the reason among the events.
-        self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), kind, detail);
         self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
     }
 }

@@ -94,7 +94,7 @@ impl Task {
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         self.leave_hibernation();
-        self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
+        self.proc.shared.events.emit(Some(&self.proc.name), "parking", "");
         fault::reach("park-intent");
         let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
         let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
@@ -135,7 +135,7 @@ impl Task {
                     self.begin_running(init, Tier::Hot, Woke::Called);
                 }
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::CannotSleep, message))
             }
         }
@@ -184,7 +184,7 @@ impl Task {
         self.keep(next);
         self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec.timing.tick_ms);
         self.begin_sleeping(&done.body);
-        self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "parked", detail);
     }
 
     /// Wakes it by request; whether it slept.
@@ -273,7 +273,7 @@ impl Task {
             steps.done("fetch");
         }
         self.advance(Input::Wake, record::Durability::Rename)?;
-        self.proc.shared.events.tell(Some(&self.proc.name), "waking", cause.to_string());
+        self.proc.shared.events.emit(Some(&self.proc.name), "waking", cause.to_string());
         fault::reach("wake-intent");
         self.overtake_storing();
         kip_engine::watches::unwatch_sockets(&self.proc);
@@ -311,7 +311,7 @@ impl Task {
                     archive.bring_behind(kip_snapshot::path_of(&self.proc.dir, generation));
                 }
                 self.begin_running(init, Tier::Parked, if tick { Woke::ForTicks } else { Woke::Called });
-                self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+                self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
                 self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, cause);
                 Ok(())
             }
@@ -320,7 +320,7 @@ impl Task {
                 self.phase = Phase::Parked(Parked { fetched: false, listens_again: None, ..slept });
                 let message = self.wake_failure(&e);
                 self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
                 match manifest {
                     Ok(manifest) if !e.is_the_stores() && !cause.is_files() => {

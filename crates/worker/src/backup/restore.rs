@@ -110,12 +110,12 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> RestoreError {
     move |source| RestoreError::Io { path, source }
 }
 
-/// Makes a data directory of a backup. The caller has the directory's lock. `tell` hears how many
+/// Makes a data directory of a backup. The caller has the directory's lock. `report` hears how many
 /// bytes of the file were read.
 ///
 /// # Errors
 /// See [`RestoreError`].
-pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, tell: impl FnMut(u64)) -> Result<Restored, RestoreError> {
+pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, report: impl FnMut(u64)) -> Result<Restored, RestoreError> {
     if let Some(found) = in_the_way(data).map_err(at(data))? {
         return Err(RestoreError::NotEmpty { found });
     }
@@ -126,7 +126,7 @@ pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, tell: impl FnMut(u64))
     {
         return Err(at(&growing)(e));
     }
-    let restored = fill(data, &growing, file, wrap, tell);
+    let restored = fill(data, &growing, file, wrap, report);
     let _ = fs::remove_dir_all(&growing);
     restored
 }
@@ -163,10 +163,10 @@ fn fill(
     growing: &Path,
     file: &Path,
     wrap: &KeysWrap,
-    tell: impl FnMut(u64),
+    report: impl FnMut(u64),
 ) -> Result<Restored, RestoreError> {
     let sealed = File::open(file).map_err(at(file))?;
-    let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, tell }, wrap))?;
+    let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, report }, wrap))?;
     let mut reader = reader.map_err(|source| RestoreError::Open { path: file.to_owned(), source })?;
     fs::DirBuilder::new().mode(0o700).create(growing).map_err(at(growing))?;
     extract(&mut reader, growing, file)?;
@@ -197,14 +197,14 @@ fn fill(
 struct Counted<F> {
     file: File,
     bytes: u64,
-    tell: F,
+    report: F,
 }
 
 impl<F: FnMut(u64)> Read for Counted<F> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(to)?;
         self.bytes += count as u64;
-        (self.tell)(self.bytes);
+        (self.report)(self.bytes);
         Ok(count)
     }
 }

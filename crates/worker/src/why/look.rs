@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timerfds_tell_what_is_left() {
+    fn timerfds_report_what_is_left() {
         let text = "pos:\t0\nclockid: 1\nticks: 0\nsettime flags: 01\nit_value: (4, 999500001)\nit_interval: (60, 0)\n";
         assert_eq!(timerfd(text), Some((5000, Some(60_000))));
         assert_eq!(timerfd(&text.replace("(4, 999500001)", "(0, 0)")), None, "it is not set");
