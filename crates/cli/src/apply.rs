@@ -105,7 +105,7 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
         let is_elsewhere = |one: &&Described| client.is_remote() && plan::file_of_the_daemon(one).is_some();
         let always = asked.document.procs.iter().filter(|one| one.pull == Pull::Always);
         for described in always.filter(|one| !is_elsewhere(one)) {
-            bring_image(client, described, &args.registry).await?;
+            pull_image(client, described, &args.registry).await?;
         }
     }
     let mut plan = Plan::new(client, &asked, args.prune).await?;
@@ -113,7 +113,7 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
     if faults.is_empty() && !args.dry_run {
         let made = plan.both().filter_map(|(change, described)| described.filter(|_| change.makes()));
         for described in made.filter(|one| one.pull != Pull::Always) {
-            bring_image(client, described, &args.registry).await?;
+            pull_image(client, described, &args.registry).await?;
         }
         faults = plan.invalid(client, &without_image).await?;
     }
@@ -298,7 +298,7 @@ async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: boo
             (Action::Remove, _) => remove(client, &name).await?,
             (_, None) => unreachable!("what is made or started is described"),
             (_, Some(described)) => {
-                let done = bring_about(client, change, described, args).await;
+                let done = apply_change(client, change, described, args).await;
                 done.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
             }
         }
@@ -312,7 +312,7 @@ async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: boo
 }
 
 /// Makes or starts one.
-async fn bring_about(client: &Client, change: &Change, described: &Described, args: &ApplyArgs) -> anyhow::Result<()> {
+async fn apply_change(client: &Client, change: &Change, described: &Described, args: &ApplyArgs) -> anyhow::Result<()> {
     let name = &change.name;
     for needed in &described.depends_on {
         let waited = wait_for(client, needed).await;
@@ -355,7 +355,7 @@ async fn remove(client: &Client, name: &ProcName) -> anyhow::Result<()> {
     Ok(client.remove(name, false).await?)
 }
 
-async fn bring_image(client: &Client, described: &Described, registry: &RegistryArgs) -> anyhow::Result<()> {
+async fn pull_image(client: &Client, described: &Described, registry: &RegistryArgs) -> anyhow::Result<()> {
     let kip_types::spec::Image::Oci(image) = &described.request.spec.image else { return Ok(()) };
     let when = match described.pull {
         Pull::Missing => When::Missing,
@@ -363,8 +363,8 @@ async fn bring_image(client: &Client, described: &Described, registry: &Registry
         Pull::Never => When::Never,
     };
     let registry = RegistryArgs { plain_http: registry.plain_http || described.plain_http, ..registry.clone() };
-    let brought = ensure(client, &image.reference, when, &registry).await;
-    brought.map(drop).map_err(|e| Fault::new(&described.place, format!("{e:#}")).into())
+    let pulled = ensure(client, &image.reference, when, &registry).await;
+    pulled.map(drop).map_err(|e| Fault::new(&described.place, format!("{e:#}")).into())
 }
 
 #[cfg(test)]

@@ -173,8 +173,8 @@ impl Drop for Lifted<'_> {
     }
 }
 
-/// Brings what is still in the store and needed before the program runs: the pages of these places, or all.
-fn bring(
+/// Fetches what is still in the store and needed before the program runs: the pages of these places, or all.
+fn fetch_pages(
     proc: &Proc,
     images: &Path,
     manifest: &Manifest<Body>,
@@ -185,7 +185,7 @@ fn bring(
     if manifest.remote.is_empty() || which.is_some_and(|which| !which.iter().any(is_remote)) {
         return Ok(());
     }
-    proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.bring(images, which)?;
+    proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.fetch_pages(images, which)?;
     steps.done("bring");
     Ok(())
 }
@@ -208,7 +208,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let mut unbuilt = None;
     if let Some(ready) = rebuild::ready(proc, &directory, &manifest, with_pins) {
-        bring(proc, &directory, &manifest, ready.needed(), steps)?;
+        fetch_pages(proc, &directory, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
         match rebuild::rebuild(proc, &directory, &manifest, &ready, (with_pins, volumes, time), cause, steps) {
             Ok(init) => return Ok(init),
@@ -229,7 +229,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         }
         (None, None) => {}
     }
-    bring(proc, &directory, &manifest, None, steps)?;
+    fetch_pages(proc, &directory, &manifest, None, steps)?;
     // CRIU makes them anew, some under names that are taken as long as these live.
     if let Err(e) = proc.fd_store.drop_prefix(key::OBJECT) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");

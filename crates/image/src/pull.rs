@@ -46,14 +46,14 @@ impl Images {
         let mut known = BTreeSet::new();
         let each: Vec<(Digest, Blob)> =
             layers.iter().cloned().zip(found.layers).filter(|(layer, _)| known.insert(layer.clone())).collect();
-        let bring = each.into_iter().map(|(layer, blob)| {
+        let pulls = each.into_iter().map(|(layer, blob)| {
             let (images, origin, report, reference) =
                 (Arc::clone(self), origin.clone(), Arc::clone(&report), &reference);
             // What cannot be called off any more keeps it.
             let in_use = Arc::clone(&in_use);
-            async move { images.bring(reference, &origin, (layer, blob), (&report, in_use)).await }
+            async move { images.get_layer(reference, &origin, (layer, blob), (&report, in_use)).await }
         });
-        futures_util::stream::iter(bring).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+        futures_util::stream::iter(pulls).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         let id = Digest::of(&found.config);
         let digest = found.top.as_deref().map_or_else(|| id.clone(), Digest::of);
         let (images, called) = (Arc::clone(self), reference.clone());
@@ -70,7 +70,7 @@ impl Images {
         Ok(record)
     }
 
-    async fn bring(
+    async fn get_layer(
         self: &Arc<Self>,
         reference: &str,
         origin: &Origin,
@@ -84,7 +84,7 @@ impl Images {
         }
         match (origin, blob) {
             (Origin::Registry(registry), Blob::Named(blob)) => {
-                self.bring_from(registry, reference, (&layer, &blob), (report, in_use)).await?;
+                self.fetch_layer(registry, reference, (&layer, &blob), (report, in_use)).await?;
             }
             (Origin::Registry(_), Blob::File(_)) => unreachable!("registries have no files"),
             (Origin::Local(local), blob) => {
@@ -103,7 +103,7 @@ impl Images {
         Ok(())
     }
 
-    async fn bring_from(
+    async fn fetch_layer(
         self: &Arc<Self>,
         registry: &Registry,
         reference: &str,
@@ -123,7 +123,7 @@ impl Images {
             let _in_use = in_use;
             let file = File::open(&part).map_err(ImageError::io("open", &part))?;
             let installed = images.install(&reference, &layer, (&part, file));
-            // It is what its digest says: to bring it again would change nothing. A full disk needs the room.
+            // It is what its digest says: to fetch it again would change nothing. A full disk needs the room.
             let _ = std::fs::remove_file(&part);
             installed
         })

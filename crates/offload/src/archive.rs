@@ -39,7 +39,7 @@ mod tests;
 mod upload;
 pub mod verify;
 
-pub use demand::{Brought, DemandError};
+pub use demand::{DemandError, Fetched};
 pub use fetch::FetchError;
 pub use files::Own;
 pub use keys::{KeyChangeError, KeyLength, with_wrap};

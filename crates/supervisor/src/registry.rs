@@ -6,7 +6,7 @@ use kip_engine::hibernate;
 use kip_engine::host::{Host, Proc};
 use kip_engine::pressure::Grant;
 use kip_net::Slot;
-use kip_offload::archive::Brought;
+use kip_offload::archive::Fetched;
 use kip_pager::protocol::Event;
 use kip_types::State;
 use kip_types::chain;
@@ -95,7 +95,7 @@ impl Registry {
                                     machine.notify_task(number, Command::Damaged { message });
                                 }
                                 Event::Missing { number, file, first, pages, .. } => {
-                                    machine.bring_missing(number, file, first..first + pages);
+                                    machine.fetch_missing(number, file, first..first + pages);
                                 }
                             }
                         }
@@ -141,7 +141,7 @@ impl Registry {
     }
 
     /// A running proc waits for pages that are in the store.
-    fn bring_missing(&self, number: u32, file: String, pages: Range<u32>) {
+    fn fetch_missing(&self, number: u32, file: String, pages: Range<u32>) {
         let Some(Handle { proc, inbox, .. }) = self.numbered(number) else { return };
         let Some(archive) = self.host.archive.clone() else {
             let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
@@ -149,13 +149,13 @@ impl Registry {
         };
         let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         archive.clone().spawn(async move {
-            match archive.bring_missing(&directory, &file, pages).await {
-                Brought::All | Brought::Later { report: None } => {}
-                Brought::Later { report: Some(error) } => {
+            match archive.fetch_missing(&directory, &file, pages).await {
+                Fetched::All | Fetched::Later { report: None } => {}
+                Fetched::Later { report: Some(error) } => {
                     let message = format!("it waits for memory that is in the store: {error}");
                     proc.shared.events.emit(Some(&proc.name), "waiting", message);
                 }
-                Brought::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
+                Fetched::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
             }
         });
     }

@@ -376,7 +376,7 @@ impl Cache {
         }
     }
 
-    /// Told now and then.
+    /// Reported now and then.
     fn trouble(&self, error: &io::Error) {
         let mut state = self.state();
         if state.told.is_none_or(|at| at.elapsed() > TOLD_EVERY) {

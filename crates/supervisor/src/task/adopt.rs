@@ -78,7 +78,7 @@ impl Task {
         let adopted = tokio::time::timeout(ANSWERS_WITHIN, archive.adopt(id, known.front)).await.map_err(silent)?;
         adopted.map_err(|e| if e.is_final() { Undone::NotOurs(chain(&e)) } else { Undone::Ours(chain(&e)) })?;
         fault::reach("adopt-headed");
-        if let Err(message) = self.bring_files(&archive, &known).await {
+        if let Err(message) = self.fetch_files(&archive, &known).await {
             // The proc has not run here: another data directory may have it.
             return Err(match archive.release(id, known.front).await {
                 Ok(_) => Undone::NotOurs(message),
@@ -102,7 +102,7 @@ impl Task {
         Ok(())
     }
 
-    async fn bring_files(&mut self, archive: &Arc<Archive>, known: &super::archive::Archived) -> Result<(), String> {
+    async fn fetch_files(&mut self, archive: &Arc<Archive>, known: &super::archive::Archived) -> Result<(), String> {
         let (proc, archive, front) = (Arc::clone(&self.proc), Arc::clone(archive), known.front);
         let then = known.body.home.as_ref().map_or(0, |home| home.first_id);
         blocking(move || {

@@ -281,7 +281,7 @@ impl Task {
         let slept = std::mem::take(self.phase.parked_mut());
         steps.done("decide");
         if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
-            archive.bring_beside(kip_snapshot::path_of(&self.proc.dir, generation));
+            archive.fetch_alongside(kip_snapshot::path_of(&self.proc.dir, generation));
         }
         let proc = Arc::clone(&self.proc);
         let machine = Arc::clone(&proc.shared);
@@ -308,7 +308,7 @@ impl Task {
                 self.keep(next);
                 fault::reach("wake-recorded");
                 if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
-                    archive.bring_behind(kip_snapshot::path_of(&self.proc.dir, generation));
+                    archive.fetch_in_background(kip_snapshot::path_of(&self.proc.dir, generation));
                 }
                 self.begin_running(init, Tier::Parked, if tick { Woke::ForTicks } else { Woke::Called });
                 self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
