@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a dump or restore that was under way may take to come to its end.
-const SETTLE_WITHIN: Duration = Duration::from_secs(15);
+const STABLE_WITHIN: Duration = Duration::from_secs(15);
 
 /// What a data directory remembers of a proc.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
                 tracing::error!(proc = %name, "the record of a proc is that of {}; it is left alone", spec.name);
             }
             Ok((mut spec, Stored { record, meter })) => {
-                spec.timing.settle_archive();
+                spec.timing.resolve_archive_default();
                 all.push(Remembered { name, spec, record, meter });
             }
             Err(e) => {
@@ -123,7 +123,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
             // pager.
             let init = match asleep {
                 true => Tree::read(&proc.cgroup.pids().unwrap_or_default()).init(),
-                false => settled_init(&proc).await,
+                false => stable_init(&proc).await,
             };
             match init {
                 Some(init) if asleep => {
@@ -151,7 +151,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
         }
         State::Parked { generation } | State::Waking { generation } => {
             hibernate::take_up(&proc);
-            match settled_init(&proc).await {
+            match stable_init(&proc).await {
                 Some(init) => adopted(&proc, &record, init, generation),
                 None => parked(&proc, &record, generation),
             }
@@ -212,8 +212,8 @@ async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
 }
 
 /// The sandbox's pid 1 once no dump or restore works on the tree any more; none if there is none.
-async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
-    let until = Instant::now() + SETTLE_WITHIN;
+async fn stable_init(proc: &Arc<Proc>) -> Option<u32> {
+    let until = Instant::now() + STABLE_WITHIN;
     loop {
         let pids = proc.cgroup.pids().unwrap_or_default();
         let tree = Tree::read(&pids);

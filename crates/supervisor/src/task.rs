@@ -64,7 +64,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// How long `inspect` waits for a transition that is under way.
-const SETTLE_WITHIN: Duration = Duration::from_secs(2);
+const STABLE_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks at a running proc.
 const LOOK_EVERY: Duration = Duration::from_millis(1000);
 /// Nor more often than that.
@@ -187,9 +187,9 @@ pub struct Handle {
 
 impl Handle {
     /// A client may have its reply before the wake is recorded: what is under way is waited for, but not long.
-    pub async fn settled(&mut self) {
-        let settled = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
-        let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
+    pub async fn wait_until_stable(&mut self) {
+        let stable = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
+        let _ = tokio::time::timeout(STABLE_WITHIN, stable).await;
     }
 
     /// Sends a command and waits for its answer.
@@ -273,7 +273,7 @@ impl Task {
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
         if self.sleeps() || matches!(self.record.state, State::Hot { .. }) {
-            self.settle_files(self.record.generation()).await;
+            self.keep_newest_files(self.record.generation()).await;
         }
         match self.record.state.clone() {
             State::Hot { init, .. } => {
@@ -327,7 +327,7 @@ impl Task {
 
     /// The state after something that has happened: it is so even if it cannot be recorded now, and the next daemon finds
     /// out by itself.
-    fn settle(&mut self, input: Input) {
+    fn record_outcome(&mut self, input: Input) {
         if let Ok(next) = self.record.after(input) {
             self.keep(next);
         }
@@ -363,7 +363,7 @@ impl Task {
             return true;
         }
         self.pressed.grant = None;
-        self.settle_queue().await
+        self.answer_queue().await
     }
 
     async fn carry_out(&mut self, command: Command) -> bool {

@@ -71,7 +71,7 @@ impl Subject {
 pub(crate) async fn details(handle: &mut Handle, of: Detail) -> Result<Details, Refusal> {
     let name = handle.proc.name.clone();
     for _ in 0..LOOKS {
-        handle.settled().await;
+        handle.wait_until_stable().await;
         let record = handle.status.borrow().record.clone();
         let tier = inspectable(&handle.proc, &record)?;
         let (proc, state) = (Arc::clone(&handle.proc), record.state.clone());

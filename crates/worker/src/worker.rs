@@ -173,7 +173,7 @@ impl Worker {
     /// One proc. Does not wake it.
     pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, Refusal> {
         let mut handle = self.handle(name)?;
-        handle.settled().await;
+        handle.wait_until_stable().await;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
@@ -411,13 +411,13 @@ pub(crate) async fn ready(handle: &Handle) -> Result<(), Refusal> {
     let Some(ready) = &handle.proc.spec.ready else { return Ok(()) };
     let name = &handle.proc.name;
     let mut status = handle.status.clone();
-    let settled = status.wait_for(|s| match s.record.state {
+    let decided = status.wait_for(|s| match s.record.state {
         State::Stopped { .. } => true,
         State::Hot { .. } => !s.starting,
         _ => s.record.ready == Some(true),
     });
-    let settled = tokio::time::timeout(Duration::from_millis(ready.within_ms) + READY_MORE, settled).await;
-    let record = match settled {
+    let decided = tokio::time::timeout(Duration::from_millis(ready.within_ms) + READY_MORE, decided).await;
+    let record = match decided {
         Ok(Ok(status)) if status.record.ready == Some(true) => return Ok(()),
         Ok(Ok(status)) => Some(status.record.clone()),
         Ok(Err(_)) => return Err(Refusal::new(Code::Unknown, format!("{name} was removed before it was ready"))),

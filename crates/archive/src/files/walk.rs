@@ -30,7 +30,7 @@ const SMALL: usize = 64 << 10;
 const SHARED: usize = 256 << 10;
 /// How old the times of a file must be for it to be known by them, in ns: the kernel's clock for files ticks every 10
 /// ms at most.
-const SETTLED_NS: i128 = 20_000_000;
+const STABLE_NS: i128 = 20_000_000;
 const SEEN: [u8; 8] = *b"KIPSEEN1";
 
 /// A directory cannot be archived.
@@ -219,7 +219,7 @@ pub fn archive(root: &Path, walk: &Walk<'_>, seen: &Seen, packing: &mut Packing<
     }
     contents.flush(packing)?;
     tree.order = order;
-    let seen = contents.settle(&mut tree, &ids, now);
+    let seen = contents.finalize(&mut tree, &ids, now);
     tree.blocks.iter().for_each(|block| packing.refer(block));
     debug_assert_eq!(tree.fault(), None);
     Ok(Archived { tree, seen, read, skipped })
@@ -478,7 +478,7 @@ impl Contents {
     }
 
     /// Writes extents into the tree, now that every place is known.
-    fn settle(self, tree: &mut Tree, ids: &HashMap<u32, Identity>, now_ns: i128) -> Seen {
+    fn finalize(self, tree: &mut Tree, ids: &HashMap<u32, Identity>, now_ns: i128) -> Seen {
         let mut blocks = Blocks::default();
         let mut seen = Seen::default();
         for (index, parts) in self.parts {
@@ -498,7 +498,7 @@ impl Contents {
                 *extents = parts.iter().map(extent).collect();
             }
             let id = ids[&index];
-            if now_ns - id.ctime_ns.max(id.mtime_ns) > SETTLED_NS {
+            if now_ns - id.ctime_ns.max(id.mtime_ns) > STABLE_NS {
                 seen.files.insert(id, parts);
             }
         }

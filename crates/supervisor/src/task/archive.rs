@@ -534,7 +534,7 @@ mod tests {
         // Records of older Kips, and requests with some times only.
         let of = |text: &str| {
             let mut timing: Timing = serde_json::from_str(text).unwrap();
-            timing.settle_archive();
+            timing.resolve_archive_default();
             timing.archive_by_default
         };
         assert!(!of(r#"{"archive_after_ms": 300000}"#) && of(r#"{"archive_after_ms": 86400000}"#));

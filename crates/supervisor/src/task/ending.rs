@@ -29,7 +29,7 @@ impl Task {
         self.keep(next);
         self.proc.shared.events.emit(Some(&self.proc.name), "exited", exit.to_string());
         self.report_restart();
-        self.settle_queue().await;
+        self.answer_queue().await;
     }
 
     fn report_restart(&self) {

@@ -119,7 +119,7 @@ impl Task {
     }
 
     /// Gives up the wake's place: no task may hold one without looking at it. Clients that wait for
-    /// the wake are answered by [`Task::settle_queue`].
+    /// the wake are answered by [`Task::answer_queue`].
     pub(super) fn leave_queue(&mut self) {
         if let Some(queued) = &mut self.pressed.queued {
             queued.leave = Box::pin(std::future::pending());
@@ -202,7 +202,7 @@ impl Task {
 
     /// Answers the clients that waited for a wake of a proc that sleeps no more, by what it is now.
     /// True when the task is to end.
-    pub(super) async fn settle_queue(&mut self) -> bool {
+    pub(super) async fn answer_queue(&mut self) -> bool {
         if self.sleeps() {
             return false;
         }

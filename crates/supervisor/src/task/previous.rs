@@ -157,7 +157,7 @@ impl Task {
         };
         match woken {
             Ok(()) => {
-                self.settle_files(number).await;
+                self.keep_newest_files(number).await;
                 Ok(())
             }
             // Its files are put back by what follows; what came of it is in the store.
@@ -189,20 +189,20 @@ impl Task {
     }
 
     /// What it fell back to runs, or will: its newest files are kept, out of the way.
-    pub(super) async fn settle_files(&mut self, generation: Generation) {
+    pub(super) async fn keep_newest_files(&mut self, generation: Generation) {
         if !self.proc.dir.join(ASIDE).exists() {
             return;
         }
         let proc = Arc::clone(&self.proc);
-        let settle = move |place: &Path| {
+        let rename = move |place: &Path| {
             let to = place.join(format!("{ASIDE}-gen-{generation}"));
             match fs::rename(place.join(ASIDE), to) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
                 _ => Ok(()),
             }
         };
-        let settled = blocking(move || each_place(&proc, Order::Back, settle)).await;
-        if let Err(error) = settled {
+        let renamed = blocking(move || each_place(&proc, Order::Back, rename)).await;
+        if let Err(error) = renamed {
             tracing::warn!(proc = %self.proc.name, error, "its newest files are not where they are to be kept");
         }
     }

@@ -130,7 +130,7 @@ impl Task {
                 let causes = causes_of(&e);
                 self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
                 self.record.cannot_sleep = causes.clone();
-                self.settle(Input::ParkRefused);
+                self.record_outcome(Input::ParkRefused);
                 if self.phase.running().is_none() {
                     self.begin_running(init, Tier::Hot, Woke::Called);
                 }
@@ -316,7 +316,7 @@ impl Task {
                 Ok(())
             }
             Err(e) => {
-                self.settle(Input::WakeFailed);
+                self.record_outcome(Input::WakeFailed);
                 self.phase = Phase::Parked(Parked { fetched: false, listens_again: None, ..slept });
                 let message = self.wake_failure(&e);
                 self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);

@@ -181,9 +181,9 @@ fn fill(
     }
     let note: Note = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
     fs::remove_file(&path).map_err(at(&path))?;
-    let procs = settle(data, growing, &note)?;
+    let procs = adapt_records(data, growing, &note)?;
     // No other instance takes the number before it is remembered.
-    let (instance, _lock) = settle_ids(data, growing, &note)?;
+    let (instance, _lock) = adapt_ids(data, growing, &note)?;
     let all = File::open(growing).map_err(at(growing))?;
     rustix::fs::syncfs(&all).map_err(|e| at(growing)(e.into()))?;
     // Before anything is there: what is there has its files by that number.
@@ -249,7 +249,7 @@ fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), RestoreEr
 }
 
 /// Makes the records those of this directory.
-fn settle(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, RestoreError> {
+fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, RestoreError> {
     let procs = growing.join("procs");
     let entries = match fs::read_dir(&procs) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -285,7 +285,7 @@ fn settle(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, boo
 }
 
 /// Ids of this directory's number, which is that of the old one if it can be.
-fn settle_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, RestoreError> {
+fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, RestoreError> {
     let claim = instance::claim(data, Some(note.instance))?;
     if let Ok(from) = Instance::new(note.instance)
         && from.number() != claim.0.number()

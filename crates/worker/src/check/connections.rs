@@ -95,7 +95,7 @@ impl Held {
     }
 
     /// Without those that the server has closed already: it does not want so many.
-    pub(super) fn settled(mut self) -> Held {
+    pub(super) fn without_closed(mut self) -> Held {
         self.0.iter_mut().for_each(|(_, streams)| streams.retain(|stream| ended(stream).is_none()));
         self
     }
