@@ -182,7 +182,7 @@ def test_answers_are_as_the_document_says(remote: Remote) -> None:
 # promise api: a field of a request's body that no code would look at is refused by its path,
 #   however deep; records on disk may have some of a newer Kip. A daemon that is asked to end by a
 #   query or body that is not understood runs on
-# held by: this, `kip_api::answer::tests::what_nobody_looks_at_is_refused_by_its_path`
+# held by: this, `kip_api::answer::tests::an_unread_field_is_refused_by_its_path`
 def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
     """A limit with its name misspelt would be none. Nothing is made."""
     spec = {"name": "open", "command": ["sleep", "1000"]}

@@ -230,13 +230,13 @@ pub fn wakes_on_data(proc: &Proc) -> bool {
 /// The thread whose waits are the shortest, if one waits less than `tick_ms` at a time: its number inside, its name, the call.
 fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
     let (now, ahead_ns) = (Now::read(), tree.ahead_ns());
-    let look = |(inside, waiting): (&u32, &Waiting)| {
+    let tick = |(inside, waiting): (&u32, &Waiting)| {
         let tid = *tree.threads.get(inside)?;
         let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(tid, address, buffer).is_ok();
         let due = live_due(waiting, now, ahead_ns, &read)?;
         Some((due.every_ns.filter(|_| due::ticks(&[due], now.monotonic_ns, tick_ms))?, *inside, tid, waiting.call[0]))
     };
-    let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(look).min()?;
+    let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(tick).min()?;
     let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
     let call = crate::calls::call_name(call).unwrap_or("a call");
     Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end().escape_debug(), every_ns as f64 / 1e9))

@@ -25,7 +25,7 @@ pub fn held(instance: &SleepingInotify, proc: &Proc) -> Option<Arc<OwnedFd>> {
 
 /// To be called once the processes are gone. What their end did to files of theirs does not wake
 /// the proc.
-pub fn overlook_the_end(instance: &mut SleepingInotify, proc: &Proc) {
+pub fn ignore_end_of_processes(instance: &mut SleepingInotify, proc: &Proc) {
     if instance.sees_sleep
         && let Some(fd) = held(instance, proc)
     {

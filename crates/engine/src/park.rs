@@ -150,7 +150,7 @@ pub fn park(
     let growing = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
-    let volumes = volumes::sleep::look(proc, init)?;
+    let volumes = volumes::sleep::read(proc, init)?;
     let own_ipc = tree.maps_system_v();
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
     let place = proc.files.place()?;

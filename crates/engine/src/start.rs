@@ -52,12 +52,12 @@ pub fn rehearse(proc: &Proc, prepared: PreparedNetwork) -> Result<(), Refusal> {
     build(proc, Some(prepared), &[], true).map(drop)
 }
 
-/// With `look` its program is exec'd, but does not run.
+/// With `exec_only` its program is exec'd, but does not run.
 pub fn build(
     proc: &Proc,
     prepared: Option<PreparedNetwork>,
     earlier: &[PortView],
-    look: bool,
+    exec_only: bool,
 ) -> Result<Started, Refusal> {
     let ports = reserve_ports(proc, earlier)?;
     fault::reach("start-ports");
@@ -93,7 +93,7 @@ pub fn build(
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
     // Before the program can ask.
-    if !look {
+    if !exec_only {
         resolver::make(proc, prepared.net.fd.as_fd());
     }
     let request = StartRequest {
@@ -103,7 +103,7 @@ pub fn build(
         directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
-        look,
+        exec_only,
         mounts,
         namespaces: &namespaces,
         net: prepared.net.fd.as_fd(),

@@ -130,7 +130,7 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
             warn("network link", &e);
         }
         // The last word of a counter that goes with it.
-        proc.look_for_cpu();
+        proc.sample_cpu();
         match proc.cgroup.remove() {
             Ok(()) => proc.meter.without_cgroup(),
             Err(e) => warn("cgroup", &e),

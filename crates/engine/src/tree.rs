@@ -87,12 +87,12 @@ impl Tree {
     /// before a freeze, which counts as running.
     pub fn waiting(&self) -> Since {
         let mut clocks = CpuClocks::default();
-        let look = |(inside, tid): (&u32, &u32)| {
+        let wait = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one, or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
             Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
         };
-        self.threads.iter().filter_map(look).collect()
+        self.threads.iter().filter_map(wait).collect()
     }
 
     /// Makes sure that the end of each thread's wait can be told ([`stop::find_ends`]): a wait of which it cannot begins anew.
@@ -122,17 +122,17 @@ impl Tree {
 
     /// Signals that wait for each thread (by id inside) and its process.
     pub fn pending(&self) -> BTreeMap<u32, Pending> {
-        let look = |(inside, tid): (&u32, &u32)| {
+        let signals = |(inside, tid): (&u32, &u32)| {
             Some((*inside, pending(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)))
         };
-        self.threads.iter().filter_map(look).collect()
+        self.threads.iter().filter_map(signals).collect()
     }
 
     /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): a
-    /// thread blocked on a page from the pager counts as running. If two looks give the same, every
+    /// thread blocked on a page from the pager counts as running. If two calls give the same, every
     /// thread has slept from the one to the other.
     pub fn asleep(&self) -> Option<Vec<u64>> {
-        let look = |tid: &u32| {
+        let switches_of = |tid: &u32| {
             let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
             let times = switches(&status)?;
             if has_stopped(&status) {
@@ -142,7 +142,7 @@ impl Tree {
             let faults = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at == "handle_userfault");
             waits_in(*tid).filter(|_| !faults).map(|_| times)
         };
-        self.threads.values().map(look).collect()
+        self.threads.values().map(switches_of).collect()
     }
 }
 

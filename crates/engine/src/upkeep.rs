@@ -79,8 +79,8 @@ impl Host {
             loop {
                 tokio::time::sleep(RULES_EVERY).await;
                 let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
-                let looked = Arc::clone(&machine);
-                match blocking(move || Ok::<_, NatError>((looked.nat.mend()?, looked.nat.follow_uplinks()?))).await {
+                let rules = Arc::clone(&machine);
+                match blocking(move || Ok::<_, NatError>((rules.nat.mend()?, rules.nat.follow_uplinks()?))).await {
                     Ok((mended, followed)) => {
                         told = false;
                         if mended {

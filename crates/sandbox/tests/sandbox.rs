@@ -229,17 +229,17 @@ fn a_missing_command_or_directory_is_reported() {
 }
 
 #[test]
-fn a_program_that_is_only_looked_at_does_not_run() {
+fn a_program_that_is_only_execd_does_not_run() {
     let mut place = Place::new();
-    place.look = true;
+    place.exec_only = true;
     let record_of = |command: &[&str], workdir| {
         let mut running = place.try_start(place.mounts(), command, workdir).unwrap();
         (running.record().unwrap(), running.record(), running)
     };
-    let (record, more, mut looked) = record_of(&["sh", "-c", "echo ran"], None);
+    let (record, more, mut sandbox) = record_of(&["sh", "-c", "echo ran"], None);
     assert!(matches!(record, Record::Running { .. }), "{record:?}");
     let mut said = String::new();
-    looked.stdout.read_to_string(&mut said).unwrap();
+    sandbox.stdout.read_to_string(&mut said).unwrap();
     assert_eq!((more, said.as_str()), (None, ""), "it is gone, and has said nothing");
     let errno = Errno::NOENT.raw_os_error();
     assert_eq!(record_of(&["no-such-program"], None).0, Record::NotStarted { step: StartStep::Exec, errno });

@@ -27,8 +27,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest answer that is looked at before it is passed on: a page of a listing has about a thousand keys.
-const LONGEST_LOOKED_AT: usize = 16 << 20;
+/// Longest answer that is inspected before it is passed on: a page of a listing has about a thousand keys.
+const LONGEST_INSPECTED: usize = 16 << 20;
 /// Idle connections are closed after this long; S3 itself does so after about 20 s.
 const IDLE: Duration = Duration::from_secs(15);
 
@@ -175,7 +175,7 @@ impl Exchanger {
 
     /// All of an answer, as long as it moves. S3 sends blanks while it puts an object together.
     async fn whole(&self, body: hyper::body::Incoming) -> Result<Bytes, TransportError> {
-        let mut body = Limited::new(body, LONGEST_LOOKED_AT);
+        let mut body = Limited::new(body, LONGEST_INSPECTED);
         let mut text = BytesMut::new();
         loop {
             let next = tokio::time::timeout(self.patience.idle, body.frame()).await;
@@ -228,7 +228,7 @@ impl HttpService for Exchanger {
                 }
             };
         }
-        let text = tokio::time::timeout(self.connect_timeout, Limited::new(body, LONGEST_LOOKED_AT).collect()).await;
+        let text = tokio::time::timeout(self.connect_timeout, Limited::new(body, LONGEST_INSPECTED).collect()).await;
         let text = match text {
             Ok(Ok(collected)) => collected.to_bytes(),
             // What is missing must be told from what else has this status. Of others the status is enough.

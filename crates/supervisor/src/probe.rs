@@ -7,7 +7,7 @@
 //! [`HealthView`]. Crash: what was known is as in the record, which is written when the proc falls
 //! asleep.
 
-use crate::task::{Command, Handle, Probes, Status, look_once};
+use crate::task::{Command, Handle, Probes, Status, check_once};
 use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_net::reserve::{self, ReserveError};
@@ -190,8 +190,8 @@ async fn ask(handle: &Handle, probe: &Probe) {
     let Ok(Some(asking)) = handle.ask(|reply| Command::Ask { reply }).await else { return };
     // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as activity.
     let nobodys = Arc::default();
-    let looked = tokio::time::timeout(CHECK_WITHIN, look_once(&handle.proc, &probe.check, &nobodys)).await;
-    let wrong = looked.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
+    let answer = tokio::time::timeout(CHECK_WITHIN, check_once(&handle.proc, &probe.check, &nobodys)).await;
+    let wrong = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
     drop(asking);
     let checked = Checked { host_port: probe.host_port, at_ms: now_ms(), wrong };
     let _ = handle.ask(|reply| Command::Checked { checked, reply }).await;

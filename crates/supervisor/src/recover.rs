@@ -83,7 +83,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
         FdStore::new(&name, Arc::clone(&machine.keeper))
     });
     let proc = Proc::new(machine, spec, (slot, record.base.clone()), fd_store, meter);
-    if proc.look_for_cpu().is_none() {
+    if proc.sample_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
     }

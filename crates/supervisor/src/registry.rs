@@ -130,7 +130,7 @@ impl Registry {
         let events = self.host.pager.follow()?;
         // What happened while the daemon did not listen.
         for handle in &all {
-            self.notify_task(handle.proc.slot.number().into(), Command::LookAtPager);
+            self.notify_task(handle.proc.slot.number().into(), Command::InspectPager);
         }
         Ok(events)
     }

@@ -24,12 +24,12 @@ use tokio::task::JoinSet;
 
 /// Procs that are put to sleep at the same time.
 const AT_ONCE: usize = 2;
-/// Between looks while there is room.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between looks above the low mark.
-const LOOK_SOON: Duration = Duration::from_millis(250);
-/// Between looks at least, however many ask.
-const LOOK_LEAST: Duration = Duration::from_millis(20);
+/// Between samples while there is room.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Between samples above the low mark.
+const SAMPLE_SOON: Duration = Duration::from_millis(250);
+/// Between samples at least, however many ask.
+const SAMPLE_LEAST: Duration = Duration::from_millis(20);
 /// A proc that declined, for instance because it had just been busy, is asked again after this.
 const DECLINED: Duration = Duration::from_millis(500);
 /// A proc that could not sleep is asked again after this, then after twice that, and so on.
@@ -137,10 +137,10 @@ impl Relief {
             if machine.host.is_closing() {
                 return;
             }
-            let used = self.look(&machine).await;
+            let used = self.sample(&machine).await;
             drop(machine);
-            let pause = if used > self.pressure.marks.low_bytes() { LOOK_SOON } else { LOOK_EVERY };
-            tokio::time::sleep(LOOK_LEAST).await;
+            let pause = if used > self.pressure.marks.low_bytes() { SAMPLE_SOON } else { SAMPLE_EVERY };
+            tokio::time::sleep(SAMPLE_LEAST).await;
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.pressure.asked.notified() => {}
@@ -152,8 +152,8 @@ impl Relief {
         }
     }
 
-    /// One look, and what follows from it. Returns what is used, bytes.
-    async fn look(&mut self, machine: &Arc<Registry>) -> u64 {
+    /// One sample, and what follows from it. Returns what is used, bytes.
+    async fn sample(&mut self, machine: &Arc<Registry>) -> u64 {
         let measured = Arc::clone(&self.pressure);
         let used = blocking(move || measured.measure()).await;
         let marks = self.pressure.marks.clone();
@@ -170,7 +170,7 @@ impl Relief {
         // Procs that were woken just now are left alone between the marks.
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
         let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, gives_back).is_empty();
-        let turn = self.hysteresis.look(used, &marks, exhausted);
+        let turn = self.hysteresis.update(used, &marks, exhausted);
         self.report(machine, turn, used, hopeless);
         let leaving: u64 = self.leaving.values().sum();
         let most = AT_ONCE.saturating_sub(self.leaving.len());

@@ -35,7 +35,7 @@ use kip_types::chain;
 use phase::{Parked, Phase, Running, Woke};
 pub use pressed::need;
 pub use probes::Probes;
-pub use ready::once as look_once;
+pub use ready::check_once;
 pub use still::{Still, Stilled};
 pub use ticks::would_be_late;
 
@@ -65,10 +65,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 /// How long `inspect` waits for a transition that is under way.
 const STABLE_WITHIN: Duration = Duration::from_secs(2);
-/// Between looks at a running proc.
-const LOOK_EVERY: Duration = Duration::from_millis(1000);
+/// Between samples of a running proc.
+const SAMPLE_EVERY: Duration = Duration::from_millis(1000);
 /// Nor more often than that.
-const SOONEST_LOOK: Duration = Duration::from_millis(20);
+const SOONEST_SAMPLE: Duration = Duration::from_millis(20);
 /// A proc that was woken for ticks only is parked again after this much quiet.
 const AFTER_TICKS: Duration = Duration::from_millis(500);
 /// Timers are met by waking this much longer before they are due than the last wake took.
@@ -154,7 +154,7 @@ pub struct Task {
     /// When its record was written last.
     written: Instant,
     /// The look whether it has become ready.
-    starting: Option<ready::Looking>,
+    starting: Option<ready::Watching>,
     /// Closed at its end: a probe is asking it, or has just asked.
     checking: Option<oneshot::Receiver<()>>,
     /// Ports on which Kip answers how the proc is.
@@ -278,7 +278,7 @@ impl Task {
         match self.record.state.clone() {
             State::Hot { init, .. } => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
-                self.look_for_ready();
+                self.watch_readiness();
             }
             State::Hibernated { init, .. } => self.resume_hibernated(init).await,
             State::Archived { .. } => self.resume_archived(),
@@ -414,7 +414,7 @@ impl Task {
                 return true;
             }
             Command::StandStill { over, reply } => self.stand_still(over, reply).await,
-            Command::LookAtPager => self.look_at_pager().await,
+            Command::InspectPager => self.inspect_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);
             }
@@ -452,7 +452,7 @@ impl Task {
         match starting::start(self, wait_ready).await {
             Ok(init) => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
-                self.look_for_ready();
+                self.watch_readiness();
                 self.proc.shared.events.emit(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
                 Ok(())
             }
@@ -484,7 +484,7 @@ impl Task {
 
     fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, from: Tier, woke: Woke) {
         self.phase = Phase::Running(Box::new(Running::new(pidfd, (from, woke), self.proc.spec.timing.dry_run)));
-        self.look();
+        self.sample();
     }
 
     fn begin_sleeping(&mut self, body: &Body) {

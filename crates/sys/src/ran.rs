@@ -154,10 +154,10 @@ mod tests {
     fn reads_the_kernel_s_words() {
         let text = "cat (1, #threads: 1)\n----\nse.exec_start      :       1736492.599866\n";
         assert_eq!(exec_start(text), Some(1_736_492_599_866));
-        let (moved, looks) = ("se.exec_start      :             0.000000\n", std::cell::Cell::new(0));
+        let (moved, reads) = ("se.exec_start      :             0.000000\n", std::cell::Cell::new(0));
         let read = |until: u32| {
-            looks.set(looks.get() + 1);
-            Some(if looks.get() < until { moved } else { text }.to_owned())
+            reads.set(reads.get() + 1);
+            Some(if reads.get() < until { moved } else { text }.to_owned())
         };
         assert_eq!(stable_stamp(|| read(3)), Some(1_736_492_599_866), "it has run there");
         assert_eq!(stable_stamp(|| read(1_000)), None, "it is moved for good");

@@ -18,7 +18,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(1);
 /// And from then on wherever it is: a program that computes all the time may have left the call without being seen.
 const BACK_AT_LAST: Duration = Duration::from_secs(60);
 /// Between looks at the thread.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const POLL_EVERY: Duration = Duration::from_millis(2);
 
 /// Where in the kernel a thread waits that is seen in a call and has not entered it: proc_pid_wchan(5). For a page, as a tracer
 /// or a signal has stopped it, in a frozen cgroup.
@@ -146,7 +146,7 @@ pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send
                 }
                 !over
             });
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_EVERY);
         }
     });
     if let Err(e) = spawned {

@@ -337,7 +337,7 @@ impl Worker {
             Err(refusal) => lost.push(refusal.message),
         }
         if lost.is_empty() {
-            lost = held.look(known).await;
+            lost = held.losses(known).await;
         }
         if lost.is_empty() { Ok(done("wake", Some(from), us, None)) } else { Err(lost) }
     }

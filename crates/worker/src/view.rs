@@ -158,7 +158,7 @@ fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> 
 pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     let status = handle.status.borrow().clone();
     if let State::Hot { init, .. } = status.record.state {
-        handle.proc.look_for_meter(init);
+        handle.proc.sample_meter(init);
     }
     handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), status.record.state.word(), since_ms)
 }

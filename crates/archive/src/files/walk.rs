@@ -252,7 +252,7 @@ impl Listing<'_> {
             attributes: Attributes::default(),
             node: Node::Directory,
         });
-        self.look(0)?;
+        self.read_entry(0)?;
         let mut left = vec![0];
         while let Some(index) = left.pop() {
             let from = self.tree.entries.len();
@@ -279,7 +279,7 @@ impl Listing<'_> {
             let new = self.tree.entries.len() as u32;
             let attributes = Attributes::default();
             self.tree.entries.push(Entry { parent: index, name, attributes, node: Node::Directory });
-            if !self.look(new)? {
+            if !self.read_entry(new)? {
                 self.skipped.push(path_of(&self.tree, new));
                 self.tree.entries.pop();
             }
@@ -288,7 +288,7 @@ impl Listing<'_> {
     }
 
     /// Fills in what an entry is; false if it is to be left out.
-    fn look(&mut self, index: u32) -> Result<bool, WalkError> {
+    fn read_entry(&mut self, index: u32) -> Result<bool, WalkError> {
         self.walk.goes_on()?;
         let failed = self.failed(index);
         let fd = beneath::open(self.root, &self.tree.path(index), OFlags::PATH).map_err(&failed)?;

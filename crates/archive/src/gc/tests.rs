@@ -91,7 +91,7 @@ const PROCS: usize = 2;
 enum Step {
     Pass(u64),
     Begin(usize),
-    Look(usize),
+    ListPacks(usize),
     Refer(usize, usize),
     Upload(usize),
     /// Writes the front of the next generation. Whether or not it is answered, the request may arrive once more, later.
@@ -174,7 +174,7 @@ impl World {
                 let read = self.heads[who % PROCS].version;
                 self.writers[who] = Writer { writing, read, ..Writer::default() };
             }
-            Step::Look(who) => {
+            Step::ListPacks(who) => {
                 let pack = |object: &Object| if let Object::Pack(pack) = object { Some(*pack) } else { None };
                 let stored: Vec<PackId> = self.stored.keys().filter_map(pack).collect();
                 if let Some(writing) = &mut self.writers[who].writing {
@@ -297,7 +297,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0u64..60).prop_map(Step::Pass),
         writer.clone().prop_map(Step::Begin),
-        writer.clone().prop_map(Step::Look),
+        writer.clone().prop_map(Step::ListPacks),
         (writer.clone(), any::<usize>()).prop_map(|(who, which)| Step::Refer(who, which)),
         writer.clone().prop_map(Step::Upload),
         (writer.clone(), any::<bool>()).prop_map(|(who, answered)| Step::Front(who, answered)),
@@ -317,7 +317,14 @@ fn step() -> impl Strategy<Value = Step> {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let generation = (0usize..2 * PROCS, any::<usize>()).prop_map(|(who, which)| {
         let refer = Step::Refer(who, which);
-        vec![Step::Begin(who), Step::Look(who), refer, Step::Upload(who), Step::Front(who, true), Step::Publish(who)]
+        vec![
+            Step::Begin(who),
+            Step::ListPacks(who),
+            refer,
+            Step::Upload(who),
+            Step::Front(who, true),
+            Step::Publish(who),
+        ]
     });
     let collection = (0u64..2 * GRACE, any::<bool>()).prop_map(|(slow, says)| {
         let pause = if slow > GRACE { slow } else { 0 };

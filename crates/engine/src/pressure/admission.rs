@@ -19,7 +19,7 @@ pub(super) const WAKES_PER_CORE: usize = 2;
 /// How long relief has to make room for one.
 pub const ROOM_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks for room while relief is at work.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
 /// How much work a wake is, its memory aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl Pressure {
                 break;
             }
             self.asked.notify_one();
-            let _ = tokio::time::timeout(LOOK_EVERY, passes.changed()).await;
+            let _ = tokio::time::timeout(POLL_EVERY, passes.changed()).await;
         }
         match self.promise(&need, last_resort) {
             Some(promise) => Ok(self.grant(&need, promise, Some(place), true)),
@@ -226,7 +226,7 @@ impl Pressure {
                 return Err(Refusal::new(Code::Exhausted, format!("{name} cannot start: {state}; {advice}")));
             }
             self.asked.notify_one();
-            let _ = tokio::time::timeout(LOOK_EVERY, passes.changed()).await;
+            let _ = tokio::time::timeout(POLL_EVERY, passes.changed()).await;
         }
     }
 }

@@ -167,7 +167,7 @@ impl Archive {
         take: impl AsyncFn(&mut FrontStream) -> Result<T, FetchError>,
     ) -> Result<T, FetchError> {
         loop {
-            let mut stream = self.front_to_look_at(proc, front).await?;
+            let mut stream = self.front_to_inspect(proc, front).await?;
             match take(&mut stream).await {
                 // It is the cache's no more.
                 Err(FetchError::Open { .. }) if stream.is_from_cache() => {}

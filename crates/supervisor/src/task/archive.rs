@@ -466,15 +466,15 @@ impl Task {
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let fetch = blocking(move || {
             let generation = known.front.generation;
-            let look = |images: &Path| {
+            let check = |images: &Path| {
                 let checked = policy::check(&proc, images, &known.body);
                 let refused = |e| Unfetched { message: chain(&e), is_final: true };
                 checked.map_err(refused).map(|()| compile_plan(&proc, generation, &known.body))
             };
-            let fetched = archive.fetch(id, known.front, &proc.dir, look);
-            let (_, looked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_final: e.is_damage() })?;
+            let fetched = archive.fetch(id, known.front, &proc.dir, check);
+            let (_, checked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_final: e.is_damage() })?;
             // Nothing of it is restored, and the plan is not there, before the check has let it through.
-            let plan = looked?;
+            let plan = checked?;
             if let Some(plan) = plan {
                 save_plan(&proc, generation, &plan);
             }

@@ -15,7 +15,7 @@ impl Task {
         (self.phase, self.starting) = (Phase::Down, None);
         let exit = kip_engine::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         let killed_before = self.proc.meter.oom_kills();
-        self.proc.look_for_cpu();
+        self.proc.sample_cpu();
         self.proc.shared.metrics.ended(exit, self.proc.meter.oom_kills() > killed_before);
         let restart = self.proc.spec.restart;
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
@@ -94,7 +94,7 @@ impl Task {
         self.starting = None;
         if let State::Hot { init, .. } = self.record.state {
             // What counts its connections goes with it.
-            self.proc.look_for_meter(init);
+            self.proc.sample_meter(init);
         }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");

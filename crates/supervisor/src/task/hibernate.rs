@@ -88,7 +88,7 @@ pub(super) struct Hibernating {
 impl Task {
     pub(super) async fn hibernate_on_request(&mut self) -> Result<bool, Refusal> {
         // It may have woken a moment ago, of which we are still to hear.
-        self.look_at_pager().await;
+        self.inspect_pager().await;
         if matches!(self.record.state, State::Hibernated { .. }) {
             return Ok(true);
         }
@@ -292,7 +292,7 @@ impl Task {
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         let from = Tier::Hibernated;
-        self.proc.look_for_cpu();
+        self.proc.sample_cpu();
         self.proc.meter.enter(Some(Tier::Hot));
         let view = WakeView { trigger: cause.to_string(), from, total_us, steps, at_ms, fetched: None };
         self.count_wake(cause, &view);
@@ -353,14 +353,14 @@ impl Task {
     /// wake it, and then its sockets and timers are.
     pub(super) async fn resume_hibernated(&mut self, init: u32) {
         self.begin_hibernated(init);
-        self.look_at_pager().await;
+        self.inspect_pager().await;
         if let Some(hibernating) = self.phase.hibernated_mut().filter(|hibernating| hibernating.held) {
             hibernating.parks_at = Some(Instant::now());
         }
     }
 
     /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
-    pub(super) async fn look_at_pager(&mut self) {
+    pub(super) async fn inspect_pager(&mut self) {
         if !matches!(self.record.state, State::Hibernated { .. }) {
             return;
         }

@@ -250,8 +250,8 @@ impl Task {
 
     /// Goes to sleep for others, unless it is wanted awake.
     pub(super) async fn relieve(&mut self, to: Tier, cause: String) -> Result<Relieved, Refusal> {
-        // What happened since the last look counts.
-        self.look();
+        // What happened since the last sample counts.
+        self.sample();
         let (quiet, hibernates) = match (&self.record.state, self.phase.running()) {
             (State::Hot { .. }, Some(running)) => {
                 (running.idle.quiet(Instant::now()) >= QUIET, to == Tier::Hibernated && !running.no_hibernation)

@@ -87,7 +87,7 @@ impl Task {
         let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
         if let State::Hot { init, .. } | State::Hibernated { init, .. } = self.record.state {
-            self.proc.look_for_meter(init);
+            self.proc.sample_meter(init);
         }
         self.proc.meter.engine_at_work();
         self.record.ticks = ticks;
@@ -159,12 +159,15 @@ impl Task {
             if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
             }
-            proc.look_for_cpu();
+            proc.sample_cpu();
             proc.meter.level(kip_snapshot::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
             done
         })
         .await;
-        done.body.inotify.iter_mut().for_each(|instance| kip_engine::inotify::overlook_the_end(instance, &self.proc));
+        done.body
+            .inotify
+            .iter_mut()
+            .for_each(|instance| kip_engine::inotify::ignore_end_of_processes(instance, &self.proc));
         let view = SleepView {
             to: Tier::Parked,
             frozen_us: done.frozen_us,

@@ -1,9 +1,9 @@
-//! A look at a running proc: its threads' CPU time within a second, its sockets, its timers.
+//! Inspection of a running proc: its threads' CPU time within a second, its sockets, its timers.
 //!
 //! Only what cannot wait for the program: /proc without the program's memory, and sock_diag without `tcp_info`, for
 //! which the kernel takes the socket's lock. Nothing is read from a socket, and the one fdinfo that is opened is a
 //! timerfd's, whose lock is held for instructions only. Between finding a timerfd and reading about it the program may
-//! put an epoll set in its place, whose fdinfo can wait: for this the caller looks on a thread that it can do without.
+//! put an epoll set in its place, whose fdinfo can wait: for this the caller inspects on a thread that it can do without.
 
 use super::flows::{Flow, Flows};
 use kip_checkpoint::clocks::Now;
@@ -25,7 +25,7 @@ const MOST_THREADS: usize = 32;
 const MOST_SOCKETS: usize = 256;
 const MOST_TIMERS: usize = 64;
 
-/// What a look needs to know beforehand.
+/// What an inspection needs to know beforehand.
 pub(super) struct Subject {
     /// Host ids of its processes.
     pub(super) pids: Vec<u32>,
@@ -43,8 +43,8 @@ struct Found {
     parent: u32,
 }
 
-/// Looks. Takes [`WATCH`].
-pub(super) fn look(subject: &Subject) -> Result<SeenView, DiagError> {
+/// Inspects. Takes [`WATCH`].
+pub(super) fn inspect(subject: &Subject) -> Result<SeenView, DiagError> {
     let begin = Instant::now();
     let before = cpu_times(&subject.pids);
     let programs: Vec<Found> = subject.pids.iter().filter_map(|pid| program(*pid)).collect();
@@ -330,7 +330,7 @@ mod tests {
             };
             std::thread::Builder::new().name("burner".to_owned()).spawn_scoped(scope, busy).unwrap();
             let addresses = [[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
-            let seen = look(&Subject { pids: vec![std::process::id()], netns: None, addresses });
+            let seen = inspect(&Subject { pids: vec![std::process::id()], netns: None, addresses });
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             seen.unwrap()
         });
