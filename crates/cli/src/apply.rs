@@ -21,7 +21,7 @@ use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, le
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;
 use kip_types::name::ProcName;
-use plan::{Action, Change, Plan};
+use plan::{Action, ApplyPlan, Change};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -108,7 +108,7 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
             pull_image(client, described, &args.registry).await?;
         }
     }
-    let mut plan = Plan::new(client, &asked, args.prune).await?;
+    let mut plan = ApplyPlan::new(client, &asked, args.prune).await?;
     let (mut faults, without_image) = plan.refused(client, args.replace || args.dry_run).await?;
     if faults.is_empty() && !args.dry_run {
         let made = plan.both().filter_map(|(change, described)| described.filter(|_| change.makes()));
@@ -138,7 +138,7 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
 pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Result<ExitCode> {
     let compare = async {
         let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::from(TROUBLE)) };
-        let plan = Plan::new(client, &asked, args.prune).await?;
+        let plan = ApplyPlan::new(client, &asked, args.prune).await?;
         report(plan.left_over().iter());
         let same = plan.changes().iter().all(|change| change.action == Action::Same);
         show(plan.changes(), json, |changes| view::planned(changes, true))?;
@@ -290,7 +290,7 @@ fn own_mark(path: &Path) -> anyhow::Result<String> {
 }
 
 /// One proc after the other.
-async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: bool) -> anyhow::Result<()> {
+async fn carry_out(client: &Client, plan: &mut ApplyPlan, args: &ApplyArgs, json: bool) -> anyhow::Result<()> {
     for (change, described) in plan.both() {
         let name = change.name.clone();
         match (change.action, described) {

@@ -45,7 +45,7 @@ use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_records::body::SleepingSocket;
 use kip_records::body::Slept;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
@@ -101,7 +101,7 @@ struct Seen {
     /// Other mounts of its files.
     mounts: Option<Mounts>,
     /// Where its own files are.
-    place: Place,
+    place: OwnFilesPlace,
     /// Limits that are lifted until this is dropped.
     lifted: Vec<(u32, Lifted)>,
 }

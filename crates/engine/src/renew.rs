@@ -12,7 +12,7 @@ use crate::host::resolver;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
-use kip_net::renewal::{Place, RenewalError, make};
+use kip_net::renewal::{RenewalError, RenewalPlace, make};
 use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::LaunchError;
@@ -60,7 +60,7 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     let made = machine.launcher().namespaces(proc.first_id(), proc.name.as_str())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);
-    let place = Place { namespace: prepared.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
+    let place = RenewalPlace { namespace: prepared.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
     let sockets = make(&recipes, &place)?;
     let reserved = start::reserve_ports(proc, ports).map_err(RenewError::Refused)?;
     start::hold_pipes(proc).map_err(RenewError::Refused)?;

@@ -244,7 +244,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     steps.done("mounts");
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
-    let plan = timers::Plan::new(proc, &body.clocks);
+    let plan = timers::TimerPlan::new(proc, &body.clocks);
     let scratch = scratch(proc)?;
     let missed = advance(proc, &mut images, &scratch, body, plan.armed_at(), &inotify.keys().copied().collect())?;
     let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);

@@ -9,8 +9,8 @@ use crate::protocol::{
     Answer, Event, Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
 };
 use crate::slots;
-use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};
+use kip_keeper::run_directory::{RunDirectory, RunDirectoryError};
 use kip_sys::fdpass;
 use kip_sys::process::{pidfd_open, wait_for_end};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 pub enum PagerError {
     /// The run directory.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] RunDirectoryError),
     /// It does not start.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -76,7 +76,7 @@ pub enum PagerError {
 pub struct Pager {
     binary: PathBuf,
     dir: PathBuf,
-    place: Place,
+    place: RunDirectory,
     rousing: Mutex<Option<OwnedFd>>,
 }
 
@@ -86,7 +86,12 @@ impl Pager {
     /// # Errors
     /// The run directory's.
     pub fn new(binary: &Path, dir: &Path) -> Result<Pager, PagerError> {
-        Ok(Pager { binary: binary.into(), dir: dir.into(), place: Place::open(dir, KIND)?, rousing: Mutex::default() })
+        Ok(Pager {
+            binary: binary.into(),
+            dir: dir.into(),
+            place: RunDirectory::open(dir, KIND)?,
+            rousing: Mutex::default(),
+        })
     }
 
     /// Makes sure that one runs. Tells its process, as a descriptor that is readable once it has ended, and whether it

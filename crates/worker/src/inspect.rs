@@ -140,7 +140,7 @@ fn inspect(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details
                 Subject::Asleep(asleep) => asleep.places()?,
             };
             let view = |process: &Process| {
-                let none = maps::Places::default();
+                let none = maps::PageLocations::default();
                 let places = places.get(&process.pid).unwrap_or(&none);
                 let maps = process.mappings.iter().map(|mapping| maps::view(mapping, places)).collect();
                 ProcessMaps { pid: process.pid, name: process.name.clone(), maps }

@@ -328,7 +328,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     }
     fault::reach("supersede-keeper");
     let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
-    let new = keeper.found() == kip_keeper::Found::Started;
+    let new = keeper.found() == kip_keeper::Presence::Started;
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;

@@ -4,7 +4,7 @@ use crate::worker::Worker;
 use kip_engine::blocking::blocking;
 use kip_offload::archive::Archive;
 use kip_offload::archive::collect::{self, CollectError};
-use kip_offload::archive::find::{self, Found, Local, ToVerify};
+use kip_offload::archive::find::{self, Local, StoredGeneration, ToVerify};
 use kip_offload::archive::import::ImportError;
 use kip_offload::archive::verify::{self, Findings};
 use kip_sys::clock::now_ms;
@@ -73,7 +73,7 @@ impl Worker {
             None => Err(Refusal::new(Code::Unknown, format!("there is no snapshot {which} on the local disk"))),
             Some(archive) if all && which.generation.is_none() => {
                 let head = archive.head_of(which, local).await;
-                head.map(|head| head.fronts().map(|front| Found { head: head.clone(), front }).collect())
+                head.map(|head| head.fronts().map(|front| StoredGeneration { head: head.clone(), front }).collect())
             }
             Some(archive) => archive.find(which, local).await.map(|found| vec![found]),
         };

@@ -8,7 +8,7 @@
 use super::beneath;
 use super::rules::{self, Ids, Stray, Strays};
 use super::tree::{Attributes, Entry, Extent, Node, Tree};
-use crate::index::{self, Blocks, ContentHash, Place};
+use crate::index::{self, Blocks, ContentHash, ContentPlace};
 use crate::packing::{PackError, Packing};
 use crate::wire;
 use kip_types::Realm;
@@ -91,7 +91,7 @@ impl Identity {
 }
 
 /// A part of a file's content: offset, length, where.
-type Part = (u64, u32, Place);
+type Part = (u64, u32, ContentPlace);
 
 /// The contents of one proc's files, by what the files are known by. A local cache, as [`index::Known`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Seen {
             for _ in 0..reader.count()? {
                 let (offset, length) = (reader.number()?, reader.small()?);
                 let block = *list.get(reader.small()? as usize)?;
-                parts.push((offset, length, Place { block, at: reader.small()? }));
+                parts.push((offset, length, ContentPlace { block, at: reader.small()? }));
             }
             seen.files.insert(Identity { dev, ino, size, mtime_ns, ctime_ns }, parts);
         }
@@ -380,7 +380,7 @@ fn xattrs(fd: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
 /// Where a part of a file's content will be.
 #[derive(Debug, Clone, Copy)]
 enum Spot {
-    Placed(Place),
+    Placed(ContentPlace),
     /// In the shared block with this number, from this byte on.
     Shared(usize, u32),
 }
@@ -393,7 +393,7 @@ struct Contents {
     shared: Vec<u8>,
     coming: HashMap<ContentHash, u32>,
     /// Those that were written.
-    written: Vec<Place>,
+    written: Vec<ContentPlace>,
 }
 
 impl Contents {
@@ -449,7 +449,7 @@ impl Contents {
             return Ok(Spot::Placed(place));
         }
         if bytes.len() >= SMALL {
-            let place = Place { block: packing.push(bytes)?, at: 0 };
+            let place = ContentPlace { block: packing.push(bytes)?, at: 0 };
             packing.add(hash, place);
             return Ok(Spot::Placed(place));
         }
@@ -470,10 +470,10 @@ impl Contents {
         }
         let block = packing.push(&self.shared)?;
         for (hash, at) in self.coming.drain() {
-            packing.add(hash, Place { block, at });
+            packing.add(hash, ContentPlace { block, at });
         }
         self.shared.clear();
-        self.written.push(Place { block, at: 0 });
+        self.written.push(ContentPlace { block, at: 0 });
         Ok(())
     }
 
@@ -484,7 +484,7 @@ impl Contents {
         for (index, parts) in self.parts {
             let place = |spot| match spot {
                 Spot::Placed(place) => place,
-                Spot::Shared(block, at) => Place { at, ..self.written[block] },
+                Spot::Shared(block, at) => ContentPlace { at, ..self.written[block] },
             };
             let parts: Vec<Part> =
                 parts.into_iter().map(|(offset, length, spot)| (offset, length, place(spot))).collect();

@@ -28,7 +28,7 @@ fn two_marks_a_grace_time_apart_are_needed() {
     assert_eq!(second.delete, [object]);
     assert!(!second.candidates.may_use(&pack(1)), "until it is gone");
     let saved = plan(&mark(1110, &all), &first.candidates, 100);
-    assert_eq!(saved, Plan::default());
+    assert_eq!(saved, SweepPlan::default());
     assert_eq!(plan(&mark(1200, &none), &saved.candidates, 100).delete, [], "it begins anew");
     let back = plan(&mark(500, &none), &first.candidates, 100);
     assert_eq!((back.delete.len(), back.candidates.0[&object]), (0, Some(500)), "the clock went back");
@@ -134,7 +134,7 @@ struct Collector {
     listed: Option<Vec<Stored>>,
     began_ms: u64,
     live: Option<BTreeSet<Object>>,
-    plan: Option<Plan>,
+    plan: Option<SweepPlan>,
     /// What it stored, and not yet said to be so.
     unsaid: bool,
     delete: Vec<Object>,

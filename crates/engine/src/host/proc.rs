@@ -11,7 +11,7 @@ use kip_image::Digest;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
-use kip_sandbox::quota::{OwnFiles, Place};
+use kip_sandbox::quota::{OwnFiles, OwnFilesPlace};
 use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
 use kip_types::chain;
 use kip_types::{Image, ProcName, Spec};
@@ -115,7 +115,7 @@ impl Proc {
     }
 
     /// Directories whose files lie over the host's /usr inside. Its own are at `place`.
-    pub fn dirs_over_usr(&self, place: &Place) -> Vec<PathBuf> {
+    pub fn dirs_over_usr(&self, place: &OwnFilesPlace) -> Vec<PathBuf> {
         let mut dirs = vec![place.path().join("upper/usr")];
         dirs.extend(self.layer().map(|l| l.join("usr")));
         dirs

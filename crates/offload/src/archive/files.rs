@@ -24,7 +24,7 @@ use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::packing::Packing;
 use kip_records::instance::IDS_PER_BLOCK;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
@@ -55,7 +55,7 @@ pub struct Own {
     /// The proc's directory.
     pub dir: PathBuf,
     /// Where its own files are.
-    pub place: Place,
+    pub place: OwnFilesPlace,
     /// First host id of its block.
     pub first_id: u32,
     /// Paths inside of the files that its processes have mapped or open: a wake needs those first.
@@ -201,7 +201,7 @@ impl Archive {
         proc: ProcId,
         front: FrontRef,
         dir: &Path,
-        place: &Place,
+        place: &OwnFilesPlace,
         ids: (u32, u32),
     ) -> Result<(), FetchError> {
         let at = |path: &Path| {

@@ -1,7 +1,7 @@
 //! Collection, verifying, export and import over a directory.
 
 use super::collect::CollectError;
-use super::find::{Found, Local, ToVerify};
+use super::find::{Local, StoredGeneration, ToVerify};
 use super::tests::{contents, generation, own};
 use super::upload::UploadError;
 use super::*;
@@ -92,7 +92,7 @@ impl Lab {
         all.map(|name| name.into_string().unwrap()).filter(|name| !name.contains('#')).collect()
     }
 
-    fn find(&self, archive: &Archive, which: &str) -> Found {
+    fn find(&self, archive: &Archive, which: &str) -> StoredGeneration {
         let which: SnapshotName = which.parse().unwrap();
         self.runtime.block_on(archive.find(&which, &[])).unwrap()
     }

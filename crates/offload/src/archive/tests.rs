@@ -1,5 +1,5 @@
 use super::*;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_snapshot::{Contents, Manifest};
 use kip_types::Generation;
@@ -63,7 +63,7 @@ pub(super) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, Stri
 pub(super) fn own(dir: &Path) -> Own {
     Own {
         dir: dir.to_owned(),
-        place: Place::unlimited(dir),
+        place: OwnFilesPlace::unlimited(dir),
         first_id: 0x2000_0000,
         first: Vec::new(),
         woke: Arc::default(),
@@ -110,7 +110,9 @@ fn the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again() {
     let second = archive.store(proc, &name, &generation(&data, 2), serde_json::json!({}), &own(&data)).unwrap();
     assert!(second.front_bytes > 0 && first.front != second.front);
     for _ in 0..2 {
-        archive.restore_files(proc, second.front, &to, &Place::unlimited(&to), (0x2000_0000, 0x2001_0000)).unwrap();
+        archive
+            .restore_files(proc, second.front, &to, &OwnFilesPlace::unlimited(&to), (0x2000_0000, 0x2001_0000))
+            .unwrap();
         for (path, by) in [("upper/root", 0x1_0000), ("upper/usr", 0x1_0000), ("layer", 0), ("pins/usr", 0)] {
             for name in ["", "sub", "sub/file", "gone", "again"] {
                 let [old, new] = [&data, &to].map(|dir| fs::symlink_metadata(dir.join(path).join(name)).unwrap());

@@ -5,7 +5,7 @@
 
 use super::Archive;
 use super::blocking;
-use super::find::{Found, Local, ToVerify};
+use super::find::{Local, StoredGeneration, ToVerify};
 use super::read_front::FrontReadError;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::ids::ProcId;
@@ -90,9 +90,9 @@ pub async fn verify(archive: Option<&Archive>, what: ToVerify, out: Findings) {
 }
 
 impl Archive {
-    async fn verify_fronts(&self, found: Vec<Found>, report: &mut Report) -> Result<Needed, Ended> {
+    async fn verify_fronts(&self, found: Vec<StoredGeneration>, report: &mut Report) -> Result<Needed, Ended> {
         let mut needed = Needed::new();
-        let read = |one: Found| async move {
+        let read = |one: StoredGeneration| async move {
             let whole = self.whole_front(one.head.proc, one.front, |_| ()).await;
             (one, whole)
         };
