@@ -531,7 +531,7 @@ def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) ->
     client = Redis(proc.port())
     client.ask_all([("SET", f"k{i}", f"v{i}" * 3) for i in range(20_000)])
     digest = client.ask("DEBUG", "DIGEST")
-    # It wakes by plan, and CRIU has no threads to hold.
+    # It wakes natively, and CRIU has no threads to hold.
     for step in [s for s in steps() if s.startswith(("park", "wake")) and s != "wake-held"]:
         if lazy == "on":
             proc.sleep()
