@@ -40,7 +40,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Abroad:
+class Remote:
     """A daemon that listens by TCP, as a client elsewhere sees it."""
 
     kip: Kip
@@ -79,11 +79,11 @@ class Abroad:
 
 
 @pytest.fixture(scope="module")
-def abroad(tls: Path) -> Iterator[Abroad]:
+def remote(tls: Path) -> Iterator[Remote]:
     port = free_port()
     cert = ("--tls-cert", str(tls / "good.pem"), "--tls-key", str(tls / "good.key"))
     with daemon("--listen", f"127.0.0.1:{port}", *cert) as kip:
-        one = Abroad(kip, tls, port)
+        one = Remote(kip, tls, port)
         one.token = kip.cli("token", "create", "test").stdout.strip()
         yield one
 
@@ -141,8 +141,8 @@ def answered(kip: Kip, method: str, template: str, path: str | None = None, body
 
 # promise api: answers and refusals of a real daemon are as their schemas; what needs a store or an
 #   image is not looked at
-def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
-    kip = abroad.kip
+def test_answers_are_as_the_document_says(remote: Remote) -> None:
+    kip = remote.kip
     document = json.loads(local(kip, "GET", "/v1/openapi.json")[2])
     assert document == DOCUMENT
     spec = {"name": "doc", "command": ["sh", "-c", "echo out; sleep 1000"], "ports": [{"proto": "tcp", "port": 80}]}
@@ -182,7 +182,7 @@ def test_answers_are_as_the_document_says(abroad: Abroad) -> None:
 # promise api: a field of a request's body that no code would look at is refused by its path,
 #   however deep; records on disk may have some of a newer Kip. A daemon that is asked to end by a
 #   query or body that is not understood runs on
-# held by: this, `kip_api::answer::tests::what_nobody_looks_at_is_refused_by_its_path`
+# held by: this, `kip_api::answer::tests::an_unread_field_is_refused_by_its_path`
 def test_fields_that_nobody_reads_are_refused(kip: Kip) -> None:
     """A limit with its name misspelt would be none. Nothing is made."""
     spec = {"name": "open", "command": ["sleep", "1000"]}
@@ -236,8 +236,8 @@ def answer_without_store(kip: Kip, path: str) -> int:
 
 
 # promise api: what is in the document is routed, and nothing else
-def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
-    kip = abroad.kip
+def test_every_route_is_there_and_nothing_else(remote: Remote) -> None:
+    kip = remote.kip
     for template, operations in DOCUMENT["paths"].items():
         path = re.sub(r"\{.*?\}", "nobody", template)
         for method in ("GET", "POST", "DELETE"):
@@ -256,39 +256,39 @@ def test_every_route_is_there_and_nothing_else(abroad: Abroad) -> None:
 # promise api: by TCP with TLS everything but tokens and what takes files of the daemon's machine,
 #   which is refused with one line
 # promise meters: by TCP with a token, refused without
-def test_the_command_line_from_elsewhere(abroad: Abroad, tmp_path: Path) -> None:
-    assert json.loads(abroad.cli("ps", "--json").stdout) == []
-    assert "# TYPE kip_procs gauge" in abroad.cli("metrics").stdout
-    assert "there is no token" in abroad.refused("metrics", token=None)
-    abroad.cli("run", "--name", "far", "--", "sh", "-c", "echo hello; sleep 1000")
-    assert abroad.cli("exec", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
-    assert abroad.cli("exec", "far", "--", "cat", input="typed " * 100_000).stdout == "typed " * 100_000
-    assert abroad.cli("logs", "far").stdout == "hello\n"
-    abroad.cli("sleep", "far")
-    assert json.loads(abroad.cli("inspect", "far", "--json").stdout)["state"] == "parked"
-    abroad.cli("wake", "far")
-    assert "far" in abroad.cli("top", "--once").stdout
+def test_the_command_line_from_elsewhere(remote: Remote, tmp_path: Path) -> None:
+    assert json.loads(remote.cli("ps", "--json").stdout) == []
+    assert "# TYPE kip_procs gauge" in remote.cli("metrics").stdout
+    assert "there is no token" in remote.refused("metrics", token=None)
+    remote.cli("run", "--name", "far", "--", "sh", "-c", "echo hello; sleep 1000")
+    assert remote.cli("exec", "far", "--", "sh", "-c", "cat; exit 3", input="typed", check=False).returncode == 3
+    assert remote.cli("exec", "far", "--", "cat", input="typed " * 100_000).stdout == "typed " * 100_000
+    assert remote.cli("logs", "far").stdout == "hello\n"
+    remote.cli("sleep", "far")
+    assert json.loads(remote.cli("inspect", "far", "--json").stdout)["state"] == "parked"
+    remote.cli("wake", "far")
+    assert "far" in remote.cli("top", "--once").stdout
     file = tmp_path / "kip.toml"
-    file.write_text(abroad.cli("export", "far").stdout)
-    abroad.cli("diff", "-f", str(file))
+    file.write_text(remote.cli("export", "far").stdout)
+    remote.cli("diff", "-f", str(file))
     file.write_text(file.read_text() + '[proc.near]\ncommand = "sleep 1000"\n')
-    assert abroad.cli("apply", "-f", str(file)).stdout == "far is as described\nnear made\n"
-    abroad.cli("rm", "near", "--force")
+    assert remote.cli("apply", "-f", str(file)).stdout == "far is as described\nnear made\n"
+    remote.cli("rm", "near", "--force")
     file.write_text('[proc.near]\ncommand = "x"\ntar = "x.tar"\n')
-    assert "the daemon's machine" in abroad.refused("apply", "-f", str(file))
-    abroad.cli("rm", "far", "--force")
-    assert "the daemon's machine" in abroad.refused("run", "--tar", "x.tar", "--", "x")
-    assert "the daemon's machine" in abroad.refused("image", "load", "oci:/x")
-    assert "the daemon's machine" in abroad.refused("snapshot", "export", "far", "/x")
-    assert "the daemon's machine" in abroad.refused("token", "ls")
+    assert "the daemon's machine" in remote.refused("apply", "-f", str(file))
+    remote.cli("rm", "far", "--force")
+    assert "the daemon's machine" in remote.refused("run", "--tar", "x.tar", "--", "x")
+    assert "the daemon's machine" in remote.refused("image", "load", "oci:/x")
+    assert "the daemon's machine" in remote.refused("snapshot", "export", "far", "/x")
+    assert "the daemon's machine" in remote.refused("token", "ls")
     # A data directory that is named counts for more than the environment.
-    assert "/nowhere" in abroad.refused("--data", "/nowhere", "ps")
+    assert "/nowhere" in remote.refused("--data", "/nowhere", "ps")
 
 
 # promise api: tokens: shown once, kept as hashes, scopes, expiry, removal at once
 # held by: this, `kip_api::tokens::tests::tokens_outlive_the_daemon_and_are_kept_as_hashes`
-def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
-    kip, ask = abroad.kip, abroad.ask
+def test_tokens(remote: Remote, tmp_path: Path) -> None:
+    kip, ask = remote.kip, remote.ask
     reader = kip.cli("token", "create", "reader", "--scope", "read").stdout.strip()
     brief = kip.cli("token", "create", "brief", "--expires", "1ms").stdout.strip()
     assert re.fullmatch(r"kip_[0-9a-f]{64}", reader) and reader != brief
@@ -306,14 +306,14 @@ def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
     assert ask("GET", "/v1/dance", authorization="")[0] == 401, "strangers do not even learn what there is"
     assert "has expired" in ask("GET", "/v1/procs", token=brief)[2]["message"]
 
-    assert "there is no token" in abroad.refused("ps", token=None)
-    assert "does not know the token" in abroad.refused("ps", token="kip_" + "0" * 64)
-    assert "brief has expired" in abroad.refused("ps", token=brief)
-    assert "look only" in abroad.refused("rm", "x", token=reader)
+    assert "there is no token" in remote.refused("ps", token=None)
+    assert "does not know the token" in remote.refused("ps", token="kip_" + "0" * 64)
+    assert "brief has expired" in remote.refused("ps", token=brief)
+    assert "look only" in remote.refused("rm", "x", token=reader)
     file = tmp_path / "token"
     file.write_text(reader + "\n")
-    abroad.cli("--token-file", str(file), "ps", token=None)
-    assert str(tmp_path / "none") in abroad.refused("--token-file", str(tmp_path / "none"), "ps")
+    remote.cli("--token-file", str(file), "ps", token=None)
+    assert str(tmp_path / "none") in remote.refused("--token-file", str(tmp_path / "none"), "ps")
     kip.cli("token", "rm", "reader")
     assert ask("GET", "/v1/procs", token=reader)[0] == 401
     assert "reader" in kip.refused("token", "rm", "reader")
@@ -324,9 +324,9 @@ def test_tokens(abroad: Abroad, tmp_path: Path) -> None:
 # promise api: values of environments are in no answer but to who asks for them (`?env=true`,
 #   `inspect --env`) and may do everything; `kip export`, `diff` and `apply` ask
 # held by: this, `tests/test_life.py::test_variables_come_from_files`
-def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Path) -> None:
+def test_environments_are_for_who_may_do_everything(remote: Remote, tmp_path: Path) -> None:
     """Names for all; values for a client that asks for them and may write. `export` and `diff` ask."""
-    kip = abroad.kip
+    kip = remote.kip
     spec = {"name": "env", "command": ["sleep", "1000"], "env": {"TOKEN": "hunter2", "B": "x"}}
     reader = kip.cli("token", "create", "looker", "--scope", "read").stdout.strip()
     said = [local(kip, "POST", "/v1/procs", {"spec": spec})[2].decode()]
@@ -343,10 +343,10 @@ def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Pa
     assert "hunter2" not in "".join(said)
     asked = json.loads(local(kip, "GET", "/v1/procs/env?env=true")[2])["spec"]
     assert asked["env"]["TOKEN"] == asked["asked"]["spec"]["env"]["TOKEN"] == "hunter2"
-    assert abroad.ask("GET", "/v1/procs/env?env=true")[0] == 200
-    assert abroad.ask("GET", "/v1/procs/env", token=reader)[0] == 200
+    assert remote.ask("GET", "/v1/procs/env?env=true")[0] == 200
+    assert remote.ask("GET", "/v1/procs/env", token=reader)[0] == 200
     for path in ("/v1/procs/env?env=true", "/v1/procs/env/details?of=env"):
-        status, _, refusal = abroad.ask("GET", path, token=reader)
+        status, _, refusal = remote.ask("GET", path, token=reader)
         assert (status, refusal["code"]) == (403, "forbidden") and "--scope write" in refusal["hint"], refusal
     assert "hunter2" in kip.cli("inspect", "env", "--env").stdout
     file = tmp_path / "kip.toml"
@@ -355,7 +355,7 @@ def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Pa
     assert kip.cli("diff", "-f", file).returncode == 0
     file.write_text(file.read_text().replace("hunter2", "hunter3"))
     assert kip.cli("diff", "-f", file, check=False).returncode == 1
-    assert "environments" in abroad.refused("export", "env", token=reader)
+    assert "environments" in remote.refused("export", "env", token=reader)
     record = kip.data / "procs/env/spec.json"
     assert "hunter2" in record.read_text()
     assert record.stat().st_mode & 0o077 == record.parent.stat().st_mode & 0o077 == 0, "nobody else reads it"
@@ -366,18 +366,18 @@ def test_environments_are_for_who_may_do_everything(abroad: Abroad, tmp_path: Pa
 # promise api: one line for each: certificate not trusted or for another name, no TLS where it is
 #   expected and the other way round, no answer
 # held by: this, `tests/test_api.py::test_a_certificate_for_another_name_and_plain_http`
-def test_who_is_not_spoken_to(abroad: Abroad) -> None:
-    assert "is not trusted" in abroad.refused("ps", ca=abroad.tls / "stranger.pem")
-    assert "is not trusted" in abroad.refused("ps", ca=None)
-    assert "no address of a daemon" in abroad.refused("ps", url="localhost")
-    assert "no address of a daemon" in abroad.refused("ps", url="ftp://localhost:1")
-    assert "cannot reach" in abroad.refused("ps", url=f"https://localhost:{free_port()}")
-    assert "cannot reach" in abroad.refused("ps", url="https://no-such-host.invalid:1")
-    assert "this port speaks TLS: use https://" in abroad.refused("ps", url=f"http://localhost:{abroad.port}")
-    assert "/nowhere" in abroad.refused("ps", ca="/nowhere")
-    assert "PEM" in abroad.refused("ps", ca="/etc/passwd")
-    ca = str(abroad.tls / "ca.pem")
-    done = subprocess.run(["curl", "-sS", "--cacert", ca, f"http://localhost:{abroad.port}/v1/info"], capture_output=True)
+def test_who_is_not_spoken_to(remote: Remote) -> None:
+    assert "is not trusted" in remote.refused("ps", ca=remote.tls / "stranger.pem")
+    assert "is not trusted" in remote.refused("ps", ca=None)
+    assert "no address of a daemon" in remote.refused("ps", url="localhost")
+    assert "no address of a daemon" in remote.refused("ps", url="ftp://localhost:1")
+    assert "cannot reach" in remote.refused("ps", url=f"https://localhost:{free_port()}")
+    assert "cannot reach" in remote.refused("ps", url="https://no-such-host.invalid:1")
+    assert "this port speaks TLS: use https://" in remote.refused("ps", url=f"http://localhost:{remote.port}")
+    assert "/nowhere" in remote.refused("ps", ca="/nowhere")
+    assert "PEM" in remote.refused("ps", ca="/etc/passwd")
+    ca = str(remote.tls / "ca.pem")
+    done = subprocess.run(["curl", "-sS", "--cacert", ca, f"http://localhost:{remote.port}/v1/info"], capture_output=True)
     assert json.loads(done.stdout)["code"] == "invalid"
 
 
@@ -385,7 +385,7 @@ def test_a_certificate_for_another_name_and_plain_http(tls: Path, fresh_kip: Cal
     port = free_port()
     cert = ("--tls-cert", str(tls / "elsewhere.pem"), "--tls-key", str(tls / "elsewhere.key"))
     kip = fresh_kip("--listen", f"127.0.0.1:{port}", *cert)
-    one = Abroad(kip, tls, port, kip.cli("token", "create", "a").stdout.strip())
+    one = Remote(kip, tls, port, kip.cli("token", "create", "a").stdout.strip())
     assert "is for another name" in one.refused("ps")
     # Without TLS, and the tokens of the daemon before.
     os.kill(kip.daemon.pid, signal.SIGTERM)
@@ -410,7 +410,7 @@ def test_sighup_has_the_certificate_read_again(tls: Path, fresh_kip: Callable[..
     put("elsewhere")
     kip = fresh_kip("--listen", f"127.0.0.1:{port}", "--tls-cert", str(cert), "--tls-key", str(key))
     kip.expected += [r"SIGHUP: the certificate is as it was"]
-    one = Abroad(kip, tls, port, kip.cli("token", "create", "a").stdout.strip())
+    one = Remote(kip, tls, port, kip.cli("token", "create", "a").stdout.strip())
     assert "is for another name" in one.refused("ps")
     put("good")
     os.kill(kip.daemon.pid, signal.SIGHUP)
@@ -423,7 +423,7 @@ def test_sighup_has_the_certificate_read_again(tls: Path, fresh_kip: Callable[..
 
 # promise api: `kip up` refuses a certificate or key that cannot be read or do not fit, an address
 #   in use, no TLS beyond loopback, damaged tokens
-def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:
+def test_what_up_refuses(remote: Remote, tls: Path, tmp_path: Path) -> None:
     kip = Kip(tmp_path / "data")
 
     def refused(address: str, *flags: str | Path) -> str:
@@ -434,7 +434,7 @@ def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:
     assert "/nowhere" in refused("127.0.0.1:0", "--tls-cert", tls / "good.pem", "--tls-key", "/nowhere")
     assert "no certificate in" in refused("127.0.0.1:0", "--tls-cert", tls / "good.key", "--tls-key", tls / "good.key")
     assert "do not fit" in refused("127.0.0.1:0", "--tls-cert", tls / "good.pem", "--tls-key", tls / "ca.key")
-    assert "in use" in refused(f"127.0.0.1:{abroad.port}", *good)
+    assert "in use" in refused(f"127.0.0.1:{remote.port}", *good)
     assert "loopback" in refused("0.0.0.0:0", "--listen-plain")
     (tmp_path / "data" / "tokens.json").write_text("[")
     assert "tokens.json is damaged" in kip.refused("up")
@@ -443,8 +443,8 @@ def test_what_up_refuses(abroad: Abroad, tls: Path, tmp_path: Path) -> None:
 # promise api: events after an id: none twice, none missed that is kept; `kip events --follow` goes
 #   on over a lost connection
 # held by: this, `kip_engine::events::tests::who_comes_back_misses_nothing_and_hears_nothing_twice`
-def test_events_go_on_where_they_were_left(abroad: Abroad) -> None:
-    kip = abroad.kip
+def test_events_go_on_where_they_were_left(remote: Remote) -> None:
+    kip = remote.kip
     kip.run("told", ["sleep", "1000"])
     all_events = kip.events()
     ids = [event["id"] for event in all_events]
@@ -454,9 +454,9 @@ def test_events_go_on_where_they_were_left(abroad: Abroad) -> None:
     assert [event["id"] for event in rest] == ids[-1:]
     assert kip.cli("events", "--since", str(ids[-1])).stdout == ""
     # A relay that breaks off in the middle: the command line goes on behind it without loss.
-    relay = Relay(abroad.port)
-    environment = {"KIP_HOST": f"https://localhost:{relay.port}", "KIP_CA": str(abroad.tls / "ca.pem")}
-    environment["KIP_TOKEN"] = abroad.token
+    relay = Relay(remote.port)
+    environment = {"KIP_HOST": f"https://localhost:{relay.port}", "KIP_CA": str(remote.tls / "ca.pem")}
+    environment["KIP_TOKEN"] = remote.token
     command = [kip.program, "events", "--follow", "--json"]
     with relay, subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
         try:
@@ -508,40 +508,40 @@ class Relay:
 
 # promise api: long bodies are refused, mute and slow clients cut off after 10 s, deaf ones disturb
 #   no other client
-def test_limits(abroad: Abroad) -> None:
+def test_limits(remote: Remote) -> None:
     # curl asks whether it may send so much (Expect: 100-continue), and is told at once that it may not.
-    curl = ["curl", "-sS", "--unix-socket", abroad.kip.data / "run/api.sock", "--data-binary", "@-", "http://kip/v1/procs"]
+    curl = ["curl", "-sS", "--unix-socket", remote.kip.data / "run/api.sock", "--data-binary", "@-", "http://kip/v1/procs"]
     done = subprocess.run(curl, input=b"x" * (9 << 20), capture_output=True, timeout=30)
     assert json.loads(done.stdout)["code"] == "too-large", done
-    status, headers, _ = abroad.ask("GET", "/v1/info", **{"x-request-id": "mine-1"})
+    status, headers, _ = remote.ask("GET", "/v1/info", **{"x-request-id": "mine-1"})
     assert (status, headers["x-request-id"]) == (200, "mine-1")
-    context = ssl.create_default_context(cafile=str(abroad.tls / "ca.pem"))
+    context = ssl.create_default_context(cafile=str(remote.tls / "ca.pem"))
     began = time.monotonic()
     # One that never speaks, one that begins a head and never ends it, one that asks for much and never reads.
-    mute = socket.create_connection(("127.0.0.1", abroad.port), timeout=30)
-    slow = context.wrap_socket(socket.create_connection(("127.0.0.1", abroad.port)), server_hostname="localhost")
+    mute = socket.create_connection(("127.0.0.1", remote.port), timeout=30)
+    slow = context.wrap_socket(socket.create_connection(("127.0.0.1", remote.port)), server_hostname="localhost")
     slow.settimeout(30)
     slow.sendall(b"GET /v1/info HTTP/1.1\r\nhost: x\r\n")
-    deaf = context.wrap_socket(socket.create_connection(("127.0.0.1", abroad.port)), server_hostname="localhost")
-    deaf.sendall(f"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {abroad.token}\r\n\r\n".encode() * 50)
+    deaf = context.wrap_socket(socket.create_connection(("127.0.0.1", remote.port)), server_hostname="localhost")
+    deaf.sendall(f"GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {remote.token}\r\n\r\n".encode() * 50)
     with mute, slow, deaf:
         while time.monotonic() - began < 2:
-            assert abroad.ask("GET", "/v1/procs")[0] == 200
+            assert remote.ask("GET", "/v1/procs")[0] == 200
         assert mute.recv(1) == b""
         rest = slow.recv(4096)
         assert rest == b"" or b" 408 " in rest, rest
         assert 8 < time.monotonic() - began < 20
-        assert abroad.ask("GET", "/v1/procs")[0] == 200
+        assert remote.ask("GET", "/v1/procs")[0] == 200
 
 
 # promise api: the examples of `docs/api/README.md` work, and its list of codes is whole
-def test_the_examples_of_the_documentation(abroad: Abroad) -> None:
+def test_the_examples_of_the_documentation(remote: Remote) -> None:
     text = (ROOT / "docs/api/README.md").read_text()
     blocks = re.findall(r"```sh\n(.*?)```", text, re.S)
     assert len(blocks) >= 3
     environment = os.environ | {
-        "SOCKET": str(abroad.kip.data / "run/api.sock"), "TOKEN": abroad.token,
-        "CA": str(abroad.tls / "ca.pem"), "HOST": f"localhost:{abroad.port}",
+        "SOCKET": str(remote.kip.data / "run/api.sock"), "TOKEN": remote.token,
+        "CA": str(remote.tls / "ca.pem"), "HOST": f"localhost:{remote.port}",
     }  # fmt: skip
     for line in "".join(blocks).splitlines():
         done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, timeout=60)

@@ -60,7 +60,7 @@ def bound(port: int, address: str = "127.0.0.1") -> Iterator[None]:
 # held by: this, `tests/test_apply_replace.py::test_who_stays_keeps_its_port_at_another_address`,
 #   `kip_net::reserve::tests::who_is_at_other_addresses_is_found`,
 #   `tests/test_apply_replace.py::test_a_rehearsal_that_is_cut_off_leaves_nothing`,
-#   `crates/sandbox/tests/sandbox.rs::a_program_that_is_only_looked_at_does_not_run`
+#   `crates/sandbox/tests/sandbox.rs::a_program_that_is_only_execd_does_not_run`
 def test_the_old_one_stays_if_the_new_one_could_not_start(kip: Kip, file: Path) -> None:
     """Whatever can be known before is: each cause is one line with its place, the old proc runs on, and nothing else is left."""
     own, others, foreign = free_port(), free_port(), free_port()

@@ -99,7 +99,7 @@ def test_archived_it_outlives_the_daemon(archiving: Kip, tmp_path: Path) -> None
 
 # A daemon that finds something half done may say so; what is replaced may be told of.
 RECOVERING = [r"(WARN|ERROR).*(adopt|recover|undo|undone|finish|left|half|gone|died|fault|interrupted|again|keeper|pager|made anew)"]
-# Of a wake by plan, and of one by CRIU, from the store both.
+# Of a native restore, and of one by CRIU, from the store both.
 BY_PLAN = ["fetch-begun", "fetch-done", "fetch-recorded", "wake-intent", "wake-released", "wake-resumed", "wake-recorded"]
 BY_CRIU = ["fetch-begun", "wake-helper", "wake-created", "wake-restored", "wake-held", "wake-released", "wake-resumed", "wake-recorded"]
 
@@ -425,11 +425,11 @@ def test_memory_comes_when_it_is_needed(archiving: Kip, store: Path) -> None:
     assert client.ask_all([("GET", f"key:{i}") for i in range(10_000)]) == values
 
 
-# promise archive: it hibernates, parks and wakes with memory that never came, by plan and by CRIU
+# promise archive: it hibernates, parks and wakes with memory that never came, natively and by CRIU
 # held by: this,
 #   `kip_snapshot::carry::tests::a_remote_file_is_linked_whole_and_sets_have_what_is_here`
 def test_sleeps_while_most_of_it_is_in_the_store(archiving: Kip) -> None:
-    """Hibernated, parked and woken on this machine, by plan and by CRIU, with memory that never came from the store."""
+    """Hibernated, parked and woken on this machine, natively and by CRIU, with memory that never came from the store."""
     proc, client, values = filled(archiving)
     archive(proc)
     assert client.ask("GET", "key:5") == values[5]

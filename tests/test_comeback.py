@@ -77,7 +77,7 @@ def refused(kip: Kip, proc: Proc, tier: str, words: str) -> None:
 # promise waking: what is put away comes back: pidfds (live, ended, shared, watched), system call
 #   filters of the program's own, descriptors of /proc, daemons, groups and sessions whose leader
 #   has ended, below other processes that take orphans too, programs and mappings that are memory
-#   files; by plan and by CRIU, from every tier that they go to
+#   files; natively and by CRIU, from every tier that they go to
 # held by: this, `tests/test_comeback.py::test_after_a_reboot`
 # promise waking: what neither way brings back is not put away, what only this machine can wake is
 #   not archived; `kip why` says what it is

@@ -109,7 +109,7 @@ MEMORY_MB = 256
 
 
 # promise waking: the program gets the signal of a timer that was set for once and expires while
-#   CRIU takes the snapshot, and gets it once: setitimer(2), POSIX timers of all kinds, by plan and
+#   CRIU takes the snapshot, and gets it once: setitimer(2), POSIX timers of all kinds, natively and
 #   by CRIU
 # held by: this,
 #   `kip_checkpoint::clocks::signals::tests::a_timer_that_was_set_for_once_is_told_from_one_that_is_armed`,

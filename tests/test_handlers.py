@@ -27,8 +27,8 @@ def told(proc: Proc) -> dict[str, tuple[int, ...]]:
 
 
 # promise waking: a signal whose handler runs as the program comes back ends the wait that it came
-#   in with EINTR, as without Kip: 22 kinds of waits, with and without SA_RESTART; by plan, by CRIU,
-#   blocked and held
+#   in with EINTR, as without Kip: 22 kinds of waits, with and without SA_RESTART; natively, by
+#   CRIU, blocked and held
 # held by: this, `tests/test_handlers.py::test_a_sleep_that_a_handler_ends_says_what_is_left`,
 #   `kip_sys::restart::tests::a_handler_that_comes_first_ends_the_call`,
 #   `kip_sys::restart::tests::each_call_is_broken_off_as_the_kernel_does`

@@ -301,13 +301,13 @@ def test_absolute_names_and_links_stay_inside(kip: Kip, tmp_path: Path, tools: b
 # Sleeping.
 
 
-# promise P1: a proc of an image sleeps in every tier and wakes, by plan and by CRIU, after a
+# promise P1: a proc of an image sleeps in every tier and wakes, natively and by CRIU, after a
 #   reboot, and elsewhere where its layers are
 # held by: this, `tests/test_images.py::test_criu_wakes_it_as_well`,
 #   `tests/test_images.py::test_elsewhere_its_layers_must_be_there`,
 #   `tests/test_images.py::test_a_volume_lies_in_an_image`
 def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip], tmp_path: Path) -> None:
-    """Hibernated, parked and woken by plan, killed daemon, rebooted machine, archived: with its data, and on its layers only."""
+    """Hibernated, parked and woken natively, killed daemon, rebooted machine, archived: with its data, and on its layers only."""
     (tmp_path / "store").mkdir()
     kip = fresh_kip("--store", str(tmp_path / "store"))
     source = f"oci:{layout(tmp_path / 'redis', a=images.redis())}"
@@ -324,7 +324,7 @@ def test_redis_from_an_image_sleeps_in_every_tier(fresh_kip: Callable[..., Kip],
     for _ in range(2):
         proc.sleep()
         check(client)
-        assert proc.rebuilt(), "woken by plan"
+        assert proc.rebuilt(), "woken natively"
     # What a sleeper needs stays, whatever becomes of the name and of the source.
     proc.sleep()
     kip.cli("image", "rm", source)
@@ -436,7 +436,7 @@ def test_criu_wakes_it_as_well(fresh_kip: Callable[..., Kip], tmp_path: Path, we
 
 
 # promise invariants: 10 so is Kip's init, which pid 1 has mapped: a proc of an image wakes with it
-#   under another Kip, by plan and by CRIU
+#   under another Kip, natively and by CRIU
 @pytest.mark.parametrize("flags", [(), ("--only-criu",)], ids=["plan", "criu"])
 def test_another_kip_wakes_it_with_the_init_that_it_had(
     fresh_kip: Callable[..., Kip], tmp_path: Path, web: Image, flags: tuple[str, ...]

@@ -243,7 +243,7 @@ class Integral:
 # promise meters: memory times time is the integral of the kernel's counter within 1%, hot and
 #   hibernated; of a parked proc what its generation takes on the disk
 # held by: this,
-#   `kip_engine::meter::tests::memory_changes_evenly_between_looks_and_not_at_all_in_sleep`
+#   `kip_engine::meter::tests::memory_changes_evenly_between_samples_and_not_at_all_in_sleep`
 @pytest.mark.measures
 def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path) -> None:
     """Of a program whose memory grows and shrinks, and of one that sleeps, in each tier where its tier has it."""
@@ -285,7 +285,7 @@ def test_memory_is_the_integral_of_the_kernels_counter(kip: Kip, tmp_path: Path)
 
 # promise meters: of a short wake, in which memory comes back at once: within 20%
 # held by: this,
-#   `kip_supervisor::task::deadline::tests::memory_is_looked_at_the_more_rarely_the_longer_it_runs`
+#   `kip_supervisor::task::deadline::tests::memory_is_sampled_the_more_rarely_the_longer_it_runs`
 def test_a_short_wake_is_measured_as_memory_comes(kip: Kip, tmp_path: Path) -> None:
     """Lazily woken it has nearly nothing at first and all of it soon after; a look a second later would take that for an even growth."""
     proc = lines(kip, tmp_path, "short", "--idle", "1h", "--lazy", "on")

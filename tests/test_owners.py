@@ -53,7 +53,7 @@ while True:
 
 # promise waking: owners of sockets and their signals (F_SETOWN_EX, F_SETSIG) stay: processes,
 #   threads, groups; for bytes that came while the proc was parked the owner gets its signal at the
-#   wake; by plan and by CRIU
+#   wake; natively and by CRIU
 # held by: this, `kip_sys::owner::tests::an_owner_is_set_and_read_and_told`,
 #   `kip_sys::owner::tests::a_signal_that_a_user_may_not_send_is_refused_and_the_process_keeps_its_user`;
 #   owners of FIFOs and inotify instances: untested

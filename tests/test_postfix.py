@@ -56,7 +56,7 @@ def cycles(postfix: Proc, count: int, sleep: Callable[[Proc], object] = Proc.sle
     assert "Mail queue is empty" in postfix.exec("postqueue", "-p").stdout
 
 
-# promise waking: postfix wakes by plan, with all its sockets in its queue directory
+# promise waking: postfix wakes natively, with all its sockets in its queue directory
 # held by: this, `tests/test_postfix.py::test_session_lives_through_a_sleep`
 # promise servers: postfix: a mail sent while parked is delivered once
 # held by: this, `tests/test_postfix.py::test_twenty_cycles`

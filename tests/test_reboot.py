@@ -61,7 +61,7 @@ def test_every_sleeper_comes_back(kip: Kip, tmp_path: Path) -> None:
     wakes = [proc.inspect()["last_wake"]["from"] for proc in (parked, archived)]
     assert wakes == ["parked", "archived"]
     assert not parked.rebuilt()
-    # From here on all is as ever: it sleeps, wakes by plan, and stops in order.
+    # From here on all is as ever: it sleeps, wakes natively, and stops in order.
     parked.sleep()
     assert http_get(ports[0], "/page.html") == servers.PAGE and parked.rebuilt()
     hibernated.start()

@@ -1,4 +1,4 @@
-"""Wakes by plan, by Kip's own restorer: what they take over, and that CRIU does the wake when a plan cannot."""
+"""Native restores, by Kip's own restorer: what they take over, and that CRIU does the wake when a plan cannot."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_memory_anywhere_is_no_obstacle(kip: Kip) -> None:
 # promise waking: how the program ended is told, also after it slept
 @pytest.mark.parametrize("tier", ["hibernated", "parked"])
 def test_the_end_of_one_that_slept_is_told(kip: Kip, tmp_path: Path, tier: str) -> None:
-    """Pid 1 is another process after a wake by plan; how the program ended is known all the same."""
+    """Pid 1 is another process after a native restore; how the program ended is known all the same."""
     script = "trap 'exit 7' TERM; while :; do sleep 0.1; done"
     proc = kip.run(f"seven-{tier}", ["sh", "-c", script])
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_what_has_a_path_by_both_ways_in_turn(places: Proc) -> None:
 
 
 # promise waking: daemon or keeper killed, both killed, a mapped base file upgraded: it wakes with
-#   what has a path, by plan where the mounts are still held, else by CRIU
+#   what has a path, natively where the mounts are still held, else by CRIU
 # held by: this, `tests/test_rebuild.py::test_a_path_when_all_that_was_held_is_lost`,
 #   `tests/test_rebuild.py::test_a_path_when_the_base_has_changed`
 @pytest.mark.parametrize("who", ["daemon", "keeper"])
@@ -253,7 +253,7 @@ def test_what_has_a_path_outlives(places: Proc, who: str) -> None:
 
 
 def test_a_path_when_all_that_was_held_is_lost(places: Proc) -> None:
-    """New mounts, and CRIU makes sockets and files anew; the next wake is by plan again."""
+    """New mounts, and CRIU makes sockets and files anew; the next wake is native again."""
     kip = places.kip
     use(Lines(places.port()))
     places.sleep()

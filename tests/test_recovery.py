@@ -492,7 +492,7 @@ class Story:
 # promise recovery: a dump that is called off is not noticed by the program
 # held by: this, `tests/test_trouble.py::test_disk_full_while_parking`
 # promise recovery: `kip down` ends everything
-# held by: this, `kip_cli::commands::tests::down_tells_what_it_ended`
+# held by: this, `kip_cli::commands::tests::down_reports_what_it_ended`
 # promise archive: the daemon is killed at every durable step of archiving (packs, front, reading
 #   back, head) and fetching, and at every step of a wake from the store, also in the middle of a
 #   front: nothing is lost, nothing is left
@@ -531,7 +531,7 @@ def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) ->
     client = Redis(proc.port())
     client.ask_all([("SET", f"k{i}", f"v{i}" * 3) for i in range(20_000)])
     digest = client.ask("DEBUG", "DIGEST")
-    # It wakes by plan, and CRIU has no threads to hold.
+    # It wakes natively, and CRIU has no threads to hold.
     for step in [s for s in steps() if s.startswith(("park", "wake")) and s != "wake-held"]:
         if lazy == "on":
             proc.sleep()

@@ -89,7 +89,7 @@ def test_they_are_inside_in_every_tier_and_nowhere_else(fresh_kip: Callable[...,
     assert proc.inspect()["spec"]["secrets"] == ["db"] and "secrets" in str(kip.json("why", "holds")["pinned_by"])
 
 
-# promise life: a secret that is open when it falls asleep is open when it wakes, by plan and by
+# promise life: a secret that is open when it falls asleep is open when it wakes, natively and by
 #   CRIU
 @pytest.mark.parametrize("by_criu", [False, True])
 def test_an_open_secret_stays_open_through_sleeps(

@@ -1,7 +1,7 @@
 """--clock suspend: CLOCK_MONOTONIC stands while the proc is parked, as on a machine that is suspended.
 
 What waits on that clock is later by the sleep, to 50 ms; what waits on CLOCK_REALTIME or CLOCK_BOOTTIME is on time; the clocks
-are right in every process of the proc, whatever sleeps follow. By plan and by CRIU."""
+are right in every process of the proc, whatever sleeps follow. Natively and by CRIU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LENGTH, PARKED = 12, 1.5
 
 @pytest.fixture(params=["plan", "criu"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Wakes are by plan, and by CRIU."""
+    """Wakes are native, and by CRIU."""
     return request.param
 
 
@@ -113,7 +113,7 @@ def judge(proc: Proc, waits: list[Wait], seconds: float) -> None:
 
 
 # promise waking: `--clock suspend`: every wait on CLOCK_MONOTONIC is later by the sleep, all others
-#   on time, to 50 ms, by plan and by CRIU
+#   on time, to 50 ms, natively and by CRIU
 # held by: this, `tests/test_suspend.py::test_on_time_by_the_other_clocks`,
 #   `kip_checkpoint::clocks::tests::after_a_suspended_sleep_the_clock_and_what_is_on_it_is_where_it_was`
 def test_every_wait(kip: Kip, tmp_path: Path, way: str) -> None:

@@ -41,7 +41,7 @@ PERIODIC = "timerfd_periodic posix_periodic itimer_periodic".split()
 
 @pytest.fixture(scope="module", params=["criu", "plan"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Wakes are by CRIU, and by plan."""
+    """Wakes are by CRIU, and native."""
     return request.param
 
 

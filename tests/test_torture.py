@@ -63,7 +63,7 @@ def test_it_is_right_without_sleeping(torture: Proc) -> None:
 #   locks
 # promise waking: what a plan restores is as before: threads, children, zombies, orphans, sessions,
 #   signals that wait, locks, timers, memory
-# held by: this, `tests/test_timers.py::test_wakes_for_it` (each by plan and by CRIU)
+# held by: this, `tests/test_timers.py::test_wakes_for_it` (each natively and by CRIU)
 # promise servers: our own, one of everything: memory of every kind, files, locks, bytes in flight,
 #   signals, children, no EINTR
 # held by: this, `tests/test_torture.py::test_new_memory_is_kept`,

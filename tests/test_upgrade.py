@@ -93,7 +93,8 @@ def test_a_client_finds_a_damaged_snapshot(fresh_kip: Callable[..., Kip], tmp_pa
     assert "cold-start" in [event["kind"] for event in kip.events()]
 
 
-# promise waking: a generation of an older Kip, which has each image as a file, is woken by plan and by CRIU
+# promise waking: a generation of an older Kip, which has each image as a file, is woken natively and
+#   by CRIU
 @pytest.mark.parametrize("engine", ["plan", "criu"])
 def test_a_generation_of_files_wakes(fresh_kip: Callable[..., Kip], tmp_path: Path, engine: str) -> None:
     server = servers.lighttpd()

@@ -297,7 +297,7 @@ def check_use(proc: Proc, host: Path, times: int) -> None:
 
 
 # promise volumes: open files, shared mappings, locks and the working directory are there after
-#   hibernating, parking and waking by plan
+#   hibernating, parking and waking natively
 def test_open_files_mappings_and_locks(kip: Kip, host: Path) -> None:
     prepare(host)
     proc = lines(kip, "open", f"{host}:/data")

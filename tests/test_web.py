@@ -91,7 +91,7 @@ def cycles(proc: Proc, server: servers.Server, count: int) -> None:
 # held by: this, `kip_snapshot::tests::unfinished_ones_are_swept_and_the_kept_one_stays`
 # promise waking: a new connection wakes, the trigger is told
 # held by: this, `tests/test_cli.py::test_shapes`
-# promise waking: lighttpd, nginx, redis, BIND, node, python, Go wake by plan, without CRIU
+# promise waking: lighttpd, nginx, redis, BIND, node, python, Go wake natively, without CRIU
 # held by: this, `tests/test_redis.py::test_twenty_cycles`, `tests/test_bind.py::test_twenty_cycles`
 # promise servers: lighttpd, nginx with two workers, python http.server, node, Go: pages and a 700
 #   KB file; node and Go: a counter and a blob in memory

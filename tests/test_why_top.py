@@ -80,10 +80,10 @@ select.poll().poll(3600 * 1000)
 
 
 # promise command-line: why names the thread: name, id inside, CPU in the last second
-# held by: this, `kip_worker::why::look::tests::the_thread_that_works_is_named`
+# held by: this, `kip_worker::why::inspect::tests::the_thread_that_works_is_named`
 # promise command-line: why names timers that are set, and when they are due where the kernel tells
 #   that from outside
-# held by: this, `kip_worker::why::look::tests::timerfds_tell_what_is_left`
+# held by: this, `kip_worker::why::inspect::tests::timerfds_report_what_is_left`
 def test_why_names_the_thread_that_works(kip: Kip) -> None:
     kip.run("hot", ["/usr/bin/python3", "-c", BURNER])
 

@@ -177,7 +177,7 @@ class Proc:
         return self.inspect()
 
     def rebuilt(self) -> bool:
-        """Whether the last wake was by plan, by Kip's own restorer, and not by CRIU."""
+        """Whether the last wake was native, by Kip's own restorer, and not by CRIU."""
         steps = {step["name"] for step in self.inspect()["last_wake"]["steps"]}
         assert ("plan" in steps) != ("helper" in steps), f"both ways in one wake: {steps}"
         return "plan" in steps

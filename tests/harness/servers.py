@@ -249,7 +249,7 @@ exec mariadbd --defaults-file=/etc/mysql/my.cnf
     return Server("mariadb", ["/srv/start"], 3306, files, modes={"srv/start": 0o755})
 
 
-# What torture has that only CRIU restores: with this in its environment the wakes of torture are by plan.
+# What torture has that only CRIU restores: with this in its environment the wakes of torture are native.
 ONLY_CRIU = "TORTURE_SKIP=shm,memfd,msgrcv"
 
 

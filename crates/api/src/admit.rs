@@ -38,7 +38,7 @@ pub fn complete(request: &mut RunRequest, defaults: &Timing) -> Result<(), Refus
         request.spec.timing.archive_by_default = defaults.archive_by_default;
         request.left_open.archive_after = false;
     } else {
-        request.spec.timing.settle_archive();
+        request.spec.timing.resolve_archive_default();
     }
     let checked = check(&request.spec).and_then(|()| check_secrets(request));
     checked.map_err(|line| Refusal::new(Code::Invalid, line))?;

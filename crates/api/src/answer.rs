@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_looks_at_is_refused_by_its_path() {
+    fn an_unread_field_is_refused_by_its_path() {
         let port = r#"{"proto":"tcp","port":80,"hostport":8080}"#;
         for (field, path) in [
             (r#""limits":{"memory":1048576}"#, "spec.limits.memory"),

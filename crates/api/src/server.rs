@@ -54,9 +54,9 @@ impl<S: Service> Api<S> {
         });
         // A task of its own, so that connections are accepted and drained while this one waits for the end.
         let mut server = tokio::spawn(server.into_future());
-        let mut abroad = tokio::task::JoinSet::new();
+        let mut remote_server = tokio::task::JoinSet::new();
         if let Some(remote) = remote {
-            abroad.spawn(remote.serve(self.clone(), self.ending()));
+            remote_server.spawn(remote.serve(self.clone(), self.ending()));
         }
         let mut down = self.down.subscribe();
         let why = tokio::select! {
@@ -72,7 +72,7 @@ impl<S: Service> Api<S> {
         let drained = tokio::time::timeout(DRAIN, async {
             let _ = operations.wait_for(|n| *n == 0).await;
             let _ = (&mut server).await;
-            while abroad.join_next().await.is_some() {}
+            while remote_server.join_next().await.is_some() {}
         });
         if drained.await.is_err() {
             tracing::warn!(operations = *self.operations.borrow(), "ending although operations or clients remain");

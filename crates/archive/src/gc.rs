@@ -148,7 +148,7 @@ pub struct Mark<'a> {
 
 /// What to do.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct SweepPlan {
     /// To be stored, durably, before anything is deleted. Then [`Candidates::stored`].
     pub candidates: Candidates,
     /// To be deleted; they stay candidates until a later mark sees them gone.
@@ -157,8 +157,8 @@ pub struct Plan {
 
 /// Decides. `earlier`: the candidates that were read from the store before the mark began. A clock that goes back
 /// postpones, and deletes nothing.
-pub fn plan(mark: &Mark<'_>, earlier: &Candidates, grace_ms: u64) -> Plan {
-    let mut plan = Plan::default();
+pub fn plan(mark: &Mark<'_>, earlier: &Candidates, grace_ms: u64) -> SweepPlan {
+    let mut plan = SweepPlan::default();
     for Stored { object, written_ms } in mark.stored {
         if mark.live.contains(object) {
             continue;

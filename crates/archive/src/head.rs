@@ -426,7 +426,7 @@ mod tests {
     }
 
     // promise format: an owner of an older epoch cannot write; a change whose outcome was lost is
-    //   settled; what was removed is not revived
+    //   resolved; what was removed is not revived
     // held by: this,
     //   `kip_archive::head::swap::tests::what_is_said_to_stand_stands_and_what_is_lost_never_comes`,
     //   `kip_archive::head::tests::what_was_removed_leads_to_nothing_and_nobody_revives_it`

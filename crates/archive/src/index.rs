@@ -53,7 +53,7 @@ fn hash(key: &Secret, bytes: &[u8]) -> ContentHash {
 
 /// Where content lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
+pub struct ContentPlace {
     /// In which block.
     pub block: BlockRef,
     /// Its first byte in the opened block.
@@ -85,13 +85,13 @@ pub struct Index {
 
 impl Index {
     /// Where it lies.
-    pub fn get(&self, hash: &ContentHash) -> Option<Place> {
+    pub fn get(&self, hash: &ContentHash) -> Option<ContentPlace> {
         let (block, at) = *self.places.get(hash)?;
-        Some(Place { block: self.blocks.list[block as usize], at })
+        Some(ContentPlace { block: self.blocks.list[block as usize], at })
     }
 
     /// Says where it lies. The newest place counts: the one before may be in a pack that could not be used any more.
-    pub fn insert(&mut self, hash: ContentHash, place: Place) {
+    pub fn insert(&mut self, hash: ContentHash, place: ContentPlace) {
         let block = self.blocks.number(place.block);
         self.places.insert(hash, (block, place.at));
     }
@@ -109,7 +109,7 @@ impl Index {
     /// Takes over what was stored; only once its packs are.
     pub fn merge(&mut self, added: &Index) {
         for (hash, (block, at)) in &added.places {
-            self.insert(*hash, Place { block: added.blocks.list[*block as usize], at: *at });
+            self.insert(*hash, ContentPlace { block: added.blocks.list[*block as usize], at: *at });
         }
     }
 
@@ -118,7 +118,7 @@ impl Index {
         let old = std::mem::take(self);
         let kept = |block: u32| keep(&old.blocks.list[block as usize].pack.id);
         for (hash, (block, at)) in old.places.iter().filter(|(_, (block, _))| kept(*block)) {
-            self.insert(*hash, Place { block: old.blocks.list[*block as usize], at: *at });
+            self.insert(*hash, ContentPlace { block: old.blocks.list[*block as usize], at: *at });
         }
     }
 
@@ -143,7 +143,7 @@ impl Index {
         for _ in 0..reader.count()? {
             let hash = ContentHash(reader.array()?);
             let block = *list.get(reader.small()? as usize)?;
-            index.insert(hash, Place { block, at: reader.small()? });
+            index.insert(hash, ContentPlace { block, at: reader.small()? });
         }
         reader.end()?;
         Some(index)
@@ -183,18 +183,18 @@ impl FileKey {
 /// was written anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Known {
-    files: BTreeMap<FileKey, BTreeMap<u32, (u32, Place)>>,
+    files: BTreeMap<FileKey, BTreeMap<u32, (u32, ContentPlace)>>,
 }
 
 impl Known {
     /// Where a page lies, if it is still the one with this checksum (CRC-32).
-    pub fn get(&self, file: FileKey, page: u32, sum: u32) -> Option<Place> {
+    pub fn get(&self, file: FileKey, page: u32, sum: u32) -> Option<ContentPlace> {
         let (known, place) = self.files.get(&file)?.get(&page)?;
         (*known == sum).then_some(*place)
     }
 
     /// Says where a page lies.
-    pub fn insert(&mut self, file: FileKey, page: u32, sum: u32, place: Place) {
+    pub fn insert(&mut self, file: FileKey, page: u32, sum: u32, place: ContentPlace) {
         self.files.entry(file).or_default().insert(page, (sum, place));
     }
 
@@ -229,7 +229,7 @@ impl Known {
             for _ in 0..reader.count()? {
                 let (page, sum) = (reader.small()?, reader.small()?);
                 let block = *list.get(reader.small()? as usize)?;
-                known.insert(file, page, sum, Place { block, at: reader.small()? });
+                known.insert(file, page, sum, ContentPlace { block, at: reader.small()? });
             }
         }
         reader.end()?;
@@ -280,9 +280,9 @@ pub(crate) fn take_places(reader: &mut Reader<'_>) -> Option<Vec<BlockRef>> {
 mod tests {
     use super::*;
 
-    fn place(pack: u8, offset: u32) -> Place {
+    fn place(pack: u8, offset: u32) -> ContentPlace {
         let pack = PackRef { id: PackId([pack; 32]), key: KeyId([1; 16]) };
-        Place { block: BlockRef { pack, offset, sealed: 100, plain: 8192 }, at: 4096 }
+        ContentPlace { block: BlockRef { pack, offset, sealed: 100, plain: 8192 }, at: 4096 }
     }
 
     #[test]

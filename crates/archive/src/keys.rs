@@ -59,14 +59,14 @@ pub enum NoKey {
 }
 
 #[derive(Clone)]
-enum State {
+enum KeyState {
     Live { created_ms: u64, secret: Secret },
     Destroyed { at_ms: u64 },
 }
 
 struct Entry {
     id: KeyId,
-    state: State,
+    state: KeyState,
 }
 
 /// What is no secret of a key.
@@ -115,8 +115,8 @@ impl Keyring {
     pub fn facts(&self) -> Vec<KeyFact> {
         let fact = |(index, entry): (usize, &Entry)| {
             let (created_ms, destroyed_ms) = match entry.state {
-                State::Live { created_ms, .. } => (Some(created_ms), None),
-                State::Destroyed { at_ms } => (None, Some(at_ms)),
+                KeyState::Live { created_ms, .. } => (Some(created_ms), None),
+                KeyState::Destroyed { at_ms } => (None, Some(at_ms)),
             };
             KeyFact { id: entry.id, created_ms, destroyed_ms, is_current: self.current == Some(index) }
         };
@@ -136,7 +136,7 @@ impl Keyring {
     pub fn rotate(&mut self, now_ms: u64) -> KeyId {
         let id = KeyId::random();
         let secret = Zeroizing::new(random());
-        self.entries.push(Entry { id, state: State::Live { created_ms: now_ms, secret } });
+        self.entries.push(Entry { id, state: KeyState::Live { created_ms: now_ms, secret } });
         self.current = Some(self.entries.len() - 1);
         self.dedup.get_or_insert_with(|| Zeroizing::new(random()));
         id
@@ -150,13 +150,13 @@ impl Keyring {
     pub fn destroy(&mut self, id: KeyId, now_ms: u64) -> Result<(), NoKey> {
         let place = self.entries.iter().position(|entry| entry.id == id);
         let index = place.ok_or_else(|| NoKey::Unknown { key: id, realm: self.realm.clone() })?;
-        if let State::Live { .. } = self.entries[index].state {
-            self.entries[index].state = State::Destroyed { at_ms: now_ms };
+        if let KeyState::Live { .. } = self.entries[index].state {
+            self.entries[index].state = KeyState::Destroyed { at_ms: now_ms };
         }
         if self.current == Some(index) {
             self.current = None;
         }
-        if self.entries.iter().all(|entry| matches!(entry.state, State::Destroyed { .. })) {
+        if self.entries.iter().all(|entry| matches!(entry.state, KeyState::Destroyed { .. })) {
             self.dedup = None;
         }
         Ok(())
@@ -180,8 +180,8 @@ impl Keyring {
     pub(crate) fn secret(&self, id: KeyId) -> Result<&Secret, NoKey> {
         let realm = || self.realm.clone();
         match self.entries.iter().find(|entry| entry.id == id).map(|entry| &entry.state) {
-            Some(State::Live { secret, .. }) => Ok(secret),
-            Some(State::Destroyed { at_ms }) => Err(NoKey::Destroyed { key: id, realm: realm(), at_ms: *at_ms }),
+            Some(KeyState::Live { secret, .. }) => Ok(secret),
+            Some(KeyState::Destroyed { at_ms }) => Err(NoKey::Destroyed { key: id, realm: realm(), at_ms: *at_ms }),
             None => Err(NoKey::Unknown { key: id, realm: realm() }),
         }
     }
@@ -197,9 +197,9 @@ impl Keyring {
     /// no copy of this ring: live keys would belong to another secret of hashes.
     #[must_use]
     fn merge(&mut self, other: &Keyring) -> bool {
-        let is_live = |entry: &&Entry| matches!(entry.state, State::Live { .. });
+        let is_live = |entry: &&Entry| matches!(entry.state, KeyState::Live { .. });
         let ours = |id: KeyId| self.entries.iter().find(|entry| entry.id == id).map(|entry| &entry.state);
-        let stays = |entry: &&Entry| is_live(entry) && !matches!(ours(entry.id), Some(State::Destroyed { .. }));
+        let stays = |entry: &&Entry| is_live(entry) && !matches!(ours(entry.id), Some(KeyState::Destroyed { .. }));
         let some_stay = other.entries.iter().any(|entry| stays(&entry));
         if self.realm != other.realm {
             return false;
@@ -218,8 +218,8 @@ impl Keyring {
             match self.entries.iter_mut().find(|own| own.id == entry.id) {
                 None => added.push(Entry { id: entry.id, state: entry.state.clone() }),
                 Some(own) => {
-                    if let (State::Live { .. }, State::Destroyed { at_ms }) = (&own.state, &entry.state) {
-                        own.state = State::Destroyed { at_ms: *at_ms };
+                    if let (KeyState::Live { .. }, KeyState::Destroyed { at_ms }) = (&own.state, &entry.state) {
+                        own.state = KeyState::Destroyed { at_ms: *at_ms };
                     }
                 }
             }
@@ -227,14 +227,14 @@ impl Keyring {
         self.entries.extend(added);
         // Oldest first; what was destroyed before all of them. Stable, so that the order of both rings is kept.
         self.entries.sort_by_key(|entry| match entry.state {
-            State::Live { created_ms, .. } => created_ms,
-            State::Destroyed { .. } => 0,
+            KeyState::Live { created_ms, .. } => created_ms,
+            KeyState::Destroyed { .. } => 0,
         });
         // A ring that rotated after it saw the other's key decides which key seals; of two rings
         // that did not see each other's key the later key seals.
         let place = |id: Option<KeyId>| {
             let index = self.entries.iter().position(|entry| Some(entry.id) == id)?;
-            matches!(self.entries[index].state, State::Live { .. }).then_some(index)
+            matches!(self.entries[index].state, KeyState::Live { .. }).then_some(index)
         };
         let (mine, their) = (place(mine), place(their));
         self.current = match (mine, their) {
@@ -258,11 +258,11 @@ impl Keyring {
         for entry in &self.entries {
             out.extend_from_slice(&entry.id.0);
             match &entry.state {
-                State::Live { created_ms, secret } => {
+                KeyState::Live { created_ms, secret } => {
                     wire::put(&mut out, *created_ms);
                     wire::put_bytes(&mut out, &secret[..]);
                 }
-                State::Destroyed { at_ms } => {
+                KeyState::Destroyed { at_ms } => {
                     wire::put(&mut out, *at_ms);
                     wire::put_bytes(&mut out, &[]);
                 }
@@ -303,14 +303,15 @@ impl Keyring {
             let id = KeyId(reader.array()?);
             let time = reader.number()?;
             let state = match secret(reader.bytes()?)? {
-                Some(secret) => State::Live { created_ms: time, secret },
-                None => State::Destroyed { at_ms: time },
+                Some(secret) => KeyState::Live { created_ms: time, secret },
+                None => KeyState::Destroyed { at_ms: time },
             };
             entries.push(Entry { id, state });
         }
         let current = reader.number()?.checked_sub(1).map(|index| index as usize);
         reader.end()?;
-        let is_live = |index: usize| matches!(entries.get(index).map(|e: &Entry| &e.state), Some(State::Live { .. }));
+        let is_live =
+            |index: usize| matches!(entries.get(index).map(|e: &Entry| &e.state), Some(KeyState::Live { .. }));
         let is_sound = current.is_none_or(is_live);
         is_sound.then_some(Keyring { realm, dedup, entries, current })
     }

@@ -8,7 +8,7 @@
 //! Owns the rules of what is stored where. Reads pages through the caller, checks them against their checksums on the
 //! way, and never touches a process. Nothing is kept here but one block.
 
-use crate::index::{Blocks, ContentHash, FileKey, Known, Place};
+use crate::index::{Blocks, ContentHash, ContentPlace, FileKey, Known};
 use crate::packing::{PackError, Packing};
 use crate::table::{Found, Home, PageTable, Remote, Space};
 use kip_snapshot::pages::{PAGE, PageMap, Process, Run, WorkingSet, damaged};
@@ -202,7 +202,7 @@ pub fn archive(pages: &mut Pages<'_>, known: &Known, packing: &mut Packing<'_>) 
 enum Spot {
     Zeros,
     Front,
-    Placed(Place),
+    Placed(ContentPlace),
     /// In a block that was not yet written when this was noted: its number among them, page.
     Coming(usize, u32),
 }
@@ -216,7 +216,7 @@ struct Open {
     /// Pages of page files that lie in it: file, page, checksum, page in the block.
     from: Vec<(FileKey, u32, u32, u32)>,
     /// Blocks that were written before it, in the order of writing.
-    written: Vec<Place>,
+    written: Vec<ContentPlace>,
 }
 
 struct Work {
@@ -287,7 +287,7 @@ impl Work {
             Spot::Zeros => return Home::Zeros,
             Spot::Front => return Home::Front,
             Spot::Placed(place) => place,
-            Spot::Coming(block, page) => Place { at: page * PAGE as u32, ..self.open.written[block] },
+            Spot::Coming(block, page) => ContentPlace { at: page * PAGE as u32, ..self.open.written[block] },
         };
         packing.refer(&place.block);
         Home::Block { block: self.blocks.number(place.block), first: place.at / PAGE as u32 }
@@ -318,7 +318,7 @@ impl Work {
                 let place = known.get(key?, at(index).0, pages.sum(run.file, at(index).0)?)?;
                 packing.may_use(&place).then_some(place)
             };
-            let places: Vec<Option<Place>> = (0..count).map(stored).collect();
+            let places: Vec<Option<ContentPlace>> = (0..count).map(stored).collect();
             let wanted: Vec<u32> = (0..count).filter(|index| places[*index as usize].is_none()).collect();
             if let (Some(first), Some(last)) = (wanted.first(), wanted.last()) {
                 let bytes = &mut buffer[*first as usize * PAGE..(*last as usize + 1) * PAGE];
@@ -424,7 +424,7 @@ impl Work {
             return Ok(());
         }
         let block = packing.push(&open.bytes)?;
-        let place = |page: u32| Place { block, at: page * PAGE as u32 };
+        let place = |page: u32| ContentPlace { block, at: page * PAGE as u32 };
         for (hash, page) in open.contents.drain() {
             packing.add(hash, place(page));
         }

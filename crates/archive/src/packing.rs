@@ -6,7 +6,7 @@
 //! it, and nothing was said.
 
 use crate::ids::PackId;
-use crate::index::{ContentHash, Hasher, Index, Place};
+use crate::index::{ContentHash, ContentPlace, Hasher, Index};
 use crate::keys::{Keyring, NoKey};
 use crate::pack::{BlockRef, Finished, PackRef, PackWriter};
 use std::collections::BTreeMap;
@@ -107,19 +107,19 @@ impl<'a> Packing<'a> {
     }
 
     /// Where content lies that may be referred to.
-    pub(crate) fn find(&self, hash: &ContentHash) -> Option<Place> {
+    pub(crate) fn find(&self, hash: &ContentHash) -> Option<ContentPlace> {
         self.added.get(hash).or_else(|| self.index.get(hash).filter(|place| self.may_use(place)))
     }
 
     /// Not in a pack that may go, nor in one that another key opens than that which seals now: what is stored after a
     /// rotation needs the new key only.
-    pub(crate) fn may_use(&self, place: &Place) -> bool {
+    pub(crate) fn may_use(&self, place: &ContentPlace) -> bool {
         let pack = &place.block.pack;
         (self.usable)(&pack.id) && self.keys.current().is_ok_and(|key| key == pack.key)
     }
 
     /// Says where content lies that was just put into a block.
-    pub(crate) fn add(&mut self, hash: ContentHash, place: Place) {
+    pub(crate) fn add(&mut self, hash: ContentHash, place: ContentPlace) {
         self.added.insert(hash, place);
     }
 

@@ -4,7 +4,7 @@
 //! as its mapping makes it: zeros in anonymous and in shared memory, the file's content in a private mapping of a file.
 //! So a page of zeros that was written into the latter has a run of its own.
 
-use crate::index::{self, Place};
+use crate::index::{self, ContentPlace};
 use crate::pack::{self, BlockRef, PackRef};
 use crate::wire::{self, Reader};
 use kip_snapshot::pages::{PAGE, Run};
@@ -101,7 +101,7 @@ pub enum Found {
     /// In the front.
     Front,
     /// In a block.
-    Block(Place),
+    Block(ContentPlace),
 }
 
 /// All of it.
@@ -129,7 +129,7 @@ impl PageTable {
             Home::Front => Found::Front,
             Home::Block { block, first } => {
                 let at = (first + page) * PAGE as u32;
-                Found::Block(Place { block: self.blocks[block as usize], at })
+                Found::Block(ContentPlace { block: self.blocks[block as usize], at })
             }
         }
     }
@@ -405,7 +405,7 @@ mod tests {
                     Some(None) if page % 3 == 0 => prop_assert_eq!(found, Found::Zeros),
                     Some(None) => prop_assert_eq!(found, Found::Front),
                     Some(Some((block, first))) => {
-                        let place = Place { block: table.blocks[*block as usize], at: first * PAGE as u32 };
+                        let place = ContentPlace { block: table.blocks[*block as usize], at: first * PAGE as u32 };
                         prop_assert_eq!(found, Found::Block(place));
                     }
                 }

@@ -151,8 +151,8 @@ fn furnish(root: &Path) {
     touch(root, 1_500_000_000, 1);
 }
 
-/// Until all below is old enough to be known by its times.
-fn settle(root: &Path) {
+/// Waits until all below is old enough to be known by its times.
+fn wait_until_stable(root: &Path) {
     let newest = |root: &Path| {
         let mut left = vec![root.to_owned()];
         let mut newest = 0i128;
@@ -207,7 +207,7 @@ fn everything_comes_back_exactly() {
 fn what_is_known_is_neither_read_nor_stored_again() {
     let (_dir, from, to) = two();
     furnish(&from);
-    settle(&from);
+    wait_until_stable(&from);
     let mut world = World::new();
     let (first, bytes) = world.archive(&from, &[]);
     assert!(first.read > 5 && bytes > 1_000_000, "{} files, {bytes} bytes", first.read);
@@ -216,7 +216,7 @@ fn what_is_known_is_neither_read_nor_stored_again() {
     assert_eq!(again.tree, first.tree);
     // Only what changed, and of that only what is new.
     File::options().append(true).open(from.join("var/large")).unwrap().write_all_at(b"more", 12_000_000).unwrap();
-    settle(&from);
+    wait_until_stable(&from);
     let (third, bytes) = world.archive(&from, &[]);
     assert_eq!(third.read, 1);
     assert!((1..1_200_000).contains(&bytes), "the last piece: {bytes}");
@@ -305,7 +305,7 @@ fn owners_move_to_another_block_of_ids() {
 fn a_name_that_a_file_gets_elsewhere_is_no_change_where_that_is_said() {
     let (_dir, from, to) = two();
     fs::write(from.join("library"), [7; 5000]).unwrap();
-    settle(&from);
+    wait_until_stable(&from);
     let mut world = World::new();
     let pack = |world: &mut World, linked_elsewhere| {
         let packs = &mut world.packs;

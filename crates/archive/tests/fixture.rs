@@ -34,7 +34,7 @@ fn check(dir: &Path) {
     let mut whole = 0;
     blocks.check(manifest.packs[0].id, &pack, |_, bytes| whole += bytes.len()).unwrap();
     assert_eq!(whole, 2 * PAGE + 6);
-    let mut block = |place: kip_archive::index::Place| {
+    let mut block = |place: kip_archive::index::ContentPlace| {
         let range = place.block.range();
         blocks.open_block(&place.block, &pack[range.start as usize..range.end as usize]).unwrap()[place.at as usize..]
             .to_vec()
@@ -73,7 +73,7 @@ fn check(dir: &Path) {
     assert_eq!(names, ["etc", "motd", "etc/motd"]);
     assert_eq!(tree.entries[2].node, Node::Symlink(b"etc/motd".to_vec()));
     let Node::File { size: 6, extents } = &tree.entries[3].node else { panic!("{:?}", tree.entries[3]) };
-    let place = kip_archive::index::Place { block: tree.blocks[extents[0].block as usize], at: extents[0].at };
+    let place = kip_archive::index::ContentPlace { block: tree.blocks[extents[0].block as usize], at: extents[0].at };
     assert_eq!(block(place)[..6], *b"hello\n");
 }
 

@@ -22,7 +22,7 @@ use kip_types::StateName;
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;
 use kip_types::name::ProcName;
-use plan::{Action, Change, Plan};
+use plan::{Action, ApplyPlan, Change};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -88,7 +88,7 @@ pub struct ExportArgs {
 
 /// Everything that was wrong, one line each; told before.
 #[derive(Debug)]
-struct Told;
+struct Reported;
 
 /// What a file says, and what its procs are marked with.
 struct Asked {
@@ -106,23 +106,23 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
         let is_elsewhere = |one: &&Described| client.is_remote() && plan::file_of_the_daemon(one).is_some();
         let always = asked.document.procs.iter().filter(|one| one.pull == Pull::Always);
         for described in always.filter(|one| !is_elsewhere(one)) {
-            bring_image(client, described, &args.registry).await?;
+            pull_image(client, described, &args.registry).await?;
         }
     }
-    let mut plan = Plan::new(client, &asked, args.prune).await?;
+    let mut plan = ApplyPlan::new(client, &asked, args.prune).await?;
     let (mut faults, without_image) = plan.refused(client, args.replace || args.dry_run).await?;
     if faults.is_empty() && !args.dry_run {
         let made = plan.both().filter_map(|(change, described)| described.filter(|_| change.makes()));
         for described in made.filter(|one| one.pull != Pull::Always) {
-            bring_image(client, described, &args.registry).await?;
+            pull_image(client, described, &args.registry).await?;
         }
         faults = plan.invalid(client, &without_image).await?;
     }
     if !faults.is_empty() {
-        tell(faults.iter());
+        report(faults.iter());
         return Ok(ExitCode::FAILURE);
     }
-    tell(plan.left_over().iter());
+    report(plan.left_over().iter());
     if args.dry_run {
         show(plan.changes(), json, |changes| view::planned(changes, args.replace))?;
         return Ok(ExitCode::SUCCESS);
@@ -139,8 +139,8 @@ pub async fn apply(client: &Client, args: &ApplyArgs, json: bool) -> anyhow::Res
 pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Result<ExitCode> {
     let compare = async {
         let Ok(asked) = read(&args.what)? else { return Ok(ExitCode::from(TROUBLE)) };
-        let plan = Plan::new(client, &asked, args.prune).await?;
-        tell(plan.left_over().iter());
+        let plan = ApplyPlan::new(client, &asked, args.prune).await?;
+        report(plan.left_over().iter());
         let same = plan.changes().iter().all(|change| change.action == Action::Same);
         show(plan.changes(), json, |changes| view::planned(changes, true))?;
         Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -148,7 +148,7 @@ pub async fn diff(client: &Client, args: &DiffArgs, json: bool) -> anyhow::Resul
     let compared: anyhow::Result<ExitCode> = compare.await;
     match compared {
         Err(e) if !e.is::<crate::output::StdoutGone>() => {
-            tell([format!("{e:#}")].iter());
+            report([format!("{e:#}")].iter());
             Ok(ExitCode::from(TROUBLE))
         }
         done => done,
@@ -161,7 +161,7 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
     for text in &args.names {
         let view = client.inspect_with_env(&name(text)?).await?;
         if view.spec.asked.is_none() {
-            tell(
+            report(
                 [format!(
                     "{} was made by an older Kip: what its image and the daemon said then is part of it",
                     view.name
@@ -174,7 +174,7 @@ pub async fn export(client: &Client, args: &ExportArgs, json: bool) -> anyhow::R
     for (name, request) in &procs {
         let missing =
             request.in_file.depends_on.iter().filter(|needed| !procs.iter().any(|(other, _)| other == *needed));
-        tell(missing.map(|needed| format!("{name} depends on {needed}, which is left out: export it, too")));
+        report(missing.map(|needed| format!("{name} depends on {needed}, which is left out: export it, too")));
     }
     let text = render(procs).context("the procs cannot be written as TOML")?;
     if json { print_json(&Exported { toml: text }) } else { print(&text) }
@@ -195,14 +195,14 @@ fn show(changes: &[Change], json: bool, human: impl FnOnce(&[Change]) -> String)
 }
 
 /// One line of standard error each.
-fn tell<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
+fn report<T: std::fmt::Display>(lines: impl Iterator<Item = T>) {
     for line in lines {
         eprintln!("kip: {}", one_line(&line.to_string()));
     }
 }
 
 /// Reads the file that is meant. What is wrong with it is told here, so that each mistake has a line of its own.
-fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
+fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Reported>> {
     let path = match &args.file {
         Some(path) => path.clone(),
         None => USUAL
@@ -219,15 +219,15 @@ fn read(args: &FileArgs) -> anyhow::Result<Result<Asked, Told>> {
     let mut document = match document {
         Ok(document) => document,
         Err(Faults(faults)) => {
-            tell(faults.iter());
-            return Ok(Err(Told));
+            report(faults.iter());
+            return Ok(Err(Reported));
         }
     };
     let refused = !args.ignore_missing && document.notes.iter().any(|note| note.weight == Weight::Changes);
-    tell(document.notes.iter());
+    report(document.notes.iter());
     if refused {
-        tell(["nothing was done; --ignore-missing goes on without what Kip lacks"].iter());
-        return Ok(Err(Told));
+        report(["nothing was done; --ignore-missing goes on without what Kip lacks"].iter());
+        return Ok(Err(Reported));
     }
     choose(&mut document, &args.names, &path)?;
     let mark = match &document.project {
@@ -291,7 +291,7 @@ fn own_mark(path: &Path) -> anyhow::Result<String> {
 }
 
 /// One proc after the other.
-async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: bool) -> anyhow::Result<()> {
+async fn carry_out(client: &Client, plan: &mut ApplyPlan, args: &ApplyArgs, json: bool) -> anyhow::Result<()> {
     for (change, described) in plan.both() {
         let name = change.name.clone();
         match (change.action, described) {
@@ -299,7 +299,7 @@ async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: boo
             (Action::Remove, _) => remove(client, &name).await?,
             (_, None) => unreachable!("what is made or started is described"),
             (_, Some(described)) => {
-                let done = bring_about(client, change, described, args).await;
+                let done = apply_change(client, change, described, args).await;
                 done.map_err(|e| Fault::new(&described.place, format!("{e:#}")))?;
             }
         }
@@ -313,7 +313,7 @@ async fn carry_out(client: &Client, plan: &mut Plan, args: &ApplyArgs, json: boo
 }
 
 /// Makes or starts one.
-async fn bring_about(client: &Client, change: &Change, described: &Described, args: &ApplyArgs) -> anyhow::Result<()> {
+async fn apply_change(client: &Client, change: &Change, described: &Described, args: &ApplyArgs) -> anyhow::Result<()> {
     let name = &change.name;
     for needed in &described.depends_on {
         let waited = wait_for(client, needed).await;
@@ -356,7 +356,7 @@ async fn remove(client: &Client, name: &ProcName) -> anyhow::Result<()> {
     Ok(client.remove(name, false).await?)
 }
 
-async fn bring_image(client: &Client, described: &Described, registry: &RegistryArgs) -> anyhow::Result<()> {
+async fn pull_image(client: &Client, described: &Described, registry: &RegistryArgs) -> anyhow::Result<()> {
     let kip_types::spec::Image::Oci(image) = &described.request.spec.image else { return Ok(()) };
     let when = match described.pull {
         Pull::Missing => When::Missing,
@@ -364,8 +364,8 @@ async fn bring_image(client: &Client, described: &Described, registry: &Registry
         Pull::Never => When::Never,
     };
     let registry = RegistryArgs { plain_http: registry.plain_http || described.plain_http, ..registry.clone() };
-    let brought = ensure(client, &image.reference, when, &registry).await;
-    brought.map(drop).map_err(|e| Fault::new(&described.place, format!("{e:#}")).into())
+    let pulled = ensure(client, &image.reference, when, &registry).await;
+    pulled.map(drop).map_err(|e| Fault::new(&described.place, format!("{e:#}")).into())
 }
 
 #[cfg(test)]

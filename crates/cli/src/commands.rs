@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn down_tells_what_it_ended() {
+    fn down_reports_what_it_ended() {
         assert_eq!(ended(&DownView::default()), "ended; there were no procs\n");
         let two = DownView { ended: vec!["a".parse().unwrap(), "b".parse().unwrap()], ..DownView::default() };
         assert_eq!(ended(&two), "ended, and with it a, b\n");

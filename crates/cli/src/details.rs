@@ -2,7 +2,7 @@
 
 use crate::text::{bytes, one_line, table};
 use kip_types::api::{
-    Details, EnvView, FilesView, Looked, MapView, MapsView, OpenFileView, OpenSocketView, OwnFilesView, ProcessEnv,
+    Details, EnvView, FilesView, Inspected, MapView, MapsView, OpenFileView, OpenSocketView, OwnFilesView, ProcessEnv,
     ProcessMaps, SocketsView, WhereView,
 };
 use std::fmt::Write as _;
@@ -18,8 +18,8 @@ fn rows(head: &[&str], rows: Vec<Vec<String>>) -> String {
     table(&all).lines().map(|line| format!("  {line}\n")).collect()
 }
 
-fn head(looked: &Looked) -> String {
-    format!("{}, {}, generation {}\n", looked.name, looked.tier, looked.generation)
+fn head(inspected: &Inspected) -> String {
+    format!("{}, {}, generation {}\n", inspected.name, inspected.tier, inspected.generation)
 }
 
 /// Any of them.
@@ -33,7 +33,7 @@ pub fn details(details: &Details) -> String {
 }
 
 fn files(view: &FilesView) -> String {
-    let mut text = head(&view.looked);
+    let mut text = head(&view.inspected);
     for process in &view.processes {
         let title = format!("\n{} (pid {})\n", one_line(&process.name), process.pid);
         let files = process.files.iter().map(open_file).collect();
@@ -77,7 +77,7 @@ fn own(own: &OwnFilesView) -> String {
 }
 
 fn env(view: &EnvView) -> String {
-    view.processes.iter().fold(head(&view.looked), |text, process| text + &environment(process))
+    view.processes.iter().fold(head(&view.inspected), |text, process| text + &environment(process))
 }
 
 fn environment(process: &ProcessEnv) -> String {
@@ -99,11 +99,11 @@ fn environment(process: &ProcessEnv) -> String {
 
 fn sockets(view: &SocketsView) -> String {
     if view.sockets.is_empty() {
-        return head(&view.looked) + "  no sockets\n";
+        return head(&view.inspected) + "  no sockets\n";
     }
     let sockets = view.sockets.iter().map(socket).collect();
     let columns = ["PROTO", "STATE", "UNREAD", "UNSENT", "HELD", "LOCAL", "PEER", "OPEN IN"];
-    head(&view.looked) + &rows(&columns, sockets)
+    head(&view.inspected) + &rows(&columns, sockets)
 }
 
 fn socket(socket: &OpenSocketView) -> Vec<String> {
@@ -135,7 +135,7 @@ const COLUMNS: [Column; 7] = [
 ];
 
 fn maps(view: &MapsView) -> String {
-    view.processes.iter().fold(head(&view.looked), |text, process| text + &memory(process))
+    view.processes.iter().fold(head(&view.inspected), |text, process| text + &memory(process))
 }
 
 /// Columns in which something is, and a line with sums.
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn looked(rest: Value) -> Value {
+    fn inspected(rest: Value) -> Value {
         let mut all = json!({"name": "web", "tier": "parked", "generation": 7});
         all.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
         all
@@ -180,7 +180,7 @@ mod tests {
             json!({"fd": fd, "kind": kind, "what": what, "peer": null, "access": "rw", "flags": ["nonblock", "cloexec"],
                    "offset": null, "deleted": fd == 10})
         };
-        let view = looked(json!({
+        let view = inspected(json!({
             "processes": [{"pid": 2, "name": "web", "files": [file(3, "tcp", "0.0.0.0:80"), file(10, "file", "/tmp/x\ny")]}],
             "own": {"entries": [{"path": "/etc/x", "kind": "deleted", "bytes": 0}], "files": 9, "bytes": 2048, "deleted": 1,
                     "complete": true},
@@ -201,7 +201,7 @@ mod tests {
             json!({"pid": pid, "parent": 1, "name": "web", "ended": ended, "program": "/bin/web", "command": ["web", "-x"],
                    "directory": "/", "uid": 33, "gid": 34, "env": ["A=1", "B=\u{1b}[2J"]})
         };
-        let view = looked(json!({"processes": [process(2, false), process(3, true)]}));
+        let view = inspected(json!({"processes": [process(2, false), process(3, true)]}));
         let text = details(&Details::Env(serde_json::from_value(view).unwrap()));
         let expected = "web, parked, generation 7\n\nweb (pid 2, parent 1)\n  program      /bin/web\n  \
             command      web -x\n  directory    /\n  user         33, group 34\n  environment  A=1\n               B= [2J\n\n\
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn sockets_say_what_is_not_known() {
-        let view = looked(json!({"sockets": [
+        let view = inspected(json!({"sockets": [
             {"proto": "tcp", "state": "listen", "local": "0.0.0.0:80", "peer": null, "unread": 2, "unsent": null, "held": true,
              "open": [{"pid": 2, "name": "web", "fd": 3}, {"pid": 4, "name": "web", "fd": 3}]},
         ]}));
@@ -230,7 +230,7 @@ mod tests {
                    "zero_bytes": 8192 - snapshot, "file_bytes": 0})
         };
         let maps = [map("7000", "[heap]", 4096), map("55000", "[stack]", 8192)];
-        let view = looked(json!({"processes": [{"pid": 2, "name": "web", "maps": maps}]}));
+        let view = inspected(json!({"processes": [{"pid": 2, "name": "web", "maps": maps}]}));
         let text = details(&Details::Maps(serde_json::from_value(view).unwrap()));
         let expected = "web, parked, generation 7\n\nweb (pid 2)\n  \
             RANGE       ACCESS  SIZE   SNAPSHOT  ZERO  WHAT\n  \

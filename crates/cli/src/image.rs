@@ -184,7 +184,7 @@ async fn pull(
             progress.end();
             return Ok(*image);
         }
-        progress.tell(&item);
+        progress.report(&item);
     }
     bail!("the daemon ended before the image was here")
 }

@@ -3,15 +3,15 @@
 //! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`look`] makes one picture of two answers,
 //! [`layout`] makes lines of it, [`screen`] owns the terminal and gives it back however this ends.
 
+mod compare;
 mod layout;
-mod look;
 mod screen;
 
 use crate::output::{print, print_json};
 use clap::Args;
+use compare::Answer;
 use kip_client::Client;
 use layout::{Size, Style};
-use look::Answer;
 use screen::Screen;
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -49,7 +49,7 @@ pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<
     }
     let first = Answer::ask(client).await?;
     tokio::time::sleep(args.delay.min(FIRST_SPAN)).await;
-    let view = look::compare(&first, &Answer::ask(client).await?);
+    let view = compare::compare(&first, &Answer::ask(client).await?);
     if json {
         return print_json(&view);
     }
@@ -61,7 +61,7 @@ pub async fn top(client: &Client, args: &TopArgs, json: bool) -> anyhow::Result<
 async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
     // Before the terminal is touched: a daemon that does not answer is told of on the usual screen.
     let mut last = Answer::ask(client).await?;
-    let mut view = look::compare(&last, &last);
+    let mut view = compare::compare(&last, &last);
     let (mut interrupt, mut terminate, mut hangup, mut resized) = (
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
@@ -86,7 +86,7 @@ async fn watch(client: &Client, delay: Duration) -> anyhow::Result<()> {
             _ = resized.recv() => {}
             () = tokio::time::sleep_until(next) => {
                 let answer = Answer::ask(client).await?;
-                view = look::compare(&last, &answer);
+                view = compare::compare(&last, &answer);
                 last = answer;
                 next = Instant::now() + delay;
             }

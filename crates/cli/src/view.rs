@@ -447,7 +447,7 @@ b             stopped  -       8080->80/tcp  -       -     -              sh -c 
     }
 
     #[test]
-    fn why_tells_timers_and_each_step_of_the_wake() {
+    fn why_reports_timers_and_each_step_of_the_wake() {
         let program = serde_json::json!({"name": "web", "pid": 2});
         let timer = |kind: &str, due: Option<u64>, tid: Option<u32>| serde_json::json!({"kind": kind, "program": program, "tid": tid, "due_ms": due, "every_ms": null});
         let timers = [timer("timerfd", Some(5000), None), timer("time-out of futex", None, Some(9))];

@@ -13,7 +13,7 @@ use kip_types::spec::parse_duration_ms;
 use std::time::{Duration, Instant};
 
 /// Between looks whether a proc is ready.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Args)]
 pub struct WaitArgs {
@@ -51,7 +51,7 @@ pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> an
             _ if Instant::now() >= until => {
                 bail!("{name} is {} and was not ready within {}", view.state, text::millis(within_ms))
             }
-            _ => tokio::time::sleep(LOOK_EVERY).await,
+            _ => tokio::time::sleep(POLL_EVERY).await,
         }
     }
 }

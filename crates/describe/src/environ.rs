@@ -6,8 +6,8 @@
 use crate::document::Lookup;
 use std::path::Path;
 
-/// What a variable refers to, which may be nothing.
-type Found = Option<String>;
+/// The value of a variable; none if it is not set.
+type VariableValue = Option<String>;
 
 /// An environment file cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +115,7 @@ fn unquote(text: &str) -> Result<(String, bool), String> {
 
 /// Replaces `$NAME`, `${NAME}`, `${NAME:-default}`, `${NAME-default}`, `${NAME:?error}`, `${NAME?error}`, `${NAME:+other}` and
 /// `${NAME+other}`; `$$` is a dollar sign. `unset` hears of those for which nothing was put in because they have no value.
-pub fn interpolate(text: &str, lookup: &dyn Fn(&str) -> Found, unset: &dyn Fn(&str)) -> Result<String, String> {
+pub fn interpolate(text: &str, lookup: &dyn Fn(&str) -> VariableValue, unset: &dyn Fn(&str)) -> Result<String, String> {
     let plain = |name: &str| {
         lookup(name).unwrap_or_else(|| {
             unset(name);
@@ -170,7 +170,7 @@ fn closing(text: &str) -> Option<usize> {
     None
 }
 
-fn braced(inner: &str, lookup: &dyn Fn(&str) -> Found, unset: &dyn Fn(&str)) -> Result<String, String> {
+fn braced(inner: &str, lookup: &dyn Fn(&str) -> VariableValue, unset: &dyn Fn(&str)) -> Result<String, String> {
     let end = name_end(inner);
     let (name, rest) = inner.split_at(end);
     if name.is_empty() {

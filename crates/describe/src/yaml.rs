@@ -219,19 +219,19 @@ impl Node {
     /// of the whole.
     pub fn unread(&self) -> Vec<Unread> {
         let mut found = Vec::new();
-        self.look(&mut Vec::new(), &mut found);
+        self.collect_unread(&mut Vec::new(), &mut found);
         found
     }
 
-    fn look(&self, path: &mut Vec<String>, found: &mut Vec<Unread>) {
+    fn collect_unread(&self, path: &mut Vec<String>, found: &mut Vec<Unread>) {
         if let Value::List(list) = &self.value {
-            list.iter().for_each(|node| node.look(path, found));
+            list.iter().for_each(|node| node.collect_unread(path, found));
         }
         let asked = self.read.asked.borrow();
         for (key, place, value) in self.map().iter().filter(|(key, ..)| !key.starts_with("x-")) {
             path.push(key.clone());
             if value.read.taken.get() {
-                value.look(path, found);
+                value.collect_unread(path, found);
             } else if !asked.is_empty() {
                 found.push(Unread { place: place.clone(), path: path.clone(), asked: asked.clone() });
             }

@@ -14,7 +14,7 @@ const KEPT: usize = 4096;
 #[derive(Debug)]
 pub struct Events {
     kept: Mutex<VecDeque<Event>>,
-    /// The id of the first one: larger than those of earlier daemons, unless they told of a thousand each millisecond.
+    /// The id of the first one: larger than those of earlier daemons, unless they emitted a thousand each millisecond.
     first_id: u64,
     live: broadcast::Sender<Event>,
 }
@@ -26,8 +26,8 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Keeps an event and tells all clients that follow. `kind` is one of the words in [`Event::kind`].
-    pub fn tell(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
+    /// Keeps an event and sends it to all clients that follow. `kind` is one of the words in [`Event::kind`].
+    pub fn emit(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
         let detail = detail.into();
         tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
         let mut kept = self.kept.lock();
@@ -41,7 +41,7 @@ impl Events {
         let _ = self.live.send(event);
     }
 
-    /// When something of `kind` with `word` in its detail was last told of `name`, milliseconds since the epoch, if
+    /// When something of `kind` with `word` in its detail was last emitted of `name`, milliseconds since the epoch, if
     /// that is still kept.
     pub fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
         let kept = self.kept.lock();
@@ -103,12 +103,12 @@ mod tests {
     #[test]
     fn who_comes_back_misses_nothing_and_hears_nothing_twice() {
         let events = Events::default();
-        (0..5).for_each(|n| events.tell(None, "ready", n.to_string()));
+        (0..5).for_each(|n| events.emit(None, "ready", n.to_string()));
         let (all, _) = events.subscribe(0);
         assert!(all.windows(2).all(|two| two[1].id == two[0].id + 1));
         let (rest, mut live) = events.subscribe(all[2].id);
         assert_eq!(rest.iter().map(|e| e.id).collect::<Vec<_>>(), [all[3].id, all[4].id]);
-        events.tell(None, "ready", "later");
+        events.emit(None, "ready", "later");
         assert_eq!(live.try_recv().unwrap().id, all[4].id + 1);
     }
 

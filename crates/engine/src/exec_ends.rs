@@ -19,8 +19,8 @@ struct EndsInner {
 }
 
 impl Ends {
-    /// The launcher told of an end.
-    pub fn tell(&self, ended: ExecEnded) {
+    /// The launcher has reported an end.
+    pub fn notify(&self, ended: ExecEnded) {
         let mut inner = self.inner.lock();
         match inner.waiting.remove(&ended.id) {
             Some(waiting) => drop(waiting.send(ended.exit)),

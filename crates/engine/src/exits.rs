@@ -1,6 +1,6 @@
 //! What pid 1 of a sandbox says of the program's beginning and end.
 
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use kip_sandbox::init;
 use kip_types::lifecycle::Exit;
@@ -36,7 +36,7 @@ pub fn read_record(status: &OwnedFd, within: Duration) -> io::Result<Option<init
 
 /// How the program ended, if pid 1 has said so.
 pub fn reported_exit(proc: &Proc) -> Option<Exit> {
-    let status = proc.holdings.get(key::STATUS)?;
+    let status = proc.fd_store.get(key::STATUS)?;
     while let Ok(Some(record)) = read_record(&status, Duration::ZERO) {
         if let init::Record::Ended(exit) = record {
             return Some(exit);

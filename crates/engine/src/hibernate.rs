@@ -14,7 +14,7 @@ use kip_checkpoint::clocks::{Clocks, Due, Now, Source, Waiting, live_due};
 use kip_net::custody::{self, Held, Kind, SavedOptions};
 use kip_net::wake::Trigger;
 use kip_pager::client::{MOST_WATCHED, PagerError};
-use kip_pager::protocol::{Hibernated, Look, Order};
+use kip_pager::protocol::{Hibernated, MemoryStatus, Order};
 use kip_records::due;
 use kip_types::{Hibernate, WakeOn};
 use std::fs;
@@ -70,7 +70,7 @@ pub fn hibernate(proc: &Proc, turn: u64, known: KnownTicks) -> Result<Done, Page
     let tree = Tree::read(&pids);
     tree.find_ends();
     let (_, memory_bytes, _) = tree::memory(&tree.pids);
-    let (ticks, mut dues) = look_at_ticks(&tree, proc.spec.timing.tick_ms, false);
+    let (ticks, mut dues) = find_ticks(&tree, proc.spec.timing.tick_ms, false);
     let ticks = ticks || known.hidden;
     let ticker = if ticks { ticker(&tree, proc.spec.timing.tick_ms) } else { None };
     let first_due_ns = first_seldom(&dues);
@@ -145,35 +145,35 @@ pub fn first_due_in(proc: &Proc) -> Option<Duration> {
 }
 
 /// Whether a program ticks, as far as its threads' waits and its timerfds show. Reads the memory of the program:
-/// not to be asked of one whose first touch is its wake. `ticked`: see [`look_at_ticks`].
+/// not to be asked of one whose first touch is its wake. `ticked`: see [`find_ticks`].
 pub fn ticks(proc: &Proc, ticked: bool) -> bool {
     let Ok(pids) = proc.cgroup.pids() else { return true };
-    look_at_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms, ticked).0
+    find_ticks(&Tree::read(&pids), proc.spec.timing.tick_ms, ticked).0
 }
 
 /// Whether a program ticks, and what its threads wait for. A thread that runs shows no wait, so it is looked at until all
 /// sleep; a program whose threads never do all at once is taken to tick. `ticked`: the program is known to have ticked; a
 /// wait that goes on since then shows no time-out once a stop has interrupted it, and is taken for a tick as well.
-fn look_at_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
+fn find_ticks(tree: &Tree, tick_ms: u64, ticked: bool) -> (bool, Vec<Due>) {
     /// restart_syscall(2), on x86-64.
     const RESTARTED: u64 = 219;
-    const LOOKS: u32 = 10;
+    const SAMPLES: u32 = 10;
     const BETWEEN: Duration = Duration::from_millis(2);
-    /// One look at a program of many threads takes long enough.
+    /// One sample of a program of many threads takes long enough.
     const WITHIN: Duration = Duration::from_millis(100);
     let began = Instant::now();
-    for look in 1.. {
+    for sample in 1.. {
         let (before, now) = (tree.asleep(), Now::read());
         let dues = dues(tree, now);
         let restarted = || tree.waiting().values().any(|waiting| waiting.call[0] == RESTARTED);
         let ticks = due::ticks(&dues, now.monotonic_ns, tick_ms) || ticked && tick_ms > 0 && restarted();
-        let at_rest = before.is_some() && before == tree.asleep();
-        if ticks || at_rest || look == LOOKS || began.elapsed() > WITHIN {
-            return (ticks || !at_rest, dues);
+        let quiescent = before.is_some() && before == tree.asleep();
+        if ticks || quiescent || sample == SAMPLES || began.elapsed() > WITHIN {
+            return (ticks || !quiescent, dues);
         }
         std::thread::sleep(BETWEEN);
     }
-    unreachable!("the last look returns")
+    unreachable!("the last sample returns")
 }
 
 /// What an event of such a descriptor, which has nothing to offer yet, will be.
@@ -187,27 +187,27 @@ fn first_event(kind: Kind) -> WakeCause {
     WakeCause::Descriptor(kind, trigger)
 }
 
-/// Lets the pager know what a dead one had out of this proc. Tells whether the proc sleeps and is held.
-pub fn take_up(proc: &Proc) -> Look {
+/// Lets the pager know what a dead one had out of this proc. Returns whether the proc sleeps and is held.
+pub fn take_up(proc: &Proc) -> MemoryStatus {
     let directory = proc.dir.join(PAGER_DIRECTORY);
     if !directory.exists() {
-        return Look::default();
+        return MemoryStatus::default();
     }
     let name = proc.name.as_str();
     let pager = &proc.shared.pager;
-    let taken = pager.adopt(name, proc.slot.number().into(), &directory).and_then(|()| pager.look(name));
+    let taken = pager.adopt(name, proc.slot.number().into(), &directory).and_then(|()| pager.inspect(name));
     taken.unwrap_or_else(|e| {
         tracing::error!(proc = %proc.name, error = kip_types::chain(&e), "what it had out cannot be taken up: it waits");
-        Look::default()
+        MemoryStatus::default()
     })
 }
 
-/// How it is with a proc's memory.
-pub fn look(proc: &Proc) -> Look {
+/// What the pager has of a proc's memory.
+pub fn memory_status(proc: &Proc) -> MemoryStatus {
     if !proc.dir.join(PAGER_DIRECTORY).exists() {
-        return Look::default();
+        return MemoryStatus::default();
     }
-    proc.shared.pager.look(proc.name.as_str()).unwrap_or_default()
+    proc.shared.pager.inspect(proc.name.as_str()).unwrap_or_default()
 }
 
 /// Gives up what is kept of a proc whose processes have ended.
@@ -230,13 +230,13 @@ pub fn wakes_on_data(proc: &Proc) -> bool {
 /// The thread whose waits are the shortest, if one waits less than `tick_ms` at a time: its number inside, its name, the call.
 fn ticker(tree: &Tree, tick_ms: u64) -> Option<String> {
     let (now, ahead_ns) = (Now::read(), tree.ahead_ns());
-    let look = |(inside, waiting): (&u32, &Waiting)| {
+    let tick = |(inside, waiting): (&u32, &Waiting)| {
         let tid = *tree.threads.get(inside)?;
         let read = |address: u64, buffer: &mut [u8]| kip_sys::process::read_memory(tid, address, buffer).is_ok();
         let due = live_due(waiting, now, ahead_ns, &read)?;
         Some((due.every_ns.filter(|_| due::ticks(&[due], now.monotonic_ns, tick_ms))?, *inside, tid, waiting.call[0]))
     };
-    let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(look).min()?;
+    let (every_ns, inside, tid, call) = tree.waiting().iter().filter_map(tick).min()?;
     let name = fs::read_to_string(format!("/proc/{tid}/comm")).ok()?;
     let call = crate::calls::call_name(call).unwrap_or("a call");
     Some(format!("thread {inside}, {}: {} s in {call}", name.trim_end().escape_debug(), every_ns as f64 / 1e9))

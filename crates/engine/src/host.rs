@@ -11,11 +11,11 @@ pub use proc::Proc;
 
 use crate::events::Events;
 use crate::exec_ends::Ends;
+use crate::fd_store::key;
 use crate::helper_pool::HelperPool;
-use crate::holdings::key;
-use crate::kits::Kits;
 use crate::metrics::Metrics;
 use crate::observe::WakeObserver;
+use crate::prepared::PreparedNetworks;
 use crate::pressure::Pressure;
 use kip_image::Images;
 use kip_keeper::Keeper;
@@ -83,7 +83,7 @@ pub struct Host {
     /// Network links of procs.
     pub pool: Arc<NetPool>,
     /// Namespaces that are ready before they are needed.
-    pub kits: Kits,
+    pub prepared_networks: PreparedNetworks,
     /// Rules that lead to published ports.
     pub nat: Nat,
     /// The machine's own files, as procs without an image see them.
@@ -164,7 +164,7 @@ impl Host {
     pub fn strike(&self, slot: Slot) {
         self.procs().remove(&slot);
         self.leads().remove(&slot);
-        self.kits.free(slot);
+        self.prepared_networks.free(slot);
     }
 
     /// All procs that exist.
@@ -216,7 +216,7 @@ impl Host {
         use rustix::event::{PollFd, PollFlags, poll};
         loop {
             match launcher.next_event() {
-                Ok(Some(ended)) => self.exec_ends.tell(ended),
+                Ok(Some(ended)) => self.exec_ends.notify(ended),
                 Ok(None) => {
                     let _ = poll(&mut [PollFd::new(&launcher.events(), PollFlags::IN)], None);
                 }
@@ -257,7 +257,7 @@ impl Host {
 
     /// Sends what a proc writes to its log from now on.
     pub fn follow_output(&self, proc: &Proc) {
-        let ends = [key::OUT, key::ERR].map(|k| proc.holdings.get(k));
+        let ends = [key::OUT, key::ERR].map(|k| proc.fd_store.get(k));
         let [Some(out), Some(err)] = ends else {
             tracing::warn!(proc = %proc.name, "its output is lost: no process holds its pipes any more");
             return;

@@ -3,7 +3,7 @@
 
 use crate::descriptors::duplicate;
 use crate::descriptors::seen;
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use crate::tree::{self, Tree};
 use kip_checkpoint::image::ImageError;
@@ -20,12 +20,12 @@ pub type Events = BTreeMap<(u32, i32), u32>;
 
 /// Its descriptor, if it is held.
 pub fn held(instance: &SleepingInotify, proc: &Proc) -> Option<Arc<OwnedFd>> {
-    proc.holdings.get(&key_of(instance.id))
+    proc.fd_store.get(&key_of(instance.id))
 }
 
 /// To be called once the processes are gone. What their end did to files of theirs does not wake
 /// the proc.
-pub fn overlook_the_end(instance: &mut SleepingInotify, proc: &Proc) {
+pub fn ignore_end_of_processes(instance: &mut SleepingInotify, proc: &Proc) {
     if instance.sees_sleep
         && let Some(fd) = held(instance, proc)
     {
@@ -36,7 +36,7 @@ pub fn overlook_the_end(instance: &mut SleepingInotify, proc: &Proc) {
 /// Instances and, with their keys, their descriptors.
 pub type Taken = (Vec<SleepingInotify>, Vec<(String, OwnedFd)>);
 
-/// Its key in the holdings.
+/// Its key in the fd store.
 pub fn key_of(id: u64) -> String {
     format!("{}{id}", key::INOTIFY)
 }

@@ -4,8 +4,8 @@
 //! | --- | --- |
 //! | [`start`], [`hibernate`], [`park`], [`wake`], [`stop`] | the work of one transition each |
 //! | [`renew`] | what was held of a proc and is lost, made anew |
-//! | [`host`], [`kits`], [`helper_pool`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
-//! | [`holdings`] | descriptors that must survive the daemon, in the keeper |
+//! | [`host`], [`prepared`], [`helper_pool`], [`upkeep`] | what procs have of their machine: pools, the wake plane, names |
+//! | [`fd_store`] | descriptors that must survive the daemon, in the keeper |
 //! | [`volumes`], [`pins`] | files of the host that procs have, files that their image lacks |
 //! | [`secrets`] | what procs are told in files that are on the disk only sealed |
 //! | [`pressure`] | the memory of the machine, and when a wake may have some |
@@ -27,12 +27,11 @@ pub mod events;
 pub mod exec;
 pub mod exec_ends;
 pub mod exits;
+pub mod fd_store;
 pub mod helper_pool;
 pub mod hibernate;
-pub mod holdings;
 pub mod host;
 pub mod inotify;
-pub mod kits;
 pub mod lifted;
 pub mod meter;
 pub mod metering;
@@ -43,6 +42,7 @@ pub mod page_out;
 pub mod park;
 pub mod pins;
 pub mod plans;
+pub mod prepared;
 pub mod pressure;
 pub mod renew;
 pub mod secrets;

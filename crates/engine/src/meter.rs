@@ -63,7 +63,7 @@ struct Grown {
 
 impl Grown {
     /// Gives what has been added.
-    fn look(&mut self, shows: u64) -> u64 {
+    fn grow_to(&mut self, shows: u64) -> u64 {
         // One that went back began anew.
         let grown = if shows >= self.seen { shows - self.seen } else { shows };
         self.seen = shows;
@@ -143,9 +143,9 @@ impl Live {
     /// Takes what the counters of its network namespace show: connections made to it and from within, datagrams that came.
     fn came(&mut self, accepted: u64, outward: u64, datagrams: u64) {
         let Live { kept, own, .. } = self;
-        let mut came = kept.connections.look(accepted);
-        let outward = kept.outward.look(outward);
-        let datagrams = kept.datagrams.look(datagrams);
+        let mut came = kept.connections.grow_to(accepted);
+        let outward = kept.outward.grow_to(outward);
+        let datagrams = kept.datagrams.grow_to(datagrams);
         let mut nobodys = 0;
         if std::mem::take(&mut kept.engine) {
             // To find out about the kernel CRIU connects to itself there; so do reset connections that are made anew.
@@ -236,7 +236,7 @@ impl Meter {
         let mut live = self.live();
         let ns = read()?;
         let kept = &mut live.kept;
-        let grown = kept.cpu_ns.look(ns);
+        let grown = kept.cpu_ns.grow_to(ns);
         // Starting and ending it is work of a running one.
         let asleep = kept.tier.filter(|tier| *tier != Tier::Hot);
         let tier = asleep.max(asleep.and(kept.slept_in)).unwrap_or(Tier::Hot);
@@ -246,7 +246,7 @@ impl Meter {
 
     /// Likewise, of its cgroup.
     pub fn killed(&self, read: impl FnOnce() -> u64) {
-        self.live().kept.oom_kills.look(read());
+        self.live().kept.oom_kills.grow_to(read());
     }
 
     /// Processes that were killed for want of memory, as far as was looked.
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_changes_evenly_between_looks_and_not_at_all_in_sleep() {
+    fn memory_changes_evenly_between_samples_and_not_at_all_in_sleep() {
         let mut meter = live(Tier::Hot);
         let at = |s: u64| meter.at + Duration::from_secs(s);
         let [one, three, five] = [1, 3, 5].map(at);
@@ -471,7 +471,7 @@ mod tests {
     #[test]
     fn counters_that_begin_anew_are_neither_lost_nor_counted_twice() {
         let mut cpu = Grown::default();
-        let grown: u64 = [10, 25, 25, 5, 9].into_iter().map(|shows| cpu.look(shows)).sum();
+        let grown: u64 = [10, 25, 25, 5, 9].into_iter().map(|shows| cpu.grow_to(shows)).sum();
         assert_eq!((cpu.total, grown), (25 + 9, 25 + 9));
         let meter = Meter::new(1);
         meter.cpu(|| Some(40));
@@ -508,21 +508,21 @@ mod tests {
         let meter = Meter::new(1);
         meter.enter(Some(Tier::Hot));
         let own = meter.own_connection();
-        let look = |accepted| meter.live().came(accepted, 0, 0);
-        look(0);
+        let sample = |accepted| meter.live().came(accepted, 0, 0);
+        sample(0);
         own.made();
         assert_eq!(meter.kept().connections.total, 0);
-        look(3);
+        sample(3);
         assert_eq!(meter.kept().connections.total, 2);
         let given_up = meter.own_connection();
-        look(5);
+        sample(5);
         assert_eq!(meter.kept().connections.total, 3, "one of them may be ours");
         drop(given_up);
         assert_eq!((meter.kept().connections.total, meter.kept().tiers[&Tier::Hot].connections), (4, 4));
         meter.enter(Some(Tier::Parked));
         meter.enter(Some(Tier::Hot));
-        look(6);
-        look(8);
+        sample(6);
+        sample(8);
         let tiers = meter.kept().tiers;
         assert_eq!((tiers[&Tier::Parked].connections, tiers[&Tier::Hot].connections), (1, 6), "the first woke it");
     }

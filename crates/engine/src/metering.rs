@@ -31,7 +31,7 @@ impl Proc {
     pub fn write_record(&self, record: &Record, durability: Durability) -> Result<(), RecordError> {
         if self.meter.tier() != record.state.tier() {
             // Until now it was used in the tier that it leaves.
-            self.look_for_cpu();
+            self.sample_cpu();
         }
         let before = self.meter.enter(record.state.tier());
         let kept = self.meter.kept();
@@ -44,16 +44,16 @@ impl Proc {
         written
     }
 
-    /// Looks at what it holds and has used, while it runs as this pid 1 and what that has started.
+    /// Samples what it holds and has used, while it runs as this pid 1 and what that has started.
     /// Returns its CPU time, nanoseconds, and the counters of its network namespace.
-    pub fn look_for_meter(&self, init: u32) -> (Option<u64>, Option<Traffic>) {
-        let cpu_ns = self.look_for_cpu();
+    pub fn sample_meter(&self, init: u32) -> (Option<u64>, Option<Traffic>) {
+        let cpu_ns = self.sample_cpu();
         self.meter.level_of_running(self.cgroup.held_bytes());
         (cpu_ns, self.meter.traffic(|| Traffic::read(init).ok()))
     }
 
     /// What its cgroup has counted until now.
-    pub fn look_for_cpu(&self) -> Option<u64> {
+    pub fn sample_cpu(&self) -> Option<u64> {
         let cpu_ns = self.meter.cpu(|| self.cgroup.cpu_ns().ok());
         if cpu_ns.is_some() {
             self.meter.killed(|| self.cgroup.oom_kills());

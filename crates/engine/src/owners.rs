@@ -6,7 +6,7 @@ use crate::tree::{self, Tree};
 use kip_checkpoint::owners::{self, Owned};
 use kip_net::custody;
 use kip_records::body::Body;
-use kip_sys::owner::{Owner, Whom, as_user, is_told, set_owner, tell};
+use kip_sys::owner::{Owner, Whom, as_user, is_told, notify, set_owner};
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -50,7 +50,7 @@ fn give_one(proc: &Proc, tree: &Tree, body: &Body, owned: &Owned) -> io::Result<
         return Ok(());
     }
     // What that user may not send the kernel would not have sent either.
-    match as_user(user, effective, || tell(now, process_of(tree, now, process), owned.fd)) {
+    match as_user(user, effective, || notify(now, process_of(tree, now, process), owned.fd)) {
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         told => told,
     }

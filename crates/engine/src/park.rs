@@ -19,7 +19,7 @@ use crate::descriptors::places;
 use crate::descriptors::seen;
 use crate::descriptors::take;
 use crate::descriptors::{mask_key, pipe_key};
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::proc::PAGER_DIRECTORY;
 use crate::host::proc::{Proc, namespaces_of, user_of};
 use crate::inotify::{self, Events};
@@ -45,7 +45,7 @@ use kip_records::body::Body;
 use kip_records::body::Home;
 use kip_records::body::SleepingSocket;
 use kip_records::body::Slept;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use kip_sandbox::rootfs::Mounts;
 use kip_snapshot::carry;
 use kip_snapshot::pages::PageMap;
@@ -65,9 +65,9 @@ use std::time::{Duration, Instant};
 
 /// So long a moment is waited for in which all of the program sleeps, before it is frozen as it is. One that ticks is seldom awake, but
 /// where others want the processors its ticks wait for them, too.
-const REST_WITHIN: Duration = Duration::from_millis(200);
+const QUIESCENT_WITHIN: Duration = Duration::from_millis(200);
 /// Between two looks.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+const BETWEEN_SAMPLES: Duration = Duration::from_millis(2);
 /// Largest deleted file that is taken into a snapshot, bytes.
 const GHOST_LIMIT: u32 = 1 << 30;
 
@@ -83,12 +83,12 @@ struct Ran {
     /// Stopped processes of which their parents have not been told.
     untold: Vec<u32>,
     /// All of it slept, and nothing ran.
-    at_rest: bool,
+    quiescent: bool,
     /// Signals that waited for its threads.
     pending: BTreeMap<u32, Pending>,
 }
 
-/// What was looked up while the program still ran.
+/// What was read while the program still ran.
 struct Seen {
     ran: Ran,
     masks: Vec<String>,
@@ -101,13 +101,13 @@ struct Seen {
     /// Other mounts of its files.
     mounts: Option<Mounts>,
     /// Where its own files are.
-    place: Place,
+    place: OwnFilesPlace,
     /// Limits that are lifted until this is dropped.
     lifted: Vec<(u32, Lifted)>,
 }
 
 /// What was made of a frozen tree.
-struct Settled {
+struct Finalized {
     body: Body,
     /// New on disk.
     bytes: u64,
@@ -150,7 +150,7 @@ pub fn park(
     let growing = kip_snapshot::begin(&dir, generation)?;
     let init = tree.init().ok_or_else(|| ParkError::Tree(io::ErrorKind::NotFound.into()))?;
     let masks = masks_of(init).map_err(ParkError::Tree)?;
-    let volumes = volumes::sleep::look(proc, init)?;
+    let volumes = volumes::sleep::read(proc, init)?;
     let own_ipc = tree.maps_system_v();
     let namespaces = namespaces_of(init, own_ipc).map_err(ParkError::Tree)?;
     let place = proc.files.place()?;
@@ -180,7 +180,7 @@ pub fn park(
     let (ran, lifted) = (Ran::default(), Vec::new());
     let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, lifted };
     let mut outcome = None;
-    let done = |Settled { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
+    let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
         frozen_us,
         bytes,
@@ -192,21 +192,21 @@ pub fn park(
     let dumped = dump(helper, &request, &mut |stage| match stage {
         Stage::Running => {
             seen.lifted = lifted::lift(&tree);
-            seen.ran = look_before(proc, &tree);
+            seen.ran = sample_before_freeze(proc, &tree);
             true
         }
         Stage::Frozen(log) => {
             fault::reach("park-frozen");
-            let result = settle(proc, (&growing, log), generation, (init, &seen), record);
+            let result = finalize(proc, (&growing, log), generation, (init, &seen), record);
             let good = result.is_ok();
             outcome = Some(result);
             good
         }
     });
     match (dumped, outcome) {
-        (Ok(dumped), Some(Ok(settled))) => Ok(done(settled, dumped.frozen_us)),
+        (Ok(dumped), Some(Ok(finalized))) => Ok(done(finalized, dumped.frozen_us)),
         // Recorded, and CRIU failed after that: if the tree is gone all the same, it is parked.
-        (Err(_), Some(Ok(settled))) if proc.wait_until_empty(Duration::from_secs(1)) => Ok(done(settled, 0)),
+        (Err(_), Some(Ok(finalized))) if proc.wait_until_empty(Duration::from_secs(1)) => Ok(done(finalized, 0)),
         (_, Some(Err(e))) => Err(undo(proc, generation, e)),
         (Err(source), _) => {
             let error = match lifted::used_up(&tree) {
@@ -224,7 +224,7 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
     // CRIU's log says more than the error does: it stays for the owner to read.
     let growing = kip_snapshot::growing_path(&proc.dir, generation);
     let _ = fs::rename(growing.join(kip_checkpoint::dump::DUMP_LOG), proc.dir.join("refused-dump.log"));
-    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+    if let Err(e) = proc.fd_store.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = %e, "sockets of a snapshot that was called off stay with the keeper");
     }
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(keep)) {
@@ -234,13 +234,13 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
 }
 
 /// Everything between freeze and kill.
-fn settle(
+fn finalize(
     proc: &Proc,
     (growing, log): (&Path, &Log),
     generation: Generation,
     (init, seen): (u32, &Seen),
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
-) -> Result<Settled, ParkError> {
+) -> Result<Finalized, ParkError> {
     let now = Now::read();
     let mut images = Images::read(growing)?;
     let interrupted_ns = clocks::interrupted_at(&images, now);
@@ -276,7 +276,7 @@ fn settle(
     let timers_read_ns = |thread: u32| when(&read_at, thread);
     let still_ns = |thread: u32| when(&still_at, thread);
     let (ahead_ns, stands) = (tree.ahead_ns(), word.is_some());
-    let at_rest = seen.ran.at_rest;
+    let quiescent = seen.ran.quiescent;
     let frozen = Frozen {
         read: &read,
         take: &take,
@@ -288,7 +288,7 @@ fn settle(
         ahead_ns,
         stands,
         own_filters: false,
-        at_rest,
+        at_rest: quiescent,
     };
     let clocks = clocks::settle(&mut images, now, &seen.ran.since, &frozen)?;
     let mut volumes = seen.volumes.clone();
@@ -336,11 +336,11 @@ fn settle(
     images.save(growing)?;
     let Sealed { bytes, pages, .. } = kip_snapshot::seal(growing, generation, contents)?;
     fault::reach("park-sealed");
-    proc.holdings.hold(fds)?;
+    proc.fd_store.hold(fds)?;
     fault::reach("park-held");
     record().map_err(ParkError::Record)?;
     fault::reach("park-recorded");
-    Ok(Settled { body, bytes, image_bytes, images, pages })
+    Ok(Finalized { body, bytes, image_bytes, images, pages })
 }
 
 /// Whether a plan brings back what CRIU cannot. Made here and once more when the tree is gone: few trees come here.
@@ -356,7 +356,7 @@ fn home_of(proc: &Proc) -> io::Result<Home> {
     let mut pipes = BTreeMap::new();
     for key in [key::OUT, key::ERR, key::STATUS] {
         // What is not held is lost already, and the wake says so.
-        if let Some(held) = proc.holdings.get(key) {
+        if let Some(held) = proc.fd_store.get(key) {
             pipes.insert(key.to_owned(), pipe_key(&held)?);
         }
     }
@@ -393,26 +393,26 @@ fn pages(proc: &Proc, images: &Images, generation: Generation, tree: &Tree, out:
 /// Options and queues while the program still runs: the dump changes options, and what arrives from now on may be
 /// something that the program has never seen. What is there already counts as seen only if every thread slept all the
 /// while: one that runs may be about to look, and will not have done so when it is frozen. A program that has just done
-/// something is given a moment to come to rest.
-fn look_before(proc: &Proc, then: &Tree) -> Ran {
+/// something is given a moment to become quiescent.
+fn sample_before_freeze(proc: &Proc, then: &Tree) -> Ran {
     // A process that has ended or begun since then counts as it is now.
     let tree = || proc.cgroup.pids().map_or_else(|_| then.clone(), |pids| Tree::read(&pids));
-    let look = |(inode, (pid, number))| {
+    let sample = |(inode, (pid, number))| {
         let fd = duplicate(pid, number).ok()?;
         Some((inode, custody::snapshot_options(fd.as_fd()).ok()?))
     };
     tree().find_ends();
-    let until = Instant::now() + REST_WITHIN;
+    let until = Instant::now() + QUIESCENT_WITHIN;
     while Instant::now() < until {
         let now = tree();
         let asleep = now.asleep();
         if asleep.is_some() {
             let ran = Ran {
-                sockets: places(&now).into_iter().filter_map(look).collect(),
+                sockets: places(&now).into_iter().filter_map(sample).collect(),
                 events: inotify::events(&now),
                 untold: now.untold(),
                 since: now.waiting(),
-                at_rest: true,
+                quiescent: true,
                 pending: now.pending(),
             };
             let later = tree();
@@ -421,15 +421,15 @@ fn look_before(proc: &Proc, then: &Tree) -> Ran {
                 return ran;
             }
         }
-        std::thread::sleep(BETWEEN_LOOKS);
+        std::thread::sleep(BETWEEN_SAMPLES);
     }
     let tree = tree();
-    let mut sockets: BTreeMap<u32, SavedOptions> = places(&tree).into_iter().filter_map(look).collect();
+    let mut sockets: BTreeMap<u32, SavedOptions> = places(&tree).into_iter().filter_map(sample).collect();
     for saved in sockets.values_mut() {
         saved.seen = custody::Seen { full: saved.seen.full, ..custody::Seen::default() };
     }
     let (since, untold, pending) = (tree.waiting(), tree.untold(), tree.pending());
-    Ran { sockets, events: Events::new(), untold, since, at_rest: false, pending }
+    Ran { sockets, events: Events::new(), untold, since, quiescent: false, pending }
 }
 
 fn take_sockets(

@@ -1,6 +1,6 @@
 //! The plan of a proc's next wake by our own restorer, made ahead of it; and custody of its sockets until then.
 
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use kip_checkpoint::images::Images;
 use kip_checkpoint::plan::{self, Plan, PlanError, Wish};
@@ -88,7 +88,7 @@ pub fn plan_of(proc: &Proc, images: &Images, pages: &PageMap, body: &Body) -> Re
 /// Makes live sockets without a program comfortable: see [`kip_net::custody`].
 pub fn take_custody(proc: &Proc, body: &Body) {
     for socket in &body.sockets {
-        let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode)) else {
+        let Some(fd) = proc.fd_store.get(&format!("{}{}", key::SOCKET, socket.inode)) else {
             continue;
         };
         let held = fd.try_clone().map_err(|e| e.to_string());

@@ -6,13 +6,13 @@
 //! descriptors with the keeper, and the next start of the daemon takes those, or makes all of them again.
 
 use crate::descriptors::pipe_key;
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use crate::host::resolver;
 use crate::start;
 use kip_keeper::KeeperError;
 use kip_net::Addresses;
-use kip_net::renewal::{Place, RenewalError, make};
+use kip_net::renewal::{RenewalError, RenewalPlace, make};
 use kip_records::body::Body;
 use kip_sandbox::cgroup::CgroupError;
 use kip_sandbox::launcher::LaunchError;
@@ -28,7 +28,7 @@ pub enum RenewError {
     #[error("{}", .0.message)]
     Refused(Refusal),
     #[error("its network")]
-    Net(#[from] crate::kits::KitError),
+    Net(#[from] crate::prepared::PrepareError),
     #[error("an old link of its network")]
     Link(#[from] kip_net::pool::NetNsError),
     #[error("its namespaces")]
@@ -43,7 +43,7 @@ pub enum RenewError {
 
 /// Whether what it held is lost.
 pub fn is_lost(proc: &Proc) -> bool {
-    proc.holdings.get(key::NET).is_none() || proc.held_user().is_err()
+    proc.fd_store.get(key::NET).is_none() || proc.held_user().is_err()
 }
 
 /// Makes it. `ports`: those that it has on the host; others are taken where they are not to be had any more.
@@ -51,16 +51,16 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
     let home = body.home.as_ref().ok_or(RenewError::Unknown)?;
     let recipes = body.sockets.iter().map(|s| Some((s.recipe.as_ref()?, &s.options))).collect::<Option<Vec<_>>>();
     let recipes = recipes.ok_or(RenewError::Unknown)?;
-    key::ALL_UP.iter().try_for_each(|prefix| proc.holdings.drop_prefix(prefix))?;
+    key::ALL_UP.iter().try_for_each(|prefix| proc.fd_store.drop_prefix(prefix))?;
     let machine = &proc.shared;
     machine.pool.release(&[proc.slot])?;
-    let kit = machine.kits.make(proc.slot)?;
+    let prepared = machine.prepared_networks.make(proc.slot)?;
     proc.meter.without_network();
     proc.meter.engine_at_work();
     let made = machine.launcher().namespaces(proc.first_id(), proc.name.as_str())?;
     machine.cgroups.create(proc.cgroup.name(), &proc.spec.limits)?;
     let addresses = Addresses::of(machine.instance, proc.slot);
-    let place = Place { namespace: kit.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
+    let place = RenewalPlace { namespace: prepared.net.fd.as_fd(), addresses, ids: (home.first_id, proc.first_id()) };
     let sockets = make(&recipes, &place)?;
     let reserved = start::reserve_ports(proc, ports).map_err(RenewError::Refused)?;
     start::hold_pipes(proc).map_err(RenewError::Refused)?;
@@ -71,10 +71,10 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
         true => fds.push((key::USER.to_owned(), made.user)),
         false => fds.push((key::IPC.to_owned(), made.ipc)),
     }
-    resolver::make(proc, kit.net.fd.as_fd());
+    resolver::make(proc, prepared.net.fd.as_fd());
     // Last: by this it is told whether all is there.
-    fds.push((key::NET.to_owned(), kit.net.fd));
-    proc.holdings.hold(fds)?;
+    fds.push((key::NET.to_owned(), prepared.net.fd));
+    proc.fd_store.hold(fds)?;
     start::publish(proc, &reserved).map_err(RenewError::Refused)?;
     Ok(reserved.iter().map(|port| start::view(port, addresses.v4)).collect())
 }
@@ -82,7 +82,7 @@ pub fn renew(proc: &Proc, body: &Body, ports: &[PortView]) -> Result<Vec<PortVie
 /// Whether what it holds was made anew since its generation was sealed: then there is not all that a plan counts on.
 pub fn is_renewed(proc: &Proc, body: &Body) -> bool {
     let is_other = |(key, was): (&String, &String)| {
-        let held = proc.holdings.get(key);
+        let held = proc.fd_store.get(key);
         held.is_none_or(|pipe| pipe_key(&pipe).ok().as_ref() != Some(was))
     };
     body.home.as_ref().is_some_and(|home| home.pipes.iter().any(is_other))

@@ -1,10 +1,10 @@
 //! Starts a proc: ports, namespaces, files, cgroup, launch. Undone whole by [`crate::stop`] if a step fails.
 
 use crate::exits::read_record;
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use crate::host::resolver;
-use crate::kits::Kit;
+use crate::prepared::PreparedNetwork;
 use crate::volumes;
 use kip_net::nat::{Forward, Published};
 use kip_net::reserve::{self, At, ReserveError};
@@ -48,18 +48,23 @@ pub struct Started {
 }
 
 /// Does all of a start of a new proc but run its program.
-pub fn rehearse(proc: &Proc, kit: Kit) -> Result<(), Refusal> {
-    build(proc, Some(kit), &[], true).map(drop)
+pub fn rehearse(proc: &Proc, prepared: PreparedNetwork) -> Result<(), Refusal> {
+    build(proc, Some(prepared), &[], true).map(drop)
 }
 
-/// With `look` its program is exec'd, but does not run.
-pub fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) -> Result<Started, Refusal> {
+/// With `exec_only` its program is exec'd, but does not run.
+pub fn build(
+    proc: &Proc,
+    prepared: Option<PreparedNetwork>,
+    earlier: &[PortView],
+    exec_only: bool,
+) -> Result<Started, Refusal> {
     let ports = reserve_ports(proc, earlier)?;
     fault::reach("start-ports");
-    let kit = match kit {
-        Some(kit) => kit,
+    let prepared = match prepared {
+        Some(prepared) => prepared,
         None => {
-            let made = proc.shared.kits.make(proc.slot);
+            let made = proc.shared.prepared_networks.make(proc.slot);
             made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?
         }
     };
@@ -68,7 +73,7 @@ pub fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) ->
     let limits = &proc.spec.limits;
     let cgroup = proc.shared.cgroups.create(proc.cgroup.name(), limits);
     let cgroup = cgroup.map_err(|e| refuse(Code::Invalid, proc, "its limits", &e))?;
-    let address = kit.net.v4;
+    let address = prepared.net.v4;
     let made = proc.shared.launcher().namespaces(proc.first_id(), proc.name.as_str());
     let namespaces = made.map_err(|e| refuse(Code::Exhausted, proc, "its namespaces", &e))?;
     let Pipes { status, status_write, out, err } = hold_pipes(proc)?;
@@ -88,8 +93,8 @@ pub fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) ->
     let workdir = proc.spec.workdir.as_ref().map(|d| d.to_string_lossy().into_owned());
     fault::reach("start-held");
     // Before the program can ask.
-    if !look {
-        resolver::make(proc, kit.net.fd.as_fd());
+    if !exec_only {
+        resolver::make(proc, prepared.net.fd.as_fd());
     }
     let request = StartRequest {
         command: &proc.spec.command,
@@ -98,10 +103,10 @@ pub fn build(proc: &Proc, kit: Option<Kit>, earlier: &[PortView], look: bool) ->
         directories: directories_of(proc),
         allow_setuid: proc.spec.allow_setuid,
         ids: user.as_ref().map(|user| &user.ids),
-        look,
+        exec_only,
         mounts,
         namespaces: &namespaces,
-        net: kit.net.fd.as_fd(),
+        net: prepared.net.fd.as_fd(),
         cgroup: &tasks,
         stdout: out.as_fd(),
         stderr: err.as_fd(),
@@ -152,7 +157,7 @@ pub fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>,
         }
         let before = earlier.iter().find(|p| (p.proto, p.port) == (spec.proto, spec.port)).and_then(|p| p.host_port);
         let key = format!("{}{}/{}", key::PORT, spec.proto, spec.port);
-        if let Some(host_port) = before.filter(|_| proc.holdings.get(&key).is_some()) {
+        if let Some(host_port) = before.filter(|_| proc.fd_store.get(&key).is_some()) {
             // It is started again, and has kept it.
             reserved.push(Reserved { spec: spec.clone(), host_port: Some(host_port) });
             continue;
@@ -174,7 +179,7 @@ pub fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>,
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
     }
-    proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
     Ok(reserved)
 }
 
@@ -268,8 +273,8 @@ pub fn hold_pipes(proc: &Proc) -> Result<Pipes, Refusal> {
     };
     let [out, err, status_write] = [make(key::OUT), make(key::ERR), make(key::STATUS)];
     let (out, err, status_write) = (out.map_err(failed)?, err.map_err(failed)?, status_write.map_err(failed)?);
-    proc.holdings.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
-    let status = proc.holdings.get(key::STATUS).expect("held just now");
+    proc.fd_store.hold(fds).map_err(|e| refuse(Code::Exhausted, proc, "the keeper", &e))?;
+    let status = proc.fd_store.get(key::STATUS).expect("held just now");
     Ok(Pipes { status, status_write, out, err })
 }
 

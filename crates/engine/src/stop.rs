@@ -2,7 +2,7 @@
 
 use crate::blocking::blocking;
 use crate::exits::reported_exit;
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Host;
 use crate::host::Proc;
 use crate::tree::Tree;
@@ -120,7 +120,7 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
         let let_go: &[&str] =
             if network == Network::Reserved { &[key::IO, key::DNS, key::ASLEEP] } else { &key::ALL_UP };
         for prefix in let_go {
-            if let Err(e) = proc.holdings.drop_prefix(prefix) {
+            if let Err(e) = proc.fd_store.drop_prefix(prefix) {
                 warn("descriptors", &e);
             }
         }
@@ -130,7 +130,7 @@ pub async fn release(proc: &Arc<Proc>, network: Network) {
             warn("network link", &e);
         }
         // The last word of a counter that goes with it.
-        proc.look_for_cpu();
+        proc.sample_cpu();
         match proc.cgroup.remove() {
             Ok(()) => proc.meter.without_cgroup(),
             Err(e) => warn("cgroup", &e),
@@ -145,7 +145,7 @@ pub async fn remove(proc: &Arc<Proc>) -> Result<(), Refusal> {
     release(proc, Network::Removed).await;
     let proc = Arc::clone(proc);
     blocking(move || {
-        if let Err(e) = proc.holdings.drop_prefix(key::PROBE) {
+        if let Err(e) = proc.fd_store.drop_prefix(key::PROBE) {
             tracing::warn!(proc = %proc.name, error = chain(&e), "the keeper did not let the ports of its probes go");
         }
         fault::reach("remove-files");

@@ -87,12 +87,12 @@ impl Tree {
     /// before a freeze, which counts as running.
     pub fn waiting(&self) -> Since {
         let mut clocks = CpuClocks::default();
-        let look = |(inside, tid): (&u32, &u32)| {
+        let wait = |(inside, tid): (&u32, &u32)| {
             // The call first: a thread that goes on between the two is then found in another one, or later in the same.
             let call = call_of(&fs::read_to_string(format!("/proc/{tid}/syscall")).ok()?)?;
             Some((*inside, Waiting { since_ns: clocks.last_ran(*tid)?, call }))
         };
-        self.threads.iter().filter_map(look).collect()
+        self.threads.iter().filter_map(wait).collect()
     }
 
     /// Makes sure that the end of each thread's wait can be told ([`stop::find_ends`]): a wait of which it cannot begins anew.
@@ -122,17 +122,17 @@ impl Tree {
 
     /// Signals that wait for each thread (by id inside) and its process.
     pub fn pending(&self) -> BTreeMap<u32, Pending> {
-        let look = |(inside, tid): (&u32, &u32)| {
+        let signals = |(inside, tid): (&u32, &u32)| {
             Some((*inside, pending(&fs::read_to_string(format!("/proc/{tid}/status")).ok()?)))
         };
-        self.threads.iter().filter_map(look).collect()
+        self.threads.iter().filter_map(signals).collect()
     }
 
     /// How often each thread has left a CPU; none unless all of them sleep in calls of theirs, or are stopped, signal(7): a
-    /// thread blocked on a page from the pager counts as running. If two looks give the same, every
+    /// thread blocked on a page from the pager counts as running. If two calls give the same, every
     /// thread has slept from the one to the other.
     pub fn asleep(&self) -> Option<Vec<u64>> {
-        let look = |tid: &u32| {
+        let switches_of = |tid: &u32| {
             let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
             let times = switches(&status)?;
             if has_stopped(&status) {
@@ -142,7 +142,7 @@ impl Tree {
             let faults = fs::read_to_string(format!("/proc/{tid}/wchan")).is_ok_and(|at| at == "handle_userfault");
             waits_in(*tid).filter(|_| !faults).map(|_| times)
         };
-        self.threads.values().map(look).collect()
+        self.threads.values().map(switches_of).collect()
     }
 }
 
@@ -302,18 +302,18 @@ mod tests {
         let begin = (memory.as_ptr() as u64).next_multiple_of(1 << 20);
         uffd::register(faults.as_fd(), begin..begin + 8192, Catch::Missing).unwrap();
         let place = (begin - memory.as_ptr() as u64) as usize;
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         let (go, gone) = channel();
         let thread = std::thread::spawn(move || {
             let mut memory = memory;
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            sender.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
             let byte = std::hint::black_box(&memory)[place];
             // The kernel fills the second one.
             let mut zeros = fs::File::open("/dev/zero").unwrap();
             zeros.read_exact(&mut memory[place + 4096..place + 4097]).unwrap();
             gone.recv().map(|()| byte)
         });
-        let tid = told.recv().unwrap();
+        let tid = receiver.recv().unwrap();
         let tree = Tree { pids: Vec::new(), threads: BTreeMap::from([(1, tid)]) };
         let until = Instant::now() + Duration::from_secs(10);
         let status = || fs::read_to_string(format!("/proc/{tid}/status")).unwrap();

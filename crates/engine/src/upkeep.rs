@@ -79,17 +79,17 @@ impl Host {
             loop {
                 tokio::time::sleep(RULES_EVERY).await;
                 let Some(machine) = machine.upgrade().filter(|machine| !machine.is_closing()) else { return };
-                let looked = Arc::clone(&machine);
-                match blocking(move || Ok::<_, NatError>((looked.nat.mend()?, looked.nat.follow_uplinks()?))).await {
+                let rules = Arc::clone(&machine);
+                match blocking(move || Ok::<_, NatError>((rules.nat.mend()?, rules.nat.follow_uplinks()?))).await {
                     Ok((mended, followed)) => {
                         told = false;
                         if mended {
                             let detail = format!("table inet {} was gone and is put back", machine.instance.table());
-                            machine.events.tell(None, "rules", detail);
+                            machine.events.emit(None, "rules", detail);
                         }
                         if followed {
                             let detail = "forwarding is on for an interface of a new default route";
-                            machine.events.tell(None, "rules", detail);
+                            machine.events.emit(None, "rules", detail);
                         }
                     }
                     Err(e) if !std::mem::replace(&mut told, true) => {
@@ -111,14 +111,14 @@ impl Host {
             return;
         }
         for proc in self.live_procs() {
-            if let Err(e) = proc.holdings.mirror() {
+            if let Err(e) = proc.fd_store.mirror() {
                 tracing::error!(proc = %proc.name, error = chain(&e), "the new keeper does not hold everything");
             }
         }
         if let Err(e) = self.pager.mirror() {
             tracing::error!(error = chain(&e), "the new keeper does not hold what the pager has");
         }
-        self.events.tell(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
+        self.events.emit(None, "keeper", format!("replaced, pid {}", self.keeper.pid()));
     }
 
     /// Takes everything of this data directory off the machine. All procs have ended.
@@ -132,7 +132,7 @@ impl Host {
         };
         self.nat.close();
         self.helpers.close();
-        let waiting = self.kits.close();
+        let waiting = self.prepared_networks.close();
         self.pool.release(&waiting).map_err(|e| failed("network links", &e))?;
         self.pool.clear().map_err(|e| failed("network links", &e))?;
         Nat::remove(self.instance, Path::new(FORWARDING)).map_err(|e| failed("port forwarding", &e))?;

@@ -12,7 +12,7 @@ mod timers;
 use crate::cause::WakeCause;
 use crate::descriptors::mask_key;
 use crate::descriptors::pipe_key;
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use crate::owners;
 use crate::pins;
@@ -173,8 +173,8 @@ impl Drop for Lifted<'_> {
     }
 }
 
-/// Brings what is still in the store and needed before the program runs: the pages of these places, or all.
-fn bring(
+/// Fetches what is still in the store and needed before the program runs: the pages of these places, or all.
+fn fetch_pages(
     proc: &Proc,
     images: &Path,
     manifest: &Manifest<Body>,
@@ -185,7 +185,7 @@ fn bring(
     if manifest.remote.is_empty() || which.is_some_and(|which| !which.iter().any(is_remote)) {
         return Ok(());
     }
-    proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.bring(images, which)?;
+    proc.shared.archive.as_ref().ok_or(WakeError::NoStore)?.fetch_pages(images, which)?;
     steps.done("bring");
     Ok(())
 }
@@ -208,7 +208,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let _lifted = Lifted::lift(proc, &manifest).map_err(WakeError::Cgroup)?;
     let mut unbuilt = None;
     if let Some(ready) = rebuild::ready(proc, &directory, &manifest, with_pins) {
-        bring(proc, &directory, &manifest, ready.needed(), steps)?;
+        fetch_pages(proc, &directory, &manifest, ready.needed(), steps)?;
         let volumes = volumes.take().expect("nobody has used them");
         match rebuild::rebuild(proc, &directory, &manifest, &ready, (with_pins, volumes, time), cause, steps) {
             Ok(init) => return Ok(init),
@@ -229,9 +229,9 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
         }
         (None, None) => {}
     }
-    bring(proc, &directory, &manifest, None, steps)?;
+    fetch_pages(proc, &directory, &manifest, None, steps)?;
     // CRIU makes them anew, some under names that are taken as long as these live.
-    if let Err(e) = proc.holdings.drop_prefix(key::OBJECT) {
+    if let Err(e) = proc.fd_store.drop_prefix(key::OBJECT) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let go what CRIU makes anew");
     }
     let helper = proc.shared.helpers.take()?;
@@ -244,7 +244,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     steps.done("mounts");
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
-    let plan = timers::Plan::new(proc, &body.clocks);
+    let plan = timers::TimerPlan::new(proc, &body.clocks);
     let scratch = scratch(proc)?;
     let missed = advance(proc, &mut images, &scratch, body, plan.armed_at(), &inotify.keys().copied().collect())?;
     let is_of_now = |home: &Home| clocks::Boot::read().is_ok_and(|now| now.id == home.boot.id);
@@ -376,12 +376,12 @@ fn inherited(proc: &Proc, body: &Body) -> Result<Vec<(String, Arc<OwnedFd>)>, Wa
     let mut list = Vec::new();
     for socket in &body.sockets {
         let what = format!("{}{}", key::SOCKET, socket.inode);
-        let fd = proc.holdings.get(&what).ok_or(WakeError::Lost { what })?;
+        let fd = proc.fd_store.get(&what).ok_or(WakeError::Lost { what })?;
         list.push((inherit_key(socket.inode), fd));
     }
     for what in [key::OUT, key::ERR, key::STATUS] {
         let lost = || WakeError::Lost { what: what.to_owned() };
-        let held = proc.holdings.get(what).ok_or_else(lost)?;
+        let held = proc.fd_store.get(what).ok_or_else(lost)?;
         let end = reopen(&held, OFlags::WRONLY).map_err(|_| lost())?;
         // The images know the pipe that it was, which may have been lost since.
         let was = body.home.as_ref().and_then(|home| home.pipes.get(what).cloned());
@@ -461,7 +461,7 @@ fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced:
     let held: Vec<_> = body
         .sockets
         .iter()
-        .filter_map(|s| Some((s, proc.holdings.get(&format!("{}{}", key::SOCKET, s.inode))?)))
+        .filter_map(|s| Some((s, proc.fd_store.get(&format!("{}{}", key::SOCKET, s.inode))?)))
         .collect();
     for (socket, fd) in &held {
         if let Err(e) = custody::release(fd.as_fd(), &socket.options) {
@@ -469,7 +469,7 @@ fn release(proc: &Proc, body: &Body, clocks: &Clocks, missed: &[Missed], traced:
         }
     }
     drop(held);
-    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+    if let Err(e) = proc.fd_store.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = %e, "the keeper did not let sockets go");
     }
     shortened

@@ -1,6 +1,6 @@
 //! The sockets and watches of files of a sleeper, at the wake plane.
 
-use crate::holdings::key;
+use crate::fd_store::key;
 use crate::host::Proc;
 use kip_net::custody::{self, Held, Kind};
 use kip_records::body::Body;
@@ -23,7 +23,7 @@ pub fn watch(proc: &Proc, body: &Body) {
 pub fn watch_sockets(proc: &Proc, body: &Body) {
     unwatch_sockets(proc);
     for socket in &body.sockets {
-        let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode)) else { continue };
+        let Some(fd) = proc.fd_store.get(&format!("{}{}", key::SOCKET, socket.inode)) else { continue };
         let wake_on = wake_on(&proc.spec.ports, &socket.options.kind);
         let held = Held { fd, saved: socket.options };
         if let Err(e) = proc.shared.wake_plane.add(proc.slot, held, wake_on) {

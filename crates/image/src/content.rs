@@ -203,7 +203,7 @@ pub(crate) enum Blob {
 
 /// What a source says of the image that is meant.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct ResolvedImage {
     /// What it is called there, complete.
     pub(crate) name: Option<String>,
     /// The manifest or index that it begins with.

@@ -1,6 +1,6 @@
 //! Images in files: an OCI layout (a directory or a tar of one) and what `docker save` writes. Reads, never writes.
 
-use crate::content::{self, Blob, Descriptor, Found, MOST_JSON, Top};
+use crate::content::{self, Blob, Descriptor, MOST_JSON, ResolvedImage, Top};
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::full_name;
@@ -119,11 +119,11 @@ impl Local {
     }
 
     /// The image that is meant.
-    pub(crate) fn find(&self) -> Result<Found, ImageError> {
+    pub(crate) fn find(&self) -> Result<ResolvedImage, ImageError> {
         if self.saved { self.find_saved() } else { self.find_in_layout() }
     }
 
-    fn find_saved(&self) -> Result<Found, ImageError> {
+    fn find_saved(&self) -> Result<ResolvedImage, ImageError> {
         let all: Vec<Saved> = self.parse("manifest.json")?;
         let tags: Vec<String> = all.iter().flat_map(|s| s.repo_tags.clone().unwrap_or_default()).collect();
         let one = match &self.tag {
@@ -139,10 +139,10 @@ impl Local {
         let own = self.tag.clone().or_else(|| one.repo_tags.iter().flatten().next().cloned());
         let config = self.json(&one.config)?;
         let layers = one.layers.iter().cloned().map(Blob::File).collect();
-        Ok(Found { name: own.and_then(|name| full_name(&name).ok()), top: None, config, layers })
+        Ok(ResolvedImage { name: own.and_then(|name| full_name(&name).ok()), top: None, config, layers })
     }
 
-    fn find_in_layout(&self) -> Result<Found, ImageError> {
+    fn find_in_layout(&self) -> Result<ResolvedImage, ImageError> {
         let index: Index = self.parse("index.json")?;
         let names = |d: &Descriptor| {
             let (whole, tag) = d.names();
@@ -175,7 +175,7 @@ impl Local {
         };
         let name = one.names().0.and_then(|name| full_name(name).ok());
         let config = self.blob("the configuration", &config)?;
-        Ok(Found { name, top: Some(top), config, layers: layers.into_iter().map(Blob::Named).collect() })
+        Ok(ResolvedImage { name, top: Some(top), config, layers: layers.into_iter().map(Blob::Named).collect() })
     }
 
     /// A layer's packed bytes: what they are called and they. Those that have a digest are compared with it first.

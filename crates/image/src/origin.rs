@@ -1,6 +1,6 @@
 //! Where an image comes from, as the steps of a pull see it.
 
-use crate::content::Found;
+use crate::content::ResolvedImage;
 use crate::error::ImageError;
 use crate::local::Local;
 use crate::registry::Registry;
@@ -29,7 +29,7 @@ impl Origin {
         }
     }
 
-    pub(crate) async fn find(&self) -> Result<Found, ImageError> {
+    pub(crate) async fn find(&self) -> Result<ResolvedImage, ImageError> {
         match self {
             Origin::Registry(registry) => registry.find().await,
             Origin::Local(local) => {

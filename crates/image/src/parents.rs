@@ -175,8 +175,8 @@ mod tests {
         images.add_parents("x", &mut more).unwrap();
         assert_eq!(more, digests);
         let mut found = Vec::new();
-        let mut look = vec![PathBuf::new()];
-        while let Some(at) = look.pop() {
+        let mut left = vec![PathBuf::new()];
+        while let Some(at) = left.pop() {
             for entry in std::fs::read_dir(files.join(&at)).unwrap().flatten() {
                 let path = at.join(entry.file_name());
                 use std::os::unix::fs::MetadataExt as _;
@@ -184,7 +184,7 @@ mod tests {
                 if (meta.uid(), meta.gid(), meta.mode() & 0o7777) == (33, 34, 0o2770) {
                     found.push(path.display().to_string());
                 }
-                look.push(path);
+                left.push(path);
             }
         }
         found.sort();

@@ -24,14 +24,14 @@ const AT_ONCE: usize = 3;
 const TELL_EVERY: u64 = 1 << 20;
 
 /// Told how far a pull is, from any thread.
-type Tell = Arc<dyn Fn(PullProgress) + Send + Sync>;
+type ReportProgress = Arc<dyn Fn(PullProgress) + Send + Sync>;
 
 impl Images {
     /// Brings an image; layers that are here are not brought again.
     ///
     /// # Errors
     /// See [`ImageError`]. Dropping it ends it: what has come of blobs stays for the next one.
-    pub async fn pull(self: &Arc<Self>, request: Pull, tell: Tell) -> Result<ImageRecord, ImageError> {
+    pub async fn pull(self: &Arc<Self>, request: Pull, report: ReportProgress) -> Result<ImageRecord, ImageError> {
         let in_use = Arc::new(self.in_use().await);
         let asked = request.clone();
         let origin = blocking(move || Origin::open(&asked)).await?;
@@ -46,13 +46,14 @@ impl Images {
         let mut known = BTreeSet::new();
         let each: Vec<(Digest, Blob)> =
             layers.iter().cloned().zip(found.layers).filter(|(layer, _)| known.insert(layer.clone())).collect();
-        let bring = each.into_iter().map(|(layer, blob)| {
-            let (images, origin, tell, reference) = (Arc::clone(self), origin.clone(), Arc::clone(&tell), &reference);
+        let pulls = each.into_iter().map(|(layer, blob)| {
+            let (images, origin, report, reference) =
+                (Arc::clone(self), origin.clone(), Arc::clone(&report), &reference);
             // What cannot be called off any more keeps it.
             let in_use = Arc::clone(&in_use);
-            async move { images.bring(reference, &origin, (layer, blob), (&tell, in_use)).await }
+            async move { images.get_layer(reference, &origin, (layer, blob), (&report, in_use)).await }
         });
-        futures_util::stream::iter(bring).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
+        futures_util::stream::iter(pulls).buffer_unordered(AT_ONCE).try_collect::<()>().await?;
         let id = Digest::of(&found.config);
         let digest = found.top.as_deref().map_or_else(|| id.clone(), Digest::of);
         let (images, called) = (Arc::clone(self), reference.clone());
@@ -69,45 +70,45 @@ impl Images {
         Ok(record)
     }
 
-    async fn bring(
+    async fn get_layer(
         self: &Arc<Self>,
         reference: &str,
         origin: &Origin,
         (layer, blob): (Digest, Blob),
-        (tell, in_use): (&Tell, Arc<InUse>),
+        (report, in_use): (&ReportProgress, Arc<InUse>),
     ) -> Result<(), ImageError> {
         let name = layer.to_string();
         if self.layer_dir(&layer).is_dir() {
-            tell(PullProgress::Here { layer: name });
+            report(PullProgress::Here { layer: name });
             return Ok(());
         }
         match (origin, blob) {
             (Origin::Registry(registry), Blob::Named(blob)) => {
-                self.bring_from(registry, reference, (&layer, &blob), (tell, in_use)).await?;
+                self.fetch_layer(registry, reference, (&layer, &blob), (report, in_use)).await?;
             }
             (Origin::Registry(_), Blob::File(_)) => unreachable!("registries have no files"),
             (Origin::Local(local), blob) => {
-                let (images, local, tell) = (Arc::clone(self), Arc::clone(local), Arc::clone(tell));
+                let (images, local, report) = (Arc::clone(self), Arc::clone(local), Arc::clone(report));
                 let (reference, layer) = (reference.to_owned(), layer.clone());
                 blocking(move || {
                     let _in_use = in_use;
-                    let (path, packed) = local.layer(&blob, &progress(&layer, &tell))?;
-                    tell(PullProgress::Unpacking { layer: layer.to_string() });
+                    let (path, packed) = local.layer(&blob, &progress(&layer, &report))?;
+                    report(PullProgress::Unpacking { layer: layer.to_string() });
                     images.install(&reference, &layer, (&path, packed))
                 })
                 .await?;
             }
         }
-        tell(PullProgress::Done { layer: name });
+        report(PullProgress::Done { layer: name });
         Ok(())
     }
 
-    async fn bring_from(
+    async fn fetch_layer(
         self: &Arc<Self>,
         registry: &Registry,
         reference: &str,
         (layer, blob): (&Digest, &Descriptor),
-        (tell, in_use): (&Tell, Arc<InUse>),
+        (report, in_use): (&ReportProgress, Arc<InUse>),
     ) -> Result<(), ImageError> {
         let lock = self.lock_of(&blob.digest);
         let _alone = lock.lock().await;
@@ -115,14 +116,14 @@ impl Images {
             return Ok(());
         }
         let part = self.part(&blob.digest);
-        registry.fetch(blob, &part, &progress(layer, tell)).await?;
-        tell(PullProgress::Unpacking { layer: layer.to_string() });
+        registry.fetch(blob, &part, &progress(layer, report)).await?;
+        report(PullProgress::Unpacking { layer: layer.to_string() });
         let (images, reference, layer) = (Arc::clone(self), reference.to_owned(), layer.clone());
         blocking(move || {
             let _in_use = in_use;
             let file = File::open(&part).map_err(ImageError::io("open", &part))?;
             let installed = images.install(&reference, &layer, (&part, file));
-            // It is what its digest says: to bring it again would change nothing. A full disk needs the room.
+            // It is what its digest says: to fetch it again would change nothing. A full disk needs the room.
             let _ = std::fs::remove_file(&part);
             installed
         })
@@ -130,12 +131,12 @@ impl Images {
     }
 }
 
-fn progress(layer: &Digest, tell: &Tell) -> impl Fn(u64, u64) + Send + Sync + 'static {
-    let (layer, tell, told) = (layer.to_string(), Arc::clone(tell), AtomicU64::new(0));
+fn progress(layer: &Digest, report: &ReportProgress) -> impl Fn(u64, u64) + Send + Sync + 'static {
+    let (layer, report, told) = (layer.to_string(), Arc::clone(report), AtomicU64::new(0));
     move |done, of| {
         if done >= told.load(Ordering::Relaxed) + TELL_EVERY || done == of {
             told.store(done, Ordering::Relaxed);
-            tell(PullProgress::Fetching { layer: layer.clone(), done, of });
+            report(PullProgress::Fetching { layer: layer.clone(), done, of });
         }
     }
 }

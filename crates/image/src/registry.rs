@@ -1,6 +1,6 @@
 //! Images in a registry: the words are `oci-client`'s, what comes is checked here.
 
-use crate::content::{self, Blob, Descriptor, Found, MOST_JSON, Top};
+use crate::content::{self, Blob, Descriptor, MOST_JSON, ResolvedImage, Top};
 use crate::digest::{Digest, Hasher};
 use crate::error::ImageError;
 use crate::images::parse_name;
@@ -115,7 +115,7 @@ impl Registry {
     }
 
     /// What the name leads to, down to the configuration.
-    pub(crate) async fn find(&self) -> Result<Found, ImageError> {
+    pub(crate) async fn find(&self) -> Result<ResolvedImage, ImageError> {
         let reference = self.image.whole();
         // Later calls of the client keep silent about why the registry refuses them.
         let entered = self.client.auth(&self.image, &self.auth, RegistryOperation::Pull).await;
@@ -138,7 +138,7 @@ impl Registry {
         };
         let config = self.config(&config).await?;
         let layers = layers.into_iter().map(Blob::Named).collect();
-        Ok(Found { name: Some(reference), top: Some(top), config, layers })
+        Ok(ResolvedImage { name: Some(reference), top: Some(top), config, layers })
     }
 
     async fn manifest(&self, image: &Reference) -> Result<Vec<u8>, ImageError> {

@@ -4,8 +4,8 @@
 //! When the keeper has died every call returns [`KeeperError::Gone`] until [`Keeper::respawn`]; the
 //! new keeper is empty, and the program that holds the duplicates must put them again.
 
-use crate::place::{Place, PlaceError};
 use crate::protocol::{Answer, BadName, MAX_MESSAGE, MAX_PART, PROTOCOL, Refusal, Request, Select, Status, check_name};
+use crate::run_directory::{RunDirectory, RunDirectoryError};
 use crate::{resident, say};
 use kip_sys::fdpass;
 use kip_sys::process::{Signal, pidfd_open, pidfd_send_signal, wait_for_end};
@@ -30,7 +30,7 @@ const FILL_RETRY: Duration = Duration::from_secs(1);
 pub enum StartError {
     /// The run directory.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] RunDirectoryError),
     /// It does not start.
     #[error(transparent)]
     Run(#[from] resident::RunError),
@@ -111,7 +111,7 @@ pub enum KeeperError {
 
 /// Whether a keeper was there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum Presence {
     /// One was running, and may hold things.
     Running,
     /// It was started by this call (or by another's at the same time) and was empty then.
@@ -131,7 +131,7 @@ struct Connection {
 pub struct Keeper {
     binary: PathBuf,
     dir: PathBuf,
-    found: Found,
+    found: Presence,
     connection: Mutex<Connection>,
 }
 
@@ -150,11 +150,16 @@ impl Keeper {
     /// # Errors
     /// [`StartError`].
     pub fn connect(binary: &Path, dir: &Path) -> Result<Option<Keeper>, StartError> {
-        let place = Place::open(dir, KIND)?;
+        let place = RunDirectory::open(dir, KIND)?;
         match place.connect(ANSWER_TIMEOUT) {
             Ok(socket) => {
                 let connection = Mutex::new(greet(&place, socket)?);
-                Ok(Some(Keeper { binary: binary.to_owned(), dir: dir.to_owned(), found: Found::Running, connection }))
+                Ok(Some(Keeper {
+                    binary: binary.to_owned(),
+                    dir: dir.to_owned(),
+                    found: Presence::Running,
+                    connection,
+                }))
             }
             Err(e) if nobody(&e) => Ok(None),
             Err(source) => Err(StartError::Connect { path: place.socket_path(), source }),
@@ -166,7 +171,7 @@ impl Keeper {
     /// # Errors
     /// [`StartError`].
     pub fn is_foreign(dir: &Path) -> Result<bool, StartError> {
-        let place = Place::open(dir, KIND)?;
+        let place = RunDirectory::open(dir, KIND)?;
         drop(place.turn()?);
         let found = meet_any(&place)?;
         Ok(found.is_some_and(|(_, status)| status.protocol != PROTOCOL))
@@ -180,7 +185,7 @@ impl Keeper {
     /// # Errors
     /// [`StartError`]; the other is as it was.
     pub fn supersede(binary: &Path, dir: &Path) -> Result<Option<usize>, StartError> {
-        let place = Place::open(dir, KIND)?;
+        let place = RunDirectory::open(dir, KIND)?;
         let turn = place.turn()?;
         let Some((mut old, _)) = meet_any(&place)? else { return Ok(None) };
         let held = old.get(Select::Prefix(String::new())).map_err(|source| mute(&place, source))?;
@@ -205,7 +210,7 @@ impl Keeper {
     }
 
     /// Whether the keeper ran already when this was made.
-    pub fn found(&self) -> Found {
+    pub fn found(&self) -> Presence {
         self.found
     }
 
@@ -223,11 +228,11 @@ impl Keeper {
     }
 
     /// Connects anew after [`KeeperError::Gone`], and starts another keeper when there is none. With
-    /// [`Found::Started`] it is empty and everything has to be put again.
+    /// [`Presence::Started`] it is empty and everything has to be put again.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn respawn(&self) -> Result<Found, StartError> {
+    pub fn respawn(&self) -> Result<Presence, StartError> {
         let mut connection = self.lock();
         // Close the old one first: a keeper takes a limited number of clients.
         connection.socket = None;
@@ -235,7 +240,7 @@ impl Keeper {
         let replaced = new.pid != connection.pid;
         *connection = new;
         // Another thread's or process's call may have started it: what counts is whether it is the one we filled.
-        Ok(if replaced { Found::Started } else { found })
+        Ok(if replaced { Presence::Started } else { found })
     }
 
     /// How it is.
@@ -379,7 +384,7 @@ impl Keeper {
     /// [`StartError`]; it is as it was, or gone.
     pub fn renew(&self) -> Result<(), StartError> {
         let mut connection = self.lock();
-        let turn = Place::open(&self.dir, KIND)?.turn()?;
+        let turn = RunDirectory::open(&self.dir, KIND)?.turn()?;
         resident::run_in_place(&self.binary, &self.dir, turn)?;
         (*connection, _) = establish(&self.binary, &self.dir)?;
         Ok(())
@@ -492,11 +497,11 @@ fn nobody(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
 }
 
-fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartError> {
-    let place = Place::open(dir, KIND)?;
+fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Presence), StartError> {
+    let place = RunDirectory::open(dir, KIND)?;
     drop(place.turn()?);
     let deadline = Instant::now() + START_TIMEOUT;
-    let mut found = Found::Running;
+    let mut found = Presence::Running;
     loop {
         let error = match place.connect(ANSWER_TIMEOUT) {
             Ok(socket) => match greet(&place, socket) {
@@ -511,16 +516,16 @@ fn establish(binary: &Path, dir: &Path) -> Result<(Connection, Found), StartErro
         if Instant::now() > deadline {
             return Err(error);
         }
-        if found == Found::Started {
+        if found == Presence::Started {
             std::thread::sleep(START_RETRY);
         }
         resident::run(binary, dir)?;
-        found = Found::Started;
+        found = Presence::Started;
     }
 }
 
 /// Makes a connection of a socket to a keeper that speaks our protocol.
-fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
+fn greet(place: &RunDirectory, socket: OwnedFd) -> Result<Connection, StartError> {
     match meet(place, socket)? {
         (connection, status) if status.protocol == PROTOCOL => Ok(connection),
         (Connection { pid, .. }, status) => Err(StartError::Protocol { pid, theirs: status.protocol }),
@@ -528,7 +533,7 @@ fn greet(place: &Place, socket: OwnedFd) -> Result<Connection, StartError> {
 }
 
 /// The keeper that serves there, of whatever protocol.
-fn meet_any(place: &Place) -> Result<Option<(Connection, Status)>, StartError> {
+fn meet_any(place: &RunDirectory) -> Result<Option<(Connection, Status)>, StartError> {
     match place.connect(ANSWER_TIMEOUT) {
         Ok(socket) => meet(place, socket).map(Some),
         Err(e) if nobody(&e) => Ok(None),
@@ -541,7 +546,7 @@ fn meet_any(place: &Place) -> Result<Option<(Connection, Status)>, StartError> {
 ///
 /// # Errors
 /// [`StartError`]; the other is as it was.
-pub fn take_over(place: &Place) -> Result<Vec<(String, OwnedFd)>, StartError> {
+pub fn take_over(place: &RunDirectory) -> Result<Vec<(String, OwnedFd)>, StartError> {
     let Some((mut old, _)) = meet_any(place)? else { return Ok(Vec::new()) };
     let held = old.get(Select::Prefix(String::new())).map_err(|source| mute(place, source))?;
     // Whatever it answers.
@@ -550,12 +555,12 @@ pub fn take_over(place: &Place) -> Result<Vec<(String, OwnedFd)>, StartError> {
     Ok(held)
 }
 
-fn mute(place: &Place, source: KeeperError) -> StartError {
+fn mute(place: &RunDirectory, source: KeeperError) -> StartError {
     StartError::Ping { path: place.socket_path(), source }
 }
 
 /// Finds out which process is at the other end and that it answers.
-fn meet(place: &Place, socket: OwnedFd) -> Result<(Connection, Status), StartError> {
+fn meet(place: &RunDirectory, socket: OwnedFd) -> Result<(Connection, Status), StartError> {
     let path = place.socket_path();
     let failed = |source: io::Error| StartError::Connect { path: path.clone(), source };
     let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(|e| failed(e.into()))?;

@@ -18,11 +18,11 @@
 #![forbid(unsafe_code)]
 
 pub mod client;
-pub mod place;
 pub mod protocol;
 pub mod resident;
+pub mod run_directory;
 pub mod server;
 pub mod store;
 
-pub use client::{Found, Keeper, KeeperError, StartError};
+pub use client::{Keeper, KeeperError, Presence, StartError};
 pub use protocol::Status;

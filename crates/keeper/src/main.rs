@@ -6,8 +6,8 @@
 
 use anyhow::Context;
 use kip_keeper::client::{KIND, take_over};
-use kip_keeper::place::Place;
 use kip_keeper::resident::{self, Seat};
+use kip_keeper::run_directory::RunDirectory;
 use kip_keeper::say;
 use kip_keeper::server::{Protection, Server};
 use std::path::Path;
@@ -24,11 +24,11 @@ fn serve(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn succeed(dir: &Path) -> anyhow::Result<()> {
-    let take = |place: &Place| Ok((protect(), take_over(place)?));
+    let take = |place: &RunDirectory| Ok((protect(), take_over(place)?));
     let (seat, listener, (protection, held)) = resident::succeed(dir, KIND, take)?;
     let (pid, count) = (std::process::id(), held.len());
     say!("keeper {} serves, pid {pid}, {protection:?}, with {count} of its predecessor's", env!("CARGO_PKG_VERSION"));
-    finish(seat, Server::new(listener, protection).holding(held))
+    finish(seat, Server::new(listener, protection).with_entries(held))
 }
 
 fn finish(seat: Seat, server: Server) -> anyhow::Result<()> {

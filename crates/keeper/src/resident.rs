@@ -3,9 +3,9 @@
 //!
 //! `PROGRAM DIR` makes sure that one runs and returns when it can be connected to; `PROGRAM DIR --serve` is that one, and
 //! only the former starts it. With `--in-place` it takes the place of one that runs, and before that ends all that it has. Owns this
-//! dance, and leaving the starter's session and fate; the files are [`Place`]'s.
+//! dance, and leaving the starter's session and fate; the files are [`RunDirectory`]'s.
 
-use crate::place::Place;
+use crate::run_directory::RunDirectory;
 use anyhow::{Context, bail};
 use kip_sys::process::Signal;
 use rustix::fs::FlockOperation;
@@ -58,7 +58,7 @@ pub fn run(binary: &Path, dir: &Path) -> Result<(), RunError> {
     run_with(binary, dir, None, Stdio::null())
 }
 
-/// Runs `binary`, which puts one of itself in the place of the one that runs for the data directory `dir`. `turn` is [`Place::turn`]'s
+/// Runs `binary`, which puts one of itself in the place of the one that runs for the data directory `dir`. `turn` is [`RunDirectory::turn`]'s
 /// there. Nothing is in the caller's hands meanwhile: it may be killed.
 ///
 /// # Errors
@@ -87,7 +87,7 @@ fn run_with(binary: &Path, dir: &Path, how: Option<&str>, stdin: Stdio) -> Resul
 /// The right to serve.
 #[derive(Debug)]
 pub struct Seat {
-    place: Place,
+    place: RunDirectory,
     _lock: File,
 }
 
@@ -136,7 +136,7 @@ pub fn main(kind: &'static str, serve: Serve, succeed: Option<Serve>) -> ExitCod
 /// Starts the serving process and waits until it is ready.
 fn start(dir: &Path, kind: &'static str, how: Option<&str>) -> anyhow::Result<()> {
     let dir = std::path::absolute(dir).context("cannot tell the data directory")?;
-    let place = Place::open(&dir, kind)?;
+    let place = RunDirectory::open(&dir, kind)?;
     let log = place.log()?;
     let own: PathBuf = std::env::current_exe().context("cannot tell its own path")?;
     let mut child = Command::new(&own)
@@ -171,7 +171,7 @@ pub fn sit<T>(
     kind: &'static str,
     prepare: impl FnOnce() -> anyhow::Result<T>,
 ) -> anyhow::Result<Option<(Seat, OwnedFd, T)>> {
-    let place = Place::open(dir, kind)?;
+    let place = RunDirectory::open(dir, kind)?;
     let turn = place.turn()?;
     let Some(lock) = place.lock()? else {
         announce(RUNNING)?;
@@ -196,9 +196,9 @@ pub fn sit<T>(
 pub fn succeed<T>(
     dir: &Path,
     kind: &'static str,
-    take: impl FnOnce(&Place) -> anyhow::Result<T>,
+    take: impl FnOnce(&RunDirectory) -> anyhow::Result<T>,
 ) -> anyhow::Result<(Seat, OwnedFd, T)> {
-    let place = Place::open(dir, kind)?;
+    let place = RunDirectory::open(dir, kind)?;
     detach()?;
     raise_nofile()?;
     let taken = take(&place)?;

@@ -115,7 +115,7 @@ impl Server {
 
     /// Has these from the beginning.
     #[must_use]
-    pub fn holding(mut self, entries: Vec<(String, OwnedFd)>) -> Server {
+    pub fn with_entries(mut self, entries: Vec<(String, OwnedFd)>) -> Server {
         self.store.put(None, entries.into_iter().map(|(name, fd)| (name, Held(Some(fd)))).collect());
         self
     }

@@ -3,10 +3,10 @@
 mod home;
 
 use home::{BINARY, Home, SOON, kill};
-use kip_keeper::place::Place;
 use kip_keeper::protocol::{Answer, MAX_MESSAGE, MAX_PART, Refusal, Request, Select};
 use kip_keeper::resident::RunError;
-use kip_keeper::{Found, Keeper, KeeperError, StartError};
+use kip_keeper::run_directory::RunDirectory;
+use kip_keeper::{Keeper, KeeperError, Presence, StartError};
 use kip_sys::fdpass;
 use kip_sys::process::{Signal, pidfd_send_signal, same_open_file_here, wait_for_end};
 use std::fs::File;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 impl Home {
     /// A connection without the client's care.
     fn raw(&self) -> OwnedFd {
-        Place::open(self.path(), "keeper").unwrap().connect(SOON).unwrap()
+        RunDirectory::open(self.path(), "keeper").unwrap().connect(SOON).unwrap()
     }
 }
 
@@ -57,7 +57,7 @@ fn assert_all_closed(reader: OwnedFd) {
 fn descriptors_are_put_got_listed_renamed_and_dropped() {
     let home = Home::new();
     let keeper = home.keeper();
-    assert_eq!(keeper.found(), Found::Started);
+    assert_eq!(keeper.found(), Presence::Started);
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let null = File::open("/dev/null").unwrap();
     keeper.put("web/pipe", &[reader.as_fd(), writer.as_fd()]).unwrap();
@@ -130,7 +130,7 @@ fn a_killed_keeper_is_noticed_and_replaced() {
     assert!(matches!(keeper.ping(), Err(KeeperError::Gone { .. })));
     assert!(matches!(keeper.get("web/sock/1"), Err(KeeperError::Gone { .. })));
 
-    assert_eq!(keeper.respawn().unwrap(), Found::Started);
+    assert_eq!(keeper.respawn().unwrap(), Presence::Started);
     assert_ne!(keeper.pid(), first);
     assert_eq!(keeper.list("").unwrap(), []);
     // What it held lives on in the daemon, which puts it again.
@@ -139,7 +139,7 @@ fn a_killed_keeper_is_noticed_and_replaced() {
     let fresh = keeper.watch_fd().unwrap();
     assert!(!wait_for_end(fresh.as_fd(), Some(Duration::ZERO)).unwrap());
     // A second time nothing is started, and nothing has to be put again.
-    assert_eq!(keeper.respawn().unwrap(), Found::Running);
+    assert_eq!(keeper.respawn().unwrap(), Presence::Running);
     assert_eq!(keeper.list("").unwrap().len(), 1);
 }
 
@@ -152,7 +152,7 @@ fn a_restarted_daemon_finds_everything() {
     let pid = first.pid();
     drop(first);
     let second = home.keeper();
-    assert_eq!((second.found(), second.pid()), (Found::Running, pid));
+    assert_eq!((second.found(), second.pid()), (Presence::Running, pid));
     assert!(same_open_file_here(second.get("a").unwrap()[0].as_fd(), null.as_fd()).unwrap());
 }
 
@@ -185,7 +185,7 @@ fn a_race_to_replace_a_killed_keeper_has_one_winner() {
         kill(&keepers[0]);
         std::thread::scope(|scope| {
             for keeper in &keepers {
-                scope.spawn(|| assert_eq!(keeper.respawn().unwrap(), Found::Started));
+                scope.spawn(|| assert_eq!(keeper.respawn().unwrap(), Presence::Started));
             }
         });
         assert!(keepers.iter().all(|k| k.pid() == keepers[0].pid()));
@@ -209,7 +209,7 @@ fn only_quit_ends_it() {
     assert!(!home.path().join("run/keeper.sock").exists());
     assert!(matches!(keeper.ping(), Err(KeeperError::Gone { .. })));
     assert!(Keeper::connect(Path::new(BINARY), home.path()).unwrap().is_none());
-    assert_eq!(home.keeper().found(), Found::Started);
+    assert_eq!(home.keeper().found(), Presence::Started);
 }
 
 // promise recovery: the keeper does a request wholly or not at all; nothing a client sends ends it
@@ -442,7 +442,7 @@ fn a_stopped_keeper_does_not_hang_its_clients_for_ever() {
     assert!(matches!(keeper.ping(), Err(KeeperError::Stuck)));
     assert!(start.elapsed() < Duration::from_secs(30));
     pidfd_send_signal(watch.as_fd(), Signal::CONT).unwrap();
-    assert_eq!(keeper.respawn().unwrap(), Found::Running);
+    assert_eq!(keeper.respawn().unwrap(), Presence::Running);
     assert!(keeper.ping().is_ok());
 }
 
@@ -473,7 +473,7 @@ fn a_keeper_of_another_protocol_is_superseded_with_all_it_holds() {
     let new = home.keeper();
     assert_ne!(new.pid(), pid);
     assert!(matches!(old.ping(), Err(KeeperError::Gone { .. })));
-    assert_eq!(new.found(), Found::Running);
+    assert_eq!(new.found(), Presence::Running);
     assert_eq!(new.list("").unwrap().len(), many);
     let held = new.get("web/0002").unwrap();
     assert!(same_open_file_here(held[0].as_fd(), writer.as_fd()).unwrap());

@@ -3,9 +3,9 @@
 mod home;
 
 use home::{BINARY, Home, SOON, kill};
-use kip_keeper::place::Place;
 use kip_keeper::protocol::{MAX_MESSAGE, MAX_PART};
-use kip_keeper::{Found, Keeper, StartError};
+use kip_keeper::run_directory::RunDirectory;
+use kip_keeper::{Keeper, Presence, StartError};
 use kip_sys::fdpass;
 use kip_sys::process::wait_for_end;
 use std::fs::File;
@@ -16,7 +16,7 @@ use std::path::Path;
 fn one_of_another_protocol_is_told_from_ours() {
     let home = Home::new();
     assert!(!Keeper::is_foreign(home.path()).unwrap(), "there is none");
-    let place = Place::open(home.path(), "keeper").unwrap();
+    let place = RunDirectory::open(home.path(), "keeper").unwrap();
     let listener = place.bind().unwrap();
     rustix::io::ioctl_fionbio(&listener, false).unwrap();
     std::thread::scope(|scope| {
@@ -39,11 +39,11 @@ fn a_successor_takes_everything_by_itself() {
     old.put_many((0..many).map(|n| (format!("web/{n:04}"), writer.as_fd()))).unwrap();
     // From here on no process but the keepers has the pipe, as when the daemon is killed.
     drop((old, writer));
-    let turn = Place::open(home.path(), "keeper").unwrap().turn().unwrap();
+    let turn = RunDirectory::open(home.path(), "keeper").unwrap().turn().unwrap();
     kip_keeper::resident::run_in_place(Path::new(BINARY), home.path(), turn).unwrap();
     let new = home.keeper();
     assert_ne!(new.pid(), pid);
-    assert_eq!(new.found(), Found::Running);
+    assert_eq!(new.found(), Presence::Running);
     assert_eq!(new.list("").unwrap().len(), many);
     let held = new.get("web/0000").unwrap();
     rustix::io::write(&held[0], b"still open").unwrap();
@@ -81,14 +81,14 @@ fn nobody_comes_in_between_two_keepers() {
     let old = home.keeper();
     old.put("web/a", &[null.as_fd()]).unwrap();
     let watch = old.watch_fd().unwrap();
-    let turn = Place::open(home.path(), "keeper").unwrap().turn().unwrap();
+    let turn = RunDirectory::open(home.path(), "keeper").unwrap().turn().unwrap();
     kill(&old);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| home.keeper().pid());
         assert!(wait_for_end(watch.as_fd(), Some(SOON)).unwrap());
         // The successor's part is ours here: another keeper that wants to serve meanwhile has to
         // wait.
-        let lock = Place::open(home.path(), "keeper").unwrap().lock().expect("nobody else takes it");
+        let lock = RunDirectory::open(home.path(), "keeper").unwrap().lock().expect("nobody else takes it");
         assert!(!other.is_finished());
         drop((lock, turn));
         other.join().unwrap();

@@ -133,10 +133,10 @@ pub struct Nat {
     instance: Instance,
     memory: PathBuf,
     uplinks: Vec<String>,
-    state: Mutex<State>,
+    state: Mutex<NatState>,
 }
 
-struct State {
+struct NatState {
     rtnl: Rtnl,
     nft: Connection,
     defaults: Defaults,
@@ -155,7 +155,7 @@ impl Nat {
         let table = instance.table();
         let nft = Connection::open().map_err(|source| NatError::Elements { table, source })?;
         let (realms, published) = (BTreeMap::new(), BTreeMap::new());
-        let state = State { rtnl, nft, defaults: Defaults::new(), realms, published, over: false };
+        let state = NatState { rtnl, nft, defaults: Defaults::new(), realms, published, over: false };
         let nat = Nat { instance, memory: memory.to_owned(), uplinks: uplinks.to_vec(), state: Mutex::new(state) };
         nat.sync(desired)?;
         nat.follow_uplinks()?;
@@ -240,7 +240,7 @@ impl Nat {
         if !with_udp.is_empty() {
             forget(&mut state.nft, |f| with_udp.contains(&f.leads_to));
         }
-        let State { realms, published, .. } = &mut *state;
+        let NatState { realms, published, .. } = &mut *state;
         realms.retain(|realm, _| published.values().any(|p| !p.alone && p.realm == *realm));
         Ok(())
     }
@@ -289,7 +289,7 @@ impl Nat {
 
     /// A program that flushed the machine's whole rule set removed ours with it: then all of ours is put
     /// back.
-    fn replace(&self, state: &mut State, old: Vec<Element>, new: Vec<Element>) -> Result<(), NatError> {
+    fn replace(&self, state: &mut NatState, old: Vec<Element>, new: Vec<Element>) -> Result<(), NatError> {
         let removed = old.iter().filter(|e| !new.contains(e)).cloned().map(Change::Remove);
         let added = new.iter().filter(|e| !old.contains(e)).cloned().map(Change::Add);
         let changes: Vec<_> = removed.chain(added).collect();
@@ -315,7 +315,7 @@ impl Nat {
     }
 }
 
-impl State {
+impl NatState {
     fn elements_of(&self, instance: Instance, slot: Slot) -> Vec<Element> {
         match self.published.get(&slot) {
             Some(p) if p.alone => Vec::new(),

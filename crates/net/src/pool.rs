@@ -94,12 +94,12 @@ pub struct NetPool {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     wanted: VecDeque<Slot>,
     making: Option<Slot>,
     ready: HashMap<Slot, NetNs>,
@@ -250,7 +250,7 @@ impl Drop for NetPool {
     }
 }
 
-impl State {
+impl PoolState {
     fn knows(&self, slot: Slot) -> bool {
         self.making == Some(slot) || self.ready.contains_key(&slot) || self.wanted.contains(&slot)
     }

@@ -61,7 +61,7 @@ pub struct Recipe {
 
 /// Where sockets are made.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct RenewalPlace<'a> {
     /// The network namespace.
     pub namespace: BorrowedFd<'a>,
     /// Its own addresses.
@@ -110,7 +110,7 @@ pub fn recipe(fd: BorrowedFd<'_>) -> io::Result<Recipe> {
 ///
 /// # Errors
 /// One of them cannot be made; those that were are gone again.
-pub fn make(sockets: &[(&Recipe, &SavedOptions)], place: &Place<'_>) -> Result<Vec<OwnedFd>, RenewalError> {
+pub fn make(sockets: &[(&Recipe, &SavedOptions)], place: &RenewalPlace<'_>) -> Result<Vec<OwnedFd>, RenewalError> {
     // A thread of its own, which ends in the namespace.
     std::thread::scope(|scope| {
         let made = scope.spawn(|| {
@@ -126,7 +126,7 @@ pub fn make(sockets: &[(&Recipe, &SavedOptions)], place: &Place<'_>) -> Result<V
     })
 }
 
-fn one(recipe: &Recipe, saved: &SavedOptions, place: &Place<'_>) -> Result<OwnedFd, RenewalError> {
+fn one(recipe: &Recipe, saved: &SavedOptions, place: &RenewalPlace<'_>) -> Result<OwnedFd, RenewalError> {
     let failed = |doing| {
         let socket = saved.kind.to_string();
         move |source: io::Error| RenewalError { socket, doing, source }
@@ -240,7 +240,7 @@ mod tests {
         drop(old);
         let namespace = kip_sys::netns::current_net().unwrap();
         let own = rustix::process::geteuid().as_raw();
-        let place = Place { namespace: namespace.as_fd(), addresses: addresses(), ids: (own, own) };
+        let place = RenewalPlace { namespace: namespace.as_fd(), addresses: addresses(), ids: (own, own) };
         let made = make(&[(&recipe, &saved)], &place).unwrap().remove(0);
         (made, saved)
     }

@@ -216,9 +216,9 @@ impl<K: Clone + Eq + Hash> WakePoll<K> {
                 let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
                 let now = Instant::now();
                 let due: Vec<_> = inner.rechecks.iter().filter(|(_, r)| r.at <= now).map(|(t, _)| *t).collect();
-                found.extend(due.into_iter().filter_map(|token| inner.look(token)));
+                found.extend(due.into_iter().filter_map(|token| inner.check(token)));
             } else {
-                found.extend(inner.look(token));
+                found.extend(inner.check(token));
             }
         }
         self.set_timer(&inner)?;
@@ -250,7 +250,7 @@ impl<K> AsFd for WakePoll<K> {
 
 impl<K: Clone + Eq + Hash> Inner<K> {
     /// Whether a socket has more to offer than the program has seen; at most one event per proc.
-    fn look(&mut self, token: u64) -> Option<WakeEvent<K>> {
+    fn check(&mut self, token: u64) -> Option<WakeEvent<K>> {
         let watched = self.watched.get(&token)?;
         let proc = self.procs.get_mut(&watched.key)?;
         let mut recheck = self.rechecks.remove(&token);
@@ -305,8 +305,8 @@ fn data_at(local: SocketAddr, fd: BorrowedFd<'_>, recheck: &mut Option<Recheck>)
         Some(r) => (Ok(r.diag), FIRST_RECHECK),
         None => (Diag::open_at(fd), FIRST_RECHECK),
     };
-    let looked = diag.and_then(|diag| Ok((diag.unaccepted(local)?, diag)));
-    match looked {
+    let unaccepted = diag.and_then(|diag| Ok((diag.unaccepted(local)?, diag)));
+    match unaccepted {
         Ok((waiting, _)) if waiting.with_bytes > 0 => Some(Trigger::Data),
         Ok((waiting, diag)) => {
             let again = || Recheck { at: Instant::now() + delay, delay, diag };

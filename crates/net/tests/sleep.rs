@@ -447,7 +447,7 @@ fn probes_are_no_activity_and_requests_are() {
         let read = || {
             within(ns.fd.as_fd(), || Activity::read(rustix::thread::gettid().as_raw_nonzero().get() as u32)).unwrap()
         };
-        let settle = || {
+        let wait_until_quiet = || {
             let mut last = read();
             eventually("quiet", || {
                 std::thread::sleep(Duration::from_millis(60));
@@ -456,9 +456,9 @@ fn probes_are_no_activity_and_requests_are() {
             last
         };
         let active = |what: &dyn Fn()| {
-            let before = settle();
+            let before = wait_until_quiet();
             what();
-            let after = settle();
+            let after = wait_until_quiet();
             activity_between(&before, &after)
         };
         let to4 = SocketAddr::from((ns.v4, 80));

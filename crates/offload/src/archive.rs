@@ -23,8 +23,8 @@ mod files;
 mod filling;
 pub mod find;
 pub mod import;
+mod inspect;
 mod keys;
-mod look;
 mod ownership;
 pub mod place;
 pub mod processor;
@@ -39,11 +39,11 @@ mod tests;
 mod upload;
 pub mod verify;
 
-pub use demand::{Brought, DemandError};
+pub use demand::{DemandError, Fetched};
 pub use fetch::FetchError;
 pub use files::Own;
+pub use inspect::Stored;
 pub use keys::{KeyChangeError, KeyLength, with_wrap};
-pub use look::Stored;
 pub use read_front::Whole;
 pub use upload::Uploaded;
 

@@ -49,7 +49,7 @@ fn cycle(number: u32, mut program: Program, request: &[u8], server: &Arc<Server>
         proc.arm(&[pid], None, None);
         stopped.go();
         let took = began.elapsed().as_secs_f64() * 1e3;
-        proc.rest(&[pid], Duration::from_millis(100));
+        proc.wait_until_quiescent(&[pid], Duration::from_millis(100));
         downs.push(took);
         report[&pid].clone()
     };

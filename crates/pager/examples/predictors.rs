@@ -68,7 +68,7 @@ fn wakes(
             proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).expect("goes down");
         proc.arm(&[pid], None, None);
         stopped.go();
-        proc.rest(&[pid], Duration::from_millis(100));
+        proc.wait_until_quiescent(&[pid], Duration::from_millis(100));
         std::thread::sleep(Duration::from_millis(5));
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // Half of all the first one, a quarter the second, and so on.
@@ -79,7 +79,7 @@ fn wakes(
         let (faults, probed) = (state.since.faults.clone(), state.since.probed);
         all.push(Wake { reply_us: reply.as_secs_f64() * 1e6, set: report[&pid].set_pages as u64, faults, probed });
     }
-    proc.bring_all().expect("comes back");
+    proc.restore_all().expect("comes back");
     all
 }
 

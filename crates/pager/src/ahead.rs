@@ -65,7 +65,7 @@ mod tests {
     // held by: this,
     //   `kip_pager::slots::tests::pages_before_one_are_those_whose_slots_follow_each_other`
     #[test]
-    fn faults_that_follow_each_other_bring_more_and_others_do_not() {
+    fn faults_that_follow_each_other_fetch_more_and_others_do_not() {
         let mut streams = Streams::default();
         // Up by every page, down by every second one, at the same time.
         let (mut up, mut down) = (PAGE64, 1 << 30);

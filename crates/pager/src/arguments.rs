@@ -36,12 +36,12 @@ fn in_stat(stat: &str) -> Option<Range<u64>> {
 ///
 /// # Errors
 /// The kernel's or the source's.
-pub(crate) fn bring(pid: u32, memory: &Memory) -> io::Result<bool> {
+pub(crate) fn fetch(pid: u32, memory: &Memory) -> io::Result<bool> {
     let pages = pages(pid)?;
     if pages.is_empty() {
         return Ok(true);
     }
-    let filter = Filter { any: States::PRESENT | States::SWAPPED, tell: States::PRESENT, ..Filter::default() };
+    let filter = Filter { any: States::PRESENT | States::SWAPPED, report: States::PRESENT, ..Filter::default() };
     let there = pagemap::scan(pagemap::open(pid)?.as_fd(), pages.clone(), filter)?;
     let there: Vec<Range<u64>> = there.into_iter().map(|region| region.range).collect();
     let at_once = {
@@ -55,20 +55,20 @@ pub(crate) fn bring(pid: u32, memory: &Memory) -> io::Result<bool> {
         missing.into_iter().all(here)
     };
     if at_once {
-        memory.bring_range(pages, &there)?;
+        memory.restore_range(pages, &there)?;
     }
     Ok(at_once)
 }
 
 /// Brings them; those that have to come from a store are brought later, by a thread of its own: no wake waits for them.
-pub(crate) fn bring_soon(pid: u32, memory: &Arc<Memory>) {
+pub(crate) fn fetch_soon(pid: u32, memory: &Arc<Memory>) {
     const STACK: usize = 128 << 10;
     let space = Arc::clone(memory);
     let later = move || {
-        let brought = pages(pid).and_then(|pages| space.bring_range(pages, &[]));
+        let brought = pages(pid).and_then(|pages| space.restore_range(pages, &[]));
         brought.unwrap_or_else(|error| tracing::debug!(pid, %error, "arguments stay out"));
     };
-    let begun = match bring(pid, memory) {
+    let begun = match fetch(pid, memory) {
         Ok(true) => Ok(()),
         Ok(false) => std::thread::Builder::new().name("arguments".into()).stack_size(STACK).spawn(later).map(drop),
         Err(e) => Err(e),

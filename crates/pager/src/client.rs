@@ -1,16 +1,16 @@
 //! The daemon's side of `kip-pager`. Each call makes a connection of its own, so that a long one
 //! keeps no other call waiting.
 
-mod looking;
+mod inspect;
 
-pub use looking::PeekedPage;
+pub use inspect::PeekedPage;
 
 use crate::protocol::{
-    Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
+    Answer, Event, Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, Purpose, Rebuilt, Request, Status, Woken,
 };
 use crate::slots;
-use kip_keeper::place::{Place, PlaceError};
 use kip_keeper::resident::{self, RunError};
+use kip_keeper::run_directory::{RunDirectory, RunDirectoryError};
 use kip_sys::fdpass;
 use kip_sys::process::{pidfd_open, wait_for_end};
 use parking_lot::Mutex;
@@ -33,7 +33,7 @@ const ENDS_WITHIN: Duration = Duration::from_secs(10);
 pub enum PagerError {
     /// The run directory.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Place(#[from] RunDirectoryError),
     /// It does not start.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -76,7 +76,7 @@ pub enum PagerError {
 pub struct Pager {
     binary: PathBuf,
     dir: PathBuf,
-    place: Place,
+    place: RunDirectory,
     rousing: Mutex<Option<OwnedFd>>,
 }
 
@@ -86,7 +86,12 @@ impl Pager {
     /// # Errors
     /// The run directory's.
     pub fn new(binary: &Path, dir: &Path) -> Result<Pager, PagerError> {
-        Ok(Pager { binary: binary.into(), dir: dir.into(), place: Place::open(dir, KIND)?, rousing: Mutex::default() })
+        Ok(Pager {
+            binary: binary.into(),
+            dir: dir.into(),
+            place: RunDirectory::open(dir, KIND)?,
+            rousing: Mutex::default(),
+        })
     }
 
     /// Makes sure that one runs. Tells its process, as a descriptor that is readable once it has ended, and whether it
@@ -251,9 +256,9 @@ impl Pager {
     ///
     /// # Errors
     /// See [`PagerError`]; nothing is lost.
-    pub fn settle(&self, name: &str) -> Result<bool, PagerError> {
-        match self.call(&Request::Settle { name: name.into() })? {
-            Answer::Settled { known } => Ok(known),
+    pub fn prepare_parking(&self, name: &str) -> Result<bool, PagerError> {
+        match self.call(&Request::PrepareParking { name: name.into() })? {
+            Answer::ParkingPrepared { known } => Ok(known),
             other => Err(unexpected(&other)),
         }
     }
@@ -282,13 +287,13 @@ impl Pager {
         self.done(&Request::Adopt { name: name.into(), number, directory: directory.into() })
     }
 
-    /// How it is with a proc.
+    /// What the pager has of a proc.
     ///
     /// # Errors
     /// See [`PagerError`].
-    pub fn look(&self, name: &str) -> Result<Look, PagerError> {
-        match self.call(&Request::Look { name: name.into() })? {
-            Answer::Look(look) => Ok(look),
+    pub fn inspect(&self, name: &str) -> Result<MemoryStatus, PagerError> {
+        match self.call(&Request::Inspect { name: name.into() })? {
+            Answer::MemoryStatus(status) => Ok(status),
             other => Err(unexpected(&other)),
         }
     }

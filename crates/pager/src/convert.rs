@@ -50,7 +50,7 @@ pub fn all(pid: u32, hand: &Hand) -> io::Result<usize> {
     // Pages that are the file's have nothing to be turned, and they are most.
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
-        tell: States::PRESENT | States::SWAPPED | States::FILE | pagemap::guards(),
+        report: States::PRESENT | States::SWAPPED | States::FILE | pagemap::guards(),
         ..Filter::default()
     };
     let regions = pagemap::scan(pagemap.as_fd(), PAGE as u64..(1 << 47) - PAGE as u64, filter)?;

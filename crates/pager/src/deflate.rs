@@ -104,7 +104,7 @@ pub(crate) fn save_all(
     let pagemap = pagemap::open(pid)?;
     let filter = Filter {
         any: States::PRESENT | States::SWAPPED,
-        tell: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO | pagemap::guards(),
+        report: States::PRESENT | States::SWAPPED | States::WRITTEN | States::FILE | States::ZERO | pagemap::guards(),
         ..Filter::default()
     };
     let mut report = Deflated::default();
@@ -408,7 +408,7 @@ fn save(
 /// The kernel's.
 pub(crate) fn learn(pid: u32, since: &Since, histories: &mut Histories) -> io::Result<()> {
     let pagemap = pagemap::open(pid)?;
-    let filter = Filter { any: States::PRESENT, tell: States::PRESENT | States::WRITTEN, ..Filter::default() };
+    let filter = Filter { any: States::PRESENT, report: States::PRESENT | States::WRITTEN, ..Filter::default() };
     let regions = pagemap::scan(pagemap.as_fd(), PAGE64..(1 << 47) - PAGE64, filter)?;
     let anonymous = mappings(pid)?.into_iter().filter(|mapping| mapping.kind == Kind::Anonymous);
     let mut pages = Vec::new();

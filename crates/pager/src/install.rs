@@ -5,7 +5,7 @@
 //! What cannot be installed comes by faults.
 
 use crate::crew::crew;
-use crate::memory::{AtHand, Filled, Memory, State, fill};
+use crate::memory::{AtHand, Filled, Memory, MemoryState, fill};
 use crate::slots::Runs;
 use crate::stored::{BLOCK, Buffers, Page};
 use crate::swap::PAGE;
@@ -66,7 +66,7 @@ fn install_pages(
 
 impl Memory {
     /// Installs the armed set. From here on the program counts as awake.
-    pub fn install(&self, state: &mut State) {
+    pub fn install(&self, state: &mut MemoryState) {
         let began = Instant::now();
         let Some(set) = state.armed.take() else { return };
         state.since.set_pages = set.len();

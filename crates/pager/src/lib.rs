@@ -4,7 +4,7 @@
 //! while it is stopped, by the injection of `kip_sys::inject`. Never decides when a proc sleeps.
 //!
 //! ```text
-//! running --stop--> Stopped --deflate--> out --arm--> armed --go--> settling --rest--> armed --first fault--> awake
+//! running --stop--> Stopped --deflate--> out --arm--> armed --go--> resuming --wait--> armed --first fault--> awake
 //!                                         |
 //!                                         +--(held)--wake--go--> awake
 //! rebuilt from a snapshot, a part of its memory left out --inflate--> awake

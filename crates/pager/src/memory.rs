@@ -4,7 +4,7 @@
 //! quiet --fault--> served one by one
 //! armed --first fault, or wake()--> the set is installed ([`crate::install`]), then quiet with reading ahead
 //! ticking: armed, but what a tick touches is served one by one, for it is no wake ([`crate::ticking`])
-//! settling: armed, but what the kernel touches for calls that begin anew is served one by one, for it is no wake
+//! resuming: armed, but what the kernel touches for calls that begin anew is served one by one, for it is no wake
 //! ```
 //!
 //! Owns what missing pages are filled with, and the answers to everything that the program does to its mappings while
@@ -14,7 +14,7 @@
 use crate::ahead::Streams;
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
-use crate::stop::Settling;
+use crate::stop::Resuming;
 use crate::stored::Stored;
 use crate::swap::{Aligned, PAGE, PARKED};
 use crate::ticking::{Ticking, Touched};
@@ -104,7 +104,7 @@ pub struct Since {
 
 /// What can change while it is served.
 #[derive(Debug)]
-pub struct State {
+pub struct MemoryState {
     /// What missing pages hold.
     pub map: SlotMap,
     /// Pages of a parked snapshot, for slots from [`PARKED`] on.
@@ -114,7 +114,7 @@ pub struct State {
     /// Rings at the first fault.
     pub bell: Option<Bell>,
     /// Its process, while that goes on into its calls after a stop.
-    pub settling: Option<Settling>,
+    pub resuming: Option<Resuming>,
     /// The program ticks while it sleeps: tells ticks from the wake.
     pub ticking: Option<Ticking>,
     /// What its ticks touch.
@@ -162,11 +162,11 @@ fn read(map: &SlotMap, parked: Option<&dyn PageSource>, slot: u32, buffer: &mut 
 }
 
 /// How many of some pages can be read without waiting for a store.
-fn readable(state: &State, slot: u32, pages: usize) -> usize {
+fn readable(state: &MemoryState, slot: u32, pages: usize) -> usize {
     state.parked.as_deref().map_or(pages, |parked| parked.readable(slot, pages))
 }
 
-impl State {
+impl MemoryState {
     /// Reads whole pages from `slot` on, wherever they lie, into an aligned buffer.
     ///
     /// # Errors
@@ -183,11 +183,11 @@ pub struct Memory {
     pub id: SpaceId,
     /// Its userfaultfd.
     pub uffd: OwnedFd,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
 /// What is to be done with a forked child's userfaultfd, while the parent's map is as it was at the fork.
-pub type Birth<'a> = &'a mut dyn FnMut(&State, OwnedFd) -> io::Result<()>;
+pub type Birth<'a> = &'a mut dyn FnMut(&MemoryState, OwnedFd) -> io::Result<()>;
 
 /// How far filling came.
 #[derive(Debug, PartialEq, Eq)]
@@ -256,12 +256,12 @@ pub type AtHand = (u32, Option<Box<[u8]>>);
 impl Memory {
     /// A space that is served from now on.
     pub fn new(id: SpaceId, uffd: OwnedFd, map: SlotMap, parked: Option<Arc<dyn PageSource>>) -> Self {
-        let state = State {
+        let state = MemoryState {
             map,
             parked,
             armed: None,
             bell: None,
-            settling: None,
+            resuming: None,
             ticking: None,
             touched: Touched::default(),
             since: Since::default(),
@@ -278,7 +278,7 @@ impl Memory {
     }
 
     /// Its state; no faults are served while it is held. It is had in bounded time, however many faults there are.
-    pub fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock()
     }
 
@@ -353,7 +353,7 @@ impl Memory {
     }
 
     /// `fault`: the page, whether it is to be written, and the thread, as [`Event::Fault`] has them.
-    fn fault_or_again(&self, state: &mut State, fault: (u64, bool, u32)) -> io::Result<()> {
+    fn fault_or_again(&self, state: &mut MemoryState, fault: (u64, bool, u32)) -> io::Result<()> {
         let result = self.fault(state, fault);
         if result.is_err() {
             state.again.push(fault);
@@ -363,8 +363,8 @@ impl Memory {
         result.or_else(|e| if e.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(e) })
     }
 
-    fn fault(&self, state: &mut State, (address, write, thread): (u64, bool, u32)) -> io::Result<()> {
-        let wakes = state.settling.as_mut().is_none_or(|settling| settling.is_at_work(address, thread))
+    fn fault(&self, state: &mut MemoryState, (address, write, thread): (u64, bool, u32)) -> io::Result<()> {
+        let wakes = state.resuming.as_mut().is_none_or(|resuming| resuming.is_at_work(address, thread))
             && !state.ticking.as_mut().is_some_and(|ticking| ticking.is_tick(address, &mut state.touched));
         let first = wakes && state.armed.is_some();
         if state.since.woke.is_some_and(|(at, _)| at.elapsed() > AT_HAND) {
@@ -376,7 +376,7 @@ impl Memory {
         }
         if wakes {
             state.since.long_tick |= state.ticking.take().is_some_and(|ticking| ticking.is_long());
-            state.settling = None;
+            state.resuming = None;
         }
         if first {
             self.install(state);
@@ -392,7 +392,7 @@ impl Memory {
         if state.since.faults.last() != Some(&address) {
             state.since.faults.push(address);
         }
-        match self.bring(state, address, write)? {
+        match self.fetch(state, address, write)? {
             Filled::All => {}
             Filled::Again => state.again.push((address, write, thread)),
             Filled::Gone => state.gone = true,
@@ -402,7 +402,7 @@ impl Memory {
 
     /// Fills the page at `address`, and those beside it that lie beside it in the source too: the more, the longer faults have
     /// followed each other there.
-    fn bring(&self, state: &mut State, address: u64, write: bool) -> io::Result<Filled> {
+    fn fetch(&self, state: &mut MemoryState, address: u64, write: bool) -> io::Result<Filled> {
         let uffd = self.uffd.as_fd();
         let Some((slot, end)) = state.map.runs().get(address) else {
             if state.read_ahead {
@@ -437,9 +437,9 @@ impl Memory {
             let place = (address / PAGE64) as usize % TICK_AHEAD;
             let (start, first, before) = state.map.runs().before(address, place + 1).expect("it has a slot");
             let behind = (TICK_AHEAD - place).min(((end - address) / PAGE64) as usize);
-            let filled = self.bring_for_tick(state, address, (start, first), before - 1 + behind);
+            let filled = self.fetch_for_tick(state, address, (start, first), before - 1 + behind);
             // If one beside it cannot be read: it alone.
-            return filled.or_else(|_| self.bring_for_tick(state, address, (address, slot), 1));
+            return filled.or_else(|_| self.fetch_for_tick(state, address, (address, slot), 1));
         }
         if slot >= PARKED && readable(state, slot, 1) == 0 {
             // It is asked for alone: what else is fetched with it is not ours to say.
@@ -493,7 +493,13 @@ impl Memory {
     /// Fills a page that a tick touches, alone, for what it does not touch is to stay out. Those beside it, `pages` in all from an address
     /// and its slot on, are read with it and are at hand for a moment: a tick whose pages are not known yet would wait for the disk for
     /// each.
-    fn bring_for_tick(&self, state: &mut State, address: u64, from: (u64, u32), pages: usize) -> io::Result<Filled> {
+    fn fetch_for_tick(
+        &self,
+        state: &mut MemoryState,
+        address: u64,
+        from: (u64, u32),
+        pages: usize,
+    ) -> io::Result<Filled> {
         if state.at_hand.len() > MOST_FOR_TICK {
             state.at_hand = HashMap::new();
         }
@@ -513,15 +519,15 @@ impl Memory {
     ///
     /// # Errors
     /// The kernel's or the source's. What has not come back comes by faults.
-    pub fn bring_all(&self, present: &[Range<u64>]) -> io::Result<()> {
-        self.bring_range(0..u64::MAX, present)
+    pub fn restore_all(&self, present: &[Range<u64>]) -> io::Result<()> {
+        self.restore_range(0..u64::MAX, present)
     }
 
     /// The same of a range.
     ///
     /// # Errors
-    /// As [`Memory::bring_all`].
-    pub fn bring_range(&self, range: Range<u64>, present: &[Range<u64>]) -> io::Result<()> {
+    /// As [`Memory::restore_all`].
+    pub fn restore_range(&self, range: Range<u64>, present: &[Range<u64>]) -> io::Result<()> {
         const PART: usize = 256;
         /// What is fetched from a store has not come after this: the store is gone.
         const FETCHED_WITHIN: Duration = Duration::from_secs(30);

@@ -26,7 +26,7 @@ const FETCHED_WITHIN: Duration = Duration::from_secs(30);
 /// # Errors
 /// The kernel's or the source's: the process must not run.
 pub(crate) fn mend(pid: u32, runs: &Runs, read: impl Fn(u32, &mut [u8]) -> io::Result<()>) -> io::Result<usize> {
-    let filter = Filter { any: States::ZERO, tell: States::ZERO, ..Filter::default() };
+    let filter = Filter { any: States::ZERO, report: States::ZERO, ..Filter::default() };
     let whole = PAGE64..(1 << 47) - PAGE64;
     let zeros = pagemap::scan(pagemap::open(pid)?.as_fd(), whole, filter)?;
     let touched: Vec<_> = zeros.iter().flat_map(|region| runs.inside(&region.range)).collect();

@@ -250,16 +250,16 @@ mod tests {
         let remote = RemoteFile::create(dir.path(), "remote", 100).unwrap();
         remote.put(11, &[3; PAGE]).unwrap();
         map.save(dir.path()).unwrap();
-        let (tell, heard) = std::sync::mpsc::channel();
-        let tell = Mutex::new(tell);
-        let ask = move |name: &str, pages| tell.lock().send((name.to_owned(), pages)).unwrap();
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let sender = Mutex::new(sender);
+        let ask = move |name: &str, pages| sender.lock().send((name.to_owned(), pages)).unwrap();
         let (parked, _) = Parked::open(dir.path(), Box::new(ask)).unwrap();
         let slot = parked.slot(&Run { start: 0, pages: 1, file: 0, first: 10 });
         let mut pages = vec![0; 4 * PAGE];
         for _ in 0..3 {
             assert_eq!(parked.read(slot, &mut pages).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         }
-        let told: Vec<_> = heard.try_iter().collect();
+        let told: Vec<_> = receiver.try_iter().collect();
         assert_eq!(told, [("remote".to_owned(), 10..11), ("remote".to_owned(), 12..14)]);
         assert_eq!((parked.away(slot).unwrap(), parked.away(slot + 1).unwrap()), (Some(("remote", 10)), None));
         remote.put(10, &[2; PAGE]).unwrap();

@@ -5,10 +5,10 @@
 //! What must survive us beside these are the userfaultfds, which the [`Custodian`] holds too, by the same N. A later pager
 //! takes both up with [`Proc::adopt`].
 
-mod looking;
+mod inspect;
 mod parking;
 
-pub use looking::{Peeked, peek_whole};
+pub use inspect::{Peeked, peek_whole};
 pub use parking::Unfilled;
 
 use crate::arguments;
@@ -16,7 +16,7 @@ use crate::convert;
 use crate::deflate::{self, Deflated, DropError, How};
 use crate::fault;
 use crate::limits::{self, Lifted};
-use crate::memory::{Bell, Memory, SpaceId, State};
+use crate::memory::{Bell, Memory, MemoryState, SpaceId};
 use crate::parked::{AskFor, Parked};
 use crate::plant::{Scratch, plant};
 use crate::serve::{Nursery, Server};
@@ -24,7 +24,7 @@ use crate::set::{Histories, Predictor};
 use crate::slots::{Change, Runs, SlotMap};
 use crate::source::PageSource;
 use crate::space;
-use crate::stop::{Settling, Stopped, StoppedProcess};
+use crate::stop::{Resuming, Stopped, StoppedProcess};
 pub use crate::stored::Sets;
 use crate::stored::Stored;
 use crate::swap::{PAGE, Swap};
@@ -128,7 +128,7 @@ impl Family {
 }
 
 impl Nursery for Family {
-    fn born(&self, parent: SpaceId, state: &State, uffd: OwnedFd) -> io::Result<Arc<Memory>> {
+    fn born(&self, parent: SpaceId, state: &MemoryState, uffd: OwnedFd) -> io::Result<Arc<Memory>> {
         let pid = self.spaces().get(&parent).and_then(|member| member.pid);
         let mut runs = state.map.runs().clone();
         for range in pid.map(space::not_inherited).transpose()?.unwrap_or_default() {
@@ -264,8 +264,8 @@ impl Proc {
         self.family.spaces().get(&id).map(|member| member.memory.clone())
     }
 
-    /// Pages of the set of a process: see [`crate::protocol::Look::set_pages`].
-    pub fn set_pages(&self, pid: u32, state: &State) -> usize {
+    /// Pages of the set of a process: see [`crate::protocol::MemoryStatus::set_pages`].
+    pub fn set_pages(&self, pid: u32, state: &MemoryState) -> usize {
         let sleeping = self.known.get(&pid).and_then(|known| known.set.as_ref()).or(state.armed.as_ref());
         sleeping.map_or(state.since.set_pages, |set| set.len())
     }
@@ -330,7 +330,7 @@ impl Proc {
         let saved = prepared.and_then(|(memory, converted)| {
             fault::reach("handed-back")?;
             self.server.move_to(memory.id, processor(pid))?;
-            if let Err(error) = arguments::bring(pid, &memory) {
+            if let Err(error) = arguments::fetch(pid, &memory) {
                 tracing::debug!(pid, %error, "arguments stay out");
             }
             let path = self.family.path(memory.id, "set");
@@ -417,7 +417,7 @@ impl Proc {
     }
 
     /// Arms the sets of processes that are still stopped: what one of them touches first when it was let go is its wake. Until
-    /// [`Proc::rest`] only what it touches outside of the call that it stood in.
+    /// [`Proc::wait_until_quiescent`] only what it touches outside of the call that it stood in.
     /// `ticks` is of a program that ticks: how many pages one tick may bring back, and what [`packets`] said before it was
     /// stopped. Every touch of any other is its wake.
     ///
@@ -433,31 +433,31 @@ impl Proc {
                 state.ticking = ticks.map(|(patience, came)| Ticking::new(*pid, patience, out as usize, came));
                 state.since.kind = TOUCH.to_owned();
                 state.bell = bell.cloned();
-                state.settling = Some(Settling::of(*pid));
+                state.resuming = Some(Resuming::of(*pid));
             }
         }
     }
 
     /// Waits until processes that were let go are back in their calls, or awake, but at most `patience` in all. From then on
     /// any fault is their wake.
-    pub fn rest(&self, pids: &[u32], patience: Duration) {
+    pub fn wait_until_quiescent(&self, pids: &[u32], patience: Duration) {
         let until = Instant::now() + patience;
         for pid in pids {
             let Some(memory) = self.memory(*pid) else { continue };
             let mut before = usize::MAX;
             loop {
-                let (now, settling) = {
+                let (now, resuming) = {
                     let state = memory.state();
-                    (state.since.faults.len(), state.settling.is_some())
+                    (state.since.faults.len(), state.resuming.is_some())
                 };
-                if !settling || now == before && at_rest(*pid) || Instant::now() > until {
+                if !resuming || now == before && is_quiescent(*pid) || Instant::now() > until {
                     break;
                 }
                 before = now;
                 std::thread::sleep(Duration::from_micros(300));
             }
             let _ = self.server.move_to(memory.id, processor(*pid));
-            memory.state().settling = None;
+            memory.state().resuming = None;
         }
     }
 
@@ -481,9 +481,9 @@ impl Proc {
     ///
     /// # Errors
     /// The kernel's or the source's; nothing is lost, all is served on.
-    pub fn bring_all(&mut self) -> io::Result<()> {
+    pub fn restore_all(&mut self) -> io::Result<()> {
         let mut closed = HashSet::new();
-        let brought = self.bring_and_close(&mut closed);
+        let brought = self.restore_and_close(&mut closed);
         let spaces = self.family.spaces().iter().map(|(id, m)| (*id, m.memory.clone())).collect::<Vec<_>>();
         for (id, memory) in spaces {
             if brought.is_ok() {
@@ -500,7 +500,7 @@ impl Proc {
     /// Brings all back, then lets no child be born any more: no thread would serve a child that is
     /// taken in after that. A fork whose event is not taken waits until its parent is released, and
     /// then the child has the parent's pages, all of them.
-    fn bring_and_close(&self, closed: &mut HashSet<SpaceId>) -> io::Result<()> {
+    fn restore_and_close(&self, closed: &mut HashSet<SpaceId>) -> io::Result<()> {
         // A child that was forked meanwhile is taken in with what its parent had out.
         let mut done: HashSet<SpaceId> = HashSet::new();
         loop {
@@ -523,7 +523,7 @@ impl Proc {
                 let mut state = memory.state();
                 (state.armed, state.bell, state.ticking) = (None, None, None);
             }
-            memory.bring_all(&pid.map(present).transpose()?.unwrap_or_default())?;
+            memory.restore_all(&pid.map(present).transpose()?.unwrap_or_default())?;
         }
         Ok(())
     }
@@ -571,13 +571,13 @@ impl Drop for Proc {
 /// Pages of a process that are there.
 fn present(pid: u32) -> io::Result<Vec<std::ops::Range<u64>>> {
     let pagemap = pagemap::open(pid)?;
-    let filter = Filter { any: States::PRESENT | States::SWAPPED, tell: States::PRESENT, ..Filter::default() };
+    let filter = Filter { any: States::PRESENT | States::SWAPPED, report: States::PRESENT, ..Filter::default() };
     let whole = PAGE as u64..(1 << 47) - PAGE as u64;
     Ok(pagemap::scan(pagemap.as_fd(), whole, filter)?.into_iter().map(|region| region.range).collect())
 }
 
 /// Whether all threads wait for something. One that waits for a page does too, which is why faults are counted as well.
-fn at_rest(pid: u32) -> bool {
+fn is_quiescent(pid: u32) -> bool {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     tasks.flatten().all(|task| {
         let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();

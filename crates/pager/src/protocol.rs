@@ -135,7 +135,8 @@ pub enum Request {
         directory: PathBuf,
     },
     /// The proc is about to be parked: lets held threads go, and nothing is a wake any more. What is out is served on.
-    Settle {
+    #[serde(rename = "settle")]
+    PrepareParking {
         /// The proc.
         name: String,
     },
@@ -153,8 +154,9 @@ pub enum Request {
     },
     /// Writes pages one behind the other into the file that comes with the request. Wakes no proc.
     Peek(Peek),
-    /// How is it with this proc?
-    Look {
+    /// Asks for the proc's [`MemoryStatus`].
+    #[serde(rename = "look")]
+    Inspect {
         /// The proc.
         name: String,
     },
@@ -211,9 +213,9 @@ impl Hibernated {
     }
 }
 
-/// How it is with a proc.
+/// What the pager has of a proc.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Look {
+pub struct MemoryStatus {
     /// It is known here: some of its memory may be out.
     pub known: bool,
     /// It sleeps: what is out has not been touched since it was taken out.
@@ -259,8 +261,9 @@ pub enum Answer {
     Hibernated(Hibernated),
     /// To [`Request::Wake`] and [`Request::Inflate`].
     Woken(Woken),
-    /// To [`Request::Look`].
-    Look(Look),
+    /// To [`Request::Inspect`].
+    #[serde(rename = "look")]
+    MemoryStatus(MemoryStatus),
     /// To [`Request::Chart`].
     Charted {
         /// If not, nothing is out, and the file is empty.
@@ -273,8 +276,9 @@ pub enum Answer {
         /// Those that cannot be read: place in the request, and why.
         unread: Vec<(u32, String)>,
     },
-    /// To [`Request::Settle`]: whether the proc is known.
-    Settled {
+    /// To [`Request::PrepareParking`]: whether the proc is known.
+    #[serde(rename = "settled")]
+    ParkingPrepared {
         /// If not, nothing is out.
         known: bool,
     },

@@ -6,7 +6,7 @@
 //! ([`Server::move_to`]). Owns no state that must survive: spaces are handed in and can be handed
 //! to another server.
 
-use crate::memory::{Memory, SpaceId, State};
+use crate::memory::{Memory, MemoryState, SpaceId};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -29,7 +29,7 @@ pub trait Nursery: Send + Sync {
     /// # Errors
     /// Whatever stood in the way: the child then waits at its first missing page, until a pager
     /// adopts it.
-    fn born(&self, parent: SpaceId, state: &State, uffd: OwnedFd) -> io::Result<Arc<Memory>>;
+    fn born(&self, parent: SpaceId, state: &MemoryState, uffd: OwnedFd) -> io::Result<Arc<Memory>>;
 
     /// A page that is waited for cannot be trusted.
     fn damaged(&self, error: &io::Error);

@@ -5,16 +5,18 @@
 
 mod adoption;
 mod custody;
-mod looking;
+mod inspect;
 mod news;
 mod parking;
 
 use crate::memory::Bell;
 use crate::proc::{Proc, Sets, Way};
-use crate::protocol::{Answer, Event, Hibernated, Look, MAX_MESSAGE, Order, PROTOCOL, Purpose, Request, Status, Woken};
+use crate::protocol::{
+    Answer, Event, Hibernated, MAX_MESSAGE, MemoryStatus, Order, PROTOCOL, Purpose, Request, Status, Woken,
+};
 use crate::serve::Server;
 use crate::set::Predictor;
-use crate::stop::{Stopped, stop_at_rest};
+use crate::stop::{Stopped, stop_quiescent};
 use crate::swap::{PAGE, Swap};
 use crate::ticking::packets;
 use custody::{InKeeper, held_prefix};
@@ -36,7 +38,7 @@ use std::time::{Duration, Instant};
 /// How long the threads of a proc may take to stand still.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
 /// How long they may take to be back in their calls.
-const REST_WITHIN: Duration = Duration::from_millis(100);
+const QUIESCENT_WITHIN: Duration = Duration::from_millis(100);
 /// How long the page cache has what a program was before its first tick in its sleep: longer than a tick takes to come by default.
 const CACHED_FOR: Duration = Duration::from_secs(75);
 /// Stack of a thread that serves a connection, and maybe holds a proc for hours.
@@ -44,10 +46,10 @@ const STACK: usize = 256 << 10;
 /// What working sets may take in memory unless the daemon says otherwise, bytes.
 pub const DEFAULT_BUDGET: usize = 256 << 20;
 
-/// What followers are told.
+/// What followers are notified of.
 enum News {
     Rung(Rung),
-    Told(Event),
+    Event(Event),
 }
 
 /// A first fault.
@@ -61,7 +63,7 @@ struct Rung {
     by: Option<usize>,
 }
 
-/// What a thread that holds a proc is told.
+/// An order to a thread that holds a proc.
 enum Let {
     /// Let it go, and say so.
     Go(mpsc::Sender<()>),
@@ -76,7 +78,7 @@ struct Holder {
 }
 
 impl Holder {
-    fn tell(&self, order: Let) {
+    fn send(&self, order: Let) {
         // Both fail only if the thread is gone, and its traces with it.
         let _ = self.order.send(order);
         let _ = rustix::io::write(&*self.bell, &1u64.to_ne_bytes());
@@ -105,7 +107,7 @@ impl Entry {
     fn let_go(&mut self) {
         if let Some(holder) = self.holder.take() {
             let (done, wait) = mpsc::channel();
-            holder.tell(Let::Go(done));
+            holder.send(Let::Go(done));
             let _ = wait.recv();
         }
     }
@@ -162,12 +164,12 @@ impl Service {
         });
         // By a thread of its own: the other may wait for a proc that waits for pages.
         let asker = Arc::clone(&service);
-        let ask = move || wanted.iter().for_each(|event| asker.tell_all(&event));
+        let ask = move || wanted.iter().for_each(|event| asker.broadcast(&event));
         std::thread::Builder::new().name("missing".into()).stack_size(STACK).spawn(ask)?;
         std::thread::Builder::new().name("cached".into()).stack_size(STACK).spawn(move || end_caches(&caching))?;
         service.take_up_all(dir)?;
-        let teller = Arc::clone(&service);
-        std::thread::Builder::new().name("events".into()).spawn(move || teller.tell(&heard))?;
+        let reporter = Arc::clone(&service);
+        std::thread::Builder::new().name("events".into()).spawn(move || reporter.report_news(&heard))?;
         Ok(service)
     }
 
@@ -252,11 +254,13 @@ impl Service {
                 Request::Adopt { name, number, directory } => {
                     self.adopt(&name, number, &directory).map(|()| Answer::Done)
                 }
-                Request::Settle { name } => self.settle(&name).map(|known| Answer::Settled { known }),
+                Request::PrepareParking { name } => {
+                    self.prepare_parking(&name).map(|known| Answer::ParkingPrepared { known })
+                }
                 Request::Account { name, file } => self.account(&name, &file).map(|()| Answer::Done),
                 Request::Chart { name } => self.chart(&name, fds),
                 Request::Peek(peek) => self.peek(&peek, fds),
-                Request::Look { name } => Ok(Answer::Look(self.look(&name))),
+                Request::Inspect { name } => Ok(Answer::MemoryStatus(self.memory_status(&name))),
                 Request::Mirror => self.mirror().map(|()| Answer::Done),
             };
             let answer = done.unwrap_or_else(|message| Answer::Refused { message });
@@ -322,8 +326,8 @@ impl Service {
             eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| format!("no descriptor to hold {} by: {e}", order.name))?;
         let pids = listed(&order.processes).unwrap_or_default();
         let came = pids.first().filter(|_| order.patience > 0).and_then(|pid| packets(*pid));
-        let (stopped, rest) = stop_at_rest(|| listed(&order.processes), STOP_WITHIN).map_err(line)?;
-        let hold = order.hold && rest;
+        let (stopped, quiescent) = stop_quiescent(|| listed(&order.processes), STOP_WITHIN).map_err(line)?;
+        let hold = order.hold && quiescent;
         // What others have, and this one's own, which is about to be given up.
         self.sets_are_used(entry);
         let left = self.budget.load(Ordering::Relaxed).saturating_sub(self.in_memory.load(Ordering::Relaxed));
@@ -370,7 +374,7 @@ impl Service {
         let ticks = (order.patience > 0).then_some((order.patience, came));
         entry.proc.arm(&entry.pids, Some(&Bell(Arc::new(ring))), ticks);
         stopped.go();
-        entry.proc.rest(&entry.pids, REST_WITHIN);
+        entry.proc.wait_until_quiescent(&entry.pids, QUIESCENT_WITHIN);
         drop(guard);
         if !answer(done) {
             self.wake(&order.name, "")?;
@@ -467,7 +471,7 @@ impl Service {
         let Some(slot) = self.known(name) else { return };
         at_once_or_later(slot, "rouse", move |entry| {
             if let Some(holder) = entry.as_ref().and_then(|entry| entry.holder.as_ref()) {
-                holder.tell(Let::Wake(at, purpose));
+                holder.send(Let::Wake(at, purpose));
             }
         });
     }
@@ -491,7 +495,7 @@ impl Service {
         let mut guard = slot.lock();
         let Some(entry) = guard.as_mut() else { return Ok(()) };
         entry.asleep.store(false, Ordering::SeqCst);
-        let brought = entry.proc.bring_all();
+        let brought = entry.proc.restore_all();
         entry.let_go();
         brought.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         self.give_up(name, guard.take());
@@ -519,10 +523,10 @@ impl Service {
         }
     }
 
-    fn look(&self, name: &str) -> Look {
-        let Some(slot) = self.known(name) else { return Look::default() };
+    fn memory_status(&self, name: &str) -> MemoryStatus {
+        let Some(slot) = self.known(name) else { return MemoryStatus::default() };
         let guard = slot.lock();
-        let Some(entry) = guard.as_ref() else { return Look::default() };
+        let Some(entry) = guard.as_ref() else { return MemoryStatus::default() };
         let (mut faults, mut installed, mut set_pages, mut ticks) = (0, 0, 0, false);
         for (pid, memory) in entry.pids.iter().filter_map(|pid| Some((pid, entry.proc.memory(*pid)?))) {
             let state = memory.state();
@@ -531,7 +535,7 @@ impl Service {
             installed += state.since.installed as u64;
             ticks |= state.ticking.is_some();
         }
-        Look {
+        MemoryStatus {
             known: true,
             asleep: entry.asleep.load(Ordering::SeqCst),
             held: entry.holder.is_some(),

@@ -129,7 +129,7 @@ impl History {
     }
 
     /// What is expected next, with what is known of it: for [`History::resumed`].
-    pub fn told(&self, kind: &str) -> WorkingSet {
+    pub fn working_set(&self, kind: &str) -> WorkingSet {
         let Prediction { mut pages, mut held_back } = self.predict();
         // What was touched the last time, and not yet often enough, is at hand.
         let known: HashSet<u64> = pages.iter().copied().collect();
@@ -139,12 +139,12 @@ impl History {
                 held_back.insert(page);
             }
         }
-        let tell = |page: &u64| Expected {
+        let expected = |page: &u64| Expected {
             address: *page,
             confirmed: self.confirmed.get(page).map_or(0, |known| known.times),
             held_back: held_back.contains(page),
         };
-        WorkingSet { kind: kind.to_owned(), turn: self.turn, pages: pages.iter().map(tell).collect() }
+        WorkingSet { kind: kind.to_owned(), turn: self.turn, pages: pages.iter().map(expected).collect() }
     }
 
     fn depth(&self) -> usize {
@@ -273,13 +273,13 @@ impl Histories {
     }
 
     /// The sets of all kinds.
-    pub fn told(&self) -> Vec<WorkingSet> {
-        self.kinds.iter().map(|(kind, history)| history.told(kind)).collect()
+    pub fn working_sets(&self) -> Vec<WorkingSet> {
+        self.kinds.iter().map(|(kind, history)| history.working_set(kind)).collect()
     }
 
     /// What is expected next.
     pub fn expect(&self) -> Expectation {
-        Expectation::of(&self.told())
+        Expectation::of(&self.working_sets())
     }
 }
 
@@ -352,9 +352,9 @@ mod tests {
         history.push(Record { written: pages(&[3]), ..record });
         let place = |page: u64| history.predict().pages.iter().position(|p| *p == page * PAGE as u64);
         assert!(place(1) < place(5) && place(5) < place(7), "1 is waited for: it comes sooner");
-        let sets = [history.told("")];
+        let sets = [history.working_set("")];
         let again = History::resumed(Predictor::LastUse, &sets[0]);
-        assert_eq!(again.told(""), sets[0]);
+        assert_eq!(again.working_set(""), sets[0]);
     }
 
     #[test]
@@ -379,12 +379,12 @@ mod tests {
     fn what_is_known_of_a_set_outlives_parking() {
         let mut history = History::new(Predictor::LastUse);
         history.push(Record { touched: pages(&[1, 2]), came_along: pages(&[3]), ..Record::default() });
-        let set = history.told("tcp 80");
+        let set = history.working_set("tcp 80");
         assert_eq!(set.pages.iter().map(|p| p.confirmed).collect::<Vec<_>>(), [1, 1, 0]);
         let again = History::resumed(Predictor::LastUse, &set);
         let confirmed = |history: &History| history.confirmed.keys().copied().collect::<HashSet<_>>();
         assert_eq!((again.turn, confirmed(&again)), (history.turn, confirmed(&history)));
-        let order = |history: &History| Expectation::of(&[history.told("")]);
+        let order = |history: &History| Expectation::of(&[history.working_set("")]);
         assert_eq!(order(&again), order(&history));
     }
 
@@ -395,10 +395,10 @@ mod tests {
         history.push(touched(&[1, 2]));
         history.push(touched(&[2, 3]));
         let told = |history: &History| -> Vec<(u64, bool)> {
-            history.told("").pages.iter().map(|p| (p.address / PAGE as u64, p.held_back)).collect()
+            history.working_set("").pages.iter().map(|p| (p.address / PAGE as u64, p.held_back)).collect()
         };
         assert_eq!(told(&history), [(2, false), (3, true)]);
-        let mut again = History::resumed(Predictor::KOfN { k: 2, n: 3 }, &history.told(""));
+        let mut again = History::resumed(Predictor::KOfN { k: 2, n: 3 }, &history.working_set(""));
         again.push(Record { touched: pages(&[3]), from_set: pages(&[2]), ..Record::default() });
         assert_eq!(told(&again), [(3, false), (2, false)], "it is learned although it was parked meanwhile");
     }

@@ -23,8 +23,8 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long to wait before each further try to find processes at rest.
-const REST_AFTER: [Duration; 4] =
+/// How long to wait before each further try to find processes quiescent.
+const QUIESCENT_AFTER: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(2), Duration::from_millis(5), Duration::from_millis(10)];
 
 /// How long to wait for threads that are to be let go and have not stopped yet. One that waits in vfork(2), or for a device, does not.
@@ -168,30 +168,30 @@ fn find_ends_of(pids: &[u32], until: Instant, is_unknown: impl Fn(u32) -> bool) 
     Ok(())
 }
 
-/// As [`stop`], but tries again for a moment while not all of them were at rest. Tells whether they are at rest now.
+/// As [`stop`], but tries again for a moment while not all of them were quiescent. Reports whether they are now.
 ///
 /// # Errors
 /// As [`stop`].
-pub fn stop_at_rest(
+pub fn stop_quiescent(
     mut list: impl FnMut() -> io::Result<Vec<u32>>,
     within: Duration,
 ) -> Result<(Stopped, bool), StopError> {
-    for pause in REST_AFTER {
+    for pause in QUIESCENT_AFTER {
         let stopped = stop(&mut list, Instant::now() + within)?;
-        if stopped.was_at_rest() {
+        if stopped.was_quiescent() {
             return Ok((stopped, true));
         }
         stopped.go();
         std::thread::sleep(pause);
     }
     let stopped = stop(&mut list, Instant::now() + within)?;
-    let rest = stopped.was_at_rest();
-    Ok((stopped, rest))
+    let quiescent = stopped.was_quiescent();
+    Ok((stopped, quiescent))
 }
 
 /// A process that was let go, whose threads are on their way back into the calls in which they stood.
 #[derive(Debug)]
-pub struct Settling {
+pub struct Resuming {
     pid: u32,
     /// The threads by their ids in their own pid namespace, once they were needed.
     threads: Option<HashMap<u32, u32>>,
@@ -208,13 +208,13 @@ enum Stands {
     Runs,
 }
 
-impl Settling {
+impl Resuming {
     /// A thread that has touched a page goes to sleep for that within this time, but for one that others keep from the processor.
     const SLEEPS_WITHIN: Duration = Duration::from_millis(2);
 
     /// Of a process.
-    pub(crate) fn of(pid: u32) -> Settling {
-        Settling { pid, threads: None }
+    pub(crate) fn of(pid: u32) -> Resuming {
+        Resuming { pid, threads: None }
     }
 
     /// Whether a fault at `page` by `thread` (in its own pid namespace) is more than the way back into a call:
@@ -230,7 +230,7 @@ impl Settling {
             let mut all = threads(pid).unwrap_or_default().into_iter();
             return all.any(|tid| matches!(stands(pid, tid, page), Stands::AtWork));
         };
-        let until = Instant::now() + Settling::SLEEPS_WITHIN;
+        let until = Instant::now() + Resuming::SLEEPS_WITHIN;
         loop {
             match stands(pid, *tid, page) {
                 Stands::AtWork => return true,
@@ -333,7 +333,7 @@ impl Stopped {
     /// Whether all of it slept, in calls that go on, or was stopped by a signal, and nothing has
     /// run but to stop. Of any other thread the pager cannot tell what it was about to do: it may
     /// have made what another waits for, between the stops of the two.
-    pub fn was_at_rest(&self) -> bool {
+    pub fn was_quiescent(&self) -> bool {
         self.processes.values().flat_map(|process| &process.threads).all(|tid| {
             slept_through(&self.slept, *tid)
                 && (self.halted.contains(tid)
@@ -344,7 +344,7 @@ impl Stopped {
     /// Looks after processes that have been killed: no other process may, as long as we trace them.
     pub fn bury(&mut self) {
         for process in self.processes.values_mut() {
-            process.threads.retain(|tid| !matches!(inject::look(*tid), Ok(inject::Found::Ended)));
+            process.threads.retain(|tid| !matches!(inject::poll_stop(*tid), Ok(inject::StopStatus::Ended)));
         }
         self.processes.retain(|_, process| !process.threads.is_empty());
     }
@@ -420,7 +420,7 @@ impl Stopped {
         let processes = std::mem::take(&mut self.processes);
         let mut ends: Vec<(u32, End)> = processes.values().flat_map(|process| process.ends.clone()).collect();
         // What is left is reckoned when the pages that this needs are there: one that is brought in between makes the wait longer.
-        ends.iter().for_each(|(tid, _)| timeouts::bring(*tid));
+        ends.iter().for_each(|(tid, _)| timeouts::fetch_for_call(*tid));
         // Before any of them runs; of those that share one, the last to end is the one that it must not be too short for.
         ends.sort_by_key(|(_, end)| end.at_ns);
         let mut shortened = HashMap::new();
@@ -445,10 +445,10 @@ impl Stopped {
 
 /// A thread that has not stopped yet, or has died. One that gets no processor for so long is let go when our thread ends.
 fn let_go(tid: u32, until: Instant) {
-    while let Ok(found) = inject::look(tid) {
+    while let Ok(found) = inject::poll_stop(tid) {
         match found {
-            inject::Found::Ended => return,
-            inject::Found::Stopped(_) if trace::detach(tid).is_ok() => return,
+            inject::StopStatus::Ended => return,
+            inject::StopStatus::Stopped(_) if trace::detach(tid).is_ok() => return,
             _ if Instant::now() > until => {
                 return tracing::info!(tid, "a thread that has not stopped yet is let go later");
             }

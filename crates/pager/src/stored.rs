@@ -88,7 +88,7 @@ const PLENTY: usize = 32;
 /// Pages that are on their way come no more if none has for so long.
 const COMES_WITHIN: Duration = Duration::from_secs(5);
 /// And are looked for so often.
-const LOOK_EVERY: Duration = Duration::from_micros(100);
+const POLL_EVERY: Duration = Duration::from_micros(100);
 
 /// Reads pages as soon as they have come.
 fn read_coming(source: &dyn PageSource, slot: u32, bytes: &mut [u8]) -> io::Result<()> {
@@ -96,7 +96,7 @@ fn read_coming(source: &dyn PageSource, slot: u32, bytes: &mut [u8]) -> io::Resu
     loop {
         match source.read(slot, bytes) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock && began.elapsed() < COMES_WITHIN => {
-                std::thread::sleep(LOOK_EVERY);
+                std::thread::sleep(POLL_EVERY);
             }
             other => return other,
         }

@@ -141,15 +141,15 @@ impl Swap {
 
     /// So many free slots one behind the other, each referred to once from now on; the first of them.
     pub fn allocate(&self, count: usize) -> u32 {
-        /// Slots that are looked at before the file grows.
-        const LOOK: usize = 1 << 16;
+        /// Slots that are tried before the file grows.
+        const MOST_TRIED: usize = 1 << 16;
         let mut counts = self.counts();
         let length = counts.of.len();
         let mut found = None;
         if count > 0 && length - counts.used >= count {
             let mut run = 0;
             let from = if counts.next < length { counts.next } else { 0 };
-            for slot in (from..length).chain(0..from).take(LOOK) {
+            for slot in (from..length).chain(0..from).take(MOST_TRIED) {
                 // What lies behind the last slot does not follow it.
                 run = if counts.of[slot] > 0 {
                     0

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_all_ticks_bring_back_is_limited_by_what_is_out() {
+    fn what_all_ticks_fetch_back_is_limited_by_what_is_out() {
         let start = Instant::now();
         let count = |out| {
             let mut ticking = Ticking::new(1, 64, out, None);

@@ -112,11 +112,11 @@ fn is_timed(call: &Call) -> bool {
 /// Which threads of these processes wait in such a call, and since when. To be asked before they are stopped.
 pub(crate) fn since(pids: &[u32]) -> Since {
     let mut clocks = CpuClocks::default();
-    let look = |tid| {
+    let waiting = |tid| {
         let before = before(tid)?;
         Some((tid, Before { since: Some(clocks.last_ran(tid)?), ..before }))
     };
-    pids.iter().flat_map(|pid| crate::tasks::threads(*pid).unwrap_or_default()).filter_map(look).collect()
+    pids.iter().flat_map(|pid| crate::tasks::threads(*pid).unwrap_or_default()).filter_map(waiting).collect()
 }
 
 /// What is known of the wait of a thread but since when it waits; none if it is in no such call.
@@ -267,7 +267,7 @@ pub(crate) fn begin_anew(tid: u32, end: End, packet_ns: Option<i64>) -> io::Resu
 }
 
 /// Brings what a stopped thread needs to make its call again: where its record goes, and the instruction that makes the call.
-pub(crate) fn bring(tid: u32) {
+pub(crate) fn fetch_for_call(tid: u32) {
     let Ok(registers) = trace::get_general(tid) else { return };
     for at in [ends::place(registers[RSP]), registers[RIP]] {
         // What cannot be read is complained of when it is needed.

@@ -46,7 +46,7 @@ fn pager_process() {
     assert_eq!(deflated.is_err(), fault.is_some_and(|fault| fault.ends_with("Fail")), "{deflated:?}");
     proc.arm(&pids, None, None);
     stopped.go();
-    proc.rest(&pids, Duration::from_millis(50));
+    proc.wait_until_quiescent(&pids, Duration::from_millis(50));
     fdpass::send(io::stdin().as_fd(), b"sleeps", &[]).unwrap();
     loop {
         std::thread::park();

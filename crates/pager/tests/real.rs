@@ -103,7 +103,7 @@ fn only_who_has_something_to_do_is_awake_when_let_go() {
         }
         rig.proc.arm(&[torture.pid], Some(&bell), None);
         stopped.go();
-        rig.proc.rest(&[torture.pid], Duration::from_secs(5));
+        rig.proc.wait_until_quiescent(&[torture.pid], Duration::from_secs(5));
         assert_eq!(rings.load(Ordering::SeqCst), usize::from(busy), "round {round}");
         match busy {
             true => assert_eq!(torture.receive(), "ok"),
@@ -176,7 +176,7 @@ fn nobody_is_left_without_service_who_is_born_while_all_comes_back() {
         rig.sleep(torture.pid, Sets::None);
         torture.send('B');
         std::thread::sleep(Duration::from_micros(round * 150));
-        rig.proc.bring_all().unwrap();
+        rig.proc.restore_all().unwrap();
         let Rig { proc, holder, .. } = rig;
         drop(proc);
         assert!(holder.0.lock().is_empty(), "round {round}: somebody's memory is held and nobody serves it");
@@ -281,10 +281,10 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     assert_eq!(line, "", "it has not run");
 }
 
-/// Page by page: a look at what is out gets what the program had there, and nothing comes back for
+/// Page by page: an inspection of what is out gets what the program had there, and nothing comes back for
 /// that.
 #[test]
-fn a_look_brings_nothing_back() {
+fn an_inspection_fetches_nothing() {
     let mut torture = Torture::start(&["a", "few", "arguments"]);
     let mut rig = Rig::new();
     let pid = torture.pid;

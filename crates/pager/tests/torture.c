@@ -116,7 +116,7 @@ static void spawn(void)
 	from_child = out[0];
 }
 
-static int tell_child(const char *order)
+static int order_child(const char *order)
 {
 	char answer;
 	if (to_child < 0)
@@ -169,8 +169,8 @@ static int obey(char c)
 		return waitpid(pid, &status, 0) != pid || status;
 	}
 	case 'F': if (to_child < 0) spawn(); return 0;
-	case 'C': return tell_child("c");
-	case 'W': return tell_child("s");
+	case 'C': return order_child("c");
+	case 'W': return order_child("s");
 	case 'i': return (int)eintr;
 	case 'o': return (int)other;
 	}

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// A socket of a sleeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SleepingSocket {
-    /// Inode; also its key in the holdings.
+    /// Inode; also its key in the fd store.
     pub inode: u32,
     /// Its options as the program set them.
     pub options: SavedOptions,
@@ -27,7 +27,7 @@ pub struct Home {
     pub first_id: u32,
     /// Clocks are those of this boot.
     pub boot: Boot,
-    /// CRIU's keys of its pipes, by the keys of the holdings.
+    /// CRIU's keys of its pipes, by the keys of the fd store.
     pub pipes: BTreeMap<String, String>,
     /// The machine's name.
     #[serde(default)]
@@ -125,7 +125,7 @@ pub struct SleptFile {
 /// An inotify instance of a sleeper.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SleepingInotify {
-    /// Its file id in the images; also its key in the holdings.
+    /// Its file id in the images; also its key in the fd store.
     pub id: u64,
     /// Bytes of events of which the program knows.
     pub queued: u32,

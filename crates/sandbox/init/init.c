@@ -41,7 +41,7 @@ struct start {
     char *ids;
     char **argv;
     char **envp;
-    int look; /* the program is not to run */
+    int exec_only; /* the program is not to run */
     int error; /* written by the child, which shares our memory, before it exits */
     int step;
 };
@@ -159,7 +159,7 @@ static void child(struct start *start)
     long moved = call(SYS_chdir, (word)(*start->workdir ? start->workdir : "/"), 0, 0, 0);
     long taken = moved < 0 ? 0 : take_ids(start->ids);
     /* A traced child stops at the end of its execve(2), with nothing of the program done. */
-    long traced = start->look ? call(SYS_ptrace, PTRACE_TRACEME, 0, 0, 0) : 0;
+    long traced = start->exec_only ? call(SYS_ptrace, PTRACE_TRACEME, 0, 0, 0) : 0;
     if (moved < 0) {
         start->error = -moved;
         start->step = 1;
@@ -240,7 +240,7 @@ __attribute__((noreturn, used)) static void begin(word *stack)
             end(127);
         }
         report('R', 0, program);
-        if (start.look)
+        if (start.exec_only)
             end(0);
     }
     for (;;) {

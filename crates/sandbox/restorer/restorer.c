@@ -46,7 +46,7 @@ static int ours(word index)
     return (int)(plan()->base + index);
 }
 
-static void tell(struct said *said, word pid)
+static void report(struct said *said, word pid)
 {
     struct {
         word size;
@@ -62,7 +62,7 @@ static void tell(struct said *said, word pid)
 __attribute__((noreturn)) static void fail(word step, long error, word detail)
 {
     struct said said = { WORD_FAILED, task_now, step, (word)-error, detail };
-    tell(&said, 0);
+    report(&said, 0);
     for (;;)
         call1(SYS_exit_group, 1);
 }
@@ -421,7 +421,7 @@ static void start_threads(struct task *task)
                              STACKS + (i - 1) * STACK_SIZE, STACK_SIZE, 0, (word)&id, 1, 0 };
         must(start_thread(&how, thread), AT_THREAD, thread->id);
         struct said said = { WORD_THREAD, task_now, thread->id, 0, 0 };
-        tell(&said, thread->id);
+        report(&said, thread->id);
     }
     wait_until(&threads_ready, (u32)task->threads.count - 1);
 }
@@ -462,7 +462,7 @@ static void run_task(word index)
     if (task->state == TASK_GHOST)
         die(0);
     struct said said = { WORD_TASK, index, task->pid, 0, 0 };
-    tell(&said, task->pid);
+    report(&said, task->pid);
     open_pidfds(task);
     map_memory(task);
     set_mm(task);

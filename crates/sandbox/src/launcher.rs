@@ -81,8 +81,8 @@ pub struct StartRequest<'a> {
     pub allow_setuid: bool,
     /// The user that the program runs as; none is the sandbox's root.
     pub ids: Option<&'a Ids>,
-    /// Only look whether the program can be started: it is exec'd, and killed before its first instruction, with its sandbox.
-    pub look: bool,
+    /// Only checks whether the program can be started: it is exec'd, and killed before its first instruction, with its sandbox.
+    pub exec_only: bool,
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,
     /// The slot's.
@@ -243,7 +243,7 @@ impl Launcher {
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
         let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
-        let program = Program { look: request.look, ..program };
+        let program = Program { exec_only: request.exec_only, ..program };
         let start = Request::Start { program, volumes, directories: request.directories.to_vec() };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
         Ok(Started { init_pid, pidfd })
@@ -390,7 +390,7 @@ fn program(
     (allow_setuid, ids): (bool, Option<&Ids>),
 ) -> Program {
     let workdir = workdir.map(str::to_owned);
-    Program { argv: command.to_vec(), env: env.to_vec(), workdir, allow_setuid, ids: ids.cloned(), look: false }
+    Program { argv: command.to_vec(), env: env.to_vec(), workdir, allow_setuid, ids: ids.cloned(), exec_only: false }
 }
 
 fn unexpected(reply: &Reply) -> LaunchError {

@@ -92,8 +92,8 @@ pub(crate) struct Program {
     /// None is the sandbox's root.
     pub ids: Option<Ids>,
     /// It is exec'd, and killed before its first instruction. Not of an exec.
-    #[serde(default)]
-    pub look: bool,
+    #[serde(default, rename = "look")]
+    pub exec_only: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

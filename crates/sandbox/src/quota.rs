@@ -56,7 +56,7 @@ pub struct OwnFiles {
 
 /// Keeps them where they are as long as it lives.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct OwnFilesPlace {
     path: PathBuf,
     _user: Option<Arc<User>>,
 }
@@ -64,15 +64,15 @@ pub struct Place {
 #[derive(Debug)]
 struct User(Arc<OwnFiles>);
 
-impl Place {
+impl OwnFilesPlace {
     /// The directory that has `upper` and `work`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Without a limit: the directory itself.
-    pub fn unlimited(dir: &Path) -> Place {
-        Place { path: dir.to_owned(), _user: None }
+    pub fn unlimited(dir: &Path) -> OwnFilesPlace {
+        OwnFilesPlace { path: dir.to_owned(), _user: None }
     }
 }
 
@@ -93,15 +93,15 @@ impl OwnFiles {
     ///
     /// # Errors
     /// See [`QuotaError`].
-    pub fn place(self: &Arc<Self>) -> Result<Place, QuotaError> {
-        let Some(bytes) = self.limit else { return Ok(Place { path: self.dir.clone(), _user: None }) };
+    pub fn place(self: &Arc<Self>) -> Result<OwnFilesPlace, QuotaError> {
+        let Some(bytes) = self.limit else { return Ok(OwnFilesPlace { path: self.dir.clone(), _user: None }) };
         let path = self.dir.join(PLACE);
         let mut mounted = self.mounted();
         match mounted.as_mut() {
             Some((users, _)) => *users += 1,
             None => *mounted = Some((1, self.mount(bytes, &path)?)),
         }
-        Ok(Place { path, _user: Some(Arc::new(User(Arc::clone(self)))) })
+        Ok(OwnFilesPlace { path, _user: Some(Arc::new(User(Arc::clone(self)))) })
     }
 
     /// Waits, for some seconds, until no part of the daemon uses the files.

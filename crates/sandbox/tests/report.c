@@ -12,10 +12,10 @@ enum { CONTROL = 3, P_PID = 1, WEXITED = 4, WNOWAIT = 0x1000000 };
 
 static char buffer[1 << 16];
 static long counted = 5;
-static void tell_status(void);
-static void tell_mounts(void);
+static void report_status(void);
+static void report_mounts(void);
 /* Addresses in data, which the linker has to fill in. */
-static void (*const tellers[])(void) = { tell_status, tell_mounts };
+static void (*const reporters[])(void) = { report_status, report_mounts };
 
 static long call(long number, word a, word b, word c, word d)
 {
@@ -39,7 +39,7 @@ static void send(word length)
     call(SYS_write, CONTROL, (word)buffer, length, 0);
 }
 
-static void tell_number(const char *name, long value)
+static void report_number(const char *name, long value)
 {
     word at = append(append(0, name), "\n");
     char digits[24];
@@ -56,7 +56,7 @@ static void tell_number(const char *name, long value)
     send(at);
 }
 
-static void tell_file(const char *name)
+static void report_file(const char *name)
 {
     word at = append(append(0, name), "\n");
     long file = call(SYS_open, (word)name, 0, 0, 0);
@@ -66,18 +66,18 @@ static void tell_file(const char *name)
     send(at);
 }
 
-static void tell_status(void)
+static void report_status(void)
 {
-    tell_file("/proc/self/status");
+    report_file("/proc/self/status");
 }
 
-static void tell_mounts(void)
+static void report_mounts(void)
 {
-    tell_file("/proc/self/mountinfo");
+    report_file("/proc/self/mountinfo");
 }
 
 /* The names, with what they link to where they do. */
-static void tell_directory(const char *name)
+static void report_directory(const char *name)
 {
     static char entries[1 << 15];
     long directory = call(SYS_open, (word)name, 0200000, 0, 0);
@@ -102,17 +102,17 @@ static void tell_directory(const char *name)
 }
 
 /* clone3(2) with a pid of our choice for the child, which ends at once. */
-static void tell_chosen_pid(void)
+static void report_chosen_pid(void)
 {
     int wanted = 77;
     word arguments[11] = { 0, 0, 0, 0, 17, 0, 0, 0, (word)&wanted, 1, 0 };
     long pid = call(SYS_clone3, (word)arguments, sizeof arguments, 0, 0);
     if (pid == 0)
         call(SYS_exit, 3, 0, 0, 0);
-    tell_number("chosen", pid);
+    report_number("chosen", pid);
     int status = 0;
     call(SYS_wait4, -1, (word)&status, 0, 0);
-    tell_number("ended", status);
+    report_number("ended", status);
 }
 
 static void become_init(int ended)
@@ -137,18 +137,18 @@ __attribute__((noreturn, used)) static void begin(word *stack)
     char **argv = (char **)(stack + 1);
     word at = append(append(0, "argv\n"), argv[0]);
     send(at);
-    tell_number("arguments", stack[0]);
-    tell_number("environment", argv[stack[0] + 1] != 0);
-    tell_number("pid", call(SYS_getpid, 0, 0, 0, 0));
-    tell_number("uid", call(SYS_getuid, 0, 0, 0, 0));
-    tell_number("gid", call(SYS_getgid, 0, 0, 0, 0));
-    tell_number("code", (word)tell_chosen_pid);
-    tell_number("data", (word)&counted);
-    for (unsigned i = 0; i < sizeof tellers / sizeof *tellers; i++)
-        tellers[i]();
-    tell_directory("/proc");
-    tell_directory("/proc/self/fd");
-    tell_chosen_pid();
+    report_number("arguments", stack[0]);
+    report_number("environment", argv[stack[0] + 1] != 0);
+    report_number("pid", call(SYS_getpid, 0, 0, 0, 0));
+    report_number("uid", call(SYS_getuid, 0, 0, 0, 0));
+    report_number("gid", call(SYS_getgid, 0, 0, 0, 0));
+    report_number("code", (word)report_chosen_pid);
+    report_number("data", (word)&counted);
+    for (unsigned i = 0; i < sizeof reporters / sizeof *reporters; i++)
+        reporters[i]();
+    report_directory("/proc");
+    report_directory("/proc/self/fd");
+    report_chosen_pid();
     send(append(0, "done\n"));
     char word_in[8] = { 0 };
     call(SYS_read, CONTROL, (word)word_in, sizeof word_in, 0);

@@ -212,42 +212,42 @@ fn signals_and_sessions_are_as_after_a_login() {
 }
 
 #[test]
-fn a_missing_command_or_directory_is_told() {
+fn a_missing_command_or_directory_is_reported() {
     let place = Place::new();
-    let tell = |command: &str, workdir| {
+    let record_of = |command: &str, workdir| {
         let mut running = place.try_start(place.mounts(), &[command], workdir).unwrap();
         let record = running.record().unwrap();
         assert_eq!(running.record(), None);
         record
     };
     let errno = Errno::NOENT.raw_os_error();
-    assert_eq!(tell("no-such-program", None), Record::NotStarted { step: StartStep::Exec, errno });
-    assert_eq!(tell("/etc/none", None), Record::NotStarted { step: StartStep::Exec, errno });
-    assert_eq!(tell("ls", Some("/none")), Record::NotStarted { step: StartStep::WorkDir, errno });
+    assert_eq!(record_of("no-such-program", None), Record::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of("/etc/none", None), Record::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of("ls", Some("/none")), Record::NotStarted { step: StartStep::WorkDir, errno });
     let errno = Errno::ACCESS.raw_os_error();
-    assert_eq!(tell("/etc/passwd", None), Record::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of("/etc/passwd", None), Record::NotStarted { step: StartStep::Exec, errno });
 }
 
 #[test]
-fn a_program_that_is_only_looked_at_does_not_run() {
+fn a_program_that_is_only_execd_does_not_run() {
     let mut place = Place::new();
-    place.look = true;
-    let tell = |command: &[&str], workdir| {
+    place.exec_only = true;
+    let record_of = |command: &[&str], workdir| {
         let mut running = place.try_start(place.mounts(), command, workdir).unwrap();
         (running.record().unwrap(), running.record(), running)
     };
-    let (record, more, mut looked) = tell(&["sh", "-c", "echo ran"], None);
+    let (record, more, mut sandbox) = record_of(&["sh", "-c", "echo ran"], None);
     assert!(matches!(record, Record::Running { .. }), "{record:?}");
     let mut said = String::new();
-    looked.stdout.read_to_string(&mut said).unwrap();
+    sandbox.stdout.read_to_string(&mut said).unwrap();
     assert_eq!((more, said.as_str()), (None, ""), "it is gone, and has said nothing");
     let errno = Errno::NOENT.raw_os_error();
-    assert_eq!(tell(&["no-such-program"], None).0, Record::NotStarted { step: StartStep::Exec, errno });
-    assert_eq!(tell(&["ls"], Some("/none")).0, Record::NotStarted { step: StartStep::WorkDir, errno });
+    assert_eq!(record_of(&["no-such-program"], None).0, Record::NotStarted { step: StartStep::Exec, errno });
+    assert_eq!(record_of(&["ls"], Some("/none")).0, Record::NotStarted { step: StartStep::WorkDir, errno });
 }
 
 #[test]
-fn exec_joins_the_sandbox_and_tells_how_it_ended() {
+fn exec_joins_the_sandbox_and_reports_how_it_ended() {
     let place = Place::new();
     let mut running = place.start(&["/bin/sh", "-c", "echo 1 > /tmp/here; echo up; exec sleep 1000"]);
     running.wait_for_line("up");

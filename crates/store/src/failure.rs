@@ -4,7 +4,7 @@
 //! meet. Nothing here decides to try again, but [`Failure::is_temporary`] says whether that could help.
 
 use crate::key::Key;
-use crate::wire::{Answer, Cause, Misfortune, Mishap};
+use crate::wire::{Answer, Cause, Misfortune, TransportError};
 use http::StatusCode;
 use std::error::Error;
 use std::io;
@@ -466,16 +466,18 @@ impl Names {
         };
         let (store, endpoint) = (self.store.clone(), self.endpoint.clone());
         match misfortune.what.clone() {
-            Mishap::Connect(_) if !misfortune.with_the_store => Trouble::Store(Failure::NoCredentials { store }),
-            Mishap::Connect(source) => Trouble::Store(Failure::Unreachable { store, endpoint, source }),
-            Mishap::Certificate(source) => Trouble::Store(Failure::Certificate { store, endpoint, source }),
-            Mishap::Broken(source) => self.broken(source),
-            Mishap::Stalled(waited) => self.timed_out(waited),
-            what @ Mishap::Senseless => {
+            TransportError::Connect(_) if !misfortune.with_the_store => {
+                Trouble::Store(Failure::NoCredentials { store })
+            }
+            TransportError::Connect(source) => Trouble::Store(Failure::Unreachable { store, endpoint, source }),
+            TransportError::Certificate(source) => Trouble::Store(Failure::Certificate { store, endpoint, source }),
+            TransportError::Broken(source) => self.broken(source),
+            TransportError::Stalled(waited) => self.timed_out(waited),
+            what @ TransportError::Senseless => {
                 Trouble::Store(Failure::Unintelligible { store, endpoint, source: Cause::new(what) })
             }
-            Mishap::Answered(answer) if misfortune.with_the_store => self.answered(answer),
-            Mishap::Answered(answer) => Trouble::Store(self.credentials_answered(answer)),
+            TransportError::Answered(answer) if misfortune.with_the_store => self.answered(answer),
+            TransportError::Answered(answer) => Trouble::Store(self.credentials_answered(answer)),
         }
     }
 
@@ -650,13 +652,13 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let refused = || Mishap::Connect(Cause::new(io::Error::from(io::ErrorKind::ConnectionRefused)));
+        let refused = || TransportError::Connect(Cause::new(io::Error::from(io::ErrorKind::ConnectionRefused)));
         assert!(matches!(met(true, refused()), Failure::Unreachable { .. }));
         let missing = met(false, refused());
         assert!(missing.to_string().contains("AWS_ACCESS_KEY_ID") && !missing.is_temporary(), "{missing}");
-        assert!(matches!(met(false, Mishap::Answered(answer(404, ""))), Failure::NoCredentials { .. }));
-        assert!(matches!(met(false, Mishap::Answered(answer(503, ""))), Failure::Busy { .. }));
-        assert!(matches!(met(false, Mishap::Answered(answer(403, ""))), Failure::WrongCredentials { .. }));
+        assert!(matches!(met(false, TransportError::Answered(answer(404, ""))), Failure::NoCredentials { .. }));
+        assert!(matches!(met(false, TransportError::Answered(answer(503, ""))), Failure::Busy { .. }));
+        assert!(matches!(met(false, TransportError::Answered(answer(403, ""))), Failure::WrongCredentials { .. }));
     }
 
     #[test]

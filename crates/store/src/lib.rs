@@ -26,11 +26,11 @@ mod directory;
 mod failure;
 mod key;
 mod listing;
+mod permits;
 mod probe;
 mod reference;
 mod remote;
 mod settings;
-mod turns;
 mod wire;
 mod writer;
 

@@ -14,9 +14,9 @@ use crate::counters::{Count, Tally};
 use crate::failure::{Failure, GetError, Names, PutError, Trouble};
 use crate::key::{Key, KeyError};
 use crate::listing::{Listed, Placed};
+use crate::permits::{Permit, Permits, Urgency};
 use crate::reference::random;
 use crate::settings::Settings;
-use crate::turns::{Turn, Turns, Urgency};
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
@@ -48,9 +48,9 @@ struct Bucket {
     prefix: String,
     settings: Settings,
     /// Of requests that bring bytes, or are small.
-    small: Turns,
+    small: Permits,
     /// Of those that carry many up.
-    uploads: Turns,
+    uploads: Permits,
 }
 
 /// Requests that carry more bytes are uploads.
@@ -62,7 +62,7 @@ type Attempt<T> = Result<T, Trouble>;
 impl Remote {
     fn new(cloud: Arc<dyn Cloud>, names: Names, prefix: &str, settings: Settings) -> Remote {
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
-        let (small, uploads) = (Turns::new(settings.most_requests), Turns::new(settings.most_uploads));
+        let (small, uploads) = (Permits::new(settings.most_requests), Permits::new(settings.most_uploads));
         let bucket = Arc::new(Bucket { cloud, names, prefix, settings, small, uploads });
         Remote { bucket, tally: Arc::default(), urgency: Urgency::Foreground }
     }
@@ -97,8 +97,8 @@ impl Remote {
         Path::parse(format!("{}{key}", self.bucket.prefix)).expect("a key's characters need no encoding")
     }
 
-    /// A place for a request that carries so many bytes.
-    async fn turn(&self, carried: usize) -> Turn {
+    /// The permit for a request that carries so many bytes.
+    async fn permit(&self, carried: usize) -> Permit {
         if carried > SMALL {
             self.bucket.uploads.take(self.urgency).await
         } else {
@@ -114,7 +114,7 @@ impl Remote {
         carried: usize,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Attempt<T> {
-        let _turn = self.turn(carried).await;
+        let _turn = self.permit(carried).await;
         self.tally.one(kind);
         self.tally.add(Count::BytesWritten, carried as u64);
         if carried > 0 {

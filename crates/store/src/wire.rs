@@ -27,8 +27,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest answer that is looked at before it is passed on: a page of a listing has about a thousand keys.
-const LONGEST_LOOKED_AT: usize = 16 << 20;
+/// Longest answer that is inspected before it is passed on: a page of a listing has about a thousand keys.
+const LONGEST_INSPECTED: usize = 16 << 20;
 /// Idle connections are closed after this long; S3 itself does so after about 20 s.
 const IDLE: Duration = Duration::from_secs(15);
 
@@ -39,12 +39,12 @@ pub(crate) struct Misfortune {
     /// False of requests for credentials.
     pub(crate) with_the_store: bool,
     #[source]
-    pub(crate) what: Mishap,
+    pub(crate) what: TransportError,
 }
 
-/// What happened.
+/// How a request failed on its way.
 #[derive(Debug, Clone, thiserror::Error)]
-pub(crate) enum Mishap {
+pub(crate) enum TransportError {
     /// Nothing was sent.
     #[error("no connection")]
     Connect(#[source] Cause),
@@ -168,20 +168,20 @@ struct Exchanger {
 }
 
 impl Exchanger {
-    fn error(&self, uri: &Uri, what: Mishap) -> HttpError {
+    fn error(&self, uri: &Uri, what: TransportError) -> HttpError {
         let with_the_store = self.store.is_none() || self.store.as_ref() == uri.authority();
         HttpError::new(HttpErrorKind::Unknown, Misfortune { with_the_store, what })
     }
 
     /// All of an answer, as long as it moves. S3 sends blanks while it puts an object together.
-    async fn whole(&self, body: hyper::body::Incoming) -> Result<Bytes, Mishap> {
-        let mut body = Limited::new(body, LONGEST_LOOKED_AT);
+    async fn whole(&self, body: hyper::body::Incoming) -> Result<Bytes, TransportError> {
+        let mut body = Limited::new(body, LONGEST_INSPECTED);
         let mut text = BytesMut::new();
         loop {
             let next = tokio::time::timeout(self.patience.idle, body.frame()).await;
-            match next.map_err(|_| Mishap::Stalled(self.patience.idle))? {
+            match next.map_err(|_| TransportError::Stalled(self.patience.idle))? {
                 None => return Ok(text.freeze()),
-                Some(Err(error)) => return Err(Mishap::Broken(Cause::boxed(error))),
+                Some(Err(error)) => return Err(TransportError::Broken(Cause::boxed(error))),
                 Some(Ok(frame)) => text.extend_from_slice(frame.data_ref().unwrap_or(&Bytes::new())),
             }
         }
@@ -198,20 +198,20 @@ impl HttpService for Exchanger {
         let (body, progress) = Watched::new(body);
         let response = tokio::select! {
             response = self.client.request(http::Request::from_parts(parts, body)) => response,
-            waited = progress.stalls(self.patience) => return Err(self.error(&uri, Mishap::Stalled(waited))),
+            waited = progress.stalls(self.patience) => return Err(self.error(&uri, TransportError::Stalled(waited))),
         };
         let response = response.map_err(|error| {
-            let mishap = match (error.is_connect(), distrusted(&error)) {
-                (true, true) => Mishap::Certificate(Cause::new(error)),
-                (true, false) => Mishap::Connect(Cause::new(error)),
-                (false, _) => Mishap::Broken(Cause::new(error)),
+            let error = match (error.is_connect(), distrusted(&error)) {
+                (true, true) => TransportError::Certificate(Cause::new(error)),
+                (true, false) => TransportError::Connect(Cause::new(error)),
+                (false, _) => TransportError::Broken(Cause::new(error)),
             };
-            self.error(&uri, mishap)
+            self.error(&uri, error)
         })?;
         let (parts, body) = response.into_parts();
         let with_the_store = self.store.is_none() || self.store.as_ref() == uri.authority();
         let broken = move |error| {
-            let what = Mishap::Broken(Cause::new(error));
+            let what = TransportError::Broken(Cause::new(error));
             HttpError::new(HttpErrorKind::Unknown, Misfortune { with_the_store, what })
         };
         if parts.status.is_success() && claim == Claim::Plain {
@@ -221,24 +221,24 @@ impl HttpService for Exchanger {
             let text = self.whole(body).await.map_err(|what| self.error(&uri, what))?;
             return match claim.fits(&text) {
                 Ok(()) => Ok(HttpResponse::from_parts(parts, text.into())),
-                Err(None) => Err(self.error(&uri, Mishap::Senseless)),
+                Err(None) => Err(self.error(&uri, TransportError::Senseless)),
                 Err(Some(())) => {
                     let answer = answer(parts.status, &parts.headers, &text, to_head);
-                    Err(self.error(&uri, Mishap::Answered(answer)))
+                    Err(self.error(&uri, TransportError::Answered(answer)))
                 }
             };
         }
-        let text = tokio::time::timeout(self.connect_timeout, Limited::new(body, LONGEST_LOOKED_AT).collect()).await;
+        let text = tokio::time::timeout(self.connect_timeout, Limited::new(body, LONGEST_INSPECTED).collect()).await;
         let text = match text {
             Ok(Ok(collected)) => collected.to_bytes(),
             // What is missing must be told from what else has this status. Of others the status is enough.
             _ if parts.status == StatusCode::NOT_FOUND => {
                 let ended = Cause::new(io::Error::from(io::ErrorKind::UnexpectedEof));
-                return Err(self.error(&uri, Mishap::Broken(ended)));
+                return Err(self.error(&uri, TransportError::Broken(ended)));
             }
             _ => Bytes::new(),
         };
-        Err(self.error(&uri, Mishap::Answered(answer(parts.status, &parts.headers, &text, to_head))))
+        Err(self.error(&uri, TransportError::Answered(answer(parts.status, &parts.headers, &text, to_head))))
     }
 }
 

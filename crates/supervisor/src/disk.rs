@@ -15,8 +15,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Between looks.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between checks.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// A proc that could not be archived is asked again after this.
 const REFUSED: Duration = Duration::from_secs(60);
 
@@ -68,16 +68,16 @@ pub fn watch(machine: &Arc<Registry>, limit: u64) {
 impl Watch {
     async fn run(mut self) {
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
             let Some(machine) = self.machine.upgrade() else { return };
             if machine.host.is_closing() {
                 return;
             }
-            self.look(&machine).await;
+            self.check(&machine).await;
         }
     }
 
-    async fn look(&mut self, machine: &Arc<Registry>) {
+    async fn check(&mut self, machine: &Arc<Registry>) {
         let parked = self.parked(machine).await;
         let taken: u64 = parked.iter().map(|one| one.bytes).sum();
         if taken <= self.limit {
@@ -87,14 +87,14 @@ impl Watch {
         let state = format!("parked procs take {} of {} on disk", size(taken), size(self.limit));
         let chosen = victims(&parked, self.limit);
         if chosen.is_empty() && !self.told {
-            machine.host.events.tell(None, "pressure", format!("{state}, and none of them can be archived now"));
+            machine.host.events.emit(None, "pressure", format!("{state}, and none of them can be archived now"));
             self.told = true;
         }
         for victim in chosen {
             let cause = format!("disk pressure: {state}; it slept the longest, on {}", size(victim.bytes));
             let answer = victim.key.ask(|reply| Command::ArchiveForRoom { cause, reply }).await;
             if answer.is_err() {
-                // Others may be archived meanwhile, after another look.
+                // Others may be archived meanwhile, after another check.
                 self.rests.insert(victim.key.proc.slot, Instant::now() + REFUSED);
                 return;
             }

@@ -24,7 +24,7 @@ pub struct Sample<A> {
     pub traffic: Option<A>,
 }
 
-/// What kept a proc from being idle, at the last look.
+/// What kept a proc from being idle, at the last sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// Payload was received or sent.
@@ -54,8 +54,8 @@ impl<A> Idle<A> {
         Idle { last: Some(sample), ..Idle::new(now) }
     }
 
-    /// Takes a look; `moved` compares traffic counters.
-    pub fn look(&mut self, sample: Sample<A>, moved: impl Fn(&A, &A) -> bool) {
+    /// Takes a sample; `moved` compares traffic counters.
+    pub fn sample(&mut self, sample: Sample<A>, moved: impl Fn(&A, &A) -> bool) {
         if let Some(last) = &self.last {
             let span = sample.at.saturating_duration_since(last.at);
             let cpu = sample.cpu.saturating_sub(last.cpu);
@@ -79,7 +79,7 @@ impl<A> Idle<A> {
         self.last = Some(sample);
     }
 
-    /// Takes a look, but what happened since the last one is not activity.
+    /// Takes a sample, but what happened since the last one is not activity.
     pub fn skip(&mut self, sample: Sample<A>) {
         self.last = Some(sample);
     }
@@ -170,15 +170,15 @@ mod tests {
         );
     }
 
-    /// Looks at a proc once a second that has used so many milliseconds of CPU since the look before; how many seconds it has been quiet.
+    /// Samples a proc once a second that has used so many milliseconds of CPU since the sample before; how many seconds it has been quiet.
     fn quiet_after(used_ms: impl Iterator<Item = u64>) -> u64 {
         let start = Instant::now();
         let mut idle = Idle::new(start);
         let (mut seconds, mut cpu) = (0, 0);
-        idle.look(sample(start, 0, 0, 0), |_, _| false);
+        idle.sample(sample(start, 0, 0, 0), |_, _| false);
         for used in used_ms {
             (seconds, cpu) = (seconds + 1, cpu + used);
-            idle.look(sample(start, seconds * 1000, cpu, 0), |_, _| false);
+            idle.sample(sample(start, seconds * 1000, cpu, 0), |_, _| false);
         }
         idle.quiet(start + Duration::from_secs(seconds)).as_secs()
     }
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(quiet_after(bursts(2, 20, 4)), 0);
         assert_eq!(quiet_after(bursts(60, 61, 0)), 0);
         assert_eq!(quiet_after(bursts(60, 60, 0)), 60);
-        // What is a little above its share all the time is found at the latest after some looks.
+        // What is a little above its share all the time is found at the latest after some samples.
         assert!(quiet_after(bursts(1, 11, 11)) < 6);
     }
 
@@ -207,16 +207,16 @@ mod tests {
         let start = Instant::now();
         let mut idle = Idle::new(start);
         let moved = |a: &u64, b: &u64| a != b;
-        idle.look(sample(start, 0, 0, 0), moved);
-        idle.look(sample(start, 1000, 4, 0), moved);
+        idle.sample(sample(start, 0, 0, 0), moved);
+        idle.sample(sample(start, 1000, 4, 0), moved);
         assert_eq!(idle.quiet(start + Duration::from_millis(1000)), Duration::from_millis(1000));
-        idle.look(sample(start, 2000, 54, 0), moved);
+        idle.sample(sample(start, 2000, 54, 0), moved);
         assert_eq!(idle.seen(), Some(Activity::Cpu(50)));
-        idle.look(sample(start, 3000, 55, 1), moved);
+        idle.sample(sample(start, 3000, 55, 1), moved);
         assert_eq!(idle.seen(), Some(Activity::Traffic));
         assert_eq!(idle.quiet(start + Duration::from_millis(3500)), Duration::from_millis(500));
         idle.skip(sample(start, 4000, 955, 7));
-        idle.look(sample(start, 5000, 956, 7), moved);
+        idle.sample(sample(start, 5000, 956, 7), moved);
         assert_eq!(idle.quiet(start + Duration::from_millis(5000)), Duration::from_millis(2000));
     }
 }

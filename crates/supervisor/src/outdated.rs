@@ -58,7 +58,7 @@ async fn replace_pager(machine: &Arc<Registry>) {
     if hibernated > 0 {
         let message =
             format!("pid {old} is of an older build: {hibernated} hibernated procs are parked, then it is replaced");
-        machine.host.events.tell(None, "pager", message);
+        machine.host.events.emit(None, "pager", message);
     }
     let mut rounds = 0;
     // While this lives no proc falls asleep or wakes by way of the pager.
@@ -74,7 +74,7 @@ async fn replace_pager(machine: &Arc<Registry>) {
             let names: Vec<_> = left.iter().map(|handle| handle.proc.name.as_str()).collect();
             let names = names.join(", ");
             let message = format!("pid {old} is of an older build, and stays for what cannot be parked: {names}");
-            return machine.host.events.tell(None, "pager", message);
+            return machine.host.events.emit(None, "pager", message);
         }
     };
     let ending = Arc::clone(machine);

@@ -7,8 +7,8 @@
 //! [`HealthView`]. Crash: what was known is as in the record, which is written when the proc falls
 //! asleep.
 
-use crate::task::{Command, Handle, Probes, Status, look_once};
-use kip_engine::holdings::key;
+use crate::task::{Command, Handle, Probes, Status, check_once};
+use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_net::reserve::{self, ReserveError};
 use kip_records::state::{Checked, Record};
@@ -73,16 +73,16 @@ fn key_of(probe: &Probe) -> String {
 
 /// The listener that an earlier daemon has left with the keeper.
 fn held(proc: &Proc, probe: &Probe) -> Option<std::net::TcpListener> {
-    proc.holdings.get(&key_of(probe))?.try_clone().ok().map(Into::into)
+    proc.fd_store.get(&key_of(probe))?.try_clone().ok().map(Into::into)
 }
 
 /// Leaves it with the keeper for the next daemon.
 fn hold(proc: &Proc, probe: &Probe, listener: &std::net::TcpListener) {
-    if proc.holdings.get(&key_of(probe)).is_some() {
+    if proc.fd_store.get(&key_of(probe)).is_some() {
         return;
     }
     let duplicate = listener.try_clone().map_err(|e| e.to_string());
-    let hold = |fd: std::net::TcpListener| proc.holdings.hold(vec![(key_of(probe), fd.into())]).map_err(|e| chain(&e));
+    let hold = |fd: std::net::TcpListener| proc.fd_store.hold(vec![(key_of(probe), fd.into())]).map_err(|e| chain(&e));
     if let Err(error) = duplicate.and_then(hold) {
         tracing::warn!(proc = %proc.name, port = probe.host_port, error, "a probe's port will not be there while the daemon is not");
     }
@@ -190,8 +190,8 @@ async fn ask(handle: &Handle, probe: &Probe) {
     let Ok(Some(asking)) = handle.ask(|reply| Command::Ask { reply }).await else { return };
     // It does not sleep as long as `asking` lives: no ticket is needed, and one would count as activity.
     let nobodys = Arc::default();
-    let looked = tokio::time::timeout(CHECK_WITHIN, look_once(&handle.proc, &probe.check, &nobodys)).await;
-    let wrong = looked.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
+    let answer = tokio::time::timeout(CHECK_WITHIN, check_once(&handle.proc, &probe.check, &nobodys)).await;
+    let wrong = answer.unwrap_or_else(|_| Err(format!("no answer within {} ms", CHECK_WITHIN.as_millis()))).err();
     drop(asking);
     let checked = Checked { host_port: probe.host_port, at_ms: now_ms(), wrong };
     let _ = handle.ask(|reply| Command::Checked { checked, reply }).await;

@@ -6,8 +6,8 @@
 
 use crate::task;
 use kip_engine::cause::WakeCause;
+use kip_engine::fd_store::{FdStore, key};
 use kip_engine::hibernate;
-use kip_engine::holdings::{Holdings, key};
 use kip_engine::host::Host;
 use kip_engine::host::Proc;
 use kip_engine::meter::{Kept, Meter};
@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a dump or restore that was under way may take to come to its end.
-const SETTLE_WITHIN: Duration = Duration::from_secs(15);
+const STABLE_WITHIN: Duration = Duration::from_secs(15);
 
 /// What a data directory remembers of a proc.
 #[derive(Debug)]
@@ -59,7 +59,7 @@ pub fn read_all(records: &Records) -> Result<Vec<Remembered>, record::RecordErro
                 tracing::error!(proc = %name, "the record of a proc is that of {}; it is left alone", spec.name);
             }
             Ok((mut spec, Stored { record, meter })) => {
-                spec.timing.settle_archive();
+                spec.timing.resolve_archive_default();
                 all.push(Remembered { name, spec, record, meter });
             }
             Err(e) => {
@@ -78,12 +78,12 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
         tracing::error!(proc = %name, slot = record.slot, "the record names a slot that does not exist; it is left alone");
         return None;
     };
-    let holdings = Holdings::recover(&name, Arc::clone(&machine.keeper)).unwrap_or_else(|e| {
+    let fd_store = FdStore::recover(&name, Arc::clone(&machine.keeper)).unwrap_or_else(|e| {
         tracing::warn!(proc = %name, error = chain(&e), "the keeper does not give its descriptors back");
-        Holdings::new(&name, Arc::clone(&machine.keeper))
+        FdStore::new(&name, Arc::clone(&machine.keeper))
     });
-    let proc = Proc::new(machine, spec, (slot, record.base.clone()), holdings, meter);
-    if proc.look_for_cpu().is_none() {
+    let proc = Proc::new(machine, spec, (slot, record.base.clone()), fd_store, meter);
+    if proc.sample_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();
     }
@@ -123,7 +123,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
             // pager.
             let init = match asleep {
                 true => Tree::read(&proc.cgroup.pids().unwrap_or_default()).init(),
-                false => settled_init(&proc).await,
+                false => stable_init(&proc).await,
             };
             match init {
                 Some(init) if asleep => {
@@ -146,12 +146,12 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
             // What it lacks is said when its task begins.
             let archived = task::archived(&proc).ok().filter(|_| record.established);
             let next = archived.map(|archived| held_again(&proc, &record, &archived.body));
-            proc.shared.events.tell(Some(&proc.name), "adopted", "archived");
+            proc.shared.events.emit(Some(&proc.name), "adopted", "archived");
             next.unwrap_or_else(|| record.clone())
         }
         State::Parked { generation } | State::Waking { generation } => {
             hibernate::take_up(&proc);
-            match settled_init(&proc).await {
+            match stable_init(&proc).await {
                 Some(init) => adopted(&proc, &record, init, generation),
                 None => parked(&proc, &record, generation),
             }
@@ -185,11 +185,11 @@ fn is_lost_copy(proc: &Proc, generation: Generation) -> bool {
 
 /// Takes up what the pager has of it. True if it is hibernated and sleeps on: in its calls or, held, until its task parks it.
 fn still_asleep(proc: &Proc, state: &State) -> bool {
-    let look = hibernate::take_up(proc);
-    if look.asleep && matches!(state, State::Hibernated { .. }) {
+    let status = hibernate::take_up(proc);
+    if status.asleep && matches!(state, State::Hibernated { .. }) {
         return true;
     }
-    if (look.asleep || look.held)
+    if (status.asleep || status.held)
         && let Err(e) = proc.shared.pager.wake(proc.name.as_str(), WakeCause::PagerReplaced.purpose())
     {
         tracing::warn!(proc = %proc.name, error = chain(&e), "a hibernated proc is not woken");
@@ -201,7 +201,7 @@ fn still_asleep(proc: &Proc, state: &State) -> bool {
 async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
     let exit = kip_engine::exits::reported_exit(proc).unwrap_or(Exit::Unknown);
     // What it wrote while no daemon was there is still in its pipes.
-    if proc.holdings.get(key::OUT).is_some() {
+    if proc.fd_store.get(key::OUT).is_some() {
         proc.shared.follow_output(proc);
     }
     let next = record.after_end(restart, exit, now_ms());
@@ -212,8 +212,8 @@ async fn ended(proc: &Arc<Proc>, record: &Record, restart: Restart) -> Record {
 }
 
 /// The sandbox's pid 1 once no dump or restore works on the tree any more; none if there is none.
-async fn settled_init(proc: &Arc<Proc>) -> Option<u32> {
-    let until = Instant::now() + SETTLE_WITHIN;
+async fn stable_init(proc: &Arc<Proc>) -> Option<u32> {
+    let until = Instant::now() + STABLE_WITHIN;
     loop {
         let pids = proc.cgroup.pids().unwrap_or_default();
         let tree = Tree::read(&pids);
@@ -260,20 +260,20 @@ fn is_traced(pid: u32) -> bool {
 fn adopted(proc: &Arc<Proc>, record: &Record, init: u32, generation: Generation) -> Record {
     let body = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&proc.dir, generation)).ok().map(|m| m.body);
     for socket in body.iter().flat_map(|b| &b.sockets) {
-        if let Some(fd) = proc.holdings.get(&format!("{}{}", key::SOCKET, socket.inode))
+        if let Some(fd) = proc.fd_store.get(&format!("{}{}", key::SOCKET, socket.inode))
             && let Err(e) = custody::release(fd.as_fd(), &socket.options)
         {
             tracing::warn!(proc = %proc.name, error = chain(&e), "options of a socket could not be put back");
         }
     }
-    if let Err(e) = proc.holdings.drop_prefix(key::ASLEEP) {
+    if let Err(e) = proc.fd_store.drop_prefix(key::ASLEEP) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "the keeper did not let sockets go");
     }
     if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
         tracing::warn!(proc = %proc.name, error = chain(&e), "an unfinished generation is left on disk");
     }
     proc.shared.follow_output(proc);
-    proc.shared.events.tell(Some(&proc.name), "adopted", format!("running, pid {init}"));
+    proc.shared.events.emit(Some(&proc.name), "adopted", format!("running, pid {init}"));
     let init_started = kip_sys::process::start_time(init).unwrap_or(0);
     Record { state: State::Hot { init, init_started, generation }, wakes_again: false, ..record.clone() }
 }
@@ -291,7 +291,7 @@ fn parked(proc: &Arc<Proc>, record: &Record, generation: Generation) -> Record {
             record.clone()
         }
     };
-    proc.shared.events.tell(Some(&proc.name), "adopted", "parked");
+    proc.shared.events.emit(Some(&proc.name), "adopted", "parked");
     Record { state: State::Parked { generation }, ..record }
 }
 
@@ -305,11 +305,11 @@ fn held_again(proc: &Proc, record: &Record, body: &Body) -> Record {
                 let lost =
                     body.sockets.iter().filter(|s| matches!(s.options.kind, custody::Kind::Stream { .. })).count();
                 let detail = format!("its sockets listen again; {lost} connections are lost");
-                proc.shared.events.tell(Some(&proc.name), "renewed", detail);
+                proc.shared.events.emit(Some(&proc.name), "renewed", detail);
             }
             Err(e) => {
                 let message = format!("{} cannot be woken: {}", proc.name, chain(&e));
-                proc.shared.events.tell(Some(&proc.name), "refused", message.clone());
+                proc.shared.events.emit(Some(&proc.name), "refused", message.clone());
                 tracing::error!(proc = %proc.name, error = message, "what a sleeper held is lost and cannot be made anew");
             }
         }

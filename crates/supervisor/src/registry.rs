@@ -6,7 +6,7 @@ use kip_engine::hibernate;
 use kip_engine::host::{Host, Proc};
 use kip_engine::pressure::Grant;
 use kip_net::Slot;
-use kip_offload::archive::Brought;
+use kip_offload::archive::Fetched;
 use kip_pager::protocol::Event;
 use kip_types::State;
 use kip_types::chain;
@@ -65,7 +65,7 @@ impl Registry {
         self.handles().get(&slot).is_some_and(stopped)
     }
 
-    /// Follows the pager, and starts another when it dies; runs on a thread of its own. Tells when it is followed for the first time.
+    /// Follows the pager, and starts another when it dies; runs on a thread of its own. The receiver gets `()` when it is followed for the first time.
     pub fn serve_pager(self: &Arc<Registry>) -> tokio::sync::oneshot::Receiver<()> {
         let weak = Arc::downgrade(self);
         let (is_followed, first) = tokio::sync::oneshot::channel();
@@ -78,9 +78,9 @@ impl Registry {
                 }
                 let followed = machine.take_up_pager();
                 if followed.is_ok()
-                    && let Some(tell) = is_followed.take()
+                    && let Some(first_follow) = is_followed.take()
                 {
-                    let _ = tell.send(());
+                    let _ = first_follow.send(());
                 }
                 drop(machine);
                 match followed {
@@ -89,13 +89,13 @@ impl Registry {
                             let Some(machine) = weak.upgrade() else { return };
                             match event {
                                 Event::Woke { number, turn, woken, by, .. } => {
-                                    machine.tell_task(number, Command::Awake { turn, woken, by });
+                                    machine.notify_task(number, Command::Awake { turn, woken, by });
                                 }
                                 Event::Damaged { number, message, .. } => {
-                                    machine.tell_task(number, Command::Damaged { message });
+                                    machine.notify_task(number, Command::Damaged { message });
                                 }
                                 Event::Missing { number, file, first, pages, .. } => {
-                                    machine.bring_missing(number, file, first..first + pages);
+                                    machine.fetch_missing(number, file, first..first + pages);
                                 }
                             }
                         }
@@ -121,7 +121,7 @@ impl Registry {
         let (status, _, started) = self.host.pager.ensure()?;
         let all = self.all_handles();
         if started {
-            self.host.events.tell(None, "pager", format!("replaced, pid {}", status.pid));
+            self.host.events.emit(None, "pager", format!("replaced, pid {}", status.pid));
             for handle in &all {
                 hibernate::take_up(&handle.proc);
             }
@@ -130,7 +130,7 @@ impl Registry {
         let events = self.host.pager.follow()?;
         // What happened while the daemon did not listen.
         for handle in &all {
-            self.tell_task(handle.proc.slot.number().into(), Command::LookAtPager);
+            self.notify_task(handle.proc.slot.number().into(), Command::InspectPager);
         }
         Ok(events)
     }
@@ -141,7 +141,7 @@ impl Registry {
     }
 
     /// A running proc waits for pages that are in the store.
-    fn bring_missing(&self, number: u32, file: String, pages: Range<u32>) {
+    fn fetch_missing(&self, number: u32, file: String, pages: Range<u32>) {
         let Some(Handle { proc, inbox, .. }) = self.numbered(number) else { return };
         let Some(archive) = self.host.archive.clone() else {
             let message = "it waits for memory that is in a store, and there is none: `kip up --store URL`";
@@ -149,18 +149,18 @@ impl Registry {
         };
         let directory = proc.dir.join(kip_engine::host::proc::PAGER_DIRECTORY).join(kip_pager::proc::PARKED);
         archive.clone().spawn(async move {
-            match archive.bring_missing(&directory, &file, pages).await {
-                Brought::All | Brought::Later { tell: None } => {}
-                Brought::Later { tell: Some(error) } => {
+            match archive.fetch_missing(&directory, &file, pages).await {
+                Fetched::All | Fetched::Later { report: None } => {}
+                Fetched::Later { report: Some(error) } => {
                     let message = format!("it waits for memory that is in the store: {error}");
-                    proc.shared.events.tell(Some(&proc.name), "waiting", message);
+                    proc.shared.events.emit(Some(&proc.name), "waiting", message);
                 }
-                Brought::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
+                Fetched::Damaged(message) => drop(inbox.send(Command::Damaged { message }).await),
             }
         });
     }
 
-    fn tell_task(&self, number: u32, command: Command) {
+    fn notify_task(&self, number: u32, command: Command) {
         if let Some(handle) = self.numbered(number)
             && handle.inbox.blocking_send(command).is_err()
         {

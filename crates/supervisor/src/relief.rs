@@ -24,12 +24,12 @@ use tokio::task::JoinSet;
 
 /// Procs that are put to sleep at the same time.
 const AT_ONCE: usize = 2;
-/// Between looks while there is room.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between looks above the low mark.
-const LOOK_SOON: Duration = Duration::from_millis(250);
-/// Between looks at least, however many ask.
-const LOOK_LEAST: Duration = Duration::from_millis(20);
+/// Between samples while there is room.
+const SAMPLE_EVERY: Duration = Duration::from_secs(1);
+/// Between samples above the low mark.
+const SAMPLE_SOON: Duration = Duration::from_millis(250);
+/// Between samples at least, however many ask.
+const SAMPLE_LEAST: Duration = Duration::from_millis(20);
 /// A proc that declined, for instance because it had just been busy, is asked again after this.
 const DECLINED: Duration = Duration::from_millis(500);
 /// A proc that could not sleep is asked again after this, then after twice that, and so on.
@@ -137,10 +137,10 @@ impl Relief {
             if machine.host.is_closing() {
                 return;
             }
-            let used = self.look(&machine).await;
+            let used = self.sample(&machine).await;
             drop(machine);
-            let pause = if used > self.pressure.marks.low_bytes() { LOOK_SOON } else { LOOK_EVERY };
-            tokio::time::sleep(LOOK_LEAST).await;
+            let pause = if used > self.pressure.marks.low_bytes() { SAMPLE_SOON } else { SAMPLE_EVERY };
+            tokio::time::sleep(SAMPLE_LEAST).await;
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.pressure.asked.notified() => {}
@@ -152,8 +152,8 @@ impl Relief {
         }
     }
 
-    /// One look, and what follows from it. Returns what is used, bytes.
-    async fn look(&mut self, machine: &Arc<Registry>) -> u64 {
+    /// One sample, and what follows from it. Returns what is used, bytes.
+    async fn sample(&mut self, machine: &Arc<Registry>) -> u64 {
         let measured = Arc::clone(&self.pressure);
         let used = blocking(move || measured.measure()).await;
         let marks = self.pressure.marks.clone();
@@ -170,8 +170,8 @@ impl Relief {
         // Procs that were woken just now are left alone between the marks.
         let any = choice::Goal { free: u64::MAX, most: 1, fresh_too: false };
         let exhausted = self.leaving.is_empty() && choice::victims(&candidates, any, gives_back).is_empty();
-        let turn = self.hysteresis.look(used, &marks, exhausted);
-        self.tell(machine, turn, used, hopeless);
+        let turn = self.hysteresis.update(used, &marks, exhausted);
+        self.report(machine, turn, used, hopeless);
         let leaving: u64 = self.leaving.values().sum();
         let most = AT_ONCE.saturating_sub(self.leaving.len());
         if let Some(goal) = self.hysteresis.goal(used, leaving, wanted, most, &marks) {
@@ -254,17 +254,17 @@ impl Relief {
         }
     }
 
-    fn tell(&mut self, machine: &Registry, turn: Option<Turn>, used: u64, hopeless: bool) {
+    fn report(&mut self, machine: &Registry, turn: Option<Turn>, used: u64, hopeless: bool) {
         let pressure = &self.pressure;
         match turn {
             Some(Turn::Begins) => {
                 self.chosen = 0;
                 let line = format!("{}: idle procs are put to sleep", pressure.above_high(used));
-                machine.host.events.tell(None, "pressure", line);
+                machine.host.events.emit(None, "pressure", line);
             }
             Some(Turn::Ends) => {
                 let chosen = self.chosen;
-                machine.host.events.tell(
+                machine.host.events.emit(
                     None,
                     "pressure",
                     format!("{}; procs asked to sleep: {chosen}", pressure.state(used)),
@@ -275,7 +275,7 @@ impl Relief {
         let stuck = hopeless && used > pressure.marks.high_bytes();
         if stuck && !self.told_stuck {
             let line = format!("{}: those that may be put to sleep do not hold enough", pressure.above_high(used));
-            machine.host.events.tell(None, "pressure", line);
+            machine.host.events.emit(None, "pressure", line);
         }
         self.told_stuck = stuck;
     }

@@ -35,7 +35,7 @@ use kip_types::chain;
 use phase::{Parked, Phase, Running, Woke};
 pub use pressed::need;
 pub use probes::Probes;
-pub use ready::once as look_once;
+pub use ready::check_once;
 pub use still::{Still, Stilled};
 pub use ticks::would_be_late;
 
@@ -43,7 +43,7 @@ use crate::idle::{Activity, DryRun, Sample};
 use kip_checkpoint::clocks::Now;
 use kip_engine::cause::WakeCause;
 use kip_engine::host::Proc;
-use kip_engine::kits::Kit;
+use kip_engine::prepared::PreparedNetwork;
 use kip_engine::pressure::Grant;
 use kip_engine::stop::{self, Network};
 use kip_net::activity::Activity as Traffic;
@@ -64,11 +64,11 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 
 /// How long `inspect` waits for a transition that is under way.
-const SETTLE_WITHIN: Duration = Duration::from_secs(2);
-/// Between looks at a running proc.
-const LOOK_EVERY: Duration = Duration::from_millis(1000);
+const STABLE_WITHIN: Duration = Duration::from_secs(2);
+/// Between samples of a running proc.
+const SAMPLE_EVERY: Duration = Duration::from_millis(1000);
 /// Nor more often than that.
-const SOONEST_LOOK: Duration = Duration::from_millis(20);
+const SOONEST_SAMPLE: Duration = Duration::from_millis(20);
 /// A proc that was woken for ticks only is parked again after this much quiet.
 const AFTER_TICKS: Duration = Duration::from_millis(500);
 /// Timers are met by waking this much longer before they are due than the last wake took.
@@ -154,13 +154,13 @@ pub struct Task {
     /// When its record was written last.
     written: Instant,
     /// The look whether it has become ready.
-    starting: Option<ready::Looking>,
+    starting: Option<ready::Watching>,
     /// Closed at its end: a probe is asking it, or has just asked.
     checking: Option<oneshot::Receiver<()>>,
     /// Ports on which Kip answers how the proc is.
     pub probes: Probes,
     /// Namespaces for the first start.
-    pub kit: Option<Kit>,
+    pub prepared: Option<PreparedNetwork>,
 }
 
 type OnRemoval = dyn Fn(&Arc<Proc>) + Send + Sync;
@@ -187,9 +187,9 @@ pub struct Handle {
 
 impl Handle {
     /// A client may have its reply before the wake is recorded: what is under way is waited for, but not long.
-    pub async fn settled(&mut self) {
-        let settled = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
-        let _ = tokio::time::timeout(SETTLE_WITHIN, settled).await;
+    pub async fn wait_until_stable(&mut self) {
+        let stable = self.status.wait_for(|s| !matches!(s.record.state, State::Waking { .. } | State::Parking { .. }));
+        let _ = tokio::time::timeout(STABLE_WITHIN, stable).await;
     }
 
     /// Sends a command and waits for its answer.
@@ -211,7 +211,7 @@ impl Task {
     /// A task for the proc in the state of its record. To be started by [`Task::start_running`]
     /// when its handle is known to all parts of the daemon that may have something for it: a parked
     /// proc's sockets may have an event at once.
-    pub fn new(proc: Arc<Proc>, record: Record, kit: Option<Kit>, removed: Removed) -> (Task, Handle) {
+    pub fn new(proc: Arc<Proc>, record: Record, prepared: Option<PreparedNetwork>, removed: Removed) -> (Task, Handle) {
         let (sender, inbox) = mpsc::channel(64);
         let (status, watcher) = watch::channel(Status::new(record.clone()));
         let handle = Handle { proc: Arc::clone(&proc), inbox: sender, status: watcher };
@@ -236,7 +236,7 @@ impl Task {
             starting: None,
             checking: None,
             probes: Probes::default(),
-            kit,
+            prepared,
         };
         (task, handle)
     }
@@ -273,12 +273,12 @@ impl Task {
     /// Takes up what the record says, after recovery has made it true.
     async fn resume_record(&mut self) {
         if self.sleeps() || matches!(self.record.state, State::Hot { .. }) {
-            self.settle_files(self.record.generation()).await;
+            self.keep_newest_files(self.record.generation()).await;
         }
         match self.record.state.clone() {
             State::Hot { init, .. } => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
-                self.look_for_ready();
+                self.watch_readiness();
             }
             State::Hibernated { init, .. } => self.resume_hibernated(init).await,
             State::Archived { .. } => self.resume_archived(),
@@ -327,7 +327,7 @@ impl Task {
 
     /// The state after something that has happened: it is so even if it cannot be recorded now, and the next daemon finds
     /// out by itself.
-    fn settle(&mut self, input: Input) {
+    fn record_outcome(&mut self, input: Input) {
         if let Ok(next) = self.record.after(input) {
             self.keep(next);
         }
@@ -363,7 +363,7 @@ impl Task {
             return true;
         }
         self.pressed.grant = None;
-        self.settle_queue().await
+        self.answer_queue().await
     }
 
     async fn carry_out(&mut self, command: Command) -> bool {
@@ -414,7 +414,7 @@ impl Task {
                 return true;
             }
             Command::StandStill { over, reply } => self.stand_still(over, reply).await,
-            Command::LookAtPager => self.look_at_pager().await,
+            Command::InspectPager => self.inspect_pager().await,
             Command::Relieve { to, cause, reply } => {
                 let _ = reply.send(self.relieve(to, cause).await);
             }
@@ -452,12 +452,12 @@ impl Task {
         match starting::start(self, wait_ready).await {
             Ok(init) => {
                 self.begin_running(init, Tier::Hot, Woke::Called);
-                self.look_for_ready();
-                self.proc.shared.events.tell(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
+                self.watch_readiness();
+                self.proc.shared.events.emit(Some(&self.proc.name), "started", self.proc.spec.command.join(" "));
                 Ok(())
             }
             Err(refusal) => {
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", refusal.message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", refusal.message.clone());
                 if again {
                     let next = self.record.after_end(self.proc.spec.restart, Exit::Unknown, now_ms());
                     let next = next.map_err(|e| self.unfit(&e))?;
@@ -484,7 +484,7 @@ impl Task {
 
     fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, from: Tier, woke: Woke) {
         self.phase = Phase::Running(Box::new(Running::new(pidfd, (from, woke), self.proc.spec.timing.dry_run)));
-        self.look();
+        self.sample();
     }
 
     fn begin_sleeping(&mut self, body: &Body) {

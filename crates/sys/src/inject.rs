@@ -57,7 +57,7 @@ pub fn run(tid: u32, signal: i32) -> io::Result<()> {
 
 /// What became of a thread that was told to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found {
+pub enum StopStatus {
     /// Not yet anything.
     Runs,
     /// It stands still.
@@ -66,23 +66,23 @@ pub enum Found {
     Ended,
 }
 
-/// Looks whether a traced thread stands still, without waiting: waitpid(2) with __WALL and WNOHANG.
+/// Reports whether a traced thread stands still, without waiting: waitpid(2) with __WALL and WNOHANG.
 ///
 /// # Errors
 /// EINVAL. A thread that is not ours counts as ended.
-pub fn look(tid: u32) -> io::Result<Found> {
+pub fn poll_stop(tid: u32) -> io::Result<StopStatus> {
     let mut status = 0;
     // SAFETY: `status` lives through the call.
     match unsafe { libc::waitpid(number(tid)?, &mut status, libc::__WALL | libc::WNOHANG) } {
-        0 => return Ok(Found::Runs),
+        0 => return Ok(StopStatus::Runs),
         -1 => {
             let e = io::Error::last_os_error();
-            return if e.raw_os_error() == Some(libc::ECHILD) { Ok(Found::Ended) } else { Err(e) };
+            return if e.raw_os_error() == Some(libc::ECHILD) { Ok(StopStatus::Ended) } else { Err(e) };
         }
-        _ if !libc::WIFSTOPPED(status) => return Ok(Found::Ended),
+        _ if !libc::WIFSTOPPED(status) => return Ok(StopStatus::Ended),
         _ => {}
     }
-    Ok(Found::Stopped(match (status >> 16, libc::WSTOPSIG(status)) {
+    Ok(StopStatus::Stopped(match (status >> 16, libc::WSTOPSIG(status)) {
         (libc::PTRACE_EVENT_STOP, _) => Stop::Event,
         (_, signal) if signal == libc::SIGTRAP | 0x80 => Stop::Call,
         (_, signal) => Stop::Signal(signal),
@@ -96,14 +96,14 @@ pub fn look(tid: u32) -> io::Result<Found> {
 pub fn until_stopped(tid: u32, until: Instant) -> io::Result<Stop> {
     let began = Instant::now();
     loop {
-        match look(tid)? {
-            Found::Stopped(Stop::Signal(signal)) => run(tid, signal)?,
-            Found::Stopped(stop) => return Ok(stop),
-            Found::Ended => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-            Found::Runs if Instant::now() > until => return Err(io::ErrorKind::TimedOut.into()),
+        match poll_stop(tid)? {
+            StopStatus::Stopped(Stop::Signal(signal)) => run(tid, signal)?,
+            StopStatus::Stopped(stop) => return Ok(stop),
+            StopStatus::Ended => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            StopStatus::Runs if Instant::now() > until => return Err(io::ErrorKind::TimedOut.into()),
             // A stop takes some microseconds, unless the thread waits for something.
-            Found::Runs if began.elapsed() < Duration::from_micros(300) => std::thread::yield_now(),
-            Found::Runs => std::thread::sleep(Duration::from_micros(50)),
+            StopStatus::Runs if began.elapsed() < Duration::from_micros(300) => std::thread::yield_now(),
+            StopStatus::Runs => std::thread::sleep(Duration::from_micros(50)),
         }
     }
 }
@@ -415,7 +415,7 @@ mod tests {
         let mut child = cat();
         let tid = child.id();
         seize(tid).unwrap();
-        assert_eq!(look(tid).unwrap(), Found::Runs);
+        assert_eq!(poll_stop(tid).unwrap(), StopStatus::Runs);
         trace::interrupt(tid).unwrap();
         let until = Instant::now() + Duration::from_secs(5);
         assert_eq!(until_stopped(tid, until).unwrap(), Stop::Event);

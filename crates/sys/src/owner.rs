@@ -76,7 +76,7 @@ pub fn is_told(fd: BorrowedFd<'_>) -> io::Result<bool> {
 ///
 /// # Errors
 /// Those of rt_sigqueueinfo(2) and kill(2).
-pub fn tell(owner: Owner, process: u32, number: i32) -> io::Result<()> {
+pub fn notify(owner: Owner, process: u32, number: i32) -> io::Result<()> {
     let signal = if owner.signal == 0 { libc::SIGIO } else { owner.signal };
     let mut info = [0u8; size_of::<libc::siginfo_t>()];
     for (at, word) in [(0, signal), (8, SI_SIGIO), (16, i32::from(libc::POLLIN | libc::POLLRDNORM)), (24, number)] {
@@ -169,7 +169,7 @@ mod tests {
         }
         let nobody = Owner { whom: Some(Whom::Process(0x7fff_fff0)), signal: 0 };
         assert_eq!(set_owner(here.as_fd(), nobody).unwrap_err().raw_os_error(), Some(libc::ESRCH));
-        tell(Owner { whom: Some(Whom::Thread(thread)), signal: libc::SIGRTMIN() + 5 }, own, 17).unwrap();
+        notify(Owner { whom: Some(Whom::Thread(thread)), signal: libc::SIGRTMIN() + 5 }, own, 17).unwrap();
         let mut info = [0u8; size_of::<libc::siginfo_t>()];
         // SAFETY: both are live locals of the types that sigwaitinfo(2) takes.
         let signal = unsafe {
@@ -184,9 +184,9 @@ mod tests {
     fn a_signal_that_a_user_may_not_send_is_refused_and_the_process_keeps_its_user() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stranger = Owner { whom: Some(Whom::Process(child.id())), signal: libc::SIGURG };
-        let refused = as_user(12_345, 12_346, || tell(stranger, child.id(), 3)).unwrap_err();
+        let refused = as_user(12_345, 12_346, || notify(stranger, child.id(), 3)).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EPERM));
-        tell(stranger, child.id(), 3).unwrap();
+        notify(stranger, child.id(), 3).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         // SAFETY: takes and gives plain numbers.

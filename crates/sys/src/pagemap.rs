@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 const SCAN: u64 = 0xc060_6610;
 const WP_MATCHING: u64 = 1;
-/// Regions that one call tells.
+/// Regions that one call reports.
 const MOST: usize = 512;
 
 /// States of a page (PAGE_IS_*).
@@ -55,7 +55,7 @@ pub struct Region {
     pub states: States,
 }
 
-/// Which pages [`scan`] is to tell.
+/// Which pages [`scan`] is to report.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filter {
     /// All of these hold.
@@ -65,7 +65,7 @@ pub struct Filter {
     /// One of these holds; empty: of no matter.
     pub any: States,
     /// These are told of each.
-    pub tell: States,
+    pub report: States,
     /// Write-protects what is told, at the same moment (PM_SCAN_WP_MATCHING).
     pub protect: bool,
 }
@@ -100,7 +100,7 @@ pub fn scan(pagemap: BorrowedFd<'_>, range: Range<u64>, filter: Filter) -> io::R
             filter.none.0,
             filter.all.0 | filter.none.0,
             filter.any.0,
-            filter.tell.0,
+            filter.report.0,
         ];
         // SAFETY: the argument has the size that its first word and the request's number say; the vector that it names
         // has room for `MOST` regions; both live through the call.
@@ -120,7 +120,7 @@ pub fn scan(pagemap: BorrowedFd<'_>, range: Range<u64>, filter: Filter) -> io::R
 pub fn guards() -> States {
     static TOLD: OnceLock<bool> = OnceLock::new();
     let told = TOLD.get_or_init(|| {
-        let filter = Filter { any: States::GUARD, tell: States::GUARD, ..Filter::default() };
+        let filter = Filter { any: States::GUARD, report: States::GUARD, ..Filter::default() };
         open(std::process::id()).and_then(|own| scan(own.as_fd(), 4096..8192, filter)).is_ok()
     });
     if *told { States::GUARD } else { States::default() }

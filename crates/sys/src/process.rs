@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pidfd_signals_and_tells_the_end() {
+    fn a_pidfd_signals_and_reports_the_end() {
         let child = Waiter::start();
         let pidfd = pidfd_open(child.pid()).unwrap();
         assert!(!wait_for_end(pidfd.as_fd(), Some(Duration::ZERO)).unwrap());

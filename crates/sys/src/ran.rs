@@ -78,7 +78,7 @@ pub struct CpuClocks(BTreeMap<usize, Option<()>>);
 impl CpuClocks {
     /// When the thread was last on a CPU, nanoseconds of CLOCK_MONOTONIC; never too early. None if that cannot be told.
     pub fn last_ran(&mut self, tid: u32) -> Option<i64> {
-        let stamp = settled_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
+        let stamp = stable_stamp(|| fs::read_to_string(format!("/proc/{tid}/sched")).ok())?;
         let cpu = last_cpu(&fs::read_to_string(format!("/proc/{tid}/stat")).ok()?)?;
         (*self.0.entry(cpu).or_insert_with(|| visit(cpu)))?;
         let visits = VISITS.lock();
@@ -115,10 +115,10 @@ pub fn monotonic_ns() -> i64 {
 
 /// The stamp of a thread, once it has one: the scheduler takes it away from a thread that it moves to another CPU, until the thread
 /// runs there. Taken for a time it would be the machine's start, and a time-out of any length would have passed.
-fn settled_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
-    const LOOKS: u32 = 50;
+fn stable_stamp(read: impl Fn() -> Option<String>) -> Option<i64> {
+    const READS: u32 = 50;
     const BETWEEN: Duration = Duration::from_millis(1);
-    for _ in 0..LOOKS {
+    for _ in 0..READS {
         match exec_start(&read()?)? {
             0 => std::thread::sleep(BETWEEN),
             stamp => return Some(stamp),
@@ -154,13 +154,13 @@ mod tests {
     fn reads_the_kernel_s_words() {
         let text = "cat (1, #threads: 1)\n----\nse.exec_start      :       1736492.599866\n";
         assert_eq!(exec_start(text), Some(1_736_492_599_866));
-        let (moved, looks) = ("se.exec_start      :             0.000000\n", std::cell::Cell::new(0));
+        let (moved, reads) = ("se.exec_start      :             0.000000\n", std::cell::Cell::new(0));
         let read = |until: u32| {
-            looks.set(looks.get() + 1);
-            Some(if looks.get() < until { moved } else { text }.to_owned())
+            reads.set(reads.get() + 1);
+            Some(if reads.get() < until { moved } else { text }.to_owned())
         };
-        assert_eq!(settled_stamp(|| read(3)), Some(1_736_492_599_866), "it has run there");
-        assert_eq!(settled_stamp(|| read(1_000)), None, "it is moved for good");
+        assert_eq!(stable_stamp(|| read(3)), Some(1_736_492_599_866), "it has run there");
+        assert_eq!(stable_stamp(|| read(1_000)), None, "it is moved for good");
         let fields: Vec<String> = (4..=52).map(|n| n.to_string()).collect();
         assert_eq!(last_cpu(&format!("7 (a) b) S {}", fields.join(" "))), Some(39));
     }
@@ -194,16 +194,16 @@ mod tests {
     fn a_sleeper_s_time_is_known_on_every_cpu() {
         let home = sched_getaffinity(None).unwrap();
         for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| home.is_set(*cpu)) {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             let (go, wait) = std::sync::mpsc::channel::<()>();
             let sleeper = std::thread::spawn(move || {
                 let mut there = CpuSet::new();
                 there.set(cpu);
                 sched_setaffinity(None, &there).unwrap();
-                tell.send((rustix::thread::gettid().as_raw_nonzero().get() as u32, monotonic_ns())).unwrap();
+                sender.send((rustix::thread::gettid().as_raw_nonzero().get() as u32, monotonic_ns())).unwrap();
                 wait.recv().unwrap();
             });
-            let (tid, slept_at) = told.recv().unwrap();
+            let (tid, slept_at) = receiver.recv().unwrap();
             std::thread::sleep(Duration::from_millis(50));
             let ran = CpuClocks::default().last_ran(tid).unwrap();
             go.send(()).unwrap();

@@ -18,7 +18,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(1);
 /// And from then on wherever it is: a program that computes all the time may have left the call without being seen.
 const BACK_AT_LAST: Duration = Duration::from_secs(60);
 /// Between looks at the thread.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+const POLL_EVERY: Duration = Duration::from_millis(2);
 
 /// Where in the kernel a thread waits that is seen in a call and has not entered it: proc_pid_wchan(5). For a page, as a tracer
 /// or a signal has stopped it, in a frozen cgroup.
@@ -146,7 +146,7 @@ pub fn give_back(shortened: Vec<Shortened>, complain: impl Fn(&io::Error) + Send
                 }
                 !over
             });
-            std::thread::sleep(LOOK_EVERY);
+            std::thread::sleep(POLL_EVERY);
         }
     });
     if let Err(e) = spawned {
@@ -189,18 +189,18 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let whole = Duration::from_secs(20);
         socket.set_read_timeout(Some(whole)).unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tid_sender, tid_receiver) = std::sync::mpsc::channel();
         let (go, begin) = std::sync::mpsc::channel::<()>();
         let receiver = socket.try_clone().unwrap();
         let thread = std::thread::spawn(move || {
-            tell.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
+            tid_sender.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
             begin.recv().unwrap();
             let begin = Instant::now();
             assert_eq!(receiver.recv(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
             begin.elapsed()
         });
         let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
-        let wait = Wait { tid: told.recv().unwrap(), call: 45, fd, sending: false };
+        let wait = Wait { tid: tid_receiver.recv().unwrap(), call: 45, fd, sending: false };
         assert_eq!(wait.whole().unwrap(), Some(whole));
         let done = Shortened::shorten(wait, whole, Duration::from_millis(400)).unwrap();
         assert!(socket.read_timeout().unwrap().unwrap() < Duration::from_millis(450));

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_a_listeners_queue() {
+    fn reports_a_listeners_queue() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let _client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let info = tcp_info(listener.as_fd()).unwrap();

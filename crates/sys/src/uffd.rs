@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_tells_what_was_written() {
+    fn a_scan_reports_what_was_written() {
         use crate::pagemap::{Filter, States, open, read_ranges, scan};
         let (range, fd) = pages(8);
         register(fd.as_fd(), range.clone(), Catch::Both).unwrap();
@@ -448,14 +448,14 @@ mod tests {
         copy(fd.as_fd(), range.start, &[5; 6 * 4096], mode).unwrap();
         // SAFETY: inside of the mapping of the test.
         unsafe { ((range.start + 2 * 4096) as *mut u8).write_volatile(9) };
-        let tell = States::PRESENT | States::WRITTEN;
-        let filter = Filter { all: States::PRESENT, tell, ..Filter::default() };
+        let report = States::PRESENT | States::WRITTEN;
+        let filter = Filter { all: States::PRESENT, report, ..Filter::default() };
         let map = open(std::process::id()).unwrap();
         let found = scan(map.as_fd(), range.clone(), filter).unwrap();
         let written: Vec<_> =
             found.iter().map(|r| ((r.range.end - r.range.start) / 4096, r.states.has(States::WRITTEN))).collect();
         assert_eq!(written, [(2, false), (1, true), (3, false)]);
-        let none = Filter { all: States::PRESENT, none: States::WRITTEN, tell, ..Filter::default() };
+        let none = Filter { all: States::PRESENT, none: States::WRITTEN, report, ..Filter::default() };
         assert_eq!(scan(map.as_fd(), range.clone(), none).unwrap().len(), 2);
         let start = range.start;
         let parts = [start..start + 4096, start + 2 * 4096..start + 3 * 4096];

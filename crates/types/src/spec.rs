@@ -368,7 +368,7 @@ impl Timing {
     const USUAL_ARCHIVE_MS: [u64; 2] = [600_000, 86_400_000];
 
     /// For a request or an old record that does not say whether the owner chose when to archive: any time but the usual ones was chosen.
-    pub fn settle_archive(&mut self) {
+    pub fn resolve_archive_default(&mut self) {
         self.archive_by_default &= Self::USUAL_ARCHIVE_MS.contains(&self.archive_after_ms);
     }
 

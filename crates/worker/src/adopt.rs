@@ -10,10 +10,10 @@ use crate::worker::Worker;
 use crate::worker::taken;
 use kip_archive::head::Head;
 use kip_engine::blocking::blocking;
-use kip_engine::holdings::Holdings;
+use kip_engine::fd_store::FdStore;
 use kip_engine::host::Proc;
-use kip_engine::kits::Kit;
 use kip_engine::meter::Meter;
+use kip_engine::prepared::PreparedNetwork;
 use kip_offload::archive::{self, Whole, processor};
 use kip_records::body::Body;
 use kip_records::record::RecordError;
@@ -85,7 +85,8 @@ impl Worker {
             return Err(taken(&name));
         }
         let recorded = blocking(move || {
-            let Kit { slot, net } = machine.kits.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
+            let PreparedNetwork { slot, net } =
+                machine.prepared_networks.take().map_err(|e| Refusal::new(Code::Exhausted, chain(&e)))?;
             // It gets another when it is known to be ours, as after a reboot.
             drop(net);
             let new = Record::new(slot.number(), machine.base_of(&spec));
@@ -99,7 +100,7 @@ impl Worker {
             });
             written.map_err(|e| {
                 let _ = machine.pool.release(&[slot]);
-                machine.kits.free(slot);
+                machine.prepared_networks.free(slot);
                 match e {
                     RecordError::Exists { .. } => taken(&spec.name),
                     other => {
@@ -107,17 +108,17 @@ impl Worker {
                     }
                 }
             })?;
-            let holdings = Holdings::new(&spec.name, Arc::clone(&machine.keeper));
+            let fd_store = FdStore::new(&spec.name, Arc::clone(&machine.keeper));
             let meter = Meter::new(now_ms());
             meter.enter(record.state.tier());
             meter.level(stored_bytes);
-            let proc = Proc::new(&machine, spec, (slot, record.base.clone()), holdings, meter);
+            let proc = Proc::new(&machine, spec, (slot, record.base.clone()), fd_store, meter);
             Ok::<_, Refusal>((proc, record))
         });
         let (proc, record) = recorded.await?;
         fault::reach("adopt-recorded");
         let handle = self.adopt(proc, record, None, Listeners::new());
-        self.tell_network(&handle.proc.spec).await;
+        self.notify_network(&handle.proc.spec).await;
         let took = handle.ask(|reply| Command::TakeOver { only_if_ours: false, reply }).await;
         self.forget_if_gone(&handle).await;
         took.map(|()| name)

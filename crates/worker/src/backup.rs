@@ -396,7 +396,7 @@ impl Backup {
         for proc in procs {
             let stood = !matches!(proc.how, BackedUpAs::Stopped | BackedUpAs::FilesOnly);
             let proc = BackedUpProc { still_us: if stood { still_us } else { 0 }, ..proc };
-            self.tell(BackupProgress::Proc(proc))?;
+            self.report(BackupProgress::Proc(proc))?;
         }
         Ok(())
     }
@@ -439,7 +439,7 @@ impl Backup {
         self.machine.archive.as_ref().is_some_and(|archive| archive.is_at(&self.machine.data.join(OWN)))
     }
 
-    fn tell(&mut self, progress: BackupProgress) -> Result<(), BackupFailure> {
+    fn report(&mut self, progress: BackupProgress) -> Result<(), BackupFailure> {
         self.runtime.block_on(self.out.send(Ok(progress))).map_err(|_| BackupFailure::Unwanted)
     }
 
@@ -522,7 +522,7 @@ impl Backup {
         let file_bytes = whole.metadata().map_err(at(growing))?.len();
         publish(&whole, growing, file).map_err(at(file))?;
         let procs = note.procs.len() as u64;
-        self.machine.events.tell(None, "backup", format!("{}: {procs} procs, {file_bytes} bytes", file.display()));
+        self.machine.events.emit(None, "backup", format!("{}: {procs} procs, {file_bytes} bytes", file.display()));
         let (file, left_out) = (file.display().to_string(), left_out.into_iter().collect());
         Ok(BackupProgress::End { file, procs, volumes, left_out, bytes: self.bytes, file_bytes })
     }

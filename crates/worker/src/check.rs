@@ -250,7 +250,7 @@ impl Worker {
         };
         let held = Held::open(&trial.known, &view).await;
         self.wait_until_quiet(name, QUIET_MS).await;
-        let held = held.settled();
+        let held = held.without_closed();
         match self.try_sleep(name, tier).await {
             Ok(step) => trial.steps.push(step),
             Err(why) => {
@@ -337,7 +337,7 @@ impl Worker {
             Err(refusal) => lost.push(refusal.message),
         }
         if lost.is_empty() {
-            lost = held.look(known).await;
+            lost = held.losses(known).await;
         }
         if lost.is_empty() { Ok(done("wake", Some(from), us, None)) } else { Err(lost) }
     }

@@ -33,7 +33,7 @@ impl History {
     }
 }
 
-pub(crate) fn look(handles: &[Handle]) -> HistorySample {
+pub(crate) fn sample(handles: &[Handle]) -> HistorySample {
     let mut sample = HistorySample { at_ms: now_ms(), ..HistorySample::default() };
     for handle in handles {
         let now = view::proc_now(handle);

@@ -217,15 +217,15 @@ impl Worker {
             let login = login.map(|login| (login.user, login.password.0));
             let told = out.clone();
             // A client that reads slowly misses some.
-            let tell = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
-            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http, ca_pem }, tell);
+            let report = Arc::new(move |progress| drop(told.try_send(Ok(progress))));
+            let pull = worker.machine.images.pull(Pull { source, name, login, plain_http, ca_pem }, report);
             let pulled = tokio::select! {
                 pulled = pull => pulled.map_err(refused),
                 () = out.closed() => return,
             };
             let end = match pulled {
                 Ok(record) => {
-                    worker.machine.events.tell(None, "image", format!("{} is here", record.reference));
+                    worker.machine.events.emit(None, "image", format!("{} is here", record.reference));
                     blocking(move || Ok(PullProgress::End { image: Box::new(worker.image_view(&record)) })).await
                 }
                 Err(refusal) => Err(refusal),

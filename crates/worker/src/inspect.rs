@@ -3,7 +3,7 @@
 //! Reads, wakes no proc and changes nothing. Running and hibernated procs are read in /proc, but
 //! for their memory, which only the pager may read ([`live`]); parked and archived ones in their
 //! images ([`asleep`]); sockets that are held are asked for in the kernel in every tier
-//! ([`sockets`]). A proc that goes to another tier meanwhile is looked at again.
+//! ([`sockets`]). A proc that goes to another tier meanwhile is inspected again.
 
 mod asleep;
 mod files;
@@ -19,7 +19,7 @@ use kip_engine::host::Proc;
 use kip_records::state::Record;
 use kip_supervisor::task::Handle;
 use kip_types::api::{
-    Code, Detail, Details, EnvView, FilesView, Looked, MapsView, ProcessEnv, ProcessFiles, ProcessMaps, Refusal,
+    Code, Detail, Details, EnvView, FilesView, Inspected, MapsView, ProcessEnv, ProcessFiles, ProcessMaps, Refusal,
     SocketsView,
 };
 use kip_types::chain;
@@ -28,10 +28,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A look may take so long: two answers of a store that is slow.
+/// An inspection may take so long: two answers of a store that is slow.
 const WITHIN: Duration = Duration::from_secs(40);
-/// How often one is looked at that changes its tier meanwhile.
-const LOOKS: u32 = 4;
+/// How often one is inspected that changes its tier meanwhile.
+const TRIES: u32 = 4;
 
 /// Pages by process, as numbered inside, and address.
 type Page = (u32, u64);
@@ -70,12 +70,12 @@ impl Subject {
 /// What is asked about a proc.
 pub(crate) async fn details(handle: &mut Handle, of: Detail) -> Result<Details, Refusal> {
     let name = handle.proc.name.clone();
-    for _ in 0..LOOKS {
-        handle.settled().await;
+    for _ in 0..TRIES {
+        handle.wait_until_stable().await;
         let record = handle.status.borrow().record.clone();
         let tier = inspectable(&handle.proc, &record)?;
         let (proc, state) = (Arc::clone(&handle.proc), record.state.clone());
-        let seen = beside::look(WITHIN, move || look(&proc, tier, &state, of)).await;
+        let seen = beside::run(WITHIN, move || inspect(&proc, tier, &state, of)).await;
         // What was read while it fell asleep or woke may be half of each.
         if handle.status.borrow().record.state == record.state {
             let failed = |why| Refusal::new(Code::Failed, format!("{name} cannot be looked at: {why}"));
@@ -108,9 +108,9 @@ fn inspectable(proc: &Proc, record: &Record) -> Result<Tier, Refusal> {
     }
 }
 
-fn look(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details, String> {
+fn inspect(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details, String> {
     let subject = Subject::of(proc, tier, state, of)?;
-    let looked = Looked { name: proc.name.clone(), tier, generation: state.generation() };
+    let inspected = Inspected { name: proc.name.clone(), tier, generation: state.generation() };
     let processes = subject.processes();
     Ok(match of {
         Detail::Files => {
@@ -122,17 +122,17 @@ fn look(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details, S
             };
             let place = proc.files.place().map_err(|e| chain(&e))?;
             let own = own::read(place.path()).map_err(|e| chain(&e))?;
-            Details::Files(FilesView { looked, processes: processes.iter().map(view).collect(), own })
+            Details::Files(FilesView { inspected, processes: processes.iter().map(view).collect(), own })
         }
         Detail::Sockets => {
             let sockets = sockets::Sockets::read(proc, &subject)?;
-            Details::Sockets(SocketsView { looked, sockets: sockets.open(processes) })
+            Details::Sockets(SocketsView { inspected, sockets: sockets.open(processes) })
         }
         Detail::Env => {
             let wanted = processes.iter().flat_map(strings::wanted).collect();
             let pages = subject.pages(proc, &wanted)?;
             let processes = processes.iter().map(|process| environment(process, &pages)).collect::<Result<_, _>>()?;
-            Details::Env(EnvView { looked, processes })
+            Details::Env(EnvView { inspected, processes })
         }
         Detail::Maps => {
             let places = match &subject {
@@ -140,12 +140,12 @@ fn look(proc: &Proc, tier: Tier, state: &State, of: Detail) -> Result<Details, S
                 Subject::Asleep(asleep) => asleep.places()?,
             };
             let view = |process: &Process| {
-                let none = maps::Places::default();
+                let none = maps::PageLocations::default();
                 let places = places.get(&process.pid).unwrap_or(&none);
                 let maps = process.mappings.iter().map(|mapping| maps::view(mapping, places)).collect();
                 ProcessMaps { pid: process.pid, name: process.name.clone(), maps }
             };
-            Details::Maps(MapsView { looked, processes: processes.iter().map(view).collect() })
+            Details::Maps(MapsView { inspected, processes: processes.iter().map(view).collect() })
         }
     })
 }

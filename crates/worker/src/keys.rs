@@ -93,7 +93,7 @@ impl Worker {
         let archive = self.keyed()?;
         let changing = archive.change_keys().await;
         let id = blocking(move || changing.rotate(now_ms())).await.map_err(refused)?;
-        self.tell(format!("{id} seals what is archived from now on"));
+        self.emit(format!("{id} seals what is archived from now on"));
         let ring = archive.keys();
         let created_at_ms = ring.facts().iter().find(|fact| fact.id == id).and_then(|fact| fact.created_ms);
         let (id, realm) = (id.to_string(), ring.realm().clone());
@@ -116,7 +116,7 @@ impl Worker {
         }
         blocking(move || changing.destroy(fact.id, now_ms())).await.map_err(refused)?;
         let lost = if procs.is_empty() { String::new() } else { format!("; it was needed by {}", names(&procs)) };
-        self.tell(format!("{} was destroyed{lost}", fact.id));
+        self.emit(format!("{} was destroyed{lost}", fact.id));
         Ok(DestroyedKeyView { id: fact.id.to_string(), realm: archive.keys().realm().clone(), procs })
     }
 
@@ -134,7 +134,7 @@ impl Worker {
         let changing = archive.change_keys().await;
         let done = blocking(move || with(&wrap, |wrap| changing.import(&closed, wrap, now_ms())));
         let done = done.await.map_err(refused)?;
-        self.tell(format!("{} imported", count(done.added.len(), "key")));
+        self.emit(format!("{} imported", count(done.added.len(), "key")));
         let ids = |keys: &[KeyId]| keys.iter().map(KeyId::to_string).collect();
         Ok(ImportedKeysView {
             realm: archive.keys().realm().clone(),
@@ -144,8 +144,8 @@ impl Worker {
         })
     }
 
-    fn tell(&self, detail: String) {
-        self.machine.events.tell(None, "key", detail);
+    fn emit(&self, detail: String) {
+        self.machine.events.emit(None, "key", detail);
     }
 }
 

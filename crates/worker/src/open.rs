@@ -12,9 +12,9 @@ use kip_engine::helper_pool::HelperPool;
 use kip_engine::host::Claims;
 use kip_engine::host::Host;
 use kip_engine::host::resolver;
-use kip_engine::kits::Kits;
 use kip_engine::metrics::Metrics;
 use kip_engine::observe::WakeObserver;
+use kip_engine::prepared::PreparedNetworks;
 use kip_engine::pressure::{MemoryMarks, Pressure};
 use kip_engine::upkeep::FORWARDING;
 use kip_engine::volumes;
@@ -237,7 +237,7 @@ impl Worker {
         }
         let awake: Vec<_> = worker.handles().into_iter().filter(rest::was_awake).collect();
         tokio::spawn(rest::wake_again(awake));
-        machine.events.tell(None, "ready", format!("instance {}", machine.instance.number()));
+        machine.events.emit(None, "ready", format!("instance {}", machine.instance.number()));
         Ok(worker)
     }
 }
@@ -328,7 +328,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     }
     fault::reach("supersede-keeper");
     let keeper = Arc::new(Keeper::connect_or_spawn(&keeper_program, &config.data)?);
-    let new = keeper.found() == kip_keeper::Found::Started;
+    let new = keeper.found() == kip_keeper::Presence::Started;
     pager.ensure()?;
     let launcher = Mutex::new(Arc::new(Launcher::spawn(&config.programs.join("kip-launch"))?));
     let base = Base::prepare(&config.data.join("base"))?;
@@ -341,7 +341,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
     let nat = Nat::open(instance, Path::new(FORWARDING), &[], &live)?;
     let used: BTreeSet<Slot> = remembered.iter().filter_map(|r| Slot::new(r.record.slot).ok()).collect();
     pool.sweep(&used.iter().copied().collect::<Vec<_>>())?;
-    let kits = Kits::start(Arc::clone(&pool), used);
+    let prepared_networks = PreparedNetworks::start(Arc::clone(&pool), used);
     let machine = Host {
         data: config.data.clone(),
         name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -360,7 +360,7 @@ fn assemble(config: &Config) -> Result<Assembled, OpenError> {
         restorer: restorer().map_err(at(&run))?,
         only_criu: config.only_criu.into(),
         pool,
-        kits,
+        prepared_networks,
         nat,
         base,
         images,

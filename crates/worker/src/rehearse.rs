@@ -141,9 +141,9 @@ impl Worker {
 
     async fn rehearse(self: &Arc<Self>, spec: Spec, secrets: BTreeMap<String, Hex>) -> Result<(), Refusal> {
         let worker = Arc::clone(self);
-        let (proc, kit, _, claim) = blocking(move || worker.create(spec, secrets)).await?;
+        let (proc, prepared, _, claim) = blocking(move || worker.create(spec, secrets)).await?;
         let rehearsing = Arc::clone(&proc);
-        let done = blocking(move || start::rehearse(&rehearsing, kit)).await;
+        let done = blocking(move || start::rehearse(&rehearsing, prepared)).await;
         drop(claim);
         if let Err(refusal) = stop::remove(&proc).await {
             tracing::warn!(proc = %proc.name, error = refusal.message, "a rehearsal is left; the next daemon removes it");

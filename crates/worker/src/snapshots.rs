@@ -4,7 +4,7 @@ use crate::worker::Worker;
 use kip_engine::blocking::blocking;
 use kip_offload::archive::Archive;
 use kip_offload::archive::collect::{self, CollectError};
-use kip_offload::archive::find::{self, Found, Local, ToVerify};
+use kip_offload::archive::find::{self, Local, StoredGeneration, ToVerify};
 use kip_offload::archive::import::ImportError;
 use kip_offload::archive::verify::{self, Findings};
 use kip_sys::clock::now_ms;
@@ -73,7 +73,7 @@ impl Worker {
             None => Err(Refusal::new(Code::Unknown, format!("there is no snapshot {which} on the local disk"))),
             Some(archive) if all && which.generation.is_none() => {
                 let head = archive.head_of(which, local).await;
-                head.map(|head| head.fronts().map(|front| Found { head: head.clone(), front }).collect())
+                head.map(|head| head.fronts().map(|front| StoredGeneration { head: head.clone(), front }).collect())
             }
             Some(archive) => archive.find(which, local).await.map(|found| vec![found]),
         };
@@ -113,7 +113,7 @@ impl Worker {
         };
         let view = blocking(move || archive.import(&request, &local, now_ms).map_err(refused)).await?;
         let detail = format!("generation {} from {}", view.generation, view.file);
-        events.events.tell(Some(&view.name), "imported", detail);
+        events.events.emit(Some(&view.name), "imported", detail);
         Ok(view)
     }
 
@@ -127,7 +127,7 @@ impl Worker {
             e => failed("the store is not collected", &e),
         })?;
         if !view.dry_run && !view.deleted.is_empty() {
-            self.machine.events.tell(None, "collected", collect::summary(&view));
+            self.machine.events.emit(None, "collected", collect::summary(&view));
         }
         Ok(view)
     }

@@ -18,14 +18,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A look at a proc takes at most so long where all are asked for. One that takes longer goes on by itself, and the proc is said not to
+/// A measurement of a proc takes at most so long where all are asked for. One that takes longer goes on by itself, and the proc is said not to
 /// answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// The same where that proc alone is asked for.
 const ALONE_WITHIN: Duration = Duration::from_secs(15);
-/// Most threads that look for one question.
-const MOST_LOOKS: usize = 256;
-/// If no look has ended for so long more threads begin with those that are left.
+/// Most threads that measure for one question.
+const MOST_THREADS: usize = 256;
+/// If no measurement has ended for so long more threads begin with those that are left.
 const STUCK_AFTER: Duration = Duration::from_millis(100);
 
 /// What came from the store for its last wake.
@@ -34,39 +34,39 @@ fn fetched(proc: &Proc, wake: &WakeView) -> Option<FetchedView> {
     archive.fetched(&proc.dir)
 }
 
-/// Looks at all of them, each by whichever thread is free; none for one that does not answer.
-fn look_at(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<Measure>> {
+/// Measures all of them, each by whichever thread is free; none for one that does not answer.
+fn measure_all(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<Measure>> {
     let mut found = vec![None; procs.len()];
-    let (tell, told) = channel();
+    let (sender, receiver) = channel();
     let left: Arc<Mutex<VecDeque<_>>> = Arc::new(Mutex::new(procs.into_iter().enumerate().collect()));
     let begin = || {
-        let (left, tell) = (Arc::clone(&left), tell.clone());
+        let (left, sender) = (Arc::clone(&left), sender.clone());
         let next = move || left.lock().pop_front();
-        let look = move || {
+        let measure_next = move || {
             while let Some((index, (proc, record))) = next() {
-                let measure = proc.measured.look(within, || measure(&proc, &record));
-                if tell.send((index, measure)).is_err() {
+                let measure = proc.measured.sample(within, || measure(&proc, &record));
+                if sender.send((index, measure)).is_err() {
                     return;
                 }
             }
         };
         // Without another thread those that are there do it, or what is left is said not to answer.
-        if let Err(error) = std::thread::Builder::new().name("look".to_owned()).spawn(look) {
-            tracing::warn!(%error, "no thread to look at procs");
+        if let Err(error) = std::thread::Builder::new().name("measure".to_owned()).spawn(measure_next) {
+            tracing::warn!(%error, "no thread to measure procs");
         }
     };
     let mut threads = std::thread::available_parallelism().map_or(1, usize::from).min(found.len());
     (0..threads).for_each(|_| begin());
     let (mut missing, mut since) = (found.len(), Instant::now());
     while missing > 0 {
-        match told.recv_timeout(STUCK_AFTER) {
+        match receiver.recv_timeout(STUCK_AFTER) {
             Ok((index, measure)) => {
                 found[index] = measure;
                 (missing, since) = (missing - 1, Instant::now());
             }
-            Err(RecvTimeoutError::Timeout) if threads < MOST_LOOKS && !left.lock().is_empty() => {
+            Err(RecvTimeoutError::Timeout) if threads < MOST_THREADS && !left.lock().is_empty() => {
                 // Twice as many each time, for each of them may be stuck.
-                let more = threads.min(MOST_LOOKS - threads).min(left.lock().len());
+                let more = threads.min(MOST_THREADS - threads).min(left.lock().len());
                 (0..more).for_each(|_| begin());
                 threads += more;
             }
@@ -80,7 +80,7 @@ fn look_at(procs: Vec<(Arc<Proc>, Record)>, within: Duration) -> Vec<Option<Meas
 /// The proc as it is now.
 pub(crate) fn proc_view(handle: &Handle) -> ProcView {
     let status = handle.status.borrow().clone();
-    let found = look_at(vec![(Arc::clone(&handle.proc), status.record.clone())], ALONE_WITHIN).pop().flatten();
+    let found = measure_all(vec![(Arc::clone(&handle.proc), status.record.clone())], ALONE_WITHIN).pop().flatten();
     view_after(handle, status, found)
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
             (status, known)
         })
         .collect();
-    let mut found = look_at(wanted, ANSWERS_WITHIN).into_iter();
+    let mut found = measure_all(wanted, ANSWERS_WITHIN).into_iter();
     let view = |(handle, (status, known)): (&Handle, (Status, Option<Measure>))| match known {
         Some(measure) => view_of(handle, status, measure),
         None => view_after(handle, status, found.next().flatten()),
@@ -107,7 +107,7 @@ pub(crate) fn proc_views(handles: &[Handle]) -> Vec<ProcView> {
     handles.iter().zip(known).map(view).collect()
 }
 
-/// After a look at it; none: it does not answer.
+/// After a measurement; none: it does not answer.
 fn view_after(handle: &Handle, status: Status, found: Option<Measure>) -> ProcView {
     let measured = &handle.proc.measured;
     if let Some(measure) = &found {
@@ -154,11 +154,11 @@ fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> 
     }
 }
 
-/// What it has used to this moment; a running one is looked at.
+/// What it has used to this moment; a running one is measured.
 pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     let status = handle.status.borrow().clone();
     if let State::Hot { init, .. } = status.record.state {
-        handle.proc.look_for_meter(init);
+        handle.proc.sample_meter(init);
     }
     handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), status.record.state.name(), since_ms)
 }
@@ -190,17 +190,17 @@ fn measure(proc: &Proc, record: &Record) -> Measure {
     let (rss_bytes, pss_bytes, kernel_swap) = tree::memory(&pids);
     let usage = proc.cgroup.usage().ok();
     let kernel_bytes = usage.as_ref().map_or(0, |u| u.kernel_bytes);
-    let look = hibernate::look(proc);
-    let back = look.installed + look.faults;
+    let status = hibernate::memory_status(proc);
+    let back = status.installed + status.faults;
     let memory = MemoryView {
         rss_bytes,
         pss_bytes,
         kernel_bytes,
-        swap_bytes: kernel_swap + look.swap_bytes,
-        working_set_pages: look.set_pages,
-        working_set_installed: look.installed,
-        working_set_misses: look.faults,
-        working_set_hit_percent: (!look.asleep && back > 0).then(|| look.installed as f64 * 100.0 / back as f64),
+        swap_bytes: kernel_swap + status.swap_bytes,
+        working_set_pages: status.set_pages,
+        working_set_installed: status.installed,
+        working_set_misses: status.faults,
+        working_set_hit_percent: (!status.asleep && back > 0).then(|| status.installed as f64 * 100.0 / back as f64),
     };
     (pids, memory, usage.map(|u| u.cpu_ns / 1000))
 }

@@ -4,13 +4,14 @@
 //! [`crate::beside`].
 
 mod flows;
-mod look;
+mod inspect;
 
-pub(crate) use look::{plain, word};
+pub(crate) use inspect::{plain, word};
 
 use crate::beside;
+use inspect::Subject;
 use kip_checkpoint::clocks::Now;
-use kip_engine::holdings::key;
+use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::suspend;
 use kip_engine::tree::Tree;
@@ -21,22 +22,21 @@ use kip_supervisor::task::{Handle, Status, would_be_late};
 use kip_types::State;
 use kip_types::api::{ActivityKind, NextWakeView, ProgramView, SeenView, SocketView, ThreadView, WhyView};
 use kip_types::chain;
-use look::Subject;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A look takes one second, plus what reading takes.
-const LOOK_WITHIN: Duration = Duration::from_secs(4);
+/// An inspection takes one second, plus what reading takes.
+const INSPECT_WITHIN: Duration = Duration::from_secs(4);
 /// Sockets and threads in lines for people.
 const MOST_LINES: usize = 5;
 
 /// Why it is in the tier that it is in.
 pub(crate) async fn why(handle: &Handle) -> WhyView {
     let running = matches!(handle.status.borrow().record.state, State::Hot { .. });
-    let seen = if running { Some(look_within(&handle.proc).await) } else { None };
-    // After the look: it may have fallen asleep meanwhile.
+    let seen = if running { Some(inspect_within(&handle.proc).await) } else { None };
+    // After the inspection: it may have fallen asleep meanwhile.
     let status = handle.status.borrow().clone();
     let seen = seen.filter(|_| matches!(status.record.state, State::Hot { .. }));
     let running = seen.is_some();
@@ -121,18 +121,18 @@ fn is_parked(state: &State) -> bool {
 }
 
 /// What it does, and by which word its clock would stand if it were parked now.
-async fn look_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<String>), String> {
+async fn inspect_within(proc: &Arc<Proc>) -> Result<(SeenView, Option<String>), String> {
     let proc = Arc::clone(proc);
-    let look = move || {
-        let seen = subject(&proc).and_then(|s| look::look(&s).map_err(|e| chain(&e)))?;
+    let inspect = move || {
+        let seen = subject(&proc).and_then(|s| inspect::inspect(&s).map_err(|e| chain(&e)))?;
         Ok((seen, suspend::suspends(&proc).map(|word| word.to_string())))
     };
-    beside::look(LOOK_WITHIN, look).await?
+    beside::run(INSPECT_WITHIN, inspect).await?
 }
 
 fn subject(proc: &Proc) -> Result<Subject, String> {
     let pids = Tree::read(&proc.cgroup.pids().map_err(|e| chain(&e))?).pids;
-    let held = || proc.holdings.get(key::NET).and_then(|fd| fd.try_clone().ok());
+    let held = || proc.fd_store.get(key::NET).and_then(|fd| fd.try_clone().ok());
     let of_init = pids.first().and_then(|pid| File::open(format!("/proc/{pid}/ns/net")).ok());
     let netns = of_init.map(OwnedFd::from).or_else(held);
     let addresses = kip_net::addr::Addresses::of(proc.shared.instance, proc.slot);

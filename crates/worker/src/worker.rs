@@ -9,7 +9,7 @@ use kip_engine::host::Proc;
 use kip_engine::host::names;
 use kip_engine::metrics::{Moment, Process};
 use kip_engine::stop::Network;
-use kip_engine::{exec, holdings, kits, meter, secrets, stop, volumes};
+use kip_engine::{exec, fd_store, meter, prepared, secrets, stop, volumes};
 use kip_net::Slot;
 use kip_records::record;
 use kip_records::state::Record;
@@ -72,11 +72,11 @@ impl Worker {
         &self,
         proc: Arc<Proc>,
         record: Record,
-        kit: Option<kits::Kit>,
+        prepared: Option<prepared::PreparedNetwork>,
         listeners: Listeners,
     ) -> Handle {
         let name = proc.name.clone();
-        let (mut task, handle) = Task::new(proc, record, kit, self.registry.when_removed());
+        let (mut task, handle) = Task::new(proc, record, prepared, self.registry.when_removed());
         self.registry.enlist(handle.clone());
         task.probes = probe::serve(&handle, listeners);
         task.start_running();
@@ -101,14 +101,14 @@ impl Worker {
         self.machine.pressure.admit_new(&name).await?;
         let listeners = probe::listen(&spec)?;
         let worker = Arc::clone(self);
-        let (proc, kit, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
-        let handle = self.adopt(proc, record, Some(kit), listeners);
-        self.tell_network(&handle.proc.spec).await;
+        let (proc, prepared, record, claim) = blocking(move || worker.create(spec, secrets)).await?;
+        let handle = self.adopt(proc, record, Some(prepared), listeners);
+        self.notify_network(&handle.proc.spec).await;
         drop(claim);
         let started = handle.ask(|reply| Command::Start { wait_ready, reply }).await;
         if started.is_err() {
             self.forget(&name);
-            self.tell_network(&handle.proc.spec).await;
+            self.notify_network(&handle.proc.spec).await;
         }
         started?;
         ready(&handle).await?;
@@ -119,7 +119,7 @@ impl Worker {
         &self,
         mut spec: Spec,
         secrets: BTreeMap<String, Hex>,
-    ) -> Result<(Arc<Proc>, kits::Kit, Record, volumes::Claim), Refusal> {
+    ) -> Result<(Arc<Proc>, prepared::PreparedNetwork, Record, volumes::Claim), Refusal> {
         let machine = &self.machine;
         let name = spec.name.clone();
         if self.procs.lock().contains_key(&name) {
@@ -128,27 +128,27 @@ impl Worker {
         let claim = volumes::declare(machine, &mut spec)?;
         let sealed = secrets::seal(machine, &mut spec, secrets)
             .map_err(|e| Refusal::new(Code::Failed, format!("{name} cannot start: {}", chain(&e))))?;
-        let kit = machine
-            .kits
+        let prepared = machine
+            .prepared_networks
             .take()
             .map_err(|e| Refusal::new(Code::Exhausted, format!("{name} cannot start: {}", chain(&e))))?;
-        let record = Record::new(kit.slot.number(), machine.base_of(&spec));
+        let record = Record::new(prepared.slot.number(), machine.base_of(&spec));
         let made = machine.records.prepare(&name, &spec, &record).and_then(|made| {
             sealed.iter().try_for_each(|sealed| made.add(secrets::FILE, sealed))?;
             made.publish()
         });
         made.map_err(|e| {
-            let _ = machine.pool.release(&[kit.slot]);
-            machine.kits.free(kit.slot);
+            let _ = machine.pool.release(&[prepared.slot]);
+            machine.prepared_networks.free(prepared.slot);
             match e {
                 record::RecordError::Exists { .. } => taken(&name),
                 other => Refusal::new(Code::Exhausted, format!("{name} cannot be recorded: {}", chain(&other))),
             }
         })?;
-        let holdings = holdings::Holdings::new(&name, Arc::clone(&machine.keeper));
+        let fd_store = fd_store::FdStore::new(&name, Arc::clone(&machine.keeper));
         let meter = meter::Meter::new(kip_sys::clock::now_ms());
-        let proc = Proc::new(machine, spec, (kit.slot, record.base.clone()), holdings, meter);
-        Ok((proc, kit, record, claim))
+        let proc = Proc::new(machine, spec, (prepared.slot, record.base.clone()), fd_store, meter);
+        Ok((proc, prepared, record, claim))
     }
 
     /// All names.
@@ -173,7 +173,7 @@ impl Worker {
     /// One proc. Does not wake it.
     pub async fn inspect(&self, name: &ProcName) -> Result<ProcView, Refusal> {
         let mut handle = self.handle(name)?;
-        handle.settled().await;
+        handle.wait_until_stable().await;
         Ok(blocking(move || view::proc_view(&handle)).await)
     }
 
@@ -251,12 +251,12 @@ impl Worker {
         let handle = self.handle(name)?;
         handle.ask(|reply| Command::Remove { force, reply }).await?;
         self.forget(name);
-        self.tell_network(&handle.proc.spec).await;
+        self.notify_network(&handle.proc.spec).await;
         Ok(())
     }
 
-    /// Tells a proc's network that it has come or gone.
-    pub(crate) async fn tell_network(&self, spec: &Spec) {
+    /// Notifies a proc's network that it has come or gone.
+    pub(crate) async fn notify_network(&self, spec: &Spec) {
         if let Some(network) = spec.network.clone() {
             let machine = Arc::clone(&self.machine);
             blocking(move || names::write_all(&machine, &network)).await;
@@ -411,13 +411,13 @@ pub(crate) async fn ready(handle: &Handle) -> Result<(), Refusal> {
     let Some(ready) = &handle.proc.spec.ready else { return Ok(()) };
     let name = &handle.proc.name;
     let mut status = handle.status.clone();
-    let settled = status.wait_for(|s| match s.record.state {
+    let decided = status.wait_for(|s| match s.record.state {
         State::Stopped { .. } => true,
         State::Hot { .. } => !s.starting,
         _ => s.record.ready == Some(true),
     });
-    let settled = tokio::time::timeout(Duration::from_millis(ready.within_ms) + READY_MORE, settled).await;
-    let record = match settled {
+    let decided = tokio::time::timeout(Duration::from_millis(ready.within_ms) + READY_MORE, decided).await;
+    let record = match decided {
         Ok(Ok(status)) if status.record.ready == Some(true) => return Ok(()),
         Ok(Ok(status)) => Some(status.record.clone()),
         Ok(Err(_)) => return Err(Refusal::new(Code::Unknown, format!("{name} was removed before it was ready"))),

@@ -120,7 +120,7 @@ mod tests {
         ]
     }
 
-    fn look(document: &str, text: &str) -> Vec<String> {
+    fn check_one(document: &str, text: &str) -> Vec<String> {
         let files = project(document, text);
         let paths: Vec<String> = files.iter().map(|file| file.path.clone()).collect();
         findings(&files, &|path| paths.iter().any(|p| p == path || p.starts_with(&format!("{path}/"))))
@@ -131,16 +131,17 @@ mod tests {
         let text = "See [pool](crates/net/src/pool.rs#top), [web](https://example.org/x), [here](#words), `crates/net/`,\n\
                     `tests/test_park.py::test_keeps_data`, `kip_net::pool::tests::is_recycled`, `Vec::new`, `kip ps`,\n\
                     `crates/*/src`, `tests/test_park.py::test_keeps_data[lighttpd]`.\n";
-        assert_eq!(look("SPECIFICATION.md", text), Vec::<String>::new());
-        assert_eq!(look("docs/tour.md", "[pool](../crates/net/src/pool.rs)"), Vec::<String>::new());
+        assert_eq!(check_one("SPECIFICATION.md", text), Vec::<String>::new());
+        assert_eq!(check_one("docs/tour.md", "[pool](../crates/net/src/pool.rs)"), Vec::<String>::new());
     }
 
     // promise workspace: documents name only what exists
     #[test]
     fn what_is_not_there_is_named_with_its_line() {
-        assert_eq!(look("README.md", "x\n[gone](docs/gone.md)"), ["README.md:2: docs/gone.md does not exist"]);
-        assert_eq!(look("ARCHITECTURE.md", "`crates/gone`"), ["ARCHITECTURE.md:1: crates/gone does not exist"]);
-        let found = look("SPECIFICATION.md", "`tests/test_park.py::test_gone` and `kip_net::pool::tests::is_gone`");
+        assert_eq!(check_one("README.md", "x\n[gone](docs/gone.md)"), ["README.md:2: docs/gone.md does not exist"]);
+        assert_eq!(check_one("ARCHITECTURE.md", "`crates/gone`"), ["ARCHITECTURE.md:1: crates/gone does not exist"]);
+        let found =
+            check_one("SPECIFICATION.md", "`tests/test_park.py::test_gone` and `kip_net::pool::tests::is_gone`");
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(found.iter().all(|line| line.contains("there is no test")), "{found:?}");
     }
@@ -148,25 +149,25 @@ mod tests {
     #[test]
     fn what_is_to_be_read_at_one_sitting_is_short() {
         let text = "long\n".repeat(2000);
-        assert_eq!(look("README.md", &text), ["README.md: 10000 bytes; at most 8192, move details to docs/"]);
-        assert_eq!(look("ARCHITECTURE.md", &text), Vec::<String>::new());
-        assert_eq!(look("docs/tour.md", &text), Vec::<String>::new());
+        assert_eq!(check_one("README.md", &text), ["README.md: 10000 bytes; at most 8192, move details to docs/"]);
+        assert_eq!(check_one("ARCHITECTURE.md", &text), Vec::<String>::new());
+        assert_eq!(check_one("docs/tour.md", &text), Vec::<String>::new());
     }
 
     #[test]
-    fn design_documents_are_looked_at_unless_they_have_a_date() {
-        assert_eq!(look("docs/design/wake.md", "`crates/gone`").len(), 1);
-        assert_eq!(look("docs/design/2026-11-21-foundation.md", "`crates/gone`"), Vec::<String>::new());
+    fn design_documents_are_checked_unless_they_have_a_date() {
+        assert_eq!(check_one("docs/design/wake.md", "`crates/gone`").len(), 1);
+        assert_eq!(check_one("docs/design/2026-11-21-foundation.md", "`crates/gone`"), Vec::<String>::new());
     }
 
     #[test]
     fn a_name_that_only_begins_alike_is_another_test() {
-        assert_eq!(look("SPECIFICATION.md", "`tests/test_park.py::test_keeps`").len(), 1);
-        assert_eq!(look("SPECIFICATION.md", "`kip_worker::pool::tests::is_recycled`").len(), 1, "another crate");
+        assert_eq!(check_one("SPECIFICATION.md", "`tests/test_park.py::test_keeps`").len(), 1);
+        assert_eq!(check_one("SPECIFICATION.md", "`kip_worker::pool::tests::is_recycled`").len(), 1, "another crate");
     }
 
     #[test]
     fn frozen_designs_may_name_what_is_gone() {
-        assert_eq!(look("docs/design/2026-01-01-x.md", "[gone](gone.md) `crates/gone`"), Vec::<String>::new());
+        assert_eq!(check_one("docs/design/2026-01-01-x.md", "[gone](gone.md) `crates/gone`"), Vec::<String>::new());
     }
 }

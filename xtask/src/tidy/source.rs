@@ -109,7 +109,7 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
 mod tests {
     use super::*;
 
-    fn look(path: &str, text: &str) -> Vec<String> {
+    fn check_one(path: &str, text: &str) -> Vec<String> {
         findings(&File { path: path.into(), text: text.into() })
     }
 
@@ -117,46 +117,46 @@ mod tests {
 
     #[test]
     fn a_tidy_file_passes() {
-        assert_eq!(look("crates/net/src/lib.rs", GOOD), Vec::<String>::new());
-        assert_eq!(look("crates/net/src/pool.rs", "//! Pools.\nfn f() {}\n"), Vec::<String>::new());
-        assert_eq!(look("crates/sys/src/lib.rs", "//! Wrappers.\n#![allow(unsafe_code)]\n"), Vec::<String>::new());
-        assert_eq!(look("crates/net/build.rs", "fn main() {}\n"), Vec::<String>::new());
-        assert_eq!(look("docs/picture.md", "anything"), Vec::<String>::new());
+        assert_eq!(check_one("crates/net/src/lib.rs", GOOD), Vec::<String>::new());
+        assert_eq!(check_one("crates/net/src/pool.rs", "//! Pools.\nfn f() {}\n"), Vec::<String>::new());
+        assert_eq!(check_one("crates/sys/src/lib.rs", "//! Wrappers.\n#![allow(unsafe_code)]\n"), Vec::<String>::new());
+        assert_eq!(check_one("crates/net/build.rs", "fn main() {}\n"), Vec::<String>::new());
+        assert_eq!(check_one("docs/picture.md", "anything"), Vec::<String>::new());
     }
 
     // promise workspace: every module has a header; unsafe code is in one crate; files are short
     // held by: this, `xtask::tidy::source::tests::length_is_counted_up_to_the_tests`
     #[test]
     fn a_missing_header_or_forbid_is_found() {
-        assert!(look("crates/net/src/pool.rs", "fn f() {}\n")[0].contains("no `//!` header"));
+        assert!(check_one("crates/net/src/pool.rs", "fn f() {}\n")[0].contains("no `//!` header"));
         for root in ["lib.rs", "main.rs", "bin/kip-launch.rs"] {
-            let found = look(&format!("crates/net/src/{root}"), "//! Owns nothing.\n");
+            let found = check_one(&format!("crates/net/src/{root}"), "//! Owns nothing.\n");
             assert!(found.len() == 1 && found[0].contains("forbid(unsafe_code)"), "{root}: {found:?}");
         }
         let commented = "//! Owns nothing.\n// #![forbid(unsafe_code)]\n";
-        assert_eq!(look("crates/net/src/lib.rs", commented).len(), 1);
+        assert_eq!(check_one("crates/net/src/lib.rs", commented).len(), 1);
     }
 
     #[test]
     fn marks_of_unfinished_work_are_found_as_words_only() {
         for mark in [["TO", "DO"].concat(), ["FIX", "ME"].concat(), ["X", "XX"].concat()] {
-            let found = look("crates/net/src/pool.rs", &format!("//! Pools.\n// {mark}: later\n"));
+            let found = check_one("crates/net/src/pool.rs", &format!("//! Pools.\n// {mark}: later\n"));
             assert!(found.len() == 1 && found[0].starts_with("crates/net/src/pool.rs:2:"), "{found:?}");
-            assert_eq!(look("scripts/x", &format!("#!/bin/sh\n# {mark}\n")).len(), 1);
+            assert_eq!(check_one("scripts/x", &format!("#!/bin/sh\n# {mark}\n")).len(), 1);
         }
         let macro_call = format!("//! Pools.\nfn f() {{ {}) }}\n", ["todo", "!("].concat());
-        assert_eq!(look("crates/net/src/pool.rs", &macro_call).len(), 1);
-        assert_eq!(look("scripts/x", "#!/bin/sh\nmktemp /tmp/a.XXXXXX\n"), Vec::<String>::new());
+        assert_eq!(check_one("crates/net/src/pool.rs", &macro_call).len(), 1);
+        assert_eq!(check_one("scripts/x", "#!/bin/sh\nmktemp /tmp/a.XXXXXX\n"), Vec::<String>::new());
     }
 
     #[test]
     fn length_is_counted_up_to_the_tests() {
         let long = format!("//! Long.\n{}", "// x\n".repeat(LONGEST));
-        assert!(look("crates/net/src/pool.rs", &long)[0].contains("601 lines"));
+        assert!(check_one("crates/net/src/pool.rs", &long)[0].contains("601 lines"));
         let tested = format!("//! Short.\n#[cfg(test)]\nmod tests {{\n{}}}\n", "// x\n".repeat(LONGEST));
-        assert_eq!(look("crates/net/src/pool.rs", &tested), Vec::<String>::new());
+        assert_eq!(check_one("crates/net/src/pool.rs", &tested), Vec::<String>::new());
         let guarded = format!("//! Long.\n#[cfg(test)]\nfn f() {{}}\n{}", "// x\n".repeat(LONGEST));
-        assert_eq!(look("crates/net/src/pool.rs", &guarded).len(), 1, "a test function is no test module");
+        assert_eq!(check_one("crates/net/src/pool.rs", &guarded).len(), 1, "a test function is no test module");
     }
 
     #[test]
@@ -167,8 +167,8 @@ mod tests {
             "tests/helpers.py",
             "crates/net/src/pool/pool.rs",
         ] {
-            assert_eq!(look(path, "//! Things.\n").len(), 1, "{path}");
+            assert_eq!(check_one(path, "//! Things.\n").len(), 1, "{path}");
         }
-        assert_eq!(look("crates/checkpoint/src/helper.rs", "//! One CRIU helper.\n"), Vec::<String>::new());
+        assert_eq!(check_one("crates/checkpoint/src/helper.rs", "//! One CRIU helper.\n"), Vec::<String>::new());
     }
 }

@@ -53,15 +53,15 @@ mod tests {
 
     #[test]
     fn pronouns_are_found_where_the_public_reads() {
-        let look = |path: &str, text: &str| findings(&File { path: path.to_owned(), text: text.to_owned() });
+        let check_one = |path: &str, text: &str| findings(&File { path: path.to_owned(), text: text.to_owned() });
         assert_eq!(
-            look("docs/time.md", "The pager waits.\nWhoever waits."),
+            check_one("docs/time.md", "The pager waits.\nWhoever waits."),
             ["docs/time.md:2: name the subject instead of \"Whoever\""]
         );
-        assert_eq!(look("crates/api/src/lib.rs", "/// Wakes nobody.").len(), 1);
+        assert_eq!(check_one("crates/api/src/lib.rs", "/// Wakes nobody.").len(), 1);
         let none = [("docs/design/2026-01-01-old.md", "nobody"), ("crates/pager/src/lib.rs", "    expect(\"nobody\")")];
-        assert!(none.iter().all(|(path, text)| look(path, text).is_empty()));
-        assert_eq!(look("crates/pager/src/lib.rs", "    // Nobody waits.").len(), 1);
-        assert!(look("docs/time.md", "A client that nobody_else knows.").is_empty(), "a name");
+        assert!(none.iter().all(|(path, text)| check_one(path, text).is_empty()));
+        assert_eq!(check_one("crates/pager/src/lib.rs", "    // Nobody waits.").len(), 1);
+        assert!(check_one("docs/time.md", "A client that nobody_else knows.").is_empty(), "a name");
     }
 }

@@ -212,15 +212,15 @@ impl Service for Fake {
 
     async fn details(&self, name: ProcName, of: Detail) -> Result<Details, Refusal> {
         let (generation, tier) = self.change(&name, |view| (view.generation, view.tier.unwrap_or(Tier::Hot)))?;
-        let looked = Looked { name, tier, generation };
+        let inspected = Inspected { name, tier, generation };
         Ok(match of {
             Detail::Files => {
                 let own = OwnFilesView { complete: true, ..OwnFilesView::default() };
-                Details::Files(FilesView { looked, processes: Vec::new(), own })
+                Details::Files(FilesView { inspected, processes: Vec::new(), own })
             }
-            Detail::Env => Details::Env(EnvView { looked, processes: Vec::new() }),
-            Detail::Sockets => Details::Sockets(SocketsView { looked, sockets: Vec::new() }),
-            Detail::Maps => Details::Maps(MapsView { looked, processes: Vec::new() }),
+            Detail::Env => Details::Env(EnvView { inspected, processes: Vec::new() }),
+            Detail::Sockets => Details::Sockets(SocketsView { inspected, sockets: Vec::new() }),
+            Detail::Maps => Details::Maps(MapsView { inspected, processes: Vec::new() }),
         })
     }
 

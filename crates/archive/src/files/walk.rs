@@ -8,7 +8,7 @@
 use super::beneath;
 use super::rules::{self, Ids, Stray, Strays};
 use super::tree::{Attributes, Entry, Extent, Node, Tree};
-use crate::index::{self, Blocks, ContentHash, Place};
+use crate::index::{self, Blocks, ContentHash, ContentPlace};
 use crate::packing::{PackError, Packing};
 use crate::wire;
 use kip_types::Realm;
@@ -30,7 +30,7 @@ const SMALL: usize = 64 << 10;
 const SHARED: usize = 256 << 10;
 /// How old the times of a file must be for it to be known by them, in ns: the kernel's clock for files ticks every 10
 /// ms at most.
-const SETTLED_NS: i128 = 20_000_000;
+const STABLE_NS: i128 = 20_000_000;
 const SEEN: [u8; 8] = *b"KIPSEEN1";
 
 /// A directory cannot be archived.
@@ -91,7 +91,7 @@ impl Identity {
 }
 
 /// A part of a file's content: offset, length, where.
-type Part = (u64, u32, Place);
+type Part = (u64, u32, ContentPlace);
 
 /// The contents of one proc's files, by what the files are known by. A local cache, as [`index::Known`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Seen {
             for _ in 0..reader.count()? {
                 let (offset, length) = (reader.number()?, reader.small()?);
                 let block = *list.get(reader.small()? as usize)?;
-                parts.push((offset, length, Place { block, at: reader.small()? }));
+                parts.push((offset, length, ContentPlace { block, at: reader.small()? }));
             }
             seen.files.insert(Identity { dev, ino, size, mtime_ns, ctime_ns }, parts);
         }
@@ -219,7 +219,7 @@ pub fn archive(root: &Path, walk: &Walk<'_>, seen: &Seen, packing: &mut Packing<
     }
     contents.flush(packing)?;
     tree.order = order;
-    let seen = contents.settle(&mut tree, &ids, now);
+    let seen = contents.finalize(&mut tree, &ids, now);
     tree.blocks.iter().for_each(|block| packing.refer(block));
     debug_assert_eq!(tree.fault(), None);
     Ok(Archived { tree, seen, read, skipped })
@@ -252,7 +252,7 @@ impl Listing<'_> {
             attributes: Attributes::default(),
             node: Node::Directory,
         });
-        self.look(0)?;
+        self.read_entry(0)?;
         let mut left = vec![0];
         while let Some(index) = left.pop() {
             let from = self.tree.entries.len();
@@ -279,7 +279,7 @@ impl Listing<'_> {
             let new = self.tree.entries.len() as u32;
             let attributes = Attributes::default();
             self.tree.entries.push(Entry { parent: index, name, attributes, node: Node::Directory });
-            if !self.look(new)? {
+            if !self.read_entry(new)? {
                 self.skipped.push(path_of(&self.tree, new));
                 self.tree.entries.pop();
             }
@@ -288,7 +288,7 @@ impl Listing<'_> {
     }
 
     /// Fills in what an entry is; false if it is to be left out.
-    fn look(&mut self, index: u32) -> Result<bool, WalkError> {
+    fn read_entry(&mut self, index: u32) -> Result<bool, WalkError> {
         self.walk.goes_on()?;
         let failed = self.failed(index);
         let fd = beneath::open(self.root, &self.tree.path(index), OFlags::PATH).map_err(&failed)?;
@@ -380,7 +380,7 @@ fn xattrs(fd: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
 /// Where a part of a file's content will be.
 #[derive(Debug, Clone, Copy)]
 enum Spot {
-    Placed(Place),
+    Placed(ContentPlace),
     /// In the shared block with this number, from this byte on.
     Shared(usize, u32),
 }
@@ -393,7 +393,7 @@ struct Contents {
     shared: Vec<u8>,
     coming: HashMap<ContentHash, u32>,
     /// Those that were written.
-    written: Vec<Place>,
+    written: Vec<ContentPlace>,
 }
 
 impl Contents {
@@ -449,7 +449,7 @@ impl Contents {
             return Ok(Spot::Placed(place));
         }
         if bytes.len() >= SMALL {
-            let place = Place { block: packing.push(bytes)?, at: 0 };
+            let place = ContentPlace { block: packing.push(bytes)?, at: 0 };
             packing.add(hash, place);
             return Ok(Spot::Placed(place));
         }
@@ -470,21 +470,21 @@ impl Contents {
         }
         let block = packing.push(&self.shared)?;
         for (hash, at) in self.coming.drain() {
-            packing.add(hash, Place { block, at });
+            packing.add(hash, ContentPlace { block, at });
         }
         self.shared.clear();
-        self.written.push(Place { block, at: 0 });
+        self.written.push(ContentPlace { block, at: 0 });
         Ok(())
     }
 
     /// Writes extents into the tree, now that every place is known.
-    fn settle(self, tree: &mut Tree, ids: &HashMap<u32, Identity>, now_ns: i128) -> Seen {
+    fn finalize(self, tree: &mut Tree, ids: &HashMap<u32, Identity>, now_ns: i128) -> Seen {
         let mut blocks = Blocks::default();
         let mut seen = Seen::default();
         for (index, parts) in self.parts {
             let place = |spot| match spot {
                 Spot::Placed(place) => place,
-                Spot::Shared(block, at) => Place { at, ..self.written[block] },
+                Spot::Shared(block, at) => ContentPlace { at, ..self.written[block] },
             };
             let parts: Vec<Part> =
                 parts.into_iter().map(|(offset, length, spot)| (offset, length, place(spot))).collect();
@@ -498,7 +498,7 @@ impl Contents {
                 *extents = parts.iter().map(extent).collect();
             }
             let id = ids[&index];
-            if now_ns - id.ctime_ns.max(id.mtime_ns) > SETTLED_NS {
+            if now_ns - id.ctime_ns.max(id.mtime_ns) > STABLE_NS {
                 seen.files.insert(id, parts);
             }
         }

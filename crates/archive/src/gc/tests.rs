@@ -28,7 +28,7 @@ fn two_marks_a_grace_time_apart_are_needed() {
     assert_eq!(second.delete, [object]);
     assert!(!second.candidates.may_use(&pack(1)), "until it is gone");
     let saved = plan(&mark(1110, &all), &first.candidates, 100);
-    assert_eq!(saved, Plan::default());
+    assert_eq!(saved, SweepPlan::default());
     assert_eq!(plan(&mark(1200, &none), &saved.candidates, 100).delete, [], "it begins anew");
     let back = plan(&mark(500, &none), &first.candidates, 100);
     assert_eq!((back.delete.len(), back.candidates.0[&object]), (0, Some(500)), "the clock went back");
@@ -91,7 +91,7 @@ const PROCS: usize = 2;
 enum Step {
     Pass(u64),
     Begin(usize),
-    Look(usize),
+    ListPacks(usize),
     Refer(usize, usize),
     Upload(usize),
     /// Writes the front of the next generation. Whether or not it is answered, the request may arrive once more, later.
@@ -134,7 +134,7 @@ struct Collector {
     listed: Option<Vec<Stored>>,
     began_ms: u64,
     live: Option<BTreeSet<Object>>,
-    plan: Option<Plan>,
+    plan: Option<SweepPlan>,
     /// What it stored, and not yet said to be so.
     unsaid: bool,
     delete: Vec<Object>,
@@ -174,7 +174,7 @@ impl World {
                 let read = self.heads[who % PROCS].version;
                 self.writers[who] = Writer { writing, read, ..Writer::default() };
             }
-            Step::Look(who) => {
+            Step::ListPacks(who) => {
                 let pack = |object: &Object| if let Object::Pack(pack) = object { Some(*pack) } else { None };
                 let stored: Vec<PackId> = self.stored.keys().filter_map(pack).collect();
                 if let Some(writing) = &mut self.writers[who].writing {
@@ -297,7 +297,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (0u64..60).prop_map(Step::Pass),
         writer.clone().prop_map(Step::Begin),
-        writer.clone().prop_map(Step::Look),
+        writer.clone().prop_map(Step::ListPacks),
         (writer.clone(), any::<usize>()).prop_map(|(who, which)| Step::Refer(who, which)),
         writer.clone().prop_map(Step::Upload),
         (writer.clone(), any::<bool>()).prop_map(|(who, answered)| Step::Front(who, answered)),
@@ -317,7 +317,14 @@ fn step() -> impl Strategy<Value = Step> {
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let generation = (0usize..2 * PROCS, any::<usize>()).prop_map(|(who, which)| {
         let refer = Step::Refer(who, which);
-        vec![Step::Begin(who), Step::Look(who), refer, Step::Upload(who), Step::Front(who, true), Step::Publish(who)]
+        vec![
+            Step::Begin(who),
+            Step::ListPacks(who),
+            refer,
+            Step::Upload(who),
+            Step::Front(who, true),
+            Step::Publish(who),
+        ]
     });
     let collection = (0u64..2 * GRACE, any::<bool>()).prop_map(|(slow, says)| {
         let pause = if slow > GRACE { slow } else { 0 };

@@ -50,18 +50,18 @@ impl Change {
 }
 
 /// What an apply would do, in the order in which it does.
-pub struct Plan {
+pub struct ApplyPlan {
     changes: Vec<Change>,
     described: Vec<Option<Described>>,
     /// Procs that the file made and does not describe any more, and that stay.
     left_over: Vec<ProcName>,
 }
 
-impl Plan {
+impl ApplyPlan {
     /// Compares a file with what is there. Wakes no proc.
-    pub async fn new(client: &Client, asked: &Asked, prune: bool) -> anyhow::Result<Plan> {
+    pub async fn new(client: &Client, asked: &Asked, prune: bool) -> anyhow::Result<ApplyPlan> {
         let there = client.list().await?;
-        let mut plan = Plan { changes: Vec::new(), described: Vec::new(), left_over: Vec::new() };
+        let mut plan = ApplyPlan { changes: Vec::new(), described: Vec::new(), left_over: Vec::new() };
         let document = &asked.document;
         let kept = |name: &ProcName| {
             document.procs.iter().any(|p| p.request.spec.name == *name) || document.left_out.contains(name)

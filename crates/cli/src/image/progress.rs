@@ -34,7 +34,7 @@ impl Progress {
         })
     }
 
-    pub fn tell(&mut self, progress: &PullProgress) {
+    pub fn report(&mut self, progress: &PullProgress) {
         match progress {
             PullProgress::Here { layer } => {
                 let bar = self.bar(layer);

@@ -35,7 +35,7 @@ pub fn ls(views: &[SnapshotsView]) -> String {
         };
         if let Some(trouble) = &proc.trouble {
             rows.push(row(dash(), dash(), [dash(), dash(), dash(), dash()]));
-            tell(&mut troubles, &format!("{name} {id}"), trouble);
+            report_trouble(&mut troubles, &format!("{name} {id}"), trouble);
         }
         for (place, one) in proc.generations.iter().enumerate() {
             // Packs are those of all generations together: they stand beside the first.
@@ -58,11 +58,11 @@ pub fn ls(views: &[SnapshotsView]) -> String {
 
 fn trouble_of(troubles: &mut String, name: &str, one: &SnapshotView) {
     if let Some(trouble) = &one.trouble {
-        tell(troubles, &format!("{name}@{}", one.generation), trouble);
+        report_trouble(troubles, &format!("{name}@{}", one.generation), trouble);
     }
 }
 
-fn tell(troubles: &mut String, what: &str, trouble: &str) {
+fn report_trouble(troubles: &mut String, what: &str, trouble: &str) {
     writeln!(troubles, "{what}: {}", one_line(trouble)).expect("a String takes every write");
 }
 

@@ -1,6 +1,6 @@
 //! A picture of procs as lines of a screen. Pure.
 
-use super::look::{TIERS, tier_word};
+use super::compare::{TIERS, tier_word};
 use crate::text::{bytes, micros, millis, one_line, short, utc};
 use kip_types::api::{CacheView, RoomView, TopProc, TopView};
 

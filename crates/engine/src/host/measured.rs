@@ -12,12 +12,12 @@ pub struct Measured {
     /// A hibernated one, and in which sleep. Its threads stand still: but for what the kernel or the pager moves to disk meanwhile, that
     /// does not change before it wakes.
     asleep: Mutex<Option<(SleepView, Measure)>>,
-    looks: Mutex<Looks>,
+    samples: Mutex<Samples>,
 }
 
 #[derive(Debug, Default)]
-struct Looks {
-    /// When the oldest look began that has not ended.
+struct Samples {
+    /// When the oldest sample began that has not ended.
     began: Option<Instant>,
     /// What the newest one found.
     last: Option<Measure>,
@@ -43,27 +43,27 @@ impl Measured {
 
     /// What was measured last.
     pub fn last(&self) -> Measure {
-        self.looks.lock().last.clone().unwrap_or_default()
+        self.samples.lock().last.clone().unwrap_or_default()
     }
 
-    /// Looks, unless an earlier look has been under way for so long.
-    pub fn look(&self, stuck_after: Duration, look: impl FnOnce() -> Measure) -> Option<Measure> {
+    /// Samples, unless an earlier look has been under way for so long.
+    pub fn sample(&self, stuck_after: Duration, measure: impl FnOnce() -> Measure) -> Option<Measure> {
         let now = Instant::now();
         let first = {
-            let mut looks = self.looks.lock();
-            if looks.began.is_some_and(|began| now - began > stuck_after) {
+            let mut samples = self.samples.lock();
+            if samples.began.is_some_and(|began| now - began > stuck_after) {
                 return None;
             }
-            let first = looks.began.is_none();
-            looks.began.get_or_insert(now);
+            let first = samples.began.is_none();
+            samples.began.get_or_insert(now);
             first
         };
-        let found = look();
-        let mut looks = self.looks.lock();
+        let found = measure();
+        let mut samples = self.samples.lock();
         if first {
-            looks.began = None;
+            samples.began = None;
         }
-        looks.last = Some(found.clone());
+        samples.last = Some(found.clone());
         Some(found)
     }
 }

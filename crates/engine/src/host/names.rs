@@ -8,7 +8,7 @@
 
 use super::{Host, Proc, resolver};
 use kip_net::addr::Addresses;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use kip_types::chain;
 use std::fs;
 use std::io;
@@ -40,7 +40,7 @@ fn with_part(text: &str, part: &str) -> String {
 }
 
 /// Tells a proc of those of its network, itself among them. It has its files, at `place`.
-pub fn write_at(proc: &Proc, place: &Place) {
+pub fn write_at(proc: &Proc, place: &OwnFilesPlace) {
     let Some(network) = &proc.spec.network else { return };
     let procs = proc.shared.live_procs();
     let mut all: Vec<&Arc<Proc>> = procs.iter().filter(|p| p.spec.network.as_ref() == Some(network)).collect();

@@ -3,7 +3,7 @@
 use super::measured::Measured;
 use super::resolver::Resolver;
 use super::{Host, names};
-use crate::holdings::{Holdings, key};
+use crate::fd_store::{FdStore, key};
 use crate::meter::Meter;
 use crate::pins;
 use crate::tree::Tree;
@@ -11,7 +11,7 @@ use kip_image::Digest;
 use kip_net::Slot;
 use kip_sandbox::cgroup::Cgroup;
 use kip_sandbox::launcher::LaunchError;
-use kip_sandbox::quota::{OwnFiles, Place};
+use kip_sandbox::quota::{OwnFiles, OwnFilesPlace};
 use kip_sandbox::rootfs::{Mounts, RootfsError, RootfsSpec, forget_cached};
 use kip_types::chain;
 use kip_types::{Image, ProcName, Spec};
@@ -57,7 +57,7 @@ pub struct Proc {
     /// Its control group.
     pub cgroup: Cgroup,
     /// Descriptors that are held for it.
-    pub holdings: Holdings,
+    pub fd_store: FdStore,
     /// What it has used.
     pub meter: Meter,
     /// What its sleeps have measured.
@@ -71,12 +71,13 @@ pub struct Proc {
 }
 
 impl Proc {
-    /// A proc that is recorded, in the directory of its name; `holdings` are empty for one that has not been here before.
+    /// A proc that is recorded, in the directory of its name. `fd_store` is empty for one that has
+    /// not been here before.
     pub fn new(
         shared: &Arc<Host>,
         spec: Spec,
         (slot, base): (Slot, PathBuf),
-        holdings: Holdings,
+        fd_store: FdStore,
         meter: Meter,
     ) -> Arc<Proc> {
         let (name, dir) = (spec.name.clone(), shared.records.directory(&spec.name));
@@ -89,7 +90,7 @@ impl Proc {
             slot,
             base,
             cgroup,
-            holdings,
+            fd_store,
             meter,
             measured: Measured::default(),
             probing: tokio::sync::Mutex::default(),
@@ -114,7 +115,7 @@ impl Proc {
     }
 
     /// Directories whose files lie over the host's /usr inside. Its own are at `place`.
-    pub fn dirs_over_usr(&self, place: &Place) -> Vec<PathBuf> {
+    pub fn dirs_over_usr(&self, place: &OwnFilesPlace) -> Vec<PathBuf> {
         let mut dirs = vec![place.path().join("upper/usr")];
         dirs.extend(self.layer().map(|l| l.join("usr")));
         dirs
@@ -180,14 +181,14 @@ impl Proc {
 
     /// The mounts that are held, unless a wake is to have others: pins over the base, or no longer.
     pub fn held_mounts(&self, with_pins: bool) -> Option<Mounts> {
-        let get = |key| self.holdings.get(key)?.try_clone().ok();
+        let get = |key| self.fd_store.get(key)?.try_clone().ok();
         let are_those = with_pins == pins::are_in_use(&self.dir.join("pins"));
         Some(Mounts { root: get(key::ROOT)?, usr: get(key::USR)?, volumes: Vec::new() }).filter(|_| are_those)
     }
 
     /// What is held of its files is to be no more than it needs.
     pub fn forget_cached_files(&self) {
-        for mount in [key::ROOT, key::USR].into_iter().filter_map(|key| self.holdings.get(key)) {
+        for mount in [key::ROOT, key::USR].into_iter().filter_map(|key| self.fd_store.get(key)) {
             if let Err(error) = forget_cached(mount.as_fd()) {
                 tracing::debug!(proc = %self.name, %error, "what the kernel remembers of its files stays");
             }
@@ -199,7 +200,7 @@ impl Proc {
         // Held mounts live on when their layers are deleted, but the deleted files are not in them.
         self.rootfs(&self.dir, with_pins).check_layers()?;
         let held = self.held_mounts(with_pins);
-        if let Err(e) = self.holdings.drop_prefix(key::MOUNTS) {
+        if let Err(e) = self.fd_store.drop_prefix(key::MOUNTS) {
             tracing::warn!(proc = %self.name, error = %e, "the keeper did not let mounts go");
         }
         held.map_or_else(|| self.mounts(with_pins), Ok)
@@ -207,15 +208,15 @@ impl Proc {
 
     /// Namespaces that are held through parking, with their CLONE_NEW* types.
     pub fn held_namespaces(&self) -> Vec<(i32, Arc<OwnedFd>)> {
-        KINDS.iter().filter_map(|(k, _, kind)| Some((*kind, self.holdings.get(k)?))).collect()
+        KINDS.iter().filter_map(|(k, _, kind)| Some((*kind, self.fd_store.get(k)?))).collect()
     }
 
     /// The user namespace of a parked proc.
     pub fn held_user(&self) -> io::Result<OwnedFd> {
-        if let Some(user) = self.holdings.get(key::USER) {
+        if let Some(user) = self.fd_store.get(key::USER) {
             return user.try_clone();
         }
-        let ipc = self.holdings.get(key::IPC).ok_or(io::ErrorKind::NotFound)?;
+        let ipc = self.fd_store.get(key::IPC).ok_or(io::ErrorKind::NotFound)?;
         kip_sys::ns::owner(ipc.as_fd())
     }
 }
@@ -227,7 +228,7 @@ const KINDS: [(&str, &str, i32); 3] = [
     (key::IPC, "ipc", libc_flags::NEWIPC),
 ];
 
-/// A namespace of a running proc: its key in the holdings, its CLONE_NEW* type.
+/// A namespace of a running proc: its key in the fd store, its CLONE_NEW* type.
 pub struct Namespace {
     /// What it is held as.
     pub key: &'static str,

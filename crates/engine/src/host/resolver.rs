@@ -6,7 +6,7 @@
 //! program's then. A question wakes no proc, and keeps none awake. Sources: RFC 1035, RFC 6891, resolv.conf(5).
 
 use super::{Host, Proc};
-use crate::holdings::key;
+use crate::fd_store::key;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, ResponseCode};
 use hickory_proto::rr::{DNSClass, RData, Record, RecordType};
 use kip_net::addr::Addresses;
@@ -77,7 +77,7 @@ pub fn make(proc: &Proc, namespace: BorrowedFd<'_>) {
     }
     let held = sockets(namespace).and_then(|(udp, tcp)| {
         let fds = vec![(key::DNS_UDP.to_owned(), udp), (key::DNS_TCP.to_owned(), tcp)];
-        proc.holdings.hold(fds).map_err(io::Error::other)
+        proc.fd_store.hold(fds).map_err(io::Error::other)
     });
     match held {
         Ok(()) => take_up(proc),
@@ -90,7 +90,7 @@ pub fn take_up(proc: &Proc) {
     if !proc.shared.knows_names.load(Ordering::SeqCst) {
         return;
     }
-    let (Some(udp), Some(tcp)) = (proc.holdings.get(key::DNS_UDP), proc.holdings.get(key::DNS_TCP)) else { return };
+    let (Some(udp), Some(tcp)) = (proc.fd_store.get(key::DNS_UDP), proc.fd_store.get(key::DNS_TCP)) else { return };
     let (Some(network), Ok(runtime)) = (proc.spec.network.clone(), tokio::runtime::Handle::try_current()) else {
         return;
     };

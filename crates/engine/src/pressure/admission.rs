@@ -19,7 +19,7 @@ pub(super) const WAKES_PER_CORE: usize = 2;
 /// How long relief has to make room for one.
 pub const ROOM_WITHIN: Duration = Duration::from_secs(2);
 /// Between looks for room while relief is at work.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
 /// How much work a wake is, its memory aside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,7 +183,7 @@ impl Pressure {
                 break;
             }
             self.asked.notify_one();
-            let _ = tokio::time::timeout(LOOK_EVERY, passes.changed()).await;
+            let _ = tokio::time::timeout(POLL_EVERY, passes.changed()).await;
         }
         match self.promise(&need, last_resort) {
             Some(promise) => Ok(self.grant(&need, promise, Some(place), true)),
@@ -226,7 +226,7 @@ impl Pressure {
                 return Err(Refusal::new(Code::Exhausted, format!("{name} cannot start: {state}; {advice}")));
             }
             self.asked.notify_one();
-            let _ = tokio::time::timeout(LOOK_EVERY, passes.changed()).await;
+            let _ = tokio::time::timeout(POLL_EVERY, passes.changed()).await;
         }
     }
 }
@@ -246,7 +246,7 @@ mod tests {
         (Pressure::new(marks, none), move |bytes| Need { bytes, there: 0, group: group.clone(), work: Work::Much })
     }
 
-    fn tell_pass(pressure: &Pressure, hopeless: bool) {
+    fn report_pass(pressure: &Pressure, hopeless: bool) {
         pressure.passes.send_modify(|p| *p = Pass { number: p.number + 1, used: 0, hopeless });
     }
 
@@ -279,7 +279,7 @@ mod tests {
         let hopeless = tokio::spawn(Arc::clone(&pressure).admit(need(900)));
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(10)).await;
-            tell_pass(&pressure, true);
+            report_pass(&pressure, true);
         }
         hopeless.await.unwrap().unwrap_err();
         assert!(begun.elapsed() < ROOM_WITHIN);

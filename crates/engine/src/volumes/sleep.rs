@@ -39,7 +39,7 @@ pub enum UnfitVolume {
     #[error("{} is not what is mounted at {target} any more: it was replaced since the start; start it anew", path.display())]
     Replaced { path: PathBuf, target: String },
     #[error("the volume at {target} cannot be looked at")]
-    Look {
+    Inspect {
         target: String,
         #[source]
         source: io::Error,
@@ -106,7 +106,7 @@ fn read_file(root: BorrowedFd<'_>, path: &str) -> rustix::io::Result<SleptFile> 
 }
 
 /// The volumes of a running proc, in the order in which they are mounted, still without files.
-pub fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
+pub fn read(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
     let mut volumes = Vec::new();
     if proc.spec.volumes.is_empty() {
         return Ok(volumes);
@@ -115,7 +115,7 @@ pub fn look(proc: &Proc, init: u32) -> Result<Vec<Slept>, UnfitVolume> {
     let mounts = fs::read_to_string(format!("/proc/{init}/mountinfo")).map_err(UnfitVolume::Processes)?;
     for spec in in_order(&proc.spec) {
         let (target, path) = (spec.target.clone(), path_of(&proc.shared.data, &spec.source));
-        let unread = |e: Errno| UnfitVolume::Look { target: target.clone(), source: e.into() };
+        let unread = |e: Errno| UnfitVolume::Inspect { target: target.clone(), source: e.into() };
         // Also where its last part is a link.
         let flags = OFlags::PATH | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;

@@ -6,8 +6,8 @@
 use super::reopen::open_again;
 use super::{Steps, WakeError, end_half_made, release, timers};
 use crate::cause::WakeCause;
+use crate::fd_store::key;
 use crate::hibernate;
-use crate::holdings::key;
 use crate::host::Proc;
 use crate::inotify::key_of;
 use crate::plans::plan_wake;
@@ -88,9 +88,9 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
     let get = |what: &Received| match what {
         Received::Plan => None,
         Received::Pages(name) => File::open(images.join(name)).ok().map(|f| Arc::new(f.into())),
-        Received::Object(id) => proc.holdings.get(&format!("{}{id}", key::OBJECT)),
+        Received::Object(id) => proc.fd_store.get(&format!("{}{id}", key::OBJECT)),
         Received::Deleted(id) => {
-            let held = proc.holdings.get(&format!("{}{id}", key::OBJECT))?;
+            let held = proc.fd_store.get(&format!("{}{id}", key::OBJECT))?;
             let again = open_again(held.as_fd(), mounts.as_ref()?);
             again
                 .map_err(|error| tracing::info!(proc = %proc.name, %error, "a deleted file cannot be opened again"))
@@ -103,11 +103,11 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
             .map_err(|error| tracing::warn!(proc = %proc.name, %error, "a memory file cannot be made again"))
             .ok()
             .map(Arc::new),
-        Received::Inotify(id) => proc.holdings.get(&key_of(*id)),
-        Received::Socket(inode) => proc.holdings.get(&format!("{}{inode}", key::SOCKET)),
+        Received::Inotify(id) => proc.fd_store.get(&key_of(*id)),
+        Received::Socket(inode) => proc.fd_store.get(&format!("{}{inode}", key::SOCKET)),
     };
     let received = plan.received.iter().skip(1).map(get).collect::<Option<Vec<_>>>()?;
-    let namespace = |key| proc.holdings.get(key);
+    let namespace = |key| proc.fd_store.get(key);
     let user = Arc::new(proc.held_user().ok()?);
     let namespaces = [user, namespace(key::NET)?, namespace(key::UTS)?, namespace(key::IPC)?];
     Some(Ready { plan, received, namespaces })

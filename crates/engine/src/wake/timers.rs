@@ -21,20 +21,20 @@ const LONGEST_LEAD_NS: i64 = 500_000_000;
 /// POSIX and interval timers are stored as what is left when CRIU arms them. The images are made for a moment that is
 /// a little sooner than the last restore was ready for it; if this one is faster, it waits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct TimerPlan {
     begin: Now,
     lead_ns: i64,
 }
 
-impl Plan {
+impl TimerPlan {
     /// Begins now.
-    pub(super) fn new(proc: &Proc, clocks: &clocks::Clocks) -> Plan {
+    pub(super) fn new(proc: &Proc, clocks: &clocks::Clocks) -> TimerPlan {
         let leads = proc.shared.leads();
         // Before its first wake: the fastest of the others.
         let last = leads.get(&proc.slot).or_else(|| leads.values().min()).copied();
         drop(leads);
         let lead_ns = last.map_or(FIRST_LEAD_NS, |last| (last / 8 * 7).min(LONGEST_LEAD_NS));
-        Plan { begin: Now::read(), lead_ns: if clocks.are_in_images() { lead_ns } else { 0 } }
+        TimerPlan { begin: Now::read(), lead_ns: if clocks.are_in_images() { lead_ns } else { 0 } }
     }
 
     /// The moment that timers are moved to.

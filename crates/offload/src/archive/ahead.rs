@@ -88,7 +88,7 @@ impl Stream {
     }
 
     /// They come already, with those before the last.
-    fn brings(&self, missed: &Range<u32>) -> bool {
+    fn covers(&self, missed: &Range<u32>) -> bool {
         self.before.start <= missed.start && missed.end <= self.before.end
     }
 
@@ -115,7 +115,7 @@ impl Streams {
         benefit: &mut Benefit,
         used: impl Fn(u32) -> bool,
     ) -> Range<u32> {
-        if self.0.iter().any(|stream| stream.brings(&missed)) {
+        if self.0.iter().any(|stream| stream.covers(&missed)) {
             return missed.end..missed.end;
         }
         let found = self.0.iter().enumerate().find_map(|(at, s)| s.followed_by(&missed).map(|down| (at, down)));

@@ -44,13 +44,13 @@ const GRAIN: u64 = 4096;
 pub(super) struct Cache {
     directory: PathBuf,
     limit: u64,
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CacheState {
     /// By object and start.
     entries: HashMap<Arc<str>, BTreeMap<u64, Entry>>,
     /// The longest unused first.
@@ -85,7 +85,7 @@ fn parsed(name: &str) -> Option<(String, Range<u64>)> {
     (range.start < range.end).then(|| (object.replace('.', "/"), range))
 }
 
-impl State {
+impl CacheState {
     fn insert(&mut self, object: &Arc<str>, range: &Range<u64>) {
         self.turn += 1;
         let entry = Entry { end: range.end, turn: self.turn };
@@ -192,7 +192,7 @@ impl Cache {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, CacheState> {
         self.state.lock()
     }
 
@@ -337,7 +337,7 @@ impl Cache {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // The whole cache was removed from outside.
                 let mut state = self.state();
-                *state = State { begun: state.begun, told: state.told, ..State::default() };
+                *state = CacheState { begun: state.begun, told: state.told, ..CacheState::default() };
                 drop(state);
                 tracing::warn!(path = %self.directory.display(), "the cache has gone from the disk; it begins anew");
                 self.make_directory()?;
@@ -348,7 +348,7 @@ impl Cache {
     }
 
     /// Lets go of those unused the longest, until there is room for `more` bytes, on the disk and in number.
-    fn shrink(&self, state: &mut State, more: u64) {
+    fn shrink(&self, state: &mut CacheState, more: u64) {
         let least = if more == 0 { self.limit } else { state.bytes.min(self.limit).saturating_sub(more) };
         while state.bytes > least || state.order.len() > MOST_ENTRIES {
             let Some((_, (object, start))) = state.order.first_key_value() else { return };
@@ -358,7 +358,7 @@ impl Cache {
     }
 
     /// Under the lock, so that a file that comes anew is not taken for the old one.
-    fn drop_entry(&self, state: &mut State, object: &str, start: u64) -> Option<Range<u64>> {
+    fn drop_entry(&self, state: &mut CacheState, object: &str, start: u64) -> Option<Range<u64>> {
         let range = state.remove(object, start)?;
         let _ = fs::remove_file(self.path(object, &range));
         Some(range)
@@ -376,7 +376,7 @@ impl Cache {
         }
     }
 
-    /// Told now and then.
+    /// Reported now and then.
     fn trouble(&self, error: &io::Error) {
         let mut state = self.state();
         if state.told.is_none_or(|at| at.elapsed() > TOLD_EVERY) {

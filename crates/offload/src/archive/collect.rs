@@ -102,12 +102,12 @@ impl Archive {
             }
         };
         let began_ms = now_ms();
-        let looked = self.look().await;
-        if let (Err(_), Some((begun, version))) = (&looked, &leased) {
+        let marked = self.survey_and_mark().await;
+        if let (Err(_), Some((begun, version))) = (&marked, &leased) {
             // If not even that can be noted, the lease ends by itself.
             let _ = self.note(&begun.end(now_ms()), Some(version)).await;
         }
-        let (survey, live) = looked?;
+        let (survey, live) = marked?;
         let mark = Mark { began_ms, live: &live, stored: &survey.stored };
         let planned = plan(&mark, &noted.candidates, request.grace_ms);
         fault::reach("gc-marked");
@@ -128,7 +128,7 @@ impl Archive {
                 tracing::warn!(error = chain(&e), "what dead writers left in the store stays there");
             }
         }
-        Ok(self.told(request, &survey, &live, &deleted, &candidates))
+        Ok(self.report(request, &survey, &live, &deleted, &candidates))
     }
 
     /// Keeps other data directories from collecting, if none does now.
@@ -151,7 +151,7 @@ impl Archive {
         Ok(self.store.swap_reference(&self.collection_key(), version, collection.encode().into()).await?)
     }
 
-    async fn look(&self) -> Result<(Survey, BTreeSet<Object>), CollectError> {
+    async fn survey_and_mark(&self) -> Result<(Survey, BTreeSet<Object>), CollectError> {
         let mut survey = self.survey(&self.store.in_background()).await?;
         let heads = std::mem::take(&mut survey.heads);
         let live = self.live(heads, &survey.fronts).await?;
@@ -224,7 +224,7 @@ impl Archive {
         failed.map_or(Ok(gone), |e| Err(e.into()))
     }
 
-    fn told(
+    fn report(
         &self,
         request: &CollectRequest,
         survey: &Survey,

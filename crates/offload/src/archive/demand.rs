@@ -103,15 +103,15 @@ impl DemandError {
     }
 }
 
-/// How it went to bring pages that a running proc waits for.
+/// Outcome of fetching pages that a running proc waits for.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Brought {
+pub enum Fetched {
     /// They are here.
     All,
-    /// Not yet: the store does not give them. Told now and then.
+    /// Not yet: the store does not give them. Reported now and then.
     Later {
-        /// Why, where it is time to tell.
-        tell: Option<String>,
+        /// Why, where it is time to report it.
+        report: Option<String>,
     },
     /// They cannot be had: what the store has is not what was stored.
     Damaged(String),
@@ -231,7 +231,7 @@ impl Archive {
 
     /// Fetches blocks that no thread waits for, range by range: a thread that comes to wait for one
     /// of them meanwhile waits for its range only.
-    async fn fill_behind(&self, filling: &Arc<Filling>, blocks: Vec<u32>) -> Result<(), DemandError> {
+    async fn fill_in_background(&self, filling: &Arc<Filling>, blocks: Vec<u32>) -> Result<(), DemandError> {
         use futures_util::{StreamExt as _, TryStreamExt as _};
         let store = filling.account.store.in_background();
         let ranges = filling.requests(&blocks).into_iter().map(|range| {
@@ -309,8 +309,8 @@ impl Archive {
         tokio::task::spawn_blocking(put).await.expect("opening does not panic")
     }
 
-    /// Brings pages of a generation: those of `which`, as number of the file, first page and pages, or all. Blocking; not on a thread of the runtime.
-    pub fn bring(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> Result<(), DemandError> {
+    /// Fetches pages of a generation: those of `which`, as number of the file, first page and pages, or all. Blocking; not on a thread of the runtime.
+    pub fn fetch_pages(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> Result<(), DemandError> {
         let map = PageMap::load(directory)?;
         for (number, file) in (0..).zip(&map.files) {
             let Some(pages) = file.remote else { continue };
@@ -318,13 +318,13 @@ impl Archive {
             let all = [(number, 0, pages)];
             let of_file = which.unwrap_or(&all).iter().filter(|(file, ..)| *file == number);
             let ranges: Vec<Range<u32>> = of_file.map(|(_, first, pages)| *first..first + pages).collect();
-            self.runtime.block_on(self.bring_ranges(&filling, directory, &ranges))?;
+            self.runtime.block_on(self.fetch_ranges(&filling, directory, &ranges))?;
         }
         Ok(())
     }
 
-    /// Brings pages of one file, wherever they are.
-    async fn bring_ranges(
+    /// Fetches pages of one file, wherever they are.
+    async fn fetch_ranges(
         &self,
         filling: &Arc<Filling>,
         directory: &Path,
@@ -352,7 +352,7 @@ impl Archive {
 
     /// After a wake: fetches what is missing, if that is little, if nothing is known of what is needed first, or if so much was needed
     /// the last time that this was best; else what of the sets did not come with the front.
-    pub fn bring_behind(self: &Arc<Self>, directory: PathBuf) {
+    pub fn fetch_in_background(self: &Arc<Self>, directory: PathBuf) {
         let archive = Arc::clone(self);
         let begin = move || -> Result<_, DemandError> {
             let map = PageMap::load(&directory)?;
@@ -377,7 +377,7 @@ impl Archive {
         self.runtime.spawn(async move {
             match tokio::task::spawn_blocking(begin).await.expect("reading a page map does not panic") {
                 Ok((archive, all)) => {
-                    all.into_iter().for_each(|(filling, blocks)| archive.spawn_behind(filling, blocks));
+                    all.into_iter().for_each(|(filling, blocks)| archive.spawn_fill(filling, blocks));
                 }
                 Err(e) => tracing::debug!(error = kip_types::chain(&e), "nothing is fetched behind a wake"),
             }
@@ -385,25 +385,25 @@ impl Archive {
     }
 
     /// Before a wake: what will be needed whole comes while the processes are made.
-    pub fn bring_beside(self: &Arc<Self>, directory: PathBuf) {
+    pub fn fetch_alongside(self: &Arc<Self>, directory: PathBuf) {
         if self.account_of(&directory).miss().is_some() {
-            self.bring_behind(directory);
+            self.fetch_in_background(directory);
         }
     }
 
     /// Fetches blocks that no thread waits for.
-    fn spawn_behind(self: &Arc<Self>, filling: Arc<Filling>, blocks: Vec<u32>) {
+    fn spawn_fill(self: &Arc<Self>, filling: Arc<Filling>, blocks: Vec<u32>) {
         let archive = Arc::clone(self);
         self.runtime.spawn(async move {
             // A thread that needs a missing one asks for it.
-            if let Err(e) = archive.fill_behind(&filling, blocks).await {
+            if let Err(e) = archive.fill_in_background(&filling, blocks).await {
                 tracing::debug!(error = kip_types::chain(&e), "not all pages were fetched behind a wake");
             }
         });
     }
 
     /// A proc waits for pages of a remote page file. The pager asks again for what does not come.
-    pub async fn bring_missing(self: &Arc<Self>, directory: &Path, name: &str, pages: Range<u32>) -> Brought {
+    pub async fn fetch_missing(self: &Arc<Self>, directory: &Path, name: &str, pages: Range<u32>) -> Fetched {
         let opened = (|| {
             if let Some(known) = self.known_filling(&directory.join(name))? {
                 return Ok(Some(known));
@@ -415,8 +415,8 @@ impl Archive {
         let filling = match opened {
             Ok(Some(filling)) => filling,
             // The proc was parked or has ended meanwhile.
-            Ok(None) => return Brought::All,
-            Err(e) => return Brought::Later { tell: Some(kip_types::chain(&e)) },
+            Ok(None) => return Fetched::All,
+            Err(e) => return Fetched::Later { report: Some(kip_types::chain(&e)) },
         };
         let mut blocks = BTreeSet::new();
         let found = filling.blocks_of(pages.clone(), &mut blocks);
@@ -430,13 +430,13 @@ impl Archive {
             Ok((come, ahead, waits)) => {
                 let (waits, whole) = waits.unzip();
                 if let Some(whole) = whole.filter(|whole| !whole.is_empty()) {
-                    self.spawn_behind(Arc::clone(&filling), whole);
+                    self.spawn_fill(Arc::clone(&filling), whole);
                 }
                 let store = &filling.account.store;
                 let waited_for = async {
                     self.fill(&filling, blocks, store).await?;
                     drop(waits);
-                    if come { self.bring_ranges(&filling, directory, &[pages]).await } else { Ok(()) }
+                    if come { self.fetch_ranges(&filling, directory, &[pages]).await } else { Ok(()) }
                 };
                 let background = store.in_background();
                 // No thread waits for the blocks ahead: one that comes to need them asks for them.
@@ -448,17 +448,17 @@ impl Archive {
         match result {
             Ok(()) => {
                 state.told = None;
-                Brought::All
+                Fetched::All
             }
-            Err(e) if e.is_damage() && state.damaged => Brought::Later { tell: None },
+            Err(e) if e.is_damage() && state.damaged => Fetched::Later { report: None },
             Err(e) if e.is_damage() => {
                 state.damaged = true;
-                Brought::Damaged(kip_types::chain(&e))
+                Fetched::Damaged(kip_types::chain(&e))
             }
-            Err(_) if state.told.is_some_and(|at| at.elapsed() < TOLD_EVERY) => Brought::Later { tell: None },
+            Err(_) if state.told.is_some_and(|at| at.elapsed() < TOLD_EVERY) => Fetched::Later { report: None },
             Err(e) => {
                 state.told = Some(Instant::now());
-                Brought::Later { tell: Some(kip_types::chain(&e)) }
+                Fetched::Later { report: Some(kip_types::chain(&e)) }
             }
         }
     }

@@ -10,7 +10,7 @@
 //! leaves `.NAME.kip-export` beside it, which the next export to that name writes anew.
 
 use super::Archive;
-use super::find::{Found, absolute};
+use super::find::{StoredGeneration, absolute};
 use super::read_front::FrontReadError;
 use kip_archive::head::{Head, HeadRefused, HeadSealError};
 use kip_archive::pack::{PackReader, PackRef};
@@ -124,7 +124,7 @@ impl TarFile {
 
 impl Archive {
     /// Writes a generation into a file. Blocking; not on a thread of the runtime.
-    pub fn export(&self, found: &Found, file: &str) -> Result<CarriedView, ExportErrorOrRefusal> {
+    pub fn export(&self, found: &StoredGeneration, file: &str) -> Result<CarriedView, ExportErrorOrRefusal> {
         let path = absolute(file)?;
         if fs::symlink_metadata(path).is_ok() {
             return Err(ExportError::Exists { path: path.to_owned() }.into());
@@ -142,7 +142,7 @@ impl Archive {
     }
 
     /// How many packs, and the bytes of all objects.
-    fn write_export(&self, found: &Found, growing: &Path, path: &Path) -> Result<(u64, u64), ExportError> {
+    fn write_export(&self, found: &StoredGeneration, growing: &Path, path: &Path) -> Result<(u64, u64), ExportError> {
         let at = |source| ExportError::Io { path: growing.to_owned(), source };
         let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(growing);
         let file = BufWriter::with_capacity(1 << 20, opened.map_err(at)?);

@@ -179,8 +179,8 @@ impl Coming<'_> {
 }
 
 impl Archive {
-    /// Brings a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
-    /// that a wake cannot do without; the rest follows. `beside` looks at it as soon as all but the pages is there, while these come.
+    /// Fetches a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
+    /// that a wake cannot do without; the rest follows. `beside` checks it as soon as all but the pages is there, while these come.
     /// Blocking; not on a thread of the runtime.
     pub fn fetch<T: Send>(
         &self,
@@ -211,12 +211,12 @@ impl Archive {
             stream = self.runtime.block_on(self.front_stream(proc, front, &account))?;
             fetched = self.fetch_from(&mut stream, which, dir, &account, &beside);
         }
-        let (path, filling, looked) = fetched?;
+        let (path, filling, checked) = fetched?;
         if let Some(filling) = filling {
             self.fills(&filling);
             stream.follow(&self.runtime, filling);
         }
-        Ok((path, looked))
+        Ok((path, checked))
     }
 
     /// Its first part.
@@ -259,12 +259,12 @@ impl Archive {
             }
             Ok(())
         };
-        let (came, looked) = std::thread::scope(|scope| {
-            let looking = scope.spawn(|| beside(&path));
-            (pages_come(), looking.join().expect("looking does not panic"))
+        let (came, checked) = std::thread::scope(|scope| {
+            let check = scope.spawn(|| beside(&path));
+            (pages_come(), check.join().expect("checking does not panic"))
         });
         came?;
         filling.as_ref().map(|filling| filling.front_begins(&sets)).transpose().map_err(io_at)?;
-        Ok((path, filling, looked))
+        Ok((path, filling, checked))
     }
 }

@@ -24,7 +24,7 @@ use kip_archive::names::FrontRef;
 use kip_archive::pack::{BlockRef, PackReader};
 use kip_archive::packing::Packing;
 use kip_records::instance::IDS_PER_BLOCK;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
@@ -55,7 +55,7 @@ pub struct Own {
     /// The proc's directory.
     pub dir: PathBuf,
     /// Where its own files are.
-    pub place: Place,
+    pub place: OwnFilesPlace,
     /// First host id of its block.
     pub first_id: u32,
     /// Paths inside of the files that its processes have mapped or open: a wake needs those first.
@@ -167,7 +167,7 @@ impl Archive {
         take: impl AsyncFn(&mut FrontStream) -> Result<T, FetchError>,
     ) -> Result<T, FetchError> {
         loop {
-            let mut stream = self.front_to_look_at(proc, front).await?;
+            let mut stream = self.front_to_inspect(proc, front).await?;
             match take(&mut stream).await {
                 // It is the cache's no more.
                 Err(FetchError::Open { .. }) if stream.is_from_cache() => {}
@@ -201,7 +201,7 @@ impl Archive {
         proc: ProcId,
         front: FrontRef,
         dir: &Path,
-        place: &Place,
+        place: &OwnFilesPlace,
         ids: (u32, u32),
     ) -> Result<(), FetchError> {
         let at = |path: &Path| {

@@ -24,8 +24,8 @@ use tokio::sync::Notify;
 
 /// The most sealed bytes of one request: as long as its first byte takes on a link of 100 MB/s.
 const REQUEST_BYTES: u64 = 2 << 20;
-/// After so many misses it is looked whether they cost too much.
-const LOOK_EVERY: u32 = 8;
+/// After so many misses it is judged whether they cost too much.
+const JUDGE_EVERY: u32 = 8;
 /// Misses that are further apart do not add up.
 const APART: Duration = Duration::from_secs(1);
 /// So many blocks read ahead come in one go with what is waited for, which is hardly later for that.
@@ -340,17 +340,17 @@ impl Filling {
     /// once requests that followed each other closely took twice as long as all that is missing would take, that is what comes.
     pub(super) fn waits(&self) -> io::Result<(Waits<'_>, Vec<u32>)> {
         let now = Instant::now();
-        let (alone, looks) = {
+        let (alone, due) = {
             let rush = &mut self.state().rush;
             rush.waiting += 1;
             if rush.last.replace(now).is_none_or(|last| now - last > APART) {
                 (rush.misses, rush.waited) = (0, Duration::ZERO);
             }
-            let looks = rush.whole.is_none() && rush.misses > 0 && rush.misses.is_multiple_of(LOOK_EVERY);
-            (rush.waiting == 1, looks.then_some((rush.waited, rush.misses)))
+            let due = rush.whole.is_none() && rush.misses > 0 && rush.misses.is_multiple_of(JUDGE_EVERY);
+            (rush.waiting == 1, due.then_some((rush.waited, rush.misses)))
         };
         let waits = Waits(self, alone.then_some(now));
-        let Some((waited, misses)) = looks else { return Ok((waits, Vec::new())) };
+        let Some((waited, misses)) = due else { return Ok((waits, Vec::new())) };
         let (blocks, bytes) = self.lacking()?;
         let comes = waited >= 2 * transfer(bytes) && self.has_room()? && self.comes_whole(bytes);
         if comes {

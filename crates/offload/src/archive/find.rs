@@ -50,14 +50,14 @@ impl Local {
 
 /// A generation in the store.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct StoredGeneration {
     /// The head of its proc.
     pub head: Head,
     /// Its front.
     pub front: FrontRef,
 }
 
-impl Found {
+impl StoredGeneration {
     /// `NAME@GENERATION`
     pub(super) fn label(&self) -> String {
         format!("{}@{}", self.head.name, self.front.generation)
@@ -209,7 +209,7 @@ impl Archive {
     }
 
     /// The generation in the store that a request means.
-    pub async fn find(&self, which: &SnapshotName, local: &[Local]) -> Result<Found, Refusal> {
+    pub async fn find(&self, which: &SnapshotName, local: &[Local]) -> Result<StoredGeneration, Refusal> {
         let head = self.head_of(which, local).await.map_err(|refusal| {
             let parked = local.iter().find(|one| one.name.as_str() == which.proc && !one.generations().is_empty());
             match (refusal.code, parked) {
@@ -225,7 +225,7 @@ impl Archive {
             Some(number) => head.fronts().find(|front| front.generation == number),
         };
         match front {
-            Some(front) => Ok(Found { head, front }),
+            Some(front) => Ok(StoredGeneration { head, front }),
             None => Err(unknown(which)),
         }
     }
@@ -281,7 +281,7 @@ pub fn absolute(file: &str) -> Result<&Path, Refusal> {
 #[derive(Debug, Default)]
 pub struct ToVerify {
     /// Generations in the store.
-    pub stored: Vec<Found>,
+    pub stored: Vec<StoredGeneration>,
     /// Heads that cannot be read, and why.
     pub unread: Vec<(String, String)>,
     /// Generations on the local disk.
@@ -294,7 +294,9 @@ impl Archive {
         let mut all = ToVerify::default();
         for (proc, head) in self.survey(&self.store).await?.heads {
             match head {
-                Ok(head) => all.stored.extend(head.fronts().map(|front| Found { head: head.clone(), front })),
+                Ok(head) => {
+                    all.stored.extend(head.fronts().map(|front| StoredGeneration { head: head.clone(), front }))
+                }
                 Err(e) => all.unread.push((self.head_key(proc).as_str().to_owned(), chain(&e))),
             }
         }

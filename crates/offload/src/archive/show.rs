@@ -1,7 +1,7 @@
 //! All about one generation in the store, for people. Only reads.
 
 use super::Archive;
-use super::find::Found;
+use super::find::StoredGeneration;
 use super::read_front::{FrontReadError, WholeFront};
 use kip_archive::front::SUMMARY;
 use kip_archive::pack::PackRef;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 impl Archive {
     /// Reads the whole front and says what is in it.
-    pub async fn show(&self, found: &Found) -> Result<SnapshotDetails, FrontReadError> {
+    pub async fn show(&self, found: &StoredGeneration) -> Result<SnapshotDetails, FrontReadError> {
         let mut begin = Vec::new();
         let keep = |bytes: &[u8]| {
             let left = (SUMMARY as usize).saturating_sub(begin.len()).min(bytes.len());

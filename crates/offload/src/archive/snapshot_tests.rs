@@ -1,7 +1,7 @@
 //! Collection, verifying, export and import over a directory.
 
 use super::collect::CollectError;
-use super::find::{Found, Local, ToVerify};
+use super::find::{Local, StoredGeneration, ToVerify};
 use super::tests::{contents, generation, own};
 use super::upload::UploadError;
 use super::*;
@@ -92,7 +92,7 @@ impl Lab {
         all.map(|name| name.into_string().unwrap()).filter(|name| !name.contains('#')).collect()
     }
 
-    fn find(&self, archive: &Archive, which: &str) -> Found {
+    fn find(&self, archive: &Archive, which: &str) -> StoredGeneration {
         let which: SnapshotName = which.parse().unwrap();
         self.runtime.block_on(archive.find(&which, &[])).unwrap()
     }
@@ -146,7 +146,7 @@ fn what_nothing_leads_to_goes_and_what_is_kept_wakes() {
     let dir = lab.data("back");
     for (number, front) in (3..).zip(&fronts[2..]) {
         let back = archive.fetch(proc, *front, &dir, |_| ()).unwrap().0;
-        archive.bring(&back, None).unwrap();
+        archive.fetch_pages(&back, None).unwrap();
         let expected = generation(&lab.data("expected"), number);
         assert!(contents(&back) == contents(&expected), "generation {number}");
     }
@@ -394,7 +394,7 @@ fn an_export_comes_back_elsewhere_with_the_same_keys_only() {
     assert!(refused.contains("in the store already, as copy"), "{refused}");
     lab.runtime.block_on(b.adopt(proc, fronts[1])).unwrap();
     let back = b.fetch(proc, fronts[1], &lab.data("back"), |_| ()).unwrap().0;
-    b.bring(&back, None).unwrap();
+    b.fetch_pages(&back, None).unwrap();
     assert!(contents(&back) == contents(&generation(&lab.data("expected"), 2)));
     // Where it came from it is there already; once it was removed it may come back, and is not collected then.
     import(&a, &file, Some("other")).unwrap_err();
@@ -431,7 +431,7 @@ fn destroyed_keys_keep_nobody_from_collecting() {
     let left = lab.objects();
     assert_eq!(left.iter().filter(|name| name.starts_with("gen-")).count(), 6, "which are kept is not known: {left:?}");
     let back = a.fetch(new, stored.front, &lab.data("back"), |_| ()).unwrap().0;
-    a.bring(&back, None).unwrap();
+    a.fetch_pages(&back, None).unwrap();
     let packs = lab.runtime.block_on(a.packs_there()).unwrap();
     let summary = lab.runtime.block_on(a.summary(&a.store, new, stored.front)).unwrap();
     let needed: Vec<PackId> = summary.manifest.packs.iter().map(|pack| pack.id).collect();

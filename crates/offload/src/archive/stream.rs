@@ -193,7 +193,7 @@ impl Archive {
     }
 
     /// The same, for a caller that does not wake the proc: nothing of the front is counted or kept.
-    pub(super) async fn front_to_look_at(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
+    pub(super) async fn front_to_inspect(&self, proc: ProcId, front: FrontRef) -> Result<FrontStream, FetchError> {
         self.front_stream_for(proc, front, None).await
     }
 

@@ -1,5 +1,5 @@
 use super::*;
-use kip_sandbox::quota::Place;
+use kip_sandbox::quota::OwnFilesPlace;
 use kip_snapshot::pages::{Expected, PAGE, PageMap, Process, Run, WorkingSet};
 use kip_snapshot::{Contents, Manifest};
 use kip_types::Generation;
@@ -63,7 +63,7 @@ pub(super) fn contents(path: &Path) -> (PagesOf, BTreeMap<String, Vec<u8>>, Stri
 pub(super) fn own(dir: &Path) -> Own {
     Own {
         dir: dir.to_owned(),
-        place: Place::unlimited(dir),
+        place: OwnFilesPlace::unlimited(dir),
         first_id: 0x2000_0000,
         first: Vec::new(),
         woke: Arc::default(),
@@ -110,7 +110,9 @@ fn the_procs_own_files_come_along_and_unchanged_ones_are_not_stored_again() {
     let second = archive.store(proc, &name, &generation(&data, 2), serde_json::json!({}), &own(&data)).unwrap();
     assert!(second.front_bytes > 0 && first.front != second.front);
     for _ in 0..2 {
-        archive.restore_files(proc, second.front, &to, &Place::unlimited(&to), (0x2000_0000, 0x2001_0000)).unwrap();
+        archive
+            .restore_files(proc, second.front, &to, &OwnFilesPlace::unlimited(&to), (0x2000_0000, 0x2001_0000))
+            .unwrap();
         for (path, by) in [("upper/root", 0x1_0000), ("upper/usr", 0x1_0000), ("layer", 0), ("pins/usr", 0)] {
             for name in ["", "sub", "sub/file", "gone", "again"] {
                 let [old, new] = [&data, &to].map(|dir| fs::symlink_metadata(dir.join(path).join(name)).unwrap());
@@ -168,7 +170,7 @@ fn a_generation_comes_back_from_a_store() {
         fs::remove_dir_all(kip_snapshot::path_of(&data, Generation(number))).unwrap();
         let path = archive.fetch(proc, fronts[number as usize - 1], &data, |_| ()).unwrap().0;
         assert!(lacking(&path) > 0, "what is not needed first is left in the store");
-        archive.bring(&path, None).unwrap();
+        archive.fetch_pages(&path, None).unwrap();
         assert_eq!(lacking(&path), 0);
         assert!(contents(&path) == before[number as usize - 1], "generation {number}");
     }
@@ -208,8 +210,8 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     let all = lacking(&path);
     // One process waits for a page; a block of pages comes.
     let first = map.processes[&2].runs.iter().find(|run| run.file == number).unwrap().first;
-    let ask = |page| runtime.block_on(archive.bring_missing(&path, &remote.name, page..page + 1));
-    assert_eq!(ask(first + 3), Brought::All);
+    let ask = |page| runtime.block_on(archive.fetch_missing(&path, &remote.name, page..page + 1));
+    assert_eq!(ask(first + 3), Fetched::All);
     let one = all - lacking(&path);
     assert!(one > 0 && one <= 32, "{one} pages came");
     // It goes on behind that, and again: more and more comes.
@@ -218,7 +220,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
         let here = file.here(0, file.pages()).unwrap();
         let Some(next) = here.iter().rposition(|here| *here).map(|last| last as u32 + 1) else { panic!("some came") };
         if next < file.pages() {
-            assert_eq!(ask(next), Brought::All, "turn {turn}");
+            assert_eq!(ask(next), Fetched::All, "turn {turn}");
         }
     }
     let some = lacking(&path);
@@ -226,9 +228,9 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     // Callers that ask for the same pages at once wait for one request.
     runtime.block_on(async {
         let both =
-            (archive.bring_missing(&path, &remote.name, 0..90), archive.bring_missing(&path, &remote.name, 0..90));
+            (archive.fetch_missing(&path, &remote.name, 0..90), archive.fetch_missing(&path, &remote.name, 0..90));
         let (a, b) = tokio::join!(both.0, both.1);
-        assert_eq!((a, b), (Brought::All, Brought::All));
+        assert_eq!((a, b), (Fetched::All, Fetched::All));
     });
     let growing = kip_snapshot::begin(&data, Generation(2)).unwrap();
     let mut next = PageMap::default();
@@ -249,7 +251,7 @@ fn what_is_needed_is_fetched_and_the_rest_is_taken_over() {
     assert!(lacking(&second) > 0, "nothing is fetched to be stored");
     fs::remove_dir_all(&second).unwrap();
     let path = archive.fetch(proc, uploaded.front, &data, |_| ()).unwrap().0;
-    archive.bring(&path, None).unwrap();
+    archive.fetch_pages(&path, None).unwrap();
     let after = contents(&path);
     assert!(after.0 == before.0 && after.1 == before.1);
 }
@@ -271,7 +273,7 @@ fn what_the_cache_has_is_not_fetched() {
     let mut wake = || {
         fs::remove_dir_all(&path).unwrap();
         path = archive.fetch(proc, front, &data, |_| ()).unwrap().0;
-        archive.bring(&path, None).unwrap();
+        archive.fetch_pages(&path, None).unwrap();
         assert!(contents(&path) == before);
         let came = archive.fetched(&data).unwrap();
         (came.requests, came.store_bytes > 0, came.cache_bytes > 0)
@@ -374,17 +376,17 @@ fn a_front_that_breaks_off_is_read_again() {
         archive.fetch(proc, front, &data, |_| ()).unwrap();
         let map = PageMap::load(&path).unwrap();
         let remote = &map.files[0];
-        let ask = || runtime.block_on(archive.bring_missing(&path, &remote.name, 0..remote.remote.unwrap()));
-        let Brought::Damaged(told) = ask() else { panic!("it is damaged") };
+        let ask = || runtime.block_on(archive.fetch_missing(&path, &remote.name, 0..remote.remote.unwrap()));
+        let Fetched::Damaged(told) = ask() else { panic!("it is damaged") };
         assert!(told.starts_with("the archived gen-1-") && told.contains("cannot be opened"), "{told}");
-        assert_eq!(ask(), Brought::Later { tell: None }, "told once");
-        let refused = kip_types::chain(&archive.bring(&path, None).unwrap_err());
+        assert_eq!(ask(), Fetched::Later { report: None }, "told once");
+        let refused = kip_types::chain(&archive.fetch_pages(&path, None).unwrap_err());
         assert_eq!(refused, told);
         // Gone, and there again.
         fs::remove_file(&object).unwrap();
-        assert!(matches!(ask(), Brought::Later { tell: Some(_) }));
+        assert!(matches!(ask(), Fetched::Later { report: Some(_) }));
         fs::write(&object, &whole).unwrap();
-        assert_eq!(ask(), Brought::All);
+        assert_eq!(ask(), Fetched::All);
         assert_eq!(lacking(&path), 0);
         assert!(contents(&path) == before);
     }

@@ -148,7 +148,7 @@ impl Archive {
         let with = (&begun.writing, own, &ring);
         let (front, bytes, pack_bytes) = match self.pack(proc, directory, &local, &map, told.clone(), with) {
             Err(UploadError::Memory(MemoryError::NotHere { .. })) => {
-                self.bring(directory, None)?;
+                self.fetch_pages(directory, None)?;
                 self.pack(proc, directory, &local, &map, told, with)?
             }
             packed => packed?,

@@ -5,7 +5,7 @@
 
 use super::Archive;
 use super::blocking;
-use super::find::{Found, Local, ToVerify};
+use super::find::{Local, StoredGeneration, ToVerify};
 use super::read_front::FrontReadError;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use kip_archive::ids::ProcId;
@@ -30,7 +30,7 @@ enum Ended {
     Store(Failure),
 }
 
-/// What has been told so far.
+/// What has been reported so far.
 struct Report {
     out: Findings,
     done: u64,
@@ -40,37 +40,37 @@ struct Report {
 }
 
 impl Report {
-    async fn tell(&self, item: Verified) -> Result<(), Ended> {
+    async fn send(&self, item: Verified) -> Result<(), Ended> {
         self.out.send(Ok(item)).await.map_err(|_| Ended::Unheard)
     }
 
-    /// One object was looked at.
-    async fn looked_at(&mut self, object: &str, label: &str, what: Result<u64, String>) -> Result<(), Ended> {
+    /// One object was checked.
+    async fn checked(&mut self, object: &str, label: &str, what: Result<u64, String>) -> Result<(), Ended> {
         self.done += 1;
         match what {
             Ok(bytes) => self.bytes += bytes,
             Err(what) => {
                 self.damaged += 1;
                 let damage = Verified::Damage { object: object.to_owned(), what, snapshot: label.to_owned() };
-                self.tell(damage).await?;
+                self.send(damage).await?;
             }
         }
-        self.tell(Verified::Progress { done: self.done, of: self.of, bytes: self.bytes }).await
+        self.send(Verified::Progress { done: self.done, of: self.of, bytes: self.bytes }).await
     }
 }
 
 /// What generations refer to in one pack, and the first of them.
 type Needed = BTreeMap<PackRef, (BTreeSet<BlockRef>, String)>;
 
-/// Looks at generations in the store, if there is one, and on the local disk, and tells what it finds.
+/// Verifies generations in the store, if there is one, and on the local disk, and reports what it finds.
 pub async fn verify(archive: Option<&Archive>, what: ToVerify, out: Findings) {
     let ToVerify { stored, unread, local } = what;
     let generations = (stored.len() + local.len()) as u64;
     let of = generations + unread.len() as u64;
     let mut report = Report { out, done: 0, of, bytes: 0, damaged: 0 };
-    let looked = async {
+    let verified = async {
         for (object, why) in unread {
-            report.looked_at(&object, "", Err(why)).await?;
+            report.checked(&object, "", Err(why)).await?;
         }
         if let Some(archive) = archive {
             let needed = archive.verify_fronts(stored, &mut report).await?;
@@ -81,18 +81,18 @@ pub async fn verify(archive: Option<&Archive>, what: ToVerify, out: Findings) {
             verify_local(one, generation, &mut report).await?;
         }
         let (objects, bytes, damaged) = (report.done, report.bytes, report.damaged);
-        report.tell(Verified::End { generations, objects, bytes, damaged }).await
+        report.send(Verified::End { generations, objects, bytes, damaged }).await
     };
-    if let Err(Ended::Store(failure)) = looked.await {
+    if let Err(Ended::Store(failure)) = verified.await {
         let refusal = Refusal::new(Code::Failed, format!("not everything was verified: {}", chain(&failure)));
         let _ = report.out.send(Err(refusal)).await;
     }
 }
 
 impl Archive {
-    async fn verify_fronts(&self, found: Vec<Found>, report: &mut Report) -> Result<Needed, Ended> {
+    async fn verify_fronts(&self, found: Vec<StoredGeneration>, report: &mut Report) -> Result<Needed, Ended> {
         let mut needed = Needed::new();
-        let read = |one: Found| async move {
+        let read = |one: StoredGeneration| async move {
             let whole = self.whole_front(one.head.proc, one.front, |_| ()).await;
             (one, whole)
         };
@@ -110,7 +110,7 @@ impl Archive {
                     Ok(whole.bytes)
                 }
             };
-            report.looked_at(key.as_str(), &one.label(), what).await?;
+            report.checked(key.as_str(), &one.label(), what).await?;
         }
         Ok(needed)
     }
@@ -147,7 +147,7 @@ impl Archive {
                 Err(GetError::Store(failure)) => return Err(Ended::Store(failure)),
                 Err(e) => Err(chain(&e)),
             };
-            report.looked_at(self.pack_key(pack.id).as_str(), &label, what).await?;
+            report.checked(self.pack_key(pack.id).as_str(), &label, what).await?;
         }
         Ok(())
     }
@@ -201,5 +201,5 @@ async fn verify_local(one: Local, generation: Generation, report: &mut Report) -
         Err(_) if !path.exists() => Ok(0),
         what => what,
     };
-    report.looked_at(&path.display().to_string(), &format!("{}@{generation}", one.name), what).await
+    report.checked(&path.display().to_string(), &format!("{}@{generation}", one.name), what).await
 }

@@ -1,5 +1,5 @@
 //! The ways between a proc here and its parked generation: [`Proc::inflate`] takes up one that was rebuilt without a part of
-//! its memory; [`Proc::settle`] and [`Proc::account`] make one ready for being parked with a part of its memory out.
+//! its memory; [`Proc::prepare_parking`] and [`Proc::account`] make one ready for being parked with a part of its memory out.
 
 use super::{Custodian, Known, PARKED, Proc};
 use crate::arguments;
@@ -126,7 +126,7 @@ impl Proc {
             memory.install(&mut state);
             state.read_ahead = true;
             drop(state);
-            arguments::bring_soon(host, &memory);
+            arguments::fetch_soon(host, &memory);
         }
         Ok(proc)
     }
@@ -137,7 +137,7 @@ impl Proc {
     ///
     /// # Errors
     /// The kernel's or the source's; nothing is lost.
-    pub fn settle(&mut self) -> io::Result<()> {
+    pub fn prepare_parking(&mut self) -> io::Result<()> {
         self.sweep();
         let members: Vec<_> =
             self.family.spaces().values().map(|member| (member.memory.clone(), member.pid.is_some())).collect();
@@ -151,7 +151,7 @@ impl Proc {
             }
             drop(state);
             if !is_known {
-                memory.bring_all(&[])?;
+                memory.restore_all(&[])?;
                 self.server.remove(memory.id);
                 self.family.custodian.release(memory.id);
                 self.family.spaces().remove(&memory.id);
@@ -168,7 +168,7 @@ impl Proc {
             let lowest = mappings.into_iter().find(|mapping| mapping.protection & EXECUTE != 0);
             if let (Some(memory), Some(mapping)) = (memory, lowest) {
                 let end = mapping.range.end.min(mapping.range.start + LENGTH);
-                memory.bring_range(mapping.range.start..end, &[])?;
+                memory.restore_range(mapping.range.start..end, &[])?;
             }
         }
         Ok(())
@@ -180,7 +180,7 @@ impl Proc {
     ///
     /// # Errors
     /// The kernel's: a process cannot be looked at. `Unsupported` if a child was forked since
-    /// [`Proc::settle`]: the pager does not know which process that is.
+    /// [`Proc::prepare_parking`]: the pager does not know which process that is.
     pub fn account(&mut self) -> io::Result<PageMap> {
         self.sweep();
         if self.family.spaces().values().any(|member| member.pid.is_none()) {
@@ -201,7 +201,7 @@ impl Proc {
                     other => other?,
                 }
             }
-            map.processes.insert(pid, Process { runs, sets: known.histories.told() });
+            map.processes.insert(pid, Process { runs, sets: known.histories.working_sets() });
         }
         Ok(map)
     }

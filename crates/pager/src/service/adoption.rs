@@ -71,7 +71,7 @@ impl Service {
         Ok(())
     }
 
-    /// Refuses a proc whose memory is out and could not be taken up.
+    /// Refuses a proc whose memory is paged out and could not be adopted.
     pub(super) fn sound(&self, name: &str) -> Result<(), String> {
         match self.broken.lock().get(name) {
             Some(message) => Err(message.clone()),

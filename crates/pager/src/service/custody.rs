@@ -50,7 +50,7 @@ impl Custodian for InKeeper {
 
     fn damaged(&self, error: &io::Error) {
         let (name, number, message) = (self.name.clone(), self.number, error.to_string());
-        let _ = self.news.send(News::Told(Event::Damaged { name, number, message }));
+        let _ = self.news.send(News::Event(Event::Damaged { name, number, message }));
     }
 
     fn missing(&self, file: &str, pages: Range<u32>) {

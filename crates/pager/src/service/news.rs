@@ -1,4 +1,4 @@
-//! What followers are told, by threads that wait for no proc.
+//! Notification of followers, by threads that wait for no proc.
 
 use super::{Entry, News, Rung, STACK, Service, Slot, by_long_tick, install_us, installed_pages, micros};
 use crate::protocol::{Event, Woken};
@@ -37,21 +37,21 @@ pub(super) fn at_once_or_later(
 }
 
 impl Service {
-    /// Tells followers of first faults, and worse.
-    pub(super) fn tell(self: &Arc<Service>, heard: &mpsc::Receiver<News>) {
+    /// Notifies followers of first faults, and worse.
+    pub(super) fn report_news(self: &Arc<Service>, heard: &mpsc::Receiver<News>) {
         while let Ok(news) = heard.recv() {
             match news {
                 News::Rung(rung) => {
                     let service = Arc::clone(self);
                     let slot = self.known(&rung.name).unwrap_or_default();
-                    at_once_or_later(slot, "rung", move |entry| service.tell_of(rung, entry));
+                    at_once_or_later(slot, "rung", move |entry| service.report_rung(rung, entry));
                 }
-                News::Told(event) => self.tell_all(&event),
+                News::Event(event) => self.broadcast(&event),
             }
         }
     }
 
-    fn tell_of(&self, rung: Rung, mut entry: MutexGuard<'_, Option<Entry>>) {
+    fn report_rung(&self, rung: Rung, mut entry: MutexGuard<'_, Option<Entry>>) {
         let Rung { name, number, turn, total_us, at, by } = rung;
         let (install_us, pages, long_tick) = entry.as_mut().map_or((0, 0, false), |entry| {
             self.sets_are_used(entry);
@@ -60,10 +60,10 @@ impl Service {
         drop(entry);
         let woken = Woken { install_us, total_us: total_us.unwrap_or(install_us), pages, long_tick };
         tracing::debug!(proc = name, told_after_us = micros(at), ?woken, "awake");
-        self.tell_all(&Event::Woke { name, number, turn, woken, by });
+        self.broadcast(&Event::Woke { name, number, turn, woken, by });
     }
 
-    pub(super) fn tell_all(&self, event: &Event) {
+    pub(super) fn broadcast(&self, event: &Event) {
         let bytes = serde_json::to_vec(event).expect("events are plain data");
         self.followers.lock().retain(|socket| fdpass::send(socket.as_fd(), &bytes, &[]).is_ok());
     }

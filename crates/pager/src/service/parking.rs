@@ -45,15 +45,15 @@ impl Service {
         Ok(woken)
     }
 
-    pub(super) fn settle(&self, name: &str) -> Result<bool, String> {
+    pub(super) fn prepare_parking(&self, name: &str) -> Result<bool, String> {
         self.sound(name)?;
         let Some(slot) = self.known(name) else { return Ok(false) };
         let mut guard = slot.lock();
         let Some(entry) = guard.as_mut() else { return Ok(false) };
         entry.asleep.store(false, Ordering::SeqCst);
-        let settled = entry.proc.settle();
+        let prepared = entry.proc.prepare_parking();
         entry.let_go();
-        settled.map_err(|e| format!("the memory of {name} cannot be made ready for parking: {e}"))?;
+        prepared.map_err(|e| format!("the memory of {name} cannot be made ready for parking: {e}"))?;
         Ok(true)
     }
 

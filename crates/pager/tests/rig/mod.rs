@@ -143,7 +143,7 @@ impl Rig {
         self.proc.deflate(&stopped, Way { drop_files: true, ticks: false, sets, timers: false }).unwrap();
         self.proc.arm(&pids, None, None);
         stopped.go();
-        self.proc.rest(&pids, Duration::from_millis(100));
+        self.proc.wait_until_quiescent(&pids, Duration::from_millis(100));
         rss(pid)
     }
 }

@@ -107,7 +107,7 @@ mod tests {
             workdir: None,
             allow_setuid: false,
             ids: None,
-            look: false,
+            exec_only: false,
         };
         assert_eq!(candidates(&program("ls", &["PATH=/a::/b"])), ["/a/ls", "./ls", "/b/ls"]);
         assert_eq!(candidates(&program("./ls", &["PATH=/a"])), ["./ls"]);

@@ -49,7 +49,7 @@ pub(super) struct Parts {
 pub(super) fn start(prepared: &Prepared, parts: &Parts, program: &Program) -> Result<Spawned, Failure> {
     let bad = |_| Failure { step: Step::Request, errno: Errno::INVAL.raw_os_error(), detail: "a NUL byte".into() };
     let workdir = program.workdir.clone().unwrap_or_default();
-    let name = if program.look { init::LOOK } else { init::RUN };
+    let name = if program.exec_only { init::EXEC_ONLY } else { init::RUN };
     let words = [name.to_owned(), workdir, init::ids_word(program.ids.as_ref())]
         .into_iter()
         .chain(program.argv.iter().cloned());

@@ -34,7 +34,7 @@ pub struct Place {
     group: String,
     pub allow_setuid: bool,
     /// Programs are only looked at.
-    pub look: bool,
+    pub exec_only: bool,
 }
 
 impl Place {
@@ -70,7 +70,7 @@ impl Place {
             cgroup,
             group,
             allow_setuid: false,
-            look: false,
+            exec_only: false,
         }
     }
 
@@ -96,7 +96,7 @@ impl Place {
             directories: &[],
             allow_setuid: self.allow_setuid,
             ids: None,
-            look: self.look,
+            exec_only: self.exec_only,
             mounts,
             namespaces: &self.namespaces,
             net: self.net.as_fd(),
@@ -224,10 +224,10 @@ pub fn new_net() -> OwnedFd {
     .unwrap()
 }
 
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + Duration::from_secs(10);
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = find() {
             return found;
         }
         assert!(Instant::now() < until, "{what} did not come");

@@ -159,7 +159,7 @@ impl Remote {
 
     /// One attempt, and a second one beside it when the first byte is slow.
     async fn hedged(&self, wish: &Wish) -> Attempt<Begun> {
-        let turn = self.bucket.small.take(self.urgency).await;
+        let permit = self.bucket.small.take(self.urgency).await;
         let mut first = pin!(self.attempt(wish));
         let delay = self.settings().hedge.delay(self.tally.usual_first_byte());
         let Some(delay) = delay else { return first.await };
@@ -167,14 +167,14 @@ impl Remote {
             return done;
         }
         // No room: a second request would only make what is slow slower.
-        let Some(_second_turn) = self.bucket.small.try_take() else { return first.await };
+        let Some(_second_permit) = self.bucket.small.try_take() else { return first.await };
         self.tally.one(Count::Hedge);
         let mut second = pin!(self.attempt(wish));
         let (done, other_is_second) = tokio::select! {
             done = &mut first => (done, true),
             done = &mut second => (done, false),
         };
-        drop(turn);
+        drop(permit);
         // One that failed in a way that may pass leaves the answer to the other.
         let undecided = matches!(&done, Err(Trouble::Store(failure)) if failure.is_temporary());
         let (done, second_won) = match (undecided, other_is_second) {

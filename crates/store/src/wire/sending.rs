@@ -32,10 +32,10 @@ pub(crate) struct Patience {
 
 /// Where a request is.
 #[derive(Debug, Clone)]
-pub(crate) struct Progress(Arc<Mutex<State>>);
+pub(crate) struct Progress(Arc<Mutex<Transfer>>);
 
 #[derive(Debug)]
-struct State {
+struct Transfer {
     begun: Instant,
     moved: Instant,
     /// Bytes not yet taken.
@@ -46,7 +46,7 @@ struct State {
 impl Progress {
     fn new(length: u64) -> Progress {
         let now = Instant::now();
-        Progress(Arc::new(Mutex::new(State { begun: now, moved: now, left: length, length })))
+        Progress(Arc::new(Mutex::new(Transfer { begun: now, moved: now, left: length, length })))
     }
 
     fn note(&self, bytes: usize) {

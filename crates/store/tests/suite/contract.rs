@@ -27,7 +27,7 @@ async fn holds_for(store: &Store, network: Network) {
     references_change_from_what_is_expected(store, network).await;
     what_is_no_reference_is_not_taken_for_one(store).await;
     store.check_swaps().await.unwrap();
-    counters_tell_who_did_what(store).await;
+    counters_report_who_did_what(store).await;
     let left: Vec<_> = store.list(None).try_collect().await.unwrap();
     for listed in left {
         store.delete(&listed.key).await.unwrap();
@@ -192,7 +192,7 @@ async fn what_is_no_reference_is_not_taken_for_one(store: &Store) {
     assert_eq!(read(store, &blob).await.unwrap(), "just bytes");
 }
 
-async fn counters_tell_who_did_what(store: &Store) {
+async fn counters_report_who_did_what(store: &Store) {
     let key = key("counted");
     let (above, apart) = (store.counters(), store.counting_apart());
     apart.put(&key, pattern(1000, 1)).await.unwrap();

@@ -58,7 +58,7 @@ async fn the_own_value_is_recognised() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_in_time_is_looked_into() {
+async fn no_answer_in_time_is_investigated() {
     let hasty = Settings { attempts: 50, answer_timeout: Duration::from_millis(500), ..settings() };
     let Some(Scene { proxy, store, direct, head, version, gateway: _gateway, .. }) = scene(hasty).await else { return };
     proxy.fail(1, Fault::HoldAnswer, put);

@@ -8,10 +8,10 @@ mod faults;
 mod gateway;
 mod lost_answers;
 mod opening;
+mod permits;
 mod probes;
 mod proxy;
 mod races;
-mod turns;
 mod uploads;
 
 use bytes::Bytes;

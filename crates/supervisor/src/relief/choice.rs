@@ -110,7 +110,7 @@ pub(super) enum Turn {
 impl Hysteresis {
     /// `used` bytes are used. `exhausted`: no proc could go down but those that were woken just
     /// now; between the marks they are left alone, and relief ends.
-    pub(super) fn look(&mut self, used: u64, marks: &MemoryMarks, exhausted: bool) -> Option<Turn> {
+    pub(super) fn update(&mut self, used: u64, marks: &MemoryMarks, exhausted: bool) -> Option<Turn> {
         let above = used > marks.high_bytes();
         let enough = used <= marks.low_bytes() || (exhausted && !above);
         match (self.relieving, above, enough) {
@@ -236,16 +236,16 @@ mod tests {
         let marks = marks();
         let mut state = Hysteresis::default();
         for used in [0, 79, 85, 90] {
-            assert_eq!(state.look(used, &marks, false), None);
+            assert_eq!(state.update(used, &marks, false), None);
             assert_eq!(state.goal(used, 0, 0, 2, &marks), None);
         }
-        assert_eq!(state.look(91, &marks, false), Some(Turn::Begins));
+        assert_eq!(state.update(91, &marks, false), Some(Turn::Begins));
         assert_eq!(state.goal(91, 0, 0, 2, &marks), Some(Goal { free: 11, most: 2, fresh_too: true }));
-        assert_eq!(state.look(89, &marks, false), None);
+        assert_eq!(state.update(89, &marks, false), None);
         let below = Goal { free: 9, most: 2, fresh_too: false };
         assert_eq!(state.goal(89, 0, 0, 2, &marks), Some(below), "those just woken are left alone between the marks");
         assert_eq!(state.goal(89, 9, 0, 2, &marks), None, "enough is on its way out");
-        assert_eq!(state.look(80, &marks, false), Some(Turn::Ends));
+        assert_eq!(state.update(80, &marks, false), Some(Turn::Ends));
         assert_eq!(state.goal(80, 0, 0, 2, &marks), None);
     }
 
@@ -253,10 +253,10 @@ mod tests {
     fn relief_ends_between_the_marks_when_nobody_is_left() {
         let marks = marks();
         let mut state = Hysteresis::default();
-        assert_eq!(state.look(95, &marks, true), Some(Turn::Begins));
-        assert_eq!(state.look(95, &marks, true), None, "above the high mark it goes on looking");
-        assert_eq!(state.look(85, &marks, true), Some(Turn::Ends));
-        assert_eq!(state.look(85, &marks, false), None);
+        assert_eq!(state.update(95, &marks, true), Some(Turn::Begins));
+        assert_eq!(state.update(95, &marks, true), None, "above the high mark it goes on looking");
+        assert_eq!(state.update(85, &marks, true), Some(Turn::Ends));
+        assert_eq!(state.update(85, &marks, false), None);
     }
 
     #[test]

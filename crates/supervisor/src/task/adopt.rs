@@ -78,7 +78,7 @@ impl Task {
         let adopted = tokio::time::timeout(ANSWERS_WITHIN, archive.adopt(id, known.front)).await.map_err(silent)?;
         adopted.map_err(|e| if e.is_final() { Undone::NotOurs(chain(&e)) } else { Undone::Ours(chain(&e)) })?;
         fault::reach("adopt-headed");
-        if let Err(message) = self.bring_files(&archive, &known).await {
+        if let Err(message) = self.fetch_files(&archive, &known).await {
             // The proc has not run here: another data directory may have it.
             return Err(match archive.release(id, known.front).await {
                 Ok(_) => Undone::NotOurs(message),
@@ -98,11 +98,11 @@ impl Task {
             self.phase.parked_mut().wait_until(Instant::now() + FETCH_AGAIN);
         }
         let detail = format!("from the store, {}", known.front);
-        self.proc.shared.events.tell(Some(&self.proc.name), "taken-over", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "taken-over", detail);
         Ok(())
     }
 
-    async fn bring_files(&mut self, archive: &Arc<Archive>, known: &super::archive::Archived) -> Result<(), String> {
+    async fn fetch_files(&mut self, archive: &Arc<Archive>, known: &super::archive::Archived) -> Result<(), String> {
         let (proc, archive, front) = (Arc::clone(&self.proc), Arc::clone(archive), known.front);
         let then = known.body.home.as_ref().map_or(0, |home| home.first_id);
         blocking(move || {
@@ -130,7 +130,7 @@ impl Task {
         }
         let refused = self.refuse_if_elsewhere();
         if let Err(refusal) = &refused {
-            self.proc.shared.events.tell(Some(&self.proc.name), "elsewhere", refusal.message.clone());
+            self.proc.shared.events.emit(Some(&self.proc.name), "elsewhere", refusal.message.clone());
         }
         refused
     }

@@ -12,7 +12,7 @@ use kip_archive::names::FrontRef;
 use kip_checkpoint::images::Images;
 use kip_checkpoint::sockets::file_paths;
 use kip_engine::blocking::blocking;
-use kip_engine::holdings::key;
+use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_engine::metrics::Cause;
 use kip_engine::plans::{compile_plan, save_plan};
@@ -164,7 +164,7 @@ impl Task {
         let Ok(manifest) = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation)) else {
             return false;
         };
-        let held = |inode: u32| self.proc.holdings.get(&format!("{}{inode}", key::SOCKET));
+        let held = |inode: u32| self.proc.fd_store.get(&format!("{}{inode}", key::SOCKET));
         manifest.body.sockets.iter().filter_map(|socket| held(socket.inode)).any(|fd| is_connection(&fd))
     }
 
@@ -174,7 +174,7 @@ impl Task {
         let may = can && !self.proc.spec.timing.stays_awake();
         match (&self.record.state, self.proc.shared.archive.clone()) {
             (State::Parked { generation }, Some(archive)) if may => {
-                self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
+                self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("archived by {cause}"));
                 self.begin_storing(archive, *generation, vec![reply], Some(cause));
             }
             _ => {
@@ -263,7 +263,7 @@ impl Task {
     fn stays_parked(&self, cause: Cause, code: Code, message: &str) -> Refusal {
         let message = format!("{} stays parked: {message}", self.proc.name);
         self.proc.shared.metrics.refused(Tier::Archived, cause);
-        self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+        self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
         Refusal::new(code, message)
     }
 
@@ -317,7 +317,7 @@ impl Task {
         drop(held);
         fault::reach("archive-released");
         let detail = format!("{} bytes in packs, {} in its front", uploaded.pack_bytes, uploaded.front_bytes);
-        self.proc.shared.events.tell(Some(&self.proc.name), "archived", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "archived", detail);
         Ok(())
     }
 
@@ -405,7 +405,7 @@ impl Task {
                     .push_str(&format!(", `kip stop {name}` and `kip start {name}` start it cold on its newest files"));
             }
             self.count_failed_wake(Tier::Archived, &message);
-            self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+            self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
             let why = if is_final { Why::Damage } else { Why::Store };
             return Err(Unwoken { refusal: Refusal::new(Code::Failed, message), why });
         }
@@ -454,7 +454,7 @@ impl Task {
             return false;
         }
         let message = "what came from the store is damaged on the local disk: it is fetched again";
-        self.proc.shared.events.tell(Some(&self.proc.name), "refetch", message.to_owned());
+        self.proc.shared.events.emit(Some(&self.proc.name), "refetch", message.to_owned());
         true
     }
 
@@ -466,15 +466,15 @@ impl Task {
         let (proc, adopting) = (Arc::clone(&self.proc), Arc::clone(&archive));
         let fetch = blocking(move || {
             let generation = known.front.generation;
-            let look = |images: &Path| {
+            let check = |images: &Path| {
                 let checked = policy::check(&proc, images, &known.body);
                 let refused = |e| Unfetched { message: chain(&e), is_final: true };
                 checked.map_err(refused).map(|()| compile_plan(&proc, generation, &known.body))
             };
-            let fetched = archive.fetch(id, known.front, &proc.dir, look);
-            let (_, looked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_final: e.is_damage() })?;
+            let fetched = archive.fetch(id, known.front, &proc.dir, check);
+            let (_, checked) = fetched.map_err(|e| Unfetched { message: chain(&e), is_final: e.is_damage() })?;
             // Nothing of it is restored, and the plan is not there, before the check has let it through.
-            let plan = looked?;
+            let plan = checked?;
             if let Some(plan) = plan {
                 save_plan(&proc, generation, &plan);
             }
@@ -534,7 +534,7 @@ mod tests {
         // Records of older Kips, and requests with some times only.
         let of = |text: &str| {
             let mut timing: Timing = serde_json::from_str(text).unwrap();
-            timing.settle_archive();
+            timing.resolve_archive_default();
             timing.archive_by_default
         };
         assert!(!of(r#"{"archive_after_ms": 300000}"#) && of(r#"{"archive_after_ms": 86400000}"#));

@@ -12,7 +12,7 @@ pub struct Asking(#[allow(dead_code, reason = "it is dropped, that is all")] one
 
 impl Task {
     pub(super) fn begin_check(&mut self) -> Option<Asking> {
-        self.look();
+        self.sample();
         if self.phase.running().is_none() || !matches!(self.record.state, State::Hot { .. }) {
             return None;
         }
@@ -30,7 +30,7 @@ impl Task {
     }
 
     pub(super) fn on_checked(&mut self, checked: Checked) {
-        self.look();
+        self.sample();
         if self.record.state.tier().is_none() {
             return;
         }
@@ -40,7 +40,7 @@ impl Task {
             let kind = if was_wrong { "healthy" } else { "unhealthy" };
             let why = checked.wrong.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
             let detail = format!("probe {}{why}", checked.host_port);
-            self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), kind, detail);
         }
         self.record.checked.push(checked);
         self.publish();

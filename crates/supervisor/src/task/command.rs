@@ -45,7 +45,7 @@ pub enum Command {
     /// It waits for a page of its snapshot that is damaged.
     Damaged { message: String },
     /// Ask the pager whether it still sleeps.
-    LookAtPager,
+    InspectPager,
     /// A generation is in the store, or is not.
     Stored { generation: Generation, result: Result<Uploaded, NotStored> },
     /// Make it this data directory's, after it was recorded that it is to be. Once it is known whether it is or not, one that is

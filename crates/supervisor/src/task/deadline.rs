@@ -28,7 +28,7 @@ impl Levels {
         let due = self.next.is_some_and(|at| now >= at);
         if due {
             let ran = now - self.since;
-            self.next = (ran < LOOK_EVERY).then(|| now + ran);
+            self.next = (ran < SAMPLE_EVERY).then(|| now + ran);
         }
         due
     }
@@ -45,7 +45,7 @@ fn seen_word(seen: Option<Activity>) -> String {
 impl Task {
     pub(super) fn deadline(&self) -> Option<Instant> {
         if let Some(running) = self.phase.running() {
-            return running.levels.next.into_iter().chain([running.next_look]).min();
+            return running.levels.next.into_iter().chain([running.next_sample]).min();
         }
         if let Some(at) = self.restarts_at() {
             return Some(at);
@@ -62,20 +62,20 @@ impl Task {
         timer.into_iter().chain(parks_at).chain(self.archives_at()).chain(listens_again).min()
     }
 
-    pub(super) fn look(&mut self) {
+    pub(super) fn sample(&mut self) {
         let State::Hot { init, .. } = self.record.state else { return };
         let Some(running) = self.phase.running_mut() else { return };
         let now = Instant::now();
         let check = self.checking.as_mut().map(|over| over.try_recv());
         if check == Some(Err(TryRecvError::Empty)) {
-            // Its end brings the next look.
-            running.next_look = now + LOOK_EVERY;
+            // Its end brings the next sample.
+            running.next_sample = now + SAMPLE_EVERY;
             return;
         }
         let sample = sample(&self.proc, init);
         match self.checking.take() {
             Some(_) => running.idle.skip(sample),
-            None => running.idle.look(sample, kip_net::activity::activity_between),
+            None => running.idle.sample(sample, kip_net::activity::activity_between),
         }
         if self.tickets.load(Ordering::SeqCst) > 0 {
             running.idle.touch(now);
@@ -86,17 +86,18 @@ impl Task {
             && let Some(slept) = dry.wake(now - quiet)
         {
             let detail = format!("after {:.1} s, for {}", slept.as_secs_f64(), seen_word(running.idle.seen()));
-            self.proc.shared.events.tell(Some(&self.proc.name), "would-wake", detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), "would-wake", detail);
         }
         let left = allowed.saturating_sub(quiet);
         // One that may sleep and is still here cannot or must not.
-        running.next_look = now + if left.is_zero() { LOOK_EVERY } else { left.min(LOOK_EVERY).max(SOONEST_LOOK) };
+        running.next_sample =
+            now + if left.is_zero() { SAMPLE_EVERY } else { left.min(SAMPLE_EVERY).max(SOONEST_SAMPLE) };
     }
 
-    /// Looks at its memory and nothing else, if it is time for that only.
-    fn look_at_level(&mut self) -> bool {
+    /// Samples its memory and nothing else, if it is time for that only.
+    fn sample_level(&mut self) -> bool {
         let now = Instant::now();
-        let Some(running) = self.phase.running_mut().filter(|r| now < r.next_look) else { return false };
+        let Some(running) = self.phase.running_mut().filter(|r| now < r.next_sample) else { return false };
         if running.levels.are_due(now) {
             self.proc.meter.level_of_running(self.proc.cgroup.held_bytes());
         }
@@ -130,10 +131,10 @@ impl Task {
 
     pub(super) async fn on_deadline(&mut self) {
         if self.phase.running().is_some() {
-            if self.look_at_level() {
+            if self.sample_level() {
                 return;
             }
-            self.look();
+            self.sample();
             self.write_meter();
             let now = Instant::now();
             let Some(running) = self.phase.running_mut() else { return };
@@ -143,7 +144,7 @@ impl Task {
             if let Some(dry) = running.dry_run.as_mut().filter(|dry| sleepy && !dry.is_asleep()) {
                 dry.sleep(now);
                 let detail = format!("{to}, idle {:.1} s", quiet.as_secs_f64());
-                self.proc.shared.events.tell(Some(&self.proc.name), "would-sleep", detail);
+                self.proc.shared.events.emit(Some(&self.proc.name), "would-sleep", detail);
             }
             if !sleepy || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
                 return;
@@ -186,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_looked_at_the_more_rarely_the_longer_it_runs() {
+    fn memory_is_sampled_the_more_rarely_the_longer_it_runs() {
         let begun = Instant::now();
         let mut levels = Levels::since(begun);
         let due = (0..5000).filter(|ms| levels.are_due(begun + Duration::from_millis(*ms)));

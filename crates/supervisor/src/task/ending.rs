@@ -15,7 +15,7 @@ impl Task {
         (self.phase, self.starting) = (Phase::Down, None);
         let exit = kip_engine::exits::reported_exit(&self.proc).unwrap_or(Exit::Unknown);
         let killed_before = self.proc.meter.oom_kills();
-        self.proc.look_for_cpu();
+        self.proc.sample_cpu();
         self.proc.shared.metrics.ended(exit, self.proc.meter.oom_kills() > killed_before);
         let restart = self.proc.spec.restart;
         let next = self.record.after_end(restart, exit, now_ms()).unwrap_or_else(|_| self.record.clone());
@@ -27,16 +27,16 @@ impl Task {
         stop::release(&self.proc, network).await;
         let _ = kip_snapshot::sweep(&self.proc.dir, None);
         self.keep(next);
-        self.proc.shared.events.tell(Some(&self.proc.name), "exited", exit.to_string());
-        self.tell_restart();
-        self.settle_queue().await;
+        self.proc.shared.events.emit(Some(&self.proc.name), "exited", exit.to_string());
+        self.report_restart();
+        self.answer_queue().await;
     }
 
-    fn tell_restart(&self) {
+    fn report_restart(&self) {
         if let State::Restarting { at_ms, .. } = self.record.state {
             let detail =
                 format!("in {} ms, {} so far", at_ms.saturating_sub(now_ms()), self.record.restarts.saturating_sub(1));
-            self.proc.shared.events.tell(Some(&self.proc.name), "restarting", detail);
+            self.proc.shared.events.emit(Some(&self.proc.name), "restarting", detail);
         }
     }
 
@@ -51,14 +51,14 @@ impl Task {
     pub(super) async fn restart(&mut self) {
         let State::Restarting { exit, .. } = self.record.state else { return };
         if let Err(refusal) = self.proc.shared.pressure.admit_new(&self.proc.name).await {
-            self.proc.shared.events.tell(Some(&self.proc.name), "pressure", refusal.message);
+            self.proc.shared.events.emit(Some(&self.proc.name), "pressure", refusal.message);
             let state = State::Restarting { exit, at_ms: now_ms() + ROOM_AGAIN_MS };
             return self.keep(Record { state, ..self.record.clone() });
         }
         self.proc.shared.metrics.restarted();
         if let Err(refusal) = self.begin(false, true).await {
             tracing::info!(proc = %self.proc.name, reason = refusal.message, "cannot be started again");
-            self.tell_restart();
+            self.report_restart();
         }
     }
 
@@ -94,7 +94,7 @@ impl Task {
         self.starting = None;
         if let State::Hot { init, .. } = self.record.state {
             // What counts its connections goes with it.
-            self.proc.look_for_meter(init);
+            self.proc.sample_meter(init);
         }
         self.advance(Input::Stop, record::Durability::Fsync)?;
         fault::reach("stop-intent");
@@ -114,7 +114,7 @@ impl Task {
         self.advance(ended, record::Durability::Fsync)?;
         fault::reach("stop-recorded");
         let how = exit.map_or_else(|| "while parked".to_owned(), |e| e.to_string());
-        self.proc.shared.events.tell(Some(&self.proc.name), "stopped", how);
+        self.proc.shared.events.emit(Some(&self.proc.name), "stopped", how);
         Ok(())
     }
 
@@ -139,7 +139,7 @@ impl Task {
         }
         self.remove_all().await?;
         self.probes.end().await;
-        self.proc.shared.events.tell(Some(&self.proc.name), "removed", "");
+        self.proc.shared.events.emit(Some(&self.proc.name), "removed", "");
         Ok(())
     }
 

@@ -88,7 +88,7 @@ pub(super) struct Hibernating {
 impl Task {
     pub(super) async fn hibernate_on_request(&mut self) -> Result<bool, Refusal> {
         // It may have woken a moment ago, of which we are still to hear.
-        self.look_at_pager().await;
+        self.inspect_pager().await;
         if matches!(self.record.state, State::Hibernated { .. }) {
             return Ok(true);
         }
@@ -136,7 +136,7 @@ impl Task {
                 }
                 let message = format!("{} cannot hibernate: {cause}", self.proc.name);
                 self.record.cannot_sleep = vec![cause];
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 if let Some(running) = self.phase.running_mut() {
                     running.no_hibernation = true;
                 }
@@ -186,7 +186,7 @@ impl Task {
             hibernating.parks_at =
                 hibernating.parks_at.map(|at| now + not_just_before(due_in, at.saturating_duration_since(now)));
         }
-        self.proc.shared.events.tell(Some(&self.proc.name), "hibernated", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "hibernated", detail);
         Ok(())
     }
 
@@ -292,7 +292,7 @@ impl Task {
         let Ok(mut next) = self.record.after(Input::Woken { init, init_started }) else { return };
         let at_ms = now_ms();
         let from = Tier::Hibernated;
-        self.proc.look_for_cpu();
+        self.proc.sample_cpu();
         self.proc.meter.enter(Some(Tier::Hot));
         let view = WakeView { trigger: cause.to_string(), from, total_us, steps, at_ms, fetched: None };
         self.count_wake(cause, &view);
@@ -304,7 +304,7 @@ impl Task {
         self.record = next.clone();
         self.run_on(pidfd, Tier::Hibernated, woke);
         self.keep(next);
-        self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+        self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
         self.after_wake(Tier::Hibernated, cause);
     }
 
@@ -353,27 +353,27 @@ impl Task {
     /// wake it, and then its sockets and timers are.
     pub(super) async fn resume_hibernated(&mut self, init: u32) {
         self.begin_hibernated(init);
-        self.look_at_pager().await;
+        self.inspect_pager().await;
         if let Some(hibernating) = self.phase.hibernated_mut().filter(|hibernating| hibernating.held) {
             hibernating.parks_at = Some(Instant::now());
         }
     }
 
     /// The pager was replaced, or we have not heard it for a while: is the proc still asleep?
-    pub(super) async fn look_at_pager(&mut self) {
+    pub(super) async fn inspect_pager(&mut self) {
         if !matches!(self.record.state, State::Hibernated { .. }) {
             return;
         }
         let proc = Arc::clone(&self.proc);
-        let Ok(look) = blocking(move || proc.shared.pager.look(proc.name.as_str())).await else { return };
+        let Ok(status) = blocking(move || proc.shared.pager.inspect(proc.name.as_str())).await else { return };
         let Some(hibernating) = self.phase.hibernated_mut() else { return };
-        if look.asleep {
-            hibernating.sets = self.proc.shared.pressure.keep_sets(look.set_bytes);
-            hibernating.held = look.held;
-            if look.ticks && hibernating.ticks.is_none() {
+        if status.asleep {
+            hibernating.sets = self.proc.shared.pressure.keep_sets(status.set_bytes);
+            hibernating.held = status.held;
+            if status.ticks && hibernating.ticks.is_none() {
                 hibernating.ticks = Some(Idle::new(Instant::now()));
             }
-            self.proc.meter.level(hibernating.there_bytes.saturating_add(look.set_bytes));
+            self.proc.meter.level(hibernating.there_bytes.saturating_add(status.set_bytes));
         } else {
             let roused = hibernating.roused.take().map(|(cause, _)| cause);
             self.awake(roused.unwrap_or(WakeCause::PagerReplaced), 0, Vec::new(), Woke::Called);

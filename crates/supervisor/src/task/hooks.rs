@@ -66,7 +66,7 @@ impl Task {
         let message = format!("{} cannot sleep: {cause}", self.proc.name);
         self.proc.shared.metrics.refused(to, Cause::Hook);
         self.keep(Record { cannot_sleep: vec![cause], ..self.record.clone() });
-        self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+        self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
         if let Some(running) = self.phase.running_mut() {
             running.not_before = Instant::now() + RETRY_SLEEP;
         }
@@ -85,7 +85,7 @@ impl Task {
         tokio::spawn(async move {
             if let Err(why) = within(ms, run(&proc, &command, env, &tickets)).await {
                 let message = format!("its own command after the wake failed: {why}");
-                proc.shared.events.tell(Some(&proc.name), "hook-failed", message);
+                proc.shared.events.emit(Some(&proc.name), "hook-failed", message);
             }
             drop(one_of_them);
         });

@@ -47,7 +47,7 @@ pub(super) enum Woke {
 pub(super) struct Running {
     pub(super) pidfd: AsyncFd<OwnedFd>,
     pub(super) idle: Idle<Traffic>,
-    pub(super) next_look: Instant,
+    pub(super) next_sample: Instant,
     pub(super) levels: Levels,
     /// What woke it.
     pub(super) woke: Woke,
@@ -69,7 +69,7 @@ impl Running {
         Running {
             pidfd,
             idle: Idle::new(now),
-            next_look: now,
+            next_sample: now,
             levels: Levels::since(now),
             woke,
             from,

@@ -119,7 +119,7 @@ impl Task {
     }
 
     /// Gives up the wake's place: no task may hold one without looking at it. Clients that wait for
-    /// the wake are answered by [`Task::settle_queue`].
+    /// the wake are answered by [`Task::answer_queue`].
     pub(super) fn leave_queue(&mut self) {
         if let Some(queued) = &mut self.pressed.queued {
             queued.leave = Box::pin(std::future::pending());
@@ -188,7 +188,7 @@ impl Task {
                 let refusal = short.refusal(&format!("{name} cannot be woken"), &self.proc.shared.pressure);
                 let first = pause == FIRST_PAUSE;
                 if first || !commands.is_empty() {
-                    self.proc.shared.events.tell(Some(name), "pressure", refusal.message.clone());
+                    self.proc.shared.events.emit(Some(name), "pressure", refusal.message.clone());
                 }
                 for command in commands {
                     refuse(command, &refusal);
@@ -202,7 +202,7 @@ impl Task {
 
     /// Answers the clients that waited for a wake of a proc that sleeps no more, by what it is now.
     /// True when the task is to end.
-    pub(super) async fn settle_queue(&mut self) -> bool {
+    pub(super) async fn answer_queue(&mut self) -> bool {
         if self.sleeps() {
             return false;
         }
@@ -250,8 +250,8 @@ impl Task {
 
     /// Goes to sleep for others, unless it is wanted awake.
     pub(super) async fn relieve(&mut self, to: Tier, cause: String) -> Result<Relieved, Refusal> {
-        // What happened since the last look counts.
-        self.look();
+        // What happened since the last sample counts.
+        self.sample();
         let (quiet, hibernates) = match (&self.record.state, self.phase.running()) {
             (State::Hot { .. }, Some(running)) => {
                 (running.idle.quiet(Instant::now()) >= QUIET, to == Tier::Hibernated && !running.no_hibernation)
@@ -262,7 +262,7 @@ impl Task {
         if !quiet || self.proc.spec.timing.stays_awake() || self.tickets.load(Ordering::SeqCst) > 0 {
             return Ok(Relieved::Declined);
         }
-        self.proc.shared.events.tell(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
+        self.proc.shared.events.emit(Some(&self.proc.name), "pressure", format!("put to sleep by {cause}"));
         self.pressed.sleep_cause = Some(cause);
         // What cannot be hibernated may still be parked.
         let slept = match hibernates && self.hibernate().await.is_ok() {

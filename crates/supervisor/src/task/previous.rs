@@ -44,7 +44,7 @@ const MOVED: &str = ".moved";
 const FILES: [&str; 4] = ["upper", "work", "layer", "pins"];
 
 /// Between tries to bring what was whole just before.
-const BRING_AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(15)];
+const FETCH_AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(15)];
 
 /// An older generation that comes back.
 struct Older {
@@ -70,7 +70,7 @@ impl Task {
                 Ok(()) => return,
                 Err(NoOlder::Unknown(message)) if self.sleeps() => {
                     let message = format!("{why}; whether an older generation is whole is not known: {message}");
-                    self.proc.shared.events.tell(Some(&self.proc.name), "refused", message);
+                    self.proc.shared.events.emit(Some(&self.proc.name), "refused", message);
                     return self.listen_later();
                 }
                 Err(NoOlder::Unknown(message) | NoOlder::None(message)) => {
@@ -96,7 +96,7 @@ impl Task {
     /// Whatever it is, it is stopped; its generation is set aside.
     async fn end_for(&mut self, message: &str, kind: &str) -> Result<(), Refusal> {
         tracing::warn!(proc = %self.proc.name, message, "its snapshot cannot be used");
-        self.proc.shared.events.tell(Some(&self.proc.name), kind, message);
+        self.proc.shared.events.emit(Some(&self.proc.name), kind, message);
         let generation = self.record.generation();
         if kip_snapshot::path_of(&self.proc.dir, generation).exists()
             && let Err(e) = kip_snapshot::set_aside(&self.proc.dir, generation)
@@ -116,22 +116,22 @@ impl Task {
         let (number, ports) = (older.number, self.record.ports.clone());
         self.end_for(&message, "fell-back").await.map_err(|refusal| NoOlder::Unknown(refusal.message))?;
         let proc = Arc::clone(&self.proc);
-        let brought = blocking(move || {
+        let fetched = blocking(move || {
             // All of it could be read just now: a store that does not answer for a moment is not to cost it.
-            let mut pauses = BRING_AGAIN.iter();
+            let mut pauses = FETCH_AGAIN.iter();
             loop {
-                match (bring(&proc, &older, &ports), pauses.next()) {
-                    (Ok(brought), _) => return Ok(brought),
-                    (Err(NotBrought::Failed(_)), Some(pause)) => {
+                match (fetch_older(&proc, &older, &ports), pauses.next()) {
+                    (Ok(fetched), _) => return Ok(fetched),
+                    (Err(NotFetched::Failed(_)), Some(pause)) => {
                         let _ = kip_snapshot::sweep(&proc.dir, None);
                         std::thread::sleep(*pause);
                     }
-                    (Err(NotBrought::Failed(message) | NotBrought::Refused(message)), _) => return Err(message),
+                    (Err(NotFetched::Failed(message) | NotFetched::Refused(message)), _) => return Err(message),
                 }
             }
         })
         .await;
-        let woken = match brought {
+        let woken = match fetched {
             Ok((archived, ports)) => {
                 fault::reach("older-brought");
                 let next = self.record.after(Input::FellBack { generation: number });
@@ -157,7 +157,7 @@ impl Task {
         };
         match woken {
             Ok(()) => {
-                self.settle_files(number).await;
+                self.keep_newest_files(number).await;
                 Ok(())
             }
             // Its files are put back by what follows; what came of it is in the store.
@@ -189,20 +189,20 @@ impl Task {
     }
 
     /// What it fell back to runs, or will: its newest files are kept, out of the way.
-    pub(super) async fn settle_files(&mut self, generation: Generation) {
+    pub(super) async fn keep_newest_files(&mut self, generation: Generation) {
         if !self.proc.dir.join(ASIDE).exists() {
             return;
         }
         let proc = Arc::clone(&self.proc);
-        let settle = move |place: &Path| {
+        let rename = move |place: &Path| {
             let to = place.join(format!("{ASIDE}-gen-{generation}"));
             match fs::rename(place.join(ASIDE), to) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
                 _ => Ok(()),
             }
         };
-        let settled = blocking(move || each_place(&proc, Order::Back, settle)).await;
-        if let Err(error) = settled {
+        let renamed = blocking(move || each_place(&proc, Order::Back, rename)).await;
+        if let Err(error) = renamed {
             tracing::warn!(proc = %self.proc.name, error, "its newest files are not where they are to be kept");
         }
     }
@@ -224,31 +224,31 @@ impl Task {
     }
 }
 
-/// Why an older generation did not come.
-enum NotBrought {
+/// Why an older generation was not fetched.
+enum NotFetched {
     /// It may, a moment later.
     Failed(String),
     /// It never will: it asks for more than its proc may have.
     Refused(String),
 }
 
-impl NotBrought {
+impl NotFetched {
     fn of(e: NotAllowed) -> Self {
         match &e {
-            NotAllowed::Refused(_) | NotAllowed::Body => NotBrought::Refused(chain(&e)),
-            NotAllowed::Facts(_) | NotAllowed::Snapshot(_) => NotBrought::Failed(chain(&e)),
+            NotAllowed::Refused(_) | NotAllowed::Body => NotFetched::Refused(chain(&e)),
+            NotAllowed::Facts(_) | NotAllowed::Snapshot(_) => NotFetched::Failed(chain(&e)),
         }
     }
 }
 
-impl From<String> for NotBrought {
+impl From<String> for NotFetched {
     fn from(message: String) -> Self {
-        NotBrought::Failed(message)
+        NotFetched::Failed(message)
     }
 }
 
-/// Brings an older generation, all of it, and its files; makes what it holds.
-fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archived, Vec<PortView>), NotBrought> {
+/// Fetches an older generation, all of it, and its files; makes what it holds.
+fn fetch_older(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archived, Vec<PortView>), NotFetched> {
     let archive = proc.shared.archive.clone().ok_or_else(|| "there is no store".to_owned())?;
     let Older { id, front, number } = *older;
     let manifest = archive.manifest_of(id, front).map_err(|e| chain(&e))?;
@@ -257,10 +257,10 @@ fn bring(proc: &Arc<Proc>, older: &Older, ports: &[PortView]) -> Result<(Archive
     // By this it is known where pages are that come with its front.
     let text = serde_json::to_vec(&archived).expect("it is plain data");
     record::replace(&proc.dir.join(ARCHIVED), &text).map_err(|e| chain(&e))?;
-    let check = |images: &Path| policy::check(proc, images, &archived.body).map_err(NotBrought::of);
+    let check = |images: &Path| policy::check(proc, images, &archived.body).map_err(NotFetched::of);
     let (images, checked) = archive.fetch_as(id, front, number, &proc.dir, check).map_err(|e| chain(&e))?;
     checked?;
-    archive.bring(&images, None).map_err(|e| chain(&e))?;
+    archive.fetch_pages(&images, None).map_err(|e| chain(&e))?;
     let first_id = archived.body.home.as_ref().map_or(0, |home| home.first_id);
     each_place(proc, Order::Aside, set_aside)?;
     fault::reach("older-aside");

@@ -1,7 +1,7 @@
-//! Whether a proc that was started does what it is there for: looked at from outside until it does, or its time is over.
+//! Whether a proc that was started does what it is there for: checked from outside until it does, or its time is over.
 //!
-//! The look is a task of its own beside the proc's, which takes commands meanwhile; it ends with the run that it was begun for.
-//! Until then the proc does not sleep. Crash: the next daemon looks again.
+//! The check is a task of its own beside the proc's, which takes commands meanwhile; it ends with the run that it was begun for.
+//! Until then the proc does not sleep. Crash: the next daemon checks again.
 
 use super::*;
 use kip_engine::tickets::Ticket;
@@ -11,18 +11,18 @@ use std::net::{IpAddr, SocketAddr};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-/// Between two looks.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// One look takes no longer.
-const LOOK_WITHIN: Duration = Duration::from_secs(10);
+/// Between two checks.
+const CHECK_AGAIN: Duration = Duration::from_millis(50);
+/// One check takes no longer.
+const CHECK_WITHIN: Duration = Duration::from_secs(10);
 /// The first line of an answer, bytes.
 const STATUS_LINE: usize = 12;
 
-/// A look that is under way; dropped, it ends.
+/// Checks that are under way; dropped, they end.
 #[derive(Debug)]
-pub(super) struct Looking(tokio::task::AbortHandle);
+pub(super) struct Watching(tokio::task::AbortHandle);
 
-impl Drop for Looking {
+impl Drop for Watching {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -34,19 +34,19 @@ impl Task {
         Ticket(Arc::clone(&self.tickets))
     }
 
-    /// Begins to look, if it runs, has a check and is not known to be ready.
-    pub(super) fn look_for_ready(&mut self) {
+    /// Begins to check, if it runs, has a check and is not known to be ready.
+    pub(super) fn watch_readiness(&mut self) {
         let Some(ready) = self.proc.spec.ready.clone().filter(|_| self.record.ready == Some(false)) else { return };
         let (proc, started_at_ms, awake) = (Arc::clone(&self.proc), self.record.started_at_ms, self.ticket());
         let (tickets, own) = (Arc::clone(&self.tickets), self.own.clone());
-        let looking = tokio::spawn(async move {
-            let result = look(&proc, &ready, &tickets).await;
+        let watching = tokio::spawn(async move {
+            let result = wait_until_ready(&proc, &ready, &tickets).await;
             if let Some(own) = own.upgrade() {
                 let _ = own.send(Command::Ready { started_at_ms, result }).await;
             }
             drop(awake);
         });
-        self.starting = Some(Looking(looking.abort_handle()));
+        self.starting = Some(Watching(watching.abort_handle()));
     }
 
     pub(super) fn on_ready(&mut self, started_at_ms: u64, result: Result<(), String>) {
@@ -59,12 +59,12 @@ impl Task {
             Err(why) => ("not-ready", why),
         };
         // First: a client that sees the record looks for the reason among the events.
-        self.proc.shared.events.tell(Some(&self.proc.name), kind, detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), kind, detail);
         self.keep(Record { ready: Some(kind == "ready"), ..self.record.clone() });
     }
 }
 
-async fn look(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
+async fn wait_until_ready(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
     let until = Instant::now() + Duration::from_millis(ready.within_ms);
     let mut why = "no answer".to_owned();
     loop {
@@ -72,14 +72,14 @@ async fn look(proc: &Arc<Proc>, ready: &Ready, tickets: &Arc<AtomicUsize>) -> Re
         if left.is_zero() {
             return Err(why);
         }
-        match tokio::time::timeout(left.min(LOOK_WITHIN), once(proc, &ready.check, tickets)).await {
+        match tokio::time::timeout(left.min(CHECK_WITHIN), check_once(proc, &ready.check, tickets)).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(now)) => why = now,
             // One that was cut off says less than the one before it.
-            Err(_) if left <= LOOK_WITHIN => return Err(why),
+            Err(_) if left <= CHECK_WITHIN => return Err(why),
             Err(_) => why = "no answer".to_owned(),
         }
-        tokio::time::sleep(LOOK_AGAIN).await;
+        tokio::time::sleep(CHECK_AGAIN).await;
     }
 }
 
@@ -107,8 +107,8 @@ async fn until_closed(stream: TcpStream) {
     let _ = tokio::time::timeout(CLOSED_WITHIN, tokio::io::copy(&mut rest, &mut nowhere)).await;
 }
 
-/// One look: nothing if it is as it is to be.
-pub async fn once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
+/// One check: nothing if it is as it is to be.
+pub async fn check_once(proc: &Arc<Proc>, check: &Check, tickets: &Arc<AtomicUsize>) -> Result<(), String> {
     let address = Addresses::of(proc.shared.instance, proc.slot).v4;
     match check {
         Check::Tcp(port) => {

@@ -87,14 +87,14 @@ impl Task {
         let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
         if let State::Hot { init, .. } | State::Hibernated { init, .. } = self.record.state {
-            self.proc.look_for_meter(init);
+            self.proc.sample_meter(init);
         }
         self.proc.meter.engine_at_work();
         self.record.ticks = ticks;
         self.advance(Input::Park, record::Durability::Rename)?;
         // Its sets are at the pager until it is parked.
         self.leave_hibernation();
-        self.proc.shared.events.tell(Some(&self.proc.name), "parking", "");
+        self.proc.shared.events.emit(Some(&self.proc.name), "parking", "");
         fault::reach("park-intent");
         let State::Parking { init, generation, .. } = self.record.state else { unreachable!("just recorded") };
         let parked = self.record.after(Input::Recorded).expect("Parking is followed by Parked");
@@ -102,7 +102,7 @@ impl Task {
         let next = parked.clone();
         let result = blocking(move || -> Result<_, ParkError> {
             // What is out stays out: it is taken over from where it lies.
-            let out = proc.shared.pager.settle(proc.name.as_str())?;
+            let out = proc.shared.pager.prepare_parking(proc.name.as_str())?;
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
@@ -130,12 +130,12 @@ impl Task {
                 let causes = causes_of(&e);
                 self.proc.shared.metrics.refused(Tier::Parked, cause_of(&e));
                 self.record.cannot_sleep = causes.clone();
-                self.settle(Input::ParkRefused);
+                self.record_outcome(Input::ParkRefused);
                 if self.phase.running().is_none() {
                     self.begin_running(init, Tier::Hot, Woke::Called);
                 }
                 let message = format!("{} cannot sleep: {}", self.proc.name, causes.join("; "));
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 Err(Refusal::new(Code::CannotSleep, message))
             }
         }
@@ -159,12 +159,15 @@ impl Task {
             if let Err(e) = kip_snapshot::sweep(&proc.dir, Some(generation)) {
                 tracing::warn!(proc = %proc.name, error = chain(&e), "an old generation is left on disk");
             }
-            proc.look_for_cpu();
+            proc.sample_cpu();
             proc.meter.level(kip_snapshot::bytes_of(&kip_snapshot::path_of(&proc.dir, generation)));
             done
         })
         .await;
-        done.body.inotify.iter_mut().for_each(|instance| kip_engine::inotify::overlook_the_end(instance, &self.proc));
+        done.body
+            .inotify
+            .iter_mut()
+            .for_each(|instance| kip_engine::inotify::ignore_end_of_processes(instance, &self.proc));
         let view = SleepView {
             to: Tier::Parked,
             frozen_us: done.frozen_us,
@@ -184,7 +187,7 @@ impl Task {
         self.keep(next);
         self.hidden_ticks |= has_hidden_ticks(&done.body, self.proc.spec.timing.tick_ms);
         self.begin_sleeping(&done.body);
-        self.proc.shared.events.tell(Some(&self.proc.name), "parked", detail);
+        self.proc.shared.events.emit(Some(&self.proc.name), "parked", detail);
     }
 
     /// Wakes it by request; whether it slept.
@@ -273,7 +276,7 @@ impl Task {
             steps.done("fetch");
         }
         self.advance(Input::Wake, record::Durability::Rename)?;
-        self.proc.shared.events.tell(Some(&self.proc.name), "waking", cause.to_string());
+        self.proc.shared.events.emit(Some(&self.proc.name), "waking", cause.to_string());
         fault::reach("wake-intent");
         self.overtake_storing();
         kip_engine::watches::unwatch_sockets(&self.proc);
@@ -281,7 +284,7 @@ impl Task {
         let slept = std::mem::take(self.phase.parked_mut());
         steps.done("decide");
         if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
-            archive.bring_beside(kip_snapshot::path_of(&self.proc.dir, generation));
+            archive.fetch_alongside(kip_snapshot::path_of(&self.proc.dir, generation));
         }
         let proc = Arc::clone(&self.proc);
         let machine = Arc::clone(&proc.shared);
@@ -308,19 +311,19 @@ impl Task {
                 self.keep(next);
                 fault::reach("wake-recorded");
                 if let Some(archive) = self.proc.shared.archive.as_ref().filter(|_| fetched) {
-                    archive.bring_behind(kip_snapshot::path_of(&self.proc.dir, generation));
+                    archive.fetch_in_background(kip_snapshot::path_of(&self.proc.dir, generation));
                 }
                 self.begin_running(init, Tier::Parked, if tick { Woke::ForTicks } else { Woke::Called });
-                self.proc.shared.events.tell(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
+                self.proc.shared.events.emit(Some(&self.proc.name), "woken", format!("{cause}, {total_us} us"));
                 self.after_wake(if fetched { Tier::Archived } else { Tier::Parked }, cause);
                 Ok(())
             }
             Err(e) => {
-                self.settle(Input::WakeFailed);
+                self.record_outcome(Input::WakeFailed);
                 self.phase = Phase::Parked(Parked { fetched: false, listens_again: None, ..slept });
                 let message = self.wake_failure(&e);
                 self.count_failed_wake(if fetched { Tier::Archived } else { Tier::Parked }, &message);
-                self.proc.shared.events.tell(Some(&self.proc.name), "refused", message.clone());
+                self.proc.shared.events.emit(Some(&self.proc.name), "refused", message.clone());
                 let manifest = kip_snapshot::open::<Body>(&kip_snapshot::path_of(&self.proc.dir, generation));
                 match manifest {
                     Ok(manifest) if !e.is_the_stores() && !cause.is_files() => {

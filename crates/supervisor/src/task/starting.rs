@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub(super) async fn start(task: &mut Task, wait_ready: bool) -> Result<u32, Refusal> {
     fault::reach("start-recorded");
     let proc = Arc::clone(&task.proc);
-    let kit = task.kit.take();
+    let prepared = task.prepared.take();
     let earlier = task.record.ports.clone();
-    let started = blocking(move || build(&proc, kit, &earlier, false)).await?;
+    let started = blocking(move || build(&proc, prepared, &earlier, false)).await?;
     let init_started = kip_sys::process::start_time(started.init).unwrap_or(0);
     let input = Input::Execed { init: started.init, init_started };
     let next = task.record.after(input).map_err(|e| Refusal::new(Code::State, e.to_string()))?;

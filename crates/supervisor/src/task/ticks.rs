@@ -17,12 +17,12 @@ use kip_types::spec::Clock;
 const PATIENCE: usize = 512;
 /// However often a tick has needed more.
 const MOST_PATIENCE: usize = 4096;
-/// Between looks at a hibernated proc that ticks.
-const LOOK_AT_TICKS: Duration = Duration::from_secs(60);
+/// Between samples of a hibernated proc that ticks.
+const SAMPLE_TICKS_EVERY: Duration = Duration::from_secs(60);
 
 /// The counters of a running proc now.
 pub(super) fn sample(proc: &Proc, init: u32) -> Sample<Traffic> {
-    let (cpu_ns, traffic) = proc.look_for_meter(init);
+    let (cpu_ns, traffic) = proc.sample_meter(init);
     Sample { at: Instant::now(), cpu: Duration::from_nanos(cpu_ns.unwrap_or(0)), traffic }
 }
 
@@ -121,17 +121,17 @@ impl Task {
             let (_, how) = self.ticks_if_parked(By::Kip).await;
             return self.park(how).await;
         };
-        idle.look(sample, kip_net::activity::activity_between);
+        idle.sample(sample, kip_net::activity::activity_between);
         let quiet = idle.quiet(now);
         // What it did since it fell asleep, within pages that had come back, is as good as being awake.
-        hibernating.parks_at = Some(now + park_after.saturating_sub(quiet).max(LOOK_EVERY));
+        hibernating.parks_at = Some(now + park_after.saturating_sub(quiet).max(SAMPLE_EVERY));
         if quiet < park_after {
             return Ok(());
         }
         let (ticks, how) = self.ticks_if_parked(By::Kip).await;
         if ticks && how == Ticks::OnTime {
             if let Some(hibernating) = self.phase.hibernated_mut() {
-                hibernating.parks_at = Some(now + park_after.clamp(LOOK_EVERY, LOOK_AT_TICKS));
+                hibernating.parks_at = Some(now + park_after.clamp(SAMPLE_EVERY, SAMPLE_TICKS_EVERY));
             }
             return Ok(());
         }
@@ -145,7 +145,7 @@ impl Task {
         self.park(how).await?;
         if how == Ticks::Late {
             let line = "memory is short: its timers below --tick are up to 10 s late while it is parked";
-            self.proc.shared.events.tell(Some(&self.proc.name), "ticks-late", line.to_owned());
+            self.proc.shared.events.emit(Some(&self.proc.name), "ticks-late", line.to_owned());
         }
         Ok(())
     }

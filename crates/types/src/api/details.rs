@@ -43,7 +43,7 @@ pub enum Details {
 
 /// The proc that was inspected, as it was then.
 #[derive(Debug, Clone, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
-pub struct Looked {
+pub struct Inspected {
     /// Its name.
     pub name: ProcName,
     /// The tier that it was and is in.
@@ -57,7 +57,7 @@ pub struct Looked {
 pub struct FilesView {
     /// The proc that was inspected.
     #[serde(flatten)]
-    pub looked: Looked,
+    pub inspected: Inspected,
     /// By number inside.
     pub processes: Vec<ProcessFiles>,
     /// Its own files.
@@ -136,7 +136,7 @@ pub struct OwnFileView {
 pub struct EnvView {
     /// The proc that was inspected.
     #[serde(flatten)]
-    pub looked: Looked,
+    pub inspected: Inspected,
     /// By number inside.
     pub processes: Vec<ProcessEnv>,
 }
@@ -171,7 +171,7 @@ pub struct ProcessEnv {
 pub struct SocketsView {
     /// The proc that was inspected.
     #[serde(flatten)]
-    pub looked: Looked,
+    pub inspected: Inspected,
     /// Those that some process has open: TCP, UDP, unix, others.
     pub sockets: Vec<OpenSocketView>,
 }
@@ -213,7 +213,7 @@ pub struct OpenAt {
 pub struct MapsView {
     /// The proc that was inspected.
     #[serde(flatten)]
-    pub looked: Looked,
+    pub inspected: Inspected,
     /// By number inside.
     pub processes: Vec<ProcessMaps>,
 }

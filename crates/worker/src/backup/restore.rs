@@ -110,12 +110,12 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> RestoreError {
     move |source| RestoreError::Io { path, source }
 }
 
-/// Makes a data directory of a backup. The caller has the directory's lock. `tell` hears how many
+/// Makes a data directory of a backup. The caller has the directory's lock. `report` hears how many
 /// bytes of the file were read.
 ///
 /// # Errors
 /// See [`RestoreError`].
-pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, tell: impl FnMut(u64)) -> Result<Restored, RestoreError> {
+pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, report: impl FnMut(u64)) -> Result<Restored, RestoreError> {
     if let Some(found) = in_the_way(data).map_err(at(data))? {
         return Err(RestoreError::NotEmpty { found });
     }
@@ -126,7 +126,7 @@ pub fn restore(data: &Path, file: &Path, wrap: &KeysWrap, tell: impl FnMut(u64))
     {
         return Err(at(&growing)(e));
     }
-    let restored = fill(data, &growing, file, wrap, tell);
+    let restored = fill(data, &growing, file, wrap, report);
     let _ = fs::remove_dir_all(&growing);
     restored
 }
@@ -163,10 +163,10 @@ fn fill(
     growing: &Path,
     file: &Path,
     wrap: &KeysWrap,
-    tell: impl FnMut(u64),
+    report: impl FnMut(u64),
 ) -> Result<Restored, RestoreError> {
     let sealed = File::open(file).map_err(at(file))?;
-    let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, tell }, wrap))?;
+    let reader = with_wrap(wrap, |wrap| BackupReader::open(Counted { file: sealed, bytes: 0, report }, wrap))?;
     let mut reader = reader.map_err(|source| RestoreError::Open { path: file.to_owned(), source })?;
     fs::DirBuilder::new().mode(0o700).create(growing).map_err(at(growing))?;
     extract(&mut reader, growing, file)?;
@@ -181,9 +181,9 @@ fn fill(
     }
     let note: Note = serde_json::from_slice(&text).map_err(|e| damaged(format!("its {NOTE}: {e}")))?;
     fs::remove_file(&path).map_err(at(&path))?;
-    let procs = settle(data, growing, &note)?;
+    let procs = adapt_records(data, growing, &note)?;
     // No other instance takes the number before it is remembered.
-    let (instance, _lock) = settle_ids(data, growing, &note)?;
+    let (instance, _lock) = adapt_ids(data, growing, &note)?;
     let all = File::open(growing).map_err(at(growing))?;
     rustix::fs::syncfs(&all).map_err(|e| at(growing)(e.into()))?;
     // Before anything is there: what is there has its files by that number.
@@ -197,14 +197,14 @@ fn fill(
 struct Counted<F> {
     file: File,
     bytes: u64,
-    tell: F,
+    report: F,
 }
 
 impl<F: FnMut(u64)> Read for Counted<F> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let count = self.file.read(to)?;
         self.bytes += count as u64;
-        (self.tell)(self.bytes);
+        (self.report)(self.bytes);
         Ok(count)
     }
 }
@@ -249,7 +249,7 @@ fn extract(from: &mut impl Read, to: &Path, file: &Path) -> Result<(), RestoreEr
 }
 
 /// Makes the records those of this directory.
-fn settle(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, RestoreError> {
+fn adapt_records(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, bool)>, RestoreError> {
     let procs = growing.join("procs");
     let entries = match fs::read_dir(&procs) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -285,7 +285,7 @@ fn settle(data: &Path, growing: &Path, note: &Note) -> Result<Vec<(ProcName, boo
 }
 
 /// Ids of this directory's number, which is that of the old one if it can be.
-fn settle_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, RestoreError> {
+fn adapt_ids(data: &Path, growing: &Path, note: &Note) -> Result<instance::Claim, RestoreError> {
     let claim = instance::claim(data, Some(note.instance))?;
     if let Ok(from) = Instance::new(note.instance)
         && from.number() != claim.0.number()

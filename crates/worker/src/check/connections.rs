@@ -40,11 +40,11 @@ struct Manner {
 impl Known {
     /// Opens a connection to each port and looks what comes of it.
     pub(super) async fn learn(view: &ProcView) -> Known {
-        let mut looking = JoinSet::new();
+        let mut learning = JoinSet::new();
         for port in tcp_ports(view) {
-            looking.spawn(async move { (port.port, manner_of(&port, LEARN_WITHIN).await.unwrap_or_default()) });
+            learning.spawn(async move { (port.port, manner_of(&port, LEARN_WITHIN).await.unwrap_or_default()) });
         }
-        Known(looking.join_all().await.into_iter().collect())
+        Known(learning.join_all().await.into_iter().collect())
     }
 
     /// What cannot be tried because of it.
@@ -95,14 +95,14 @@ impl Held {
     }
 
     /// Without those that the server has closed already: it does not want so many.
-    pub(super) fn settled(mut self) -> Held {
+    pub(super) fn without_closed(mut self) -> Held {
         self.0.iter_mut().for_each(|(_, streams)| streams.retain(|stream| ended(stream).is_none()));
         self
     }
 
     /// What is not as it was. Each server is asked once more after these connections have been closed: one that serves one after
     /// the other takes no other before.
-    pub(super) async fn look(self, known: &Known) -> Vec<String> {
+    pub(super) async fn losses(self, known: &Known) -> Vec<String> {
         let mut lost = Vec::new();
         let mut ports = Vec::new();
         for (port, streams) in self.0 {

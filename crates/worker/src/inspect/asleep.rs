@@ -1,7 +1,7 @@
 //! Processes that are not there: parked, in a generation on the local disk, or archived, in the store.
 
 use super::live::lying;
-use super::maps::{Place, Places};
+use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages, strings};
 use kip_archive::table::{Home, Space};
 use kip_checkpoint::image::ImageError;
@@ -74,21 +74,21 @@ impl Asleep {
     }
 
     /// Where pages lie, by process.
-    pub(super) fn places(&self) -> Result<BTreeMap<u32, Places>, String> {
+    pub(super) fn places(&self) -> Result<BTreeMap<u32, PageLocations>, String> {
         let mut all = BTreeMap::new();
         match &self.memory {
             Memory::Parked { directory, map } => {
                 for (pid, process) in &map.processes {
                     let ranges = lying(directory, map, &process.runs).map_err(|e| chain(&e))?;
-                    all.insert(*pid, Places { ranges, is_stored: false });
+                    all.insert(*pid, PageLocations { ranges, is_stored: false });
                 }
             }
             Memory::Archived(stored) => {
                 for process in &self.processes {
                     let runs = stored.table.spaces.get(&Space::Process(process.pid)).into_iter().flatten();
                     let runs = runs.filter(|run| run.home != Home::Zeros);
-                    let ranges = runs.map(|run| (run.start..run.end(), Place::Store)).collect();
-                    all.insert(process.pid, Places { ranges, is_stored: true });
+                    let ranges = runs.map(|run| (run.start..run.end(), PageLocation::Store)).collect();
+                    all.insert(process.pid, PageLocations { ranges, is_stored: true });
                 }
             }
         }

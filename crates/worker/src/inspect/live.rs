@@ -5,7 +5,7 @@
 //! ([`kip_pager::client::Pager::peek`]), for procs that run as well, which may fall asleep
 //! meanwhile.
 
-use super::maps::{Place, Places};
+use super::maps::{PageLocation, PageLocations};
 use super::{Page, Pages};
 use kip_checkpoint::look::{FileKind, Mapping, OpenFile, Process, Strings, What};
 use kip_engine::host::Proc;
@@ -103,13 +103,13 @@ impl Live {
     }
 
     /// Where pages lie, by process.
-    pub(super) fn places(&self, proc: &Proc) -> Result<BTreeMap<u32, Places>, String> {
+    pub(super) fn places(&self, proc: &Proc) -> Result<BTreeMap<u32, PageLocations>, String> {
         let chart = proc.shared.pager.chart(proc.name.as_str());
         let chart = chart.map_err(|e| format!("what it has out is not told: {}", chain(&e)))?.unwrap_or_default();
         let directory = proc.dir.join(PAGER_DIRECTORY);
         let mut all = BTreeMap::new();
         for (inside, host) in &self.hosts {
-            let mut places = Places { ranges: present(*host).unwrap_or_default(), is_stored: false };
+            let mut places = PageLocations { ranges: present(*host).unwrap_or_default(), is_stored: false };
             let runs = chart.processes.get(host).map(|process| process.runs.as_slice()).unwrap_or_default();
             places.add_below(lying(&directory, &chart, runs).map_err(|e| chain(&e))?);
             all.insert(*inside, places);
@@ -132,13 +132,13 @@ pub(super) fn lying(
     directory: &Path,
     map: &PageMap,
     runs: &[Run],
-) -> Result<Vec<(Range<u64>, Place)>, kip_snapshot::SnapshotError> {
+) -> Result<Vec<(Range<u64>, PageLocation)>, kip_snapshot::SnapshotError> {
     let mut found = Vec::new();
     let mut open: BTreeMap<u32, RemoteFile> = BTreeMap::new();
     for run in runs {
         let file = &map.files[run.file as usize];
         if file.remote.is_none() {
-            let place = if file.name == "swap" { Place::Out } else { Place::Snapshot };
+            let place = if file.name == "swap" { PageLocation::Out } else { PageLocation::Snapshot };
             found.push((run.start..run.end(), place));
             continue;
         }
@@ -149,7 +149,7 @@ pub(super) fn lying(
         let path = directory.join(&file.name);
         let here = here.map_err(|source| kip_snapshot::SnapshotError::Io { path, source })?;
         for (start, here) in (run.start..run.end()).step_by(PAGE).zip(here) {
-            let place = if here { Place::Snapshot } else { Place::Store };
+            let place = if here { PageLocation::Snapshot } else { PageLocation::Store };
             match found.last_mut() {
                 Some((range, last)) if range.end == start && *last == place => range.end += PAGE as u64,
                 _ => found.push((start..start + PAGE as u64, place)),
@@ -160,11 +160,11 @@ pub(super) fn lying(
 }
 
 /// Pages that are there, but for those of zeros.
-fn present(host: u32) -> io::Result<Vec<(Range<u64>, Place)>> {
+fn present(host: u32) -> io::Result<Vec<(Range<u64>, PageLocation)>> {
     let any = States::PRESENT | States::SWAPPED;
-    let filter = Filter { any, tell: any | States::ZERO, ..Filter::default() };
+    let filter = Filter { any, report: any | States::ZERO, ..Filter::default() };
     let pages = pagemap::scan(pagemap::open(host)?.as_fd(), PAGE as u64..END, filter)?;
-    let place = |states: States| if states.has(States::SWAPPED) { Place::Swapped } else { Place::Memory };
+    let place = |states: States| if states.has(States::SWAPPED) { PageLocation::Swapped } else { PageLocation::Memory };
     let pages = pages.into_iter().filter(|region| !region.states.has(States::ZERO));
     Ok(pages.map(|region| (region.range, place(region.states))).collect())
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 /// Where pages lie that are not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PageLocation {
     /// In memory.
     Memory,
     /// In the machine's swap.
@@ -22,15 +22,15 @@ pub(super) enum Place {
 /// Where pages of a process lie: ranges of addresses, by address and none over another. What is in none is zeros, or as a file
 /// has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Places {
-    pub(super) ranges: Vec<(Range<u64>, Place)>,
+pub(super) struct PageLocations {
+    pub(super) ranges: Vec<(Range<u64>, PageLocation)>,
     /// What the images have of shared memory is in the store.
     pub(super) is_stored: bool,
 }
 
-impl Places {
+impl PageLocations {
     /// Adds what lies in `below` where nothing lies yet.
-    pub(super) fn add_below(&mut self, below: impl IntoIterator<Item = (Range<u64>, Place)>) {
+    pub(super) fn add_below(&mut self, below: impl IntoIterator<Item = (Range<u64>, PageLocation)>) {
         let mut below: Vec<_> = below.into_iter().collect();
         below.sort_unstable_by_key(|(range, _)| range.start);
         let mut added = Vec::new();
@@ -61,11 +61,11 @@ impl Places {
         for (range, place) in self.ranges[first..].iter().take_while(|(range, _)| range.start < mapping.end) {
             let bytes = range.end.min(mapping.end) - range.start.max(mapping.start);
             *match place {
-                Place::Memory => &mut found.memory_bytes,
-                Place::Swapped => &mut found.swapped_bytes,
-                Place::Out => &mut found.out_bytes,
-                Place::Snapshot => &mut found.snapshot_bytes,
-                Place::Store => &mut found.store_bytes,
+                PageLocation::Memory => &mut found.memory_bytes,
+                PageLocation::Swapped => &mut found.swapped_bytes,
+                PageLocation::Out => &mut found.out_bytes,
+                PageLocation::Snapshot => &mut found.snapshot_bytes,
+                PageLocation::Store => &mut found.store_bytes,
             } += bytes;
         }
         found
@@ -73,7 +73,7 @@ impl Places {
 }
 
 /// What people see of it.
-pub(super) fn view(mapping: &Mapping, places: &Places) -> MapView {
+pub(super) fn view(mapping: &Mapping, places: &PageLocations) -> MapView {
     let bytes = mapping.range.end.saturating_sub(mapping.range.start);
     let mut pages = places.within(&mapping.range);
     let WhereView { memory_bytes, swapped_bytes, out_bytes, snapshot_bytes, store_bytes, .. } = pages;
@@ -117,27 +117,30 @@ mod tests {
 
     #[test]
     fn what_lies_below_is_seen_where_nothing_is_above() {
-        let ranges = vec![(2..4, Place::Memory), (6..7, Place::Swapped)];
-        let mut places = Places { ranges, is_stored: false };
-        places.add_below([(8..9, Place::Store), (0..7, Place::Out), (7..8, Place::Snapshot)]);
+        let ranges = vec![(2..4, PageLocation::Memory), (6..7, PageLocation::Swapped)];
+        let mut places = PageLocations { ranges, is_stored: false };
+        places.add_below([(8..9, PageLocation::Store), (0..7, PageLocation::Out), (7..8, PageLocation::Snapshot)]);
         let expected = [
-            (0..2, Place::Out),
-            (2..4, Place::Memory),
-            (4..6, Place::Out),
-            (6..7, Place::Swapped),
-            (7..8, Place::Snapshot),
-            (8..9, Place::Store),
+            (0..2, PageLocation::Out),
+            (2..4, PageLocation::Memory),
+            (4..6, PageLocation::Out),
+            (6..7, PageLocation::Swapped),
+            (7..8, PageLocation::Snapshot),
+            (8..9, PageLocation::Store),
         ];
         assert_eq!(places.ranges, expected);
-        let mut wide = Places { ranges: vec![(0..10, Place::Memory)], is_stored: false };
-        wide.add_below([(1..2, Place::Out), (3..4, Place::Out), (9..12, Place::Out)]);
-        assert_eq!(wide.ranges, [(0..10, Place::Memory), (10..12, Place::Out)]);
+        let mut wide = PageLocations { ranges: vec![(0..10, PageLocation::Memory)], is_stored: false };
+        wide.add_below([(1..2, PageLocation::Out), (3..4, PageLocation::Out), (9..12, PageLocation::Out)]);
+        assert_eq!(wide.ranges, [(0..10, PageLocation::Memory), (10..12, PageLocation::Out)]);
     }
 
     #[test]
     fn what_its_pages_are_adds_up_to_a_mapping() {
         let mapping = |range, what| Mapping { range, protection: 5, shared: false, offset: 0, what };
-        let places = Places { ranges: vec![(0..0x3000, Place::Out), (0x4000..0x5000, Place::Memory)], is_stored: true };
+        let places = PageLocations {
+            ranges: vec![(0..0x3000, PageLocation::Out), (0x4000..0x5000, PageLocation::Memory)],
+            is_stored: true,
+        };
         let view = |mapping: &Mapping| super::view(mapping, &places);
         let private = view(&mapping(0x2000..0x8000, What::Private { name: "[heap]".into() }));
         assert_eq!(

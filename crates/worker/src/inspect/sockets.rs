@@ -6,7 +6,7 @@
 use super::Subject;
 use crate::why::{plain, word};
 use kip_checkpoint::look::{FileKind, Process, UnixState};
-use kip_engine::holdings::key;
+use kip_engine::fd_store::key;
 use kip_engine::host::Proc;
 use kip_net::custody::Kind;
 use kip_net::diag::{Diag, SocketInfo, TcpState, UnixInfo};
@@ -51,7 +51,7 @@ impl Sockets {
         let (netns, sleeper) = match subject {
             Subject::Live(live) => (live.netns(), None),
             Subject::Asleep(asleep) => {
-                let netns = proc.holdings.get(key::NET).and_then(|fd| fd.try_clone().ok());
+                let netns = proc.fd_store.get(key::NET).and_then(|fd| fd.try_clone().ok());
                 (netns, Some(&asleep.body))
             }
         };
@@ -213,7 +213,7 @@ fn held(proc: &Proc, processes: &[Process]) -> HashMap<u64, u64> {
             }
             _ => continue,
         };
-        if let Some(fd) = proc.holdings.get(&key)
+        if let Some(fd) = proc.fd_store.get(&key)
             && let Ok(stat) = rustix::fs::fstat(&*fd)
         {
             found.insert(inode, stat.st_ino);

@@ -1,8 +1,8 @@
-//! A look at a proc's memory that changes nothing and wakes no proc: where what is out lies, and
-//! single pages.
+//! Inspection of a proc's memory, which changes nothing and wakes no proc: where what is paged out
+//! lies, and single pages.
 //!
 //! Only the pager can do that: another process that reads a page that is out by /proc/PID/mem, or
-//! by /proc/PID/cmdline, touches it. While the pager looks nothing is taken out and nothing is
+//! by /proc/PID/cmdline, touches it. While the pager inspects nothing is taken out and nothing is
 //! parked, for the proc's place in the table is locked.
 
 use super::Proc;
@@ -125,7 +125,7 @@ pub fn peek_whole(pid: u32, address: u64, bytes: &mut [u8; PAGE]) -> io::Result<
 /// How a page is there; none if it is not.
 fn states(pid: u32, address: u64) -> io::Result<Option<States>> {
     let any = States::PRESENT | States::SWAPPED;
-    let filter = Filter { any, tell: any | States::ZERO, ..Filter::default() };
+    let filter = Filter { any, report: any | States::ZERO, ..Filter::default() };
     let found = pagemap::scan(pagemap::open(pid)?.as_fd(), address..address + PAGE as u64, filter)?;
     Ok(found.first().map(|region| region.states))
 }

@@ -1,8 +1,8 @@
-//! Whose turn it is to send a request: so many at once, those in a hurry first.
+//! Permits to send a request: so many at once, those in a hurry first.
 //!
-//! Owns nothing but the order. A turn that is given back goes to the urgent request that has waited
+//! Owns nothing but the order. A permit that is given back goes to the urgent request that has waited
 //! longest; if none is urgent, to the one that has waited longest at all. A request that stops waiting,
-//! or is dropped with a turn, gives it on. Urgent requests without end let the others wait without end;
+//! or is dropped with a permit, gives it on. Urgent requests without end let the others wait without end;
 //! wakes end.
 
 use parking_lot::Mutex;
@@ -19,34 +19,34 @@ pub(crate) enum Urgency {
     Background,
 }
 
-/// So many turns.
+/// A fixed number of permits.
 #[derive(Debug, Clone)]
-pub(crate) struct Turns(Arc<Mutex<Inside>>);
+pub(crate) struct Permits(Arc<Mutex<Inside>>);
 
 #[derive(Debug)]
 struct Inside {
     free: usize,
-    foreground: VecDeque<oneshot::Sender<Turn>>,
-    background: VecDeque<oneshot::Sender<Turn>>,
+    foreground: VecDeque<oneshot::Sender<Permit>>,
+    background: VecDeque<oneshot::Sender<Permit>>,
 }
 
-/// One of them, until it is dropped.
+/// One of them, held until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Turn(Option<Turns>);
+pub(crate) struct Permit(Option<Permits>);
 
-impl Turns {
-    pub(crate) fn new(count: usize) -> Turns {
+impl Permits {
+    pub(crate) fn new(count: usize) -> Permits {
         let inside = Inside { free: count.max(1), foreground: VecDeque::new(), background: VecDeque::new() };
-        Turns(Arc::new(Mutex::new(inside)))
+        Permits(Arc::new(Mutex::new(inside)))
     }
 
     /// Waits for one.
-    pub(crate) async fn take(&self, urgency: Urgency) -> Turn {
+    pub(crate) async fn take(&self, urgency: Urgency) -> Permit {
         let waiting = {
             let mut inside = self.inside();
             if inside.free > 0 {
                 inside.free -= 1;
-                return Turn(Some(self.clone()));
+                return Permit(Some(self.clone()));
             }
             let (sender, receiver) = oneshot::channel();
             match urgency {
@@ -55,14 +55,14 @@ impl Turns {
             }
             receiver
         };
-        waiting.await.expect("who waits is only forgotten when it is given a turn")
+        waiting.await.expect("a waiter is only forgotten when it is given a permit")
     }
 
     /// One that is free now.
-    pub(crate) fn try_take(&self) -> Option<Turn> {
+    pub(crate) fn try_take(&self) -> Option<Permit> {
         let mut inside = self.inside();
         inside.free = inside.free.checked_sub(1)?;
-        Some(Turn(Some(self.clone())))
+        Some(Permit(Some(self.clone())))
     }
 
     fn inside(&self) -> parking_lot::MutexGuard<'_, Inside> {
@@ -70,12 +70,12 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let Some(mut turns) = self.0.take() else { return };
+        let Some(mut permits) = self.0.take() else { return };
         loop {
             let next = {
-                let mut inside = turns.inside();
+                let mut inside = permits.inside();
                 let next = inside.foreground.pop_front().or_else(|| inside.background.pop_front());
                 if next.is_none() {
                     inside.free += 1;
@@ -83,11 +83,11 @@ impl Drop for Turn {
                 next
             };
             let Some(next) = next else { return };
-            // If the waiter is gone, the turn comes back for the next; a waiter that leaves before taking
-            // the turn drops it, which comes here again.
-            match next.send(Turn(Some(turns))) {
+            // If the waiter is gone, the permit comes back for the next; a waiter that leaves before taking
+            // the permit drops it, which comes here again.
+            match next.send(Permit(Some(permits))) {
                 Ok(()) => return,
-                Err(mut back) => turns = back.0.take().expect("it was just put there"),
+                Err(mut back) => permits = back.0.take().expect("it was just put there"),
             }
         }
     }
@@ -101,12 +101,12 @@ mod tests {
 
     #[test]
     fn the_urgent_come_first_and_all_come_in_order() {
-        let turns = Turns::new(1);
-        let held = turns.take(Urgency::Background).now_or_never().unwrap();
-        assert!(turns.try_take().is_none());
-        let mut later = pin!(turns.take(Urgency::Background));
-        let mut first = pin!(turns.take(Urgency::Foreground));
-        let mut second = pin!(turns.take(Urgency::Foreground));
+        let permits = Permits::new(1);
+        let held = permits.take(Urgency::Background).now_or_never().unwrap();
+        assert!(permits.try_take().is_none());
+        let mut later = pin!(permits.take(Urgency::Background));
+        let mut first = pin!(permits.take(Urgency::Foreground));
+        let mut second = pin!(permits.take(Urgency::Foreground));
         for waiting in [&mut later, &mut first, &mut second] {
             assert!(waiting.now_or_never().is_none());
         }
@@ -115,22 +115,22 @@ mod tests {
         drop(first.as_mut().now_or_never().unwrap());
         drop(second.as_mut().now_or_never().unwrap());
         drop(later.as_mut().now_or_never().unwrap());
-        assert!(turns.try_take().is_some());
+        assert!(permits.try_take().is_some());
     }
 
     #[test]
     fn who_stops_waiting_gives_its_turn_on() {
-        let turns = Turns::new(1);
-        let held = turns.try_take().unwrap();
-        let mut impatient: Vec<_> = (0..1000).map(|_| Box::pin(turns.take(Urgency::Foreground))).collect();
+        let permits = Permits::new(1);
+        let held = permits.try_take().unwrap();
+        let mut impatient: Vec<_> = (0..1000).map(|_| Box::pin(permits.take(Urgency::Foreground))).collect();
         for waiting in &mut impatient {
             assert!(waiting.as_mut().now_or_never().is_none());
         }
         let given = impatient.remove(0);
         drop(impatient);
         drop(held);
-        assert!(turns.try_take().is_none(), "it was given, though not yet taken");
+        assert!(permits.try_take().is_none(), "it was given, though not yet taken");
         drop(given);
-        assert!(turns.try_take().is_some());
+        assert!(permits.try_take().is_some());
     }
 }

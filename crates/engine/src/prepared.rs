@@ -1,29 +1,29 @@
-//! Slots, and kits made ahead of need: the network namespaces of the next procs.
+//! Slots, and prepared namespaces: the network namespaces of the next procs, made ahead of a start.
 //!
-//! A slot is a number that a proc has from its creation to its removal; addresses and ids follow from it. A thread
-//! keeps a few kits ready, so that a start takes one in microseconds.
+//! A slot is a number that a proc has from its creation to its removal; addresses and ids follow
+//! from it. A thread keeps a few namespaces ready, so that a start takes one in microseconds.
 
 use kip_net::{NetNs, NetPool, Slot};
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// Kits that wait.
+/// Prepared namespaces that wait.
 const READY: usize = 2;
 
-/// What is made ahead for one proc.
+/// A slot with its network namespace, made ahead of a start.
 #[derive(Debug)]
-pub struct Kit {
+pub struct PreparedNetwork {
     /// For which proc.
     pub slot: Slot,
     /// Its network.
     pub net: NetNs,
 }
 
-/// A kit could not be made.
+/// A network namespace could not be prepared.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the text of each is what it means")]
-pub enum KitError {
+pub enum PrepareError {
     #[error("no slot is free: this data directory already has {} procs", kip_net::addr::USABLE_SLOTS)]
     Full,
     #[error(transparent)]
@@ -31,20 +31,20 @@ pub enum KitError {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Slots {
     used: BTreeSet<Slot>,
-    ready: VecDeque<Kit>,
+    ready: VecDeque<PreparedNetwork>,
     closed: bool,
 }
 
-/// The slots and kits of a data directory.
+/// The slots and prepared namespaces of a data directory.
 #[derive(Debug)]
-pub struct Kits {
+pub struct PreparedNetworks {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    state: Mutex<State>,
+    state: Mutex<Slots>,
     changed: Condvar,
     pool: Arc<NetPool>,
 }
@@ -55,31 +55,31 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-impl Kits {
+impl PreparedNetworks {
     /// `used` are the slots of procs that exist.
-    pub fn start(pool: Arc<NetPool>, used: BTreeSet<Slot>) -> Kits {
-        let state = Mutex::new(State { used, ..State::default() });
+    pub fn start(pool: Arc<NetPool>, used: BTreeSet<Slot>) -> PreparedNetworks {
+        let state = Mutex::new(Slots { used, ..Slots::default() });
         let inner = Arc::new(Inner { state, changed: Condvar::new(), pool });
         let filler = Arc::clone(&inner);
         std::thread::Builder::new()
-            .name("kits".to_owned())
+            .name("prepare-netns".to_owned())
             .spawn(move || filler.fill())
             .expect("a thread can be started");
-        Kits { inner }
+        PreparedNetworks { inner }
     }
 
-    /// A kit for a new proc; its slot is used from now on.
-    pub fn take(&self) -> Result<Kit, KitError> {
-        let kit = self.inner.state.lock().ready.pop_front();
+    /// A prepared namespace for a new proc; its slot is used from now on.
+    pub fn take(&self) -> Result<PreparedNetwork, PrepareError> {
+        let network = self.inner.state.lock().ready.pop_front();
         self.inner.changed.notify_one();
-        match kit {
-            Some(kit) => Ok(kit),
+        match network {
+            Some(network) => Ok(network),
             None => self.inner.make_next(),
         }
     }
 
-    /// Namespaces for a proc that has its slot already.
-    pub fn make(&self, slot: Slot) -> Result<Kit, KitError> {
+    /// A network namespace for a proc that has its slot already.
+    pub fn make(&self, slot: Slot) -> Result<PreparedNetwork, PrepareError> {
         self.inner.make(slot)
     }
 
@@ -98,10 +98,10 @@ impl Kits {
 }
 
 impl Inner {
-    fn make_next(&self) -> Result<Kit, KitError> {
+    fn make_next(&self) -> Result<PreparedNetwork, PrepareError> {
         let slot = {
             let mut state = self.state.lock();
-            let slot = Slot::all().find(|s| !state.used.contains(s)).ok_or(KitError::Full)?;
+            let slot = Slot::all().find(|s| !state.used.contains(s)).ok_or(PrepareError::Full)?;
             state.used.insert(slot);
             slot
         };
@@ -110,9 +110,9 @@ impl Inner {
         })
     }
 
-    fn make(&self, slot: Slot) -> Result<Kit, KitError> {
+    fn make(&self, slot: Slot) -> Result<PreparedNetwork, PrepareError> {
         let net = self.pool.take(slot)?;
-        Ok(Kit { slot, net })
+        Ok(PreparedNetwork { slot, net })
     }
 
     fn fill(&self) {
@@ -127,15 +127,15 @@ impl Inner {
                 }
             }
             match self.make_next() {
-                Ok(kit) => {
+                Ok(network) => {
                     let mut state = self.state.lock();
                     if state.closed {
                         return;
                     }
-                    state.ready.push_back(kit);
+                    state.ready.push_back(network);
                 }
                 Err(e) => {
-                    tracing::debug!(error = %e, "no kit can be made ahead now");
+                    tracing::debug!(error = %e, "no network namespace can be prepared now");
                     std::thread::sleep(std::time::Duration::from_secs(1));
                 }
             }

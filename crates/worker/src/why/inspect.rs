@@ -1,9 +1,9 @@
-//! A look at a running proc: its threads' CPU time within a second, its sockets, its timers.
+//! Inspection of a running proc: its threads' CPU time within a second, its sockets, its timers.
 //!
 //! Only what cannot wait for the program: /proc without the program's memory, and sock_diag without `tcp_info`, for
 //! which the kernel takes the socket's lock. Nothing is read from a socket, and the one fdinfo that is opened is a
 //! timerfd's, whose lock is held for instructions only. Between finding a timerfd and reading about it the program may
-//! put an epoll set in its place, whose fdinfo can wait: for this the caller looks on a thread that it can do without.
+//! put an epoll set in its place, whose fdinfo can wait: for this the caller inspects on a thread that it can do without.
 
 use super::flows::{Flow, Flows};
 use kip_checkpoint::clocks::Now;
@@ -25,7 +25,7 @@ const MOST_THREADS: usize = 32;
 const MOST_SOCKETS: usize = 256;
 const MOST_TIMERS: usize = 64;
 
-/// What a look needs to know beforehand.
+/// What an inspection needs to know beforehand.
 pub(super) struct Subject {
     /// Host ids of its processes.
     pub(super) pids: Vec<u32>,
@@ -36,18 +36,18 @@ pub(super) struct Subject {
 }
 
 /// A process as it was found.
-struct Found {
+struct FoundProcess {
     pid: u32,
     view: ProgramView,
     /// Host id of its parent; 0 if that is not visible.
     parent: u32,
 }
 
-/// Looks. Takes [`WATCH`].
-pub(super) fn look(subject: &Subject) -> Result<SeenView, DiagError> {
+/// Inspects. Takes [`WATCH`].
+pub(super) fn inspect(subject: &Subject) -> Result<SeenView, DiagError> {
     let begin = Instant::now();
     let before = cpu_times(&subject.pids);
-    let programs: Vec<Found> = subject.pids.iter().filter_map(|pid| program(*pid)).collect();
+    let programs: Vec<FoundProcess> = subject.pids.iter().filter_map(|pid| program(*pid)).collect();
     std::thread::sleep(WATCH.saturating_sub(begin.elapsed()));
     let threads = threads(&programs, &before);
     let watched_us = begin.elapsed().as_micros() as u64;
@@ -77,14 +77,14 @@ fn comm(path: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim_end_matches('\n').to_owned())
 }
 
-fn program(pid: u32) -> Option<Found> {
+fn program(pid: u32) -> Option<FoundProcess> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let view = ProgramView { name: comm(&format!("/proc/{pid}/comm"))?, pid: inner(&status)? };
-    Some(Found { pid, view, parent: status_field(&status, "PPid:")?.parse().ok()? })
+    Some(FoundProcess { pid, view, parent: status_field(&status, "PPid:")?.parse().ok()? })
 }
 
 /// Programs under exec are children of none of the proc's processes, as pid 1 is.
-fn execs(programs: &[Found]) -> Vec<ProgramView> {
+fn execs(programs: &[FoundProcess]) -> Vec<ProgramView> {
     let inside = |parent: u32| programs.iter().any(|p| p.pid == parent);
     programs.iter().filter(|p| p.view.pid != 1 && !inside(p.parent)).map(|p| p.view.clone()).collect()
 }
@@ -108,7 +108,7 @@ fn cpu_times(pids: &[u32]) -> HashMap<u32, u64> {
 }
 
 /// Those that ran since `before`. A thread that is new since then ran for all it has.
-fn threads(programs: &[Found], before: &HashMap<u32, u64>) -> Vec<ThreadView> {
+fn threads(programs: &[FoundProcess], before: &HashMap<u32, u64>) -> Vec<ThreadView> {
     let mut found = Vec::new();
     for process in programs {
         for tid in threads_of(process.pid) {
@@ -126,7 +126,7 @@ fn threads(programs: &[Found], before: &HashMap<u32, u64>) -> Vec<ThreadView> {
 }
 
 /// The programs that have a socket open, by its inode. Reading the link does not touch the socket.
-fn owners(programs: &[Found]) -> BTreeMap<u64, Vec<ProgramView>> {
+fn owners(programs: &[FoundProcess]) -> BTreeMap<u64, Vec<ProgramView>> {
     let mut owners: BTreeMap<u64, Vec<ProgramView>> = BTreeMap::new();
     for process in programs {
         for (_, target) in tree::descriptors(process.pid).unwrap_or_default() {
@@ -140,7 +140,7 @@ fn owners(programs: &[Found]) -> BTreeMap<u64, Vec<ProgramView>> {
     owners
 }
 
-fn sockets(diag: &Diag, subject: &Subject, programs: &[Found]) -> Result<Vec<SocketView>, DiagError> {
+fn sockets(diag: &Diag, subject: &Subject, programs: &[FoundProcess]) -> Result<Vec<SocketView>, DiagError> {
     let flows = Flows::read(&subject.addresses);
     let owners = owners(programs);
     let mut found = Vec::new();
@@ -224,7 +224,7 @@ fn udp(info: &SocketInfo, flows: &Flows, addresses: &[IpAddr]) -> Vec<SocketView
     found
 }
 
-fn timers(programs: &[Found]) -> Vec<TimerView> {
+fn timers(programs: &[FoundProcess]) -> Vec<TimerView> {
     let mut found = Vec::new();
     for process in programs {
         timerfds(process, &mut found);
@@ -245,7 +245,7 @@ fn timers(programs: &[Found]) -> Vec<TimerView> {
     found
 }
 
-fn timerfds(process: &Found, found: &mut Vec<TimerView>) {
+fn timerfds(process: &FoundProcess, found: &mut Vec<TimerView>) {
     for (fd, target) in tree::descriptors(process.pid).unwrap_or_default() {
         if target != "anon_inode:[timerfd]" {
             continue;
@@ -271,7 +271,7 @@ fn timerfd(text: &str) -> Option<(u64, Option<u64>)> {
 }
 
 /// The time-out that a thread's call has, if it waits in one that has any.
-fn call_time_out(process: &Found, tid: u32) -> Option<TimerView> {
+fn call_time_out(process: &FoundProcess, tid: u32) -> Option<TimerView> {
     let call @ [number, arguments @ ..] = &tree::waits_in(tid)?;
     let (name, all_ms) = time_out_of(*number, arguments)?;
     let waited_ms = |since_ns: i64| (Now::read().monotonic_ns - since_ns).max(0) as u64 / 1_000_000;
@@ -301,7 +301,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timerfds_tell_what_is_left() {
+    fn timerfds_report_what_is_left() {
         let text = "pos:\t0\nclockid: 1\nticks: 0\nsettime flags: 01\nit_value: (4, 999500001)\nit_interval: (60, 0)\n";
         assert_eq!(timerfd(text), Some((5000, Some(60_000))));
         assert_eq!(timerfd(&text.replace("(4, 999500001)", "(0, 0)")), None, "it is not set");
@@ -330,7 +330,7 @@ mod tests {
             };
             std::thread::Builder::new().name("burner".to_owned()).spawn_scoped(scope, busy).unwrap();
             let addresses = [[127, 0, 0, 1].into(), [127, 0, 0, 2].into()];
-            let seen = look(&Subject { pids: vec![std::process::id()], netns: None, addresses });
+            let seen = inspect(&Subject { pids: vec![std::process::id()], netns: None, addresses });
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             seen.unwrap()
         });

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 // promise stores: uploads keep no read waiting, reads that no wake waits for give way, what is less
 //   than an object ends in time
-// held by: this, `crates/store/tests/suite/turns.rs::reads_that_nobody_waits_for_give_way`,
-//   `crates/store/tests/suite/turns.rs::what_is_less_than_an_object_ends_in_time`,
+// held by: this, `crates/store/tests/suite/permits.rs::reads_that_nobody_waits_for_give_way`,
+//   `crates/store/tests/suite/permits.rs::what_is_less_than_an_object_ends_in_time`,
 //   `kip_store::directory::tests::a_file_system_that_hangs_is_left_to_itself_and_one_that_is_slow_is_not`
 #[tokio::test(flavor = "multi_thread")]
 async fn uploads_that_hang_keep_no_read_waiting() {

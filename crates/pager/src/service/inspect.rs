@@ -1,4 +1,4 @@
-//! Orders that only look.
+//! Orders that only inspect.
 
 use super::{Service, line, listed};
 use crate::proc::{Peeked, peek_whole};

@@ -1,6 +1,7 @@
-//! The descriptors of one proc that must outlive the processes that use them: pipes, port
-//! reservations, listeners of probes, and of a parked proc sockets, namespaces and mounts. There are
-//! thousands of procs, so nothing is here that lives on without it.
+//! The fd store of one proc, as systemd has one per unit: descriptors that must outlive the
+//! processes that use them. These are pipes, port reservations, listeners of probes, and of a
+//! parked proc sockets, namespaces and mounts. There are thousands of procs, so nothing is here
+//! that lives on without it.
 //!
 //! Each is here and, under `PROC/KEY`, in the keeper; so daemon or keeper may die. Never interprets a descriptor.
 
@@ -57,30 +58,30 @@ pub mod key {
     pub const OBJECT: &str = "asleep/object/";
 }
 
-/// One proc's descriptors.
+/// The descriptors of one proc, held by the daemon and the keeper.
 #[derive(Debug)]
-pub struct Holdings {
+pub struct FdStore {
     prefix: String,
     keeper: Arc<Keeper>,
     held: Mutex<BTreeMap<String, Arc<OwnedFd>>>,
 }
 
-impl Holdings {
-    /// Of a proc that holds nothing yet.
-    pub fn new(name: &ProcName, keeper: Arc<Keeper>) -> Holdings {
-        Holdings { prefix: format!("{name}/"), keeper, held: Mutex::new(BTreeMap::new()) }
+impl FdStore {
+    /// The empty store of a new proc.
+    pub fn new(name: &ProcName, keeper: Arc<Keeper>) -> FdStore {
+        FdStore { prefix: format!("{name}/"), keeper, held: Mutex::new(BTreeMap::new()) }
     }
 
     /// What an earlier daemon left with the keeper.
-    pub fn recover(name: &ProcName, keeper: Arc<Keeper>) -> Result<Holdings, KeeperError> {
-        let holdings = Holdings::new(name, keeper);
-        let found = holdings.keeper.get_prefix(&holdings.prefix)?;
-        let mut held = holdings.held.lock();
+    pub fn recover(name: &ProcName, keeper: Arc<Keeper>) -> Result<FdStore, KeeperError> {
+        let fd_store = FdStore::new(name, keeper);
+        let found = fd_store.keeper.get_prefix(&fd_store.prefix)?;
+        let mut held = fd_store.held.lock();
         for (name, fd) in found {
-            held.insert(name[holdings.prefix.len()..].to_owned(), Arc::new(fd));
+            held.insert(name[fd_store.prefix.len()..].to_owned(), Arc::new(fd));
         }
         drop(held);
-        Ok(holdings)
+        Ok(fd_store)
     }
 
     /// Holds them, in the keeper first: after this neither's death loses them.

@@ -1,4 +1,4 @@
-//! Calls that only look.
+//! Calls that only inspect.
 
 use super::{Pager, PagerError, unexpected};
 use crate::protocol::{Answer, MOST_PEEKED, Peek, Request};

@@ -20,7 +20,7 @@ const BACKLOG: i32 = 64;
 /// Something in the run directory could not be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path}")]
-pub struct PlaceError {
+pub struct RunDirectoryError {
     what: &'static str,
     path: PathBuf,
     /// Why.
@@ -30,27 +30,27 @@ pub struct PlaceError {
 
 /// An open run directory.
 #[derive(Debug)]
-pub struct Place {
+pub struct RunDirectory {
     path: PathBuf,
     directory: OwnedFd,
     kind: &'static str,
 }
 
-impl Place {
+impl RunDirectory {
     /// Opens `dir/run` for the files of this kind; makes it (mode 0700) when it is missing.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn open(dir: &Path, kind: &'static str) -> Result<Place, PlaceError> {
+    /// [`RunDirectoryError`].
+    pub fn open(dir: &Path, kind: &'static str) -> Result<RunDirectory, RunDirectoryError> {
         let path = dir.join("run");
-        let failed = |what, source| PlaceError { what, path: path.clone(), source };
+        let failed = |what, source| RunDirectoryError { what, path: path.clone(), source };
         match DirBuilder::new().mode(0o700).create(&path) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(failed("create", e)),
             _ => {}
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(&path, flags, Mode::empty()).map_err(|e| failed("open", e.into()))?;
-        Ok(Place { path, directory, kind })
+        Ok(RunDirectory { path, directory, kind })
     }
 
     /// Where the socket is.
@@ -67,8 +67,8 @@ impl Place {
         format!("{}.{extension}", self.kind)
     }
 
-    fn failed(&self, what: &'static str, extension: &str, source: io::Error) -> PlaceError {
-        PlaceError { what, path: self.path.join(self.file(extension)), source }
+    fn failed(&self, what: &'static str, extension: &str, source: io::Error) -> RunDirectoryError {
+        RunDirectoryError { what, path: self.path.join(self.file(extension)), source }
     }
 
     /// The socket's address by way of the open directory: unix(7) allows 107 bytes, and data directories may be deep.
@@ -86,7 +86,7 @@ impl Place {
     /// `NotFound` or `ConnectionRefused` when none runs.
     pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
         use rustix::net::sockopt::{Timeout, set_socket_timeout};
-        let socket = Place::socket(SocketFlags::empty())?;
+        let socket = RunDirectory::socket(SocketFlags::empty())?;
         set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
         set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
         let address = self.address()?;
@@ -100,22 +100,22 @@ impl Place {
     /// closed.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn turn(&self) -> Result<OwnedFd, PlaceError> {
+    /// [`RunDirectoryError`].
+    pub fn turn(&self) -> Result<OwnedFd, RunDirectoryError> {
         let taken = || -> io::Result<OwnedFd> {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             let directory = rustix::fs::openat(&self.directory, ".", flags, Mode::empty())?;
             rustix::io::retry_on_intr(|| rustix::fs::flock(&directory, FlockOperation::LockExclusive))?;
             Ok(directory)
         };
-        taken().map_err(|source| PlaceError { what: "lock", path: self.path.clone(), source })
+        taken().map_err(|source| RunDirectoryError { what: "lock", path: self.path.clone(), source })
     }
 
     /// Takes the program's lock, or none when another has it. It is held until the file is closed.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn lock(&self) -> Result<Option<File>, PlaceError> {
+    /// [`RunDirectoryError`].
+    pub fn lock(&self) -> Result<Option<File>, RunDirectoryError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&self.directory, self.file("lock"), flags, Mode::RUSR | Mode::WUSR)
             .map_err(|e| self.failed("open", "lock", e.into()))?;
@@ -135,11 +135,11 @@ impl Place {
     /// for the process that holds the lock.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn bind(&self) -> Result<OwnedFd, PlaceError> {
+    /// [`RunDirectoryError`].
+    pub fn bind(&self) -> Result<OwnedFd, RunDirectoryError> {
         self.unlink().map_err(|e| self.failed("remove", "sock", e))?;
         let bound = || {
-            let socket = Place::socket(SocketFlags::NONBLOCK)?;
+            let socket = RunDirectory::socket(SocketFlags::NONBLOCK)?;
             let old = rustix::process::umask(Mode::from_raw_mode(0o177));
             let result = self.address().and_then(|a| Ok(rustix::net::bind(&socket, &a)?));
             rustix::process::umask(old);
@@ -164,8 +164,8 @@ impl Place {
     /// The log, for appending; emptied first when it has grown beyond 1 MiB.
     ///
     /// # Errors
-    /// [`PlaceError`].
-    pub fn log(&self) -> Result<File, PlaceError> {
+    /// [`RunDirectoryError`].
+    pub fn log(&self) -> Result<File, RunDirectoryError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let opened = || -> io::Result<File> {
             let file = File::from(rustix::fs::openat(

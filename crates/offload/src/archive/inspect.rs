@@ -40,7 +40,7 @@ pub struct Stored {
 /// It cannot be shown.
 #[allow(missing_docs, reason = "the text of each is what it means")]
 #[derive(Debug, thiserror::Error)]
-pub enum LookError {
+pub enum InspectError {
     #[error(transparent)]
     Front(#[from] FetchError),
     #[error(transparent)]
@@ -61,12 +61,12 @@ impl Archive {
         proc: ProcId,
         front: FrontRef,
         wanted: impl Fn(&Images) -> Result<Wanted, ImageError>,
-    ) -> Result<Stored, LookError> {
+    ) -> Result<Stored, InspectError> {
         self.answered(self.read_stored(proc, front, wanted))
     }
 
     /// A page of a remote page file that is not here, without putting it there. Blocking; not on a thread of the runtime.
-    pub fn remote_page(&self, directory: &Path, file: &PageFile, page: u32) -> Result<Vec<u8>, LookError> {
+    pub fn remote_page(&self, directory: &Path, file: &PageFile, page: u32) -> Result<Vec<u8>, InspectError> {
         let table = self.table_of(directory, file)?;
         let remote = Remote::new(&table, 0);
         let mut runs = remote.runs();
@@ -88,8 +88,8 @@ impl Archive {
         }
     }
 
-    fn answered<T>(&self, work: impl Future<Output = Result<T, LookError>>) -> Result<T, LookError> {
-        let silent = |_| LookError::Silent { store: self.store.name().to_owned() };
+    fn answered<T>(&self, work: impl Future<Output = Result<T, InspectError>>) -> Result<T, InspectError> {
+        let silent = |_| InspectError::Silent { store: self.store.name().to_owned() };
         self.runtime.block_on(async { tokio::time::timeout(WITHIN, work).await }).map_err(silent)?
     }
 
@@ -98,9 +98,9 @@ impl Archive {
         proc: ProcId,
         front: FrontRef,
         wanted: impl Fn(&Images) -> Result<Wanted, ImageError>,
-    ) -> Result<Stored, LookError> {
+    ) -> Result<Stored, InspectError> {
         let mut stored = Stored::default();
-        let mut stream = self.front_to_look_at(proc, front).await?;
+        let mut stream = self.front_to_inspect(proc, front).await?;
         let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut pages: Option<Wanted> = None;
         while let Some(event) = stream.next().await? {
@@ -149,8 +149,8 @@ impl Archive {
     }
 
     /// A page that only a front has.
-    async fn front_page(&self, (proc, front): (ProcId, FrontRef), page: (Space, u64)) -> Result<Vec<u8>, LookError> {
-        let mut stream = self.front_to_look_at(proc, front).await?;
+    async fn front_page(&self, (proc, front): (ProcId, FrontRef), page: (Space, u64)) -> Result<Vec<u8>, InspectError> {
+        let mut stream = self.front_to_inspect(proc, front).await?;
         while let Some(event) = stream.next().await? {
             if let Event::EagerPages { space, pages } | Event::SetPages { space, pages } = event
                 && space == page.0
@@ -164,7 +164,7 @@ impl Archive {
 
     /// A page of a block, which is fetched by a range. Once more if what came cannot be opened, for it may have been damaged on
     /// its way.
-    async fn block_page(&self, block: &BlockRef, page: u32) -> Result<Vec<u8>, LookError> {
+    async fn block_page(&self, block: &BlockRef, page: u32) -> Result<Vec<u8>, InspectError> {
         let name = ObjectName::Pack { realm: self.realm.clone(), pack: block.pack.id };
         let mut tries = 0;
         loop {
@@ -197,5 +197,5 @@ impl Stored {
 }
 
 #[cfg(test)]
-#[path = "look_tests.rs"]
+#[path = "inspect_tests.rs"]
 mod tests;
