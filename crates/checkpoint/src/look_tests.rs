@@ -3,8 +3,8 @@
 use super::*;
 use crate::codes::{kind, status};
 use crate::fields::{
-    fdinfo_entry, file_entry, memfd_file_entry, memfd_inode_entry, pagemap_entry, pagemap_head, reg_file_entry,
-    remap_file_path_entry, sk_packet_entry, unix_sk_entry, vma_entry,
+    fdinfo_entry, file_entry, memfd_file_entry, memfd_inode_entry, netlink_sk_entry, pagemap_entry, pagemap_head,
+    reg_file_entry, remap_file_path_entry, sk_packet_entry, unix_sk_entry, vma_entry,
 };
 use crate::images::testing::{self, add_bytes};
 use crate::wire::Value;
@@ -82,6 +82,8 @@ fn images() -> Images {
     let unix = message(&unix, &[(unix_sk_entry::NAME, b"\0name")]).encode();
     let memory = [(memfd_file_entry::FLAGS, 2), (memfd_file_entry::POS, 9), (memfd_file_entry::INODE_ID, 55)];
     let memory = message(&memory, &[]).encode();
+    let netlink = [(netlink_sk_entry::INO, 503), (netlink_sk_entry::PROTOCOL, 15), (netlink_sk_entry::FLAGS, 0o4002)];
+    let netlink = message(&netlink, &[]).encode();
     let regular = |id, bytes: Vec<u8>| file(kind::REG, id, file_entry::REG, &bytes);
     add(
         "files.img",
@@ -93,6 +95,7 @@ fn images() -> Images {
             regular(8, reg(b"/socket:[4711]", 0o4002, 0, 0)),
             file(kind::UNIXSK, 10, file_entry::USK, &unix),
             file(kind::MEMFD, 9, file_entry::MEMFD, &memory),
+            file(kind::NETLINKSK, 11, file_entry::NLSK, &netlink),
         ],
     );
     let jit = [(memfd_inode_entry::SHMID, 88), (memfd_inode_entry::INODE_ID, 55)];
@@ -104,8 +107,13 @@ fn images() -> Images {
             [(fdinfo_entry::ID, id), (fdinfo_entry::FLAGS, flags), (fdinfo_entry::TYPE, kind), (fdinfo_entry::FD, fd)];
         message(&fields, &[])
     };
-    let table =
-        [open(8, 1, kind::REG, 6), open(7, 0, kind::REG, 4), open(10, 0, kind::UNIXSK, 7), open(9, 0, kind::MEMFD, 8)];
+    let table = [
+        open(8, 1, kind::REG, 6),
+        open(7, 0, kind::REG, 4),
+        open(10, 0, kind::UNIXSK, 7),
+        open(9, 0, kind::MEMFD, 8),
+        open(11, 0, kind::NETLINKSK, 12),
+    ];
     add("fdinfo-12.img", &table);
     // Two packets of three and four bytes, in a socket's queue.
     let mut queues = vec![0; 8];
@@ -136,7 +144,8 @@ fn a_tree_is_read() {
             (4, 0o2002, Some(1234), true),
             (6, 0o2_004_002, None, false),
             (7, 0o4002, None, false),
-            (8, 2, Some(9), false)
+            (8, 2, Some(9), false),
+            (12, 0o4002, None, false)
         ]
     );
     assert_eq!(web.files[0].kind, FileKind::Path { kind: "file", path: "/tmp/gone".into() });

@@ -33,7 +33,7 @@ const OWNERS: [(u32, u32); 17] = [
     (file_entry::PIPE, pipe_entry::FOWN),
     (file_entry::TTY, tty_file_entry::FOWN),
     (file_entry::MEMFD, memfd_file_entry::FOWN),
-    (file_entry::BPF, bpfmap_file_entry::MAP_TYPE),
+    (file_entry::BPF, bpfmap_file_entry::FOWN),
     (file_entry::PIDFD, pidfd_entry::FOWN),
 ];
 

@@ -2,7 +2,7 @@
 
 /// `bpfmap_file_entry` of bpfmap-file.proto.
 pub(crate) mod bpfmap_file_entry {
-    pub(crate) const MAP_TYPE: u32 = 5;
+    pub(crate) const FOWN: u32 = 4;
 }
 
 /// `eventfd_file_entry` of eventfd.proto.
@@ -231,6 +231,7 @@ pub(crate) mod inet_sk_entry {
 pub(crate) mod netlink_sk_entry {
     pub(crate) const INO: u32 = 2;
     pub(crate) const PROTOCOL: u32 = 3;
+    pub(crate) const FLAGS: u32 = 6;
     pub(crate) const FOWN: u32 = 11;
 }
 

@@ -196,8 +196,7 @@ impl Files {
                 let socket = part(file_entry::NLSK);
                 let (inode, protocol) =
                     (socket.number(netlink_sk_entry::INO), socket.varint(netlink_sk_entry::PROTOCOL));
-                // CRIU's message has no field 5; it has the flags as field 6.
-                (FileKind::Netlink { inode, protocol, id }, socket.number(5))
+                (FileKind::Netlink { inode, protocol, id }, socket.number(netlink_sk_entry::FLAGS))
             }
             kind::PACKETSK => (FileKind::Socket { inode: 0 }, part(file_entry::PSK).number(packet_sock_entry::FLAGS)),
             kind::MEMFD => {

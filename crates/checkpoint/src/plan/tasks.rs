@@ -86,7 +86,7 @@ pub(super) fn read(images: &Images) -> Result<Vec<Task>, PlanError> {
         highest = numbers.max().unwrap_or(1).max(highest);
         let core = one(images, &format!("core-{pid}.img"))?;
         let tc = core.message(core_entry::TC)?.unwrap_or_default();
-        let takes_orphans = tc.number(task_core_entry::MEMBARRIER_REGISTRATION_MASK) != 0;
+        let takes_orphans = tc.number(task_core_entry::CHILD_SUBREAPER) != 0;
         let parent = task.number(pstree_entry::PPID);
         entries.push(Entry { pid, parent, group, session, takes_orphans });
         cores.push(core);

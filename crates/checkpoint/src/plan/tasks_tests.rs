@@ -11,6 +11,11 @@ fn message(fields: &[(u32, u64)]) -> Message {
 
 /// A tree of (pid, parent, group, session, state, status).
 fn tree(processes: &[(u64, u64, u64, u64, u64, u64)]) -> Result<Vec<Task>, PlanError> {
+    tree_with(processes, 0, 0)
+}
+
+/// The same, where process 2 has a field of its task_core_entry.
+fn tree_with(processes: &[(u64, u64, u64, u64, u64, u64)], field: u32, value: u64) -> Result<Vec<Task>, PlanError> {
     let mut images = Images::default();
     let mut entries = Vec::new();
     for (pid, parent, group, session, state, status) in processes {
@@ -22,7 +27,10 @@ fn tree(processes: &[(u64, u64, u64, u64, u64, u64)]) -> Result<Vec<Task>, PlanE
             (pstree_entry::THREADS, *pid),
         ]));
         let mut core = message(&[(core_entry::MTYPE, 1)]);
-        let tc = message(&[(task_core_entry::TASK_STATE, *state), (task_core_entry::EXIT_CODE, *status)]);
+        let mut tc = message(&[(task_core_entry::TASK_STATE, *state), (task_core_entry::EXIT_CODE, *status)]);
+        if *pid == 2 && field != 0 {
+            tc.set_varint(field, value);
+        }
         core.set_bytes(core_entry::TC, tc.encode());
         add(&mut images, &format!("core-{pid}.img"), &[core]);
         let ids = message(&[
@@ -92,6 +100,17 @@ fn a_daemon_s_session_gets_a_leader_for_a_moment() {
     let twice = [(9, 4), (11, 5)].map(|(pid, parent)| (pid, parent, 8, 8, ALIVE, 0));
     let parents = [(4, 2, 2, 2, ALIVE, 0), (5, 2, 2, 2, ALIVE, 0)];
     assert!(refused(&[&deep[..2], &parents, &twice].concat()).contains("session"));
+}
+
+/// Field 18 says so, and membarrier(2)'s registrations, field 22, do not.
+#[test]
+fn a_subreaper_is_known_by_its_own_field() {
+    // 9 is pid 1's and in the session of 5: a child of 5 makes it and ends, and it falls to pid 1 only if 2 does not take it.
+    let processes = [(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, ALIVE, 0), (5, 2, 5, 5, ALIVE, 0), (9, 1, 5, 5, ALIVE, 0)];
+    let made_of = |field| tree_with(&processes, field, 1).map(|tree| made(&tree).len());
+    assert_eq!(made_of(task_core_entry::MEMBARRIER_REGISTRATION_MASK).unwrap(), 4, "with the one that ends");
+    let refused = made_of(task_core_entry::CHILD_SUBREAPER).unwrap_err().to_string();
+    assert!(refused.contains("process 9 is in session 5"), "{refused}");
 }
 
 #[test]
