@@ -6,10 +6,10 @@ mod fake;
 use fake::{Served, request, serve, until, with_port};
 use kip_api::Ending;
 use kip_client::{CallError, Client};
-use kip_types::Tier;
 use kip_types::api::*;
 use kip_types::keys::{Hidden, KeysWrap};
 use kip_types::name::ProcName;
+use kip_types::{StateName, Tier};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -58,7 +58,7 @@ async fn a_proc_through_its_life() {
     let view = client.run(&with_port(request("web", &["lighttpd", "-D"]), 80, Some(8080))).await.unwrap();
     assert_eq!((view.name.as_str(), view.ports[0].host_port), ("web", Some(8080)));
     assert_eq!(client.list().await.unwrap().len(), 1);
-    assert_eq!(client.inspect(&web).await.unwrap().state, "running");
+    assert_eq!(client.inspect(&web).await.unwrap().state, StateName::Running);
 
     let slept = client.sleep(&web, parked()).await.unwrap();
     assert_eq!((slept.proc.tier, slept.already), (Some(Tier::Parked), false));
@@ -73,7 +73,7 @@ async fn a_proc_through_its_life() {
     let heard = served.fake.heard.lock().clone();
     assert!(heard.contains(&"StopRequest { grace_ms: Some(1234) }".to_owned()));
     assert!(heard.contains(&"WakeRequest { id: Some(\"00ff\") }".to_owned()), "{heard:?}");
-    assert_eq!(client.start(&web, &StartRequest::default()).await.unwrap().state, "running");
+    assert_eq!(client.start(&web, &StartRequest::default()).await.unwrap().state, StateName::Running);
     client.remove(&web, true).await.unwrap();
     assert_eq!(refusal(client.inspect(&web).await).code, Code::Unknown);
     assert_eq!(client.info().await.unwrap().pid, std::process::id());
@@ -255,7 +255,7 @@ async fn a_client_that_leaves_in_the_middle_leaves_nothing_half_done() {
     sleep.abort();
     assert!(sleep.await.unwrap_err().is_cancelled());
     fake.gate.add_permits(1);
-    until("asleep", || fake.procs.lock()[&name("slow")].state == "parked").await;
+    until("asleep", || fake.procs.lock()[&name("slow")].state == StateName::Parked).await;
 }
 
 #[tokio::test]

@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -46,6 +47,10 @@
 
 #ifndef SYS_move_mount
 #define SYS_move_mount 429
+#endif
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#define MADV_POPULATE_WRITE 23
 #endif
 #ifndef MOVE_MOUNT_F_EMPTY_PATH
 #define MOVE_MOUNT_F_EMPTY_PATH 0x4
@@ -87,6 +92,27 @@ __attribute__((constructor)) static void start(void)
 }
 
 /*
+ * A forked process has its parent's memory, but must fault for each page: those of programs and libraries are not mapped in it at all, and
+ * what it writes to is copied first. That is done now, while it waits, and not while a program stands still for its dump.
+ */
+static void populate(void)
+{
+	char line[512], mode[5];
+	unsigned long from, to;
+	FILE *maps = fopen("/proc/self/maps", "re");
+
+	if (!maps)
+		return;
+	while (fgets(line, sizeof(line), maps)) {
+		if (sscanf(line, "%lx-%lx %4s", &from, &to, mode) != 3 || mode[0] != 'r' || mode[3] != 'p')
+			continue;
+		/* Of an older kernel, or of a mapping that has no pages: it faults later. */
+		madvise((void *)from, to - from, mode[1] == 'w' ? MADV_POPULATE_WRITE : MADV_POPULATE_READ);
+	}
+	fclose(maps);
+}
+
+/*
  * A mount namespace of the helper's own, with a tmpfs of ours as /run: CRIU finds its feature cache there, and the
  * places where the tree's files are attached, which the tree's own root has to be able to reach.
  */
@@ -99,6 +125,7 @@ static void be_helper(void)
 	if (mount(run, "/run", NULL, MS_BIND, NULL))
 		_exit(91);
 	prctl(PR_SET_NAME, "criu-helper", 0, 0, 0);
+	populate();
 }
 
 /* Other helpers have the same /run: what is there may be from one of them. */

@@ -18,6 +18,7 @@ mod timers;
 pub use calls::{Since, Waiting, advance_millis, end_of, is_over, live_due, patch_bytes};
 pub use timers::{Missed, Timerfd, advance_timers, interrupted_at, set_timerfd};
 
+use crate::fields::{core_entry, thread_info_x86};
 use crate::hold::{has_own_filters, stopped_threads};
 use crate::image::ImageError;
 use crate::images::Images;
@@ -382,8 +383,8 @@ pub fn settle(images: &mut Images, now: Now, since: &Since, frozen: &Frozen<'_>)
         let damaged = image.damaged();
         let mut changed = false;
         for core in &mut image.entries {
-            core.edit_messages::<Malformed>(2, |info| {
-                info.edit_messages::<Malformed>(2, |regs| {
+            core.edit_messages::<Malformed>(core_entry::THREAD_INFO, |info| {
+                info.edit_messages::<Malformed>(thread_info_x86::GPREGS, |regs| {
                     let since = since.get(&thread).copied();
                     let before = clocks.dues.len();
                     let found = calls::settle_thread(thread, regs, now, since, frozen, &mut clocks);

@@ -4,14 +4,12 @@
 //! error still means that the program goes on, and before the local copy of a generation is given up. Reads a few small images and
 //! decides nothing: what CRIU cannot restore a plan ([`crate::plan`]) may. What is not on the list is taken for restorable.
 
-use crate::codes::kind;
+use crate::codes::{kind, state};
+use crate::fields::{core_entry, file_entry, mm_entry, pstree_entry, task_core_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::wire::Message;
 use std::collections::BTreeMap;
-
-/// `task_state` of a zombie.
-const DEAD: u64 = 2;
 
 /// A process of the tree, as CRIU's `prepare_pstree_ids` looks at it.
 #[derive(Debug, Clone, Copy)]
@@ -28,9 +26,10 @@ struct Member {
 /// An image is missing or damaged.
 pub fn bars_criu(images: &Images) -> Result<Option<String>, ImageError> {
     let tree: Vec<Message> = images.entries("pstree.img")?;
-    let members = tree
-        .iter()
-        .map(|task| (task.number(1), Member { parent: task.number(2), session: task.number(4), born: None }));
+    let members = tree.iter().map(|task| {
+        let (parent, session) = (task.number(pstree_entry::PPID), task.number(pstree_entry::SID));
+        (task.number(pstree_entry::PID), Member { parent, session, born: None })
+    });
     let name = |pid: u64| name_of(images, pid);
     if let Some(pid) = lost_in_session(members.collect()) {
         let name = name(pid)?;
@@ -39,10 +38,11 @@ pub fn bars_criu(images: &Images) -> Result<Option<String>, ImageError> {
         )));
     }
     let files = images.entries("files.img")?;
-    let kinds: BTreeMap<u64, u64> = files.iter().map(|file| (file.number(2), file.number(1))).collect();
-    for pid in tree.iter().map(|task| task.number(1)) {
+    let kinds: BTreeMap<u64, u64> =
+        files.iter().map(|file| (file.number(file_entry::ID), file.number(file_entry::TYPE))).collect();
+    for pid in tree.iter().map(|task| task.number(pstree_entry::PID)) {
         let mm = images.entries_if_any(&format!("mm-{pid}.img"))?;
-        let program = mm.first().map_or(0, |mm| mm.number(12));
+        let program = mm.first().map_or(0, |mm| mm.number(mm_entry::EXE_FILE_ID));
         if kinds.get(&program).is_some_and(|kind| *kind != kind::REG) {
             let name = name(pid)?;
             return Ok(Some(format!("process {pid} ({name}) runs a program that is a memory file, memfd_create(2)")));
@@ -91,10 +91,11 @@ fn lost_in_session(mut members: BTreeMap<u64, Member>) -> Option<u64> {
 fn name_of(images: &Images, pid: u64) -> Result<String, ImageError> {
     let image = format!("core-{pid}.img");
     let core = images.first(&image)?.unwrap_or_default();
-    let common = core.message(3).map_err(images.damaged(&image))?.unwrap_or_default();
-    let name = common.string(6).unwrap_or_default();
+    let common = core.message(core_entry::TC).map_err(images.damaged(&image))?.unwrap_or_default();
+    let name = common.string(task_core_entry::COMM).unwrap_or_default();
     let name = name.trim_end_matches('\0');
-    Ok(if common.number(1) == DEAD { format!("{name}, which has ended") } else { name.to_owned() })
+    let is_dead = common.number(task_core_entry::TASK_STATE) == state::DEAD;
+    Ok(if is_dead { format!("{name}, which has ended") } else { name.to_owned() })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! failed) the tree runs on. A crash of ours in the middle makes CRIU's socket close; it then resumes the tree.
 
 use crate::clocks::Now;
+use crate::fields::{dump_stats_entry, stats_entry};
 use crate::helper::{Helper, HelperError, Order};
 use crate::image::Image;
 use crate::rpc::{Kind, Opts, Request};
@@ -221,7 +222,8 @@ fn stamp_ns(line: &str) -> Option<i64> {
 fn frozen_us(directory: &File) -> u64 {
     let path = PathBuf::from(format!("/proc/self/fd/{}/stats-dump", directory.as_raw_fd()));
     let stats = Image::read(&path).ok().and_then(|i| i.entries.into_iter().next());
-    stats.and_then(|e| e.message(1).ok().flatten()).map_or(0, |d| d.number(2))
+    let dump = stats.and_then(|e| e.message(stats_entry::DUMP).ok().flatten());
+    dump.map_or(0, |d| d.number(dump_stats_entry::FROZEN_TIME))
 }
 
 /// CRIU's log level for warnings and errors.

@@ -5,7 +5,10 @@
 //! on which it stands or by one of the vdso's; [`crate::resume`] then takes it and gives it what it is to have. The call's first
 //! argument is a mark, by which a tree is known that was left so.
 
-use crate::codes::status;
+use crate::codes::{state, status};
+use crate::fields::user_x86_regs_entry::{AX, DI, IP};
+use crate::fields::{core_entry, mm_entry, pstree_entry, seccomp_entry, seccomp_filter};
+use crate::fields::{task_core_entry, thread_core_entry, thread_info_x86, vma_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::registers::{self, Registers};
@@ -17,11 +20,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAUSE: u64 = 34;
 /// Its argument, of which the kernel takes no notice.
 const MARK: u64 = 0x6b69_702d_686f_6c64;
-
-// Fields of CRIU's x86 register message.
-const AX: u32 = 11;
-const DI: u32 = 15;
-const IP: u32 = 17;
 
 /// What the threads are to have that were changed, by their ids inside.
 pub type Held = BTreeMap<u32, Registers>;
@@ -64,21 +62,20 @@ pub fn hold(images: &mut Images, standing: &BTreeSet<u32>, same_boot: bool) -> R
 
 /// A process that has ended and whose parent has not been told.
 fn is_dead(core: &Message) -> Result<bool, Malformed> {
-    const DEAD: u64 = 2;
-    Ok(core.message(3)?.is_some_and(|task| task.number(1) == DEAD))
+    Ok(core.message(core_entry::TC)?.is_some_and(|task| task.number(task_core_entry::TASK_STATE) == state::DEAD))
 }
 
 /// Where the vdso of each thread's process begins.
 fn vdsos(images: &Images) -> Result<BTreeMap<u32, u64>, ImageError> {
     let mut found = BTreeMap::new();
     for process in images.entries("pstree.img")? {
-        let mm = format!("mm-{}.img", process.number(1));
+        let mm = format!("mm-{}.img", process.number(pstree_entry::PID));
         let entries = images.entries_if_any(&mm)?;
-        let mappings = entries.iter().map(|entry| entry.messages(14)).collect::<Result<Vec<_>, _>>();
+        let mappings = entries.iter().map(|entry| entry.messages(mm_entry::VMAS)).collect::<Result<Vec<_>, _>>();
         let mappings = mappings.map_err(images.damaged(&mm))?;
-        let vdso = mappings.iter().flatten().find(|mapping| mapping.number(7) & status::VDSO != 0);
-        for thread in process.varints(5).map_err(images.damaged("pstree.img"))? {
-            found.extend(vdso.map(|vdso| (thread as u32, vdso.number(1))));
+        let vdso = mappings.iter().flatten().find(|mapping| mapping.number(vma_entry::STATUS) & status::VDSO != 0);
+        for thread in process.varints(pstree_entry::THREADS).map_err(images.damaged("pstree.img"))? {
+            found.extend(vdso.map(|vdso| (thread as u32, vdso.number(vma_entry::START))));
         }
     }
     Ok(found)
@@ -86,12 +83,11 @@ fn vdsos(images: &Images) -> Result<BTreeMap<u32, u64>, ImageError> {
 
 /// Threads of stopped processes, signal(7): wherever they stand, they do not want to go on.
 pub fn stopped_threads(images: &Images) -> Result<BTreeSet<u32>, ImageError> {
-    const STOPPED: u64 = 3;
     let mut stopped = BTreeSet::new();
     for (pid, name) in images.numbered("core") {
         for core in images.entries(&name)? {
-            let task = core.message(3).map_err(images.damaged(&name))?;
-            if task.is_some_and(|t| t.number(1) == STOPPED) {
+            let task = core.message(core_entry::TC).map_err(images.damaged(&name))?;
+            if task.is_some_and(|t| t.number(task_core_entry::TASK_STATE) == state::STOPPED) {
                 stopped.insert(pid);
             }
         }
@@ -100,9 +96,9 @@ pub fn stopped_threads(images: &Images) -> Result<BTreeSet<u32>, ImageError> {
         return Ok(stopped);
     }
     for process in images.entries("pstree.img")? {
-        if stopped.contains(&(process.number(1) as u32)) {
+        if stopped.contains(&(process.number(pstree_entry::PID) as u32)) {
             stopped.extend(process.0.iter().filter_map(|(n, v)| match v {
-                Value::Varint(thread) if *n == 5 => Some(*thread as u32),
+                Value::Varint(thread) if *n == pstree_entry::THREADS => Some(*thread as u32),
                 _ => None,
             }));
         }
@@ -114,8 +110,8 @@ pub fn stopped_threads(images: &Images) -> Result<BTreeSet<u32>, ImageError> {
 pub(crate) fn has_own_filters(images: &Images) -> Result<bool, ImageError> {
     let mut own = false;
     for entry in images.entries_if_any("seccomp.img")? {
-        let filters = entry.messages(1).map_err(images.damaged("seccomp.img"))?;
-        own |= filters.iter().any(|filter| filter.varint(2).is_some());
+        let filters = entry.messages(seccomp_entry::SECCOMP_FILTERS).map_err(images.damaged("seccomp.img"))?;
+        own |= filters.iter().any(|filter| filter.varint(seccomp_filter::PREV).is_some());
     }
     Ok(own)
 }
@@ -123,15 +119,17 @@ pub(crate) fn has_own_filters(images: &Images) -> Result<bool, ImageError> {
 /// Has a thread call pause(2), by that instruction or the one on which it stands, with all signals blocked: by its own mask, or its
 /// process's.
 fn pause(core: &mut Message, instruction: Option<u64>) -> Result<(), Malformed> {
-    core.edit_messages::<Malformed>(2, |info| {
-        info.edit_messages::<Malformed>(2, |registers| {
+    core.edit_messages::<Malformed>(core_entry::THREAD_INFO, |info| {
+        info.edit_messages::<Malformed>(thread_info_x86::GPREGS, |registers| {
             registers.set_varint(AX, PAUSE);
             registers.set_varint(DI, MARK);
             instruction.into_iter().for_each(|ip| registers.set_varint(IP, ip));
             Ok(())
         })
     })?;
-    for (message, mask) in [(3, 5), (5, 6)] {
+    let masks =
+        [(core_entry::TC, task_core_entry::BLK_SIGSET), (core_entry::THREAD_CORE, thread_core_entry::BLK_SIGSET)];
+    for (message, mask) in masks {
         core.edit_messages::<Malformed>(message, |of| {
             if of.varint(mask).is_some() {
                 of.set_varint(mask, u64::MAX);
@@ -163,12 +161,13 @@ mod tests {
         let mut images = Images::default();
         let filter = |prev: Option<u64>| {
             let mut filter = Message::default();
-            filter.set_bytes(1, vec![0; 8]);
-            prev.into_iter().for_each(|prev| filter.set_varint(2, prev));
+            filter.set_bytes(seccomp_filter::FILTER, vec![0; 8]);
+            prev.into_iter().for_each(|prev| filter.set_varint(seccomp_filter::PREV, prev));
             filter.encode()
         };
         for (filters, own) in [(vec![filter(None)], false), (vec![filter(None), filter(Some(0))], true)] {
-            let entry = Message(filters.into_iter().map(|filter| (1, Value::Bytes(filter))).collect());
+            let filters = filters.into_iter().map(|filter| (seccomp_entry::SECCOMP_FILTERS, Value::Bytes(filter)));
+            let entry = Message(filters.collect());
             add(&mut images, "seccomp.img", &[entry]);
             assert_eq!(has_own_filters(&images).unwrap(), own);
         }

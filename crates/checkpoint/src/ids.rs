@@ -3,6 +3,7 @@
 //! In the images all ids are those that the program sees, but for the mapping of its user namespace, which leads to the block
 //! of the machine's ids that the proc had. A proc that comes to another data directory has another block there.
 
+use crate::fields::{uid_gid_extent, userns_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::wire::{Malformed, Value};
@@ -12,18 +13,14 @@ use crate::wire::{Malformed, Value};
 /// # Errors
 /// An image is damaged.
 pub fn move_block(images: &mut Images, then: u32, now: u32) -> Result<(), ImageError> {
-    /// Fields of a `userns_entry`: the mappings of users and groups.
-    const MAPPINGS: [u32; 2] = [1, 2];
-    /// Field of a `uid_gid_extent`: the first id outside.
-    const OUTSIDE: u32 = 2;
     for (_, name) in images.numbered("userns") {
         let mut image = images.image(&name)?;
         let damaged = image.damaged();
         for entry in &mut image.entries {
-            for field in MAPPINGS {
+            for field in [userns_entry::UID_MAP, userns_entry::GID_MAP] {
                 let edited = entry.edit_messages::<Malformed>(field, |extent| {
                     for (number, value) in &mut extent.0 {
-                        if *number == OUTSIDE && *value == Value::Varint(then.into()) {
+                        if *number == uid_gid_extent::LOWER_FIRST && *value == Value::Varint(then.into()) {
                             *value = Value::Varint(now.into());
                         }
                     }
@@ -44,13 +41,17 @@ mod tests {
     use crate::wire::Message;
 
     fn extent(first: u64, outside: u64) -> Value {
-        let fields = vec![(1, Value::Varint(first)), (2, Value::Varint(outside)), (3, Value::Varint(65_536))];
-        Value::Bytes(Message(fields).encode())
+        let fields =
+            [(uid_gid_extent::FIRST, first), (uid_gid_extent::LOWER_FIRST, outside), (uid_gid_extent::COUNT, 65_536)];
+        Value::Bytes(Message(fields.map(|(field, value)| (field, Value::Varint(value))).to_vec()).encode())
     }
 
     #[test]
     fn only_the_mapping_of_the_block_moves() {
-        let entry = |outside| Message(vec![(1, extent(0, outside)), (2, extent(0, outside)), (2, extent(7, 12))]);
+        let entry = |outside| {
+            let groups = [extent(0, outside), extent(7, 12)].map(|extent| (userns_entry::GID_MAP, extent));
+            Message([(userns_entry::UID_MAP, extent(0, outside))].into_iter().chain(groups).collect())
+        };
         let mut images = Images::default();
         add(&mut images, "userns-9.img", &[entry(1000)]);
         move_block(&mut images, 1000, 2000).unwrap();

@@ -6,6 +6,7 @@
 //! For CRIU an instance that is held becomes a file `/inotify:[ID]`, in copies of the images: see [`crate::sockets`].
 
 use crate::codes::kind;
+use crate::fields::{file_entry, inotify_file_entry, inotify_wd_entry, mnt_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::objects::Object;
@@ -36,14 +37,14 @@ pub fn instances(images: &Images) -> Result<Vec<Instance>, ImageError> {
     let damaged = images.damaged("files.img");
     let files = images.entries("files.img")?;
     let mut found = Vec::new();
-    let inotify = files.iter().filter(|file| file.number(1) == kind::INOTIFY);
+    let inotify = files.iter().filter(|file| file.number(file_entry::TYPE) == kind::INOTIFY);
     let (proc, places) = (proc_device(images)?, sockets::places(images)?);
     for file in inotify {
-        let Some(&(pid, fd)) = places.get(&file.number(2)) else { continue };
+        let Some(&(pid, fd)) = places.get(&file.number(file_entry::ID)) else { continue };
         if !watches_device(file, proc).map_err(&damaged)? {
             let watches = watches(file).map_err(&damaged)?;
-            let sees_sleep = watches.iter().any(|watch| watch.number(3) & BY_SLEEP != 0);
-            found.push(Instance { object: Object { id: file.number(2), pid, fd }, sees_sleep });
+            let sees_sleep = watches.iter().any(|watch| watch.number(inotify_wd_entry::MASK) & BY_SLEEP != 0);
+            found.push(Instance { object: Object { id: file.number(file_entry::ID), pid, fd }, sees_sleep });
         }
     }
     Ok(found)
@@ -54,11 +55,12 @@ pub fn turn_into_files(images: &mut Images, ids: &BTreeSet<u64>) -> Result<(), I
     let mut files = images.image("files.img")?;
     let damaged = files.damaged();
     for file in &mut files.entries {
-        if file.number(1) == kind::INOTIFY && ids.contains(&file.number(2)) {
-            let part = file.message(13).map_err(&damaged)?;
+        let id = file.number(file_entry::ID);
+        if file.number(file_entry::TYPE) == kind::INOTIFY && ids.contains(&id) {
+            let part = file.message(file_entry::IFY).map_err(&damaged)?;
             let part = part.unwrap_or_default();
-            let owner = part.bytes(4).unwrap_or_default().to_vec();
-            *file = as_file(file.number(2), &inherit_key(file.number(2)), part.number(2), owner);
+            let owner = part.bytes(inotify_file_entry::FOWN).unwrap_or_default().to_vec();
+            *file = as_file(id, &inherit_key(id), part.number(inotify_file_entry::FLAGS), owner);
         }
     }
     images.put(&files);
@@ -69,8 +71,9 @@ pub fn turn_into_files(images: &mut Images, ids: &BTreeSet<u64>) -> Result<(), I
 pub(crate) fn proc_device(images: &Images) -> Result<Option<u64>, ImageError> {
     for (_, name) in images.numbered("mountpoints") {
         let entries = images.entries(&name)?;
-        if let Some(mount) = entries.iter().find(|mount| mount.string(7).as_deref() == Some("/proc")) {
-            return Ok(Some(mount.number(3)));
+        let mut mounts = entries.iter();
+        if let Some(mount) = mounts.find(|mount| mount.string(mnt_entry::MOUNTPOINT).as_deref() == Some("/proc")) {
+            return Ok(Some(mount.number(mnt_entry::ROOT_DEV)));
         }
     }
     Ok(None)
@@ -78,9 +81,9 @@ pub(crate) fn proc_device(images: &Images) -> Result<Option<u64>, ImageError> {
 
 /// Whether an instance watches something there.
 pub(crate) fn watches_device(file: &Message, device: Option<u64>) -> Result<bool, Malformed> {
-    Ok(device.is_some() && watches(file)?.iter().any(|watch| watch.varint(5) == device))
+    Ok(device.is_some() && watches(file)?.iter().any(|watch| watch.varint(inotify_wd_entry::S_DEV) == device))
 }
 
 fn watches(file: &Message) -> Result<Vec<Message>, Malformed> {
-    file.message(13)?.unwrap_or_default().messages(5)
+    file.message(file_entry::IFY)?.unwrap_or_default().messages(inotify_file_entry::WD)
 }

@@ -3,14 +3,15 @@
 //! Owns CRIU's helpers ([`helper`]), the requests ([`dump`], [`restore`]), what Kip changes in images ([`sockets`], [`procfs`], [`volumes`],
 //! [`clocks`], [`ids`]), and the fast way back: a plan made from the images ([`plan`]), carried out by `kip-restore`, to which
 //! [`rebuild`] talks, and finished by ptrace ([`resume`]). Says what images may ask for ([`policy`]), whether
-//! CRIU can read them ([`comeback`]) and what is in them ([`look`]). Never stores anything for good, never decides when, knows
-//! nothing of procs.
+//! CRIU can read them ([`comeback`]) and what is in them ([`look`]). [`fields`] numbers their
+//! fields. Never stores anything for good, never decides when, knows nothing of procs.
 #![forbid(unsafe_code)]
 
 pub mod clocks;
 mod codes;
 pub mod comeback;
 pub mod dump;
+pub mod fields;
 pub mod helper;
 pub mod hold;
 pub mod ids;

@@ -1,8 +1,8 @@
 //! What a tree is, out of its images, for people: its processes, what they have open, their memory's map.
 //!
 //! Owns the model that a look at running processes fills, too. Reads what it is given, from a directory or from anywhere else,
-//! and never a page of memory. Numbers of fields are those of CRIU's `images/*.proto`. What it does not know it leaves out
-//! rather than refuse: a look is no judgement, that is [`crate::policy`].
+//! and never a page of memory. What it does not know it leaves out rather than refuse: a look is no
+//! judgement, that is [`crate::policy`].
 
 mod files;
 mod memory;
@@ -10,14 +10,15 @@ mod memory;
 pub use files::{FileKind, OpenFile, UnixState};
 pub use memory::{Mapping, What};
 
+use crate::codes::state;
+use crate::fields::{core_entry, creds_entry, fs_entry, mm_entry, pstree_entry};
+use crate::fields::{task_core_entry, task_kobj_ids_entry, thread_core_entry};
 use crate::image::ImageError;
 use crate::images::{CHECKPOINT, Images};
 use crate::wire::Message;
 use files::Files;
 use std::ops::Range;
 
-/// `task_state` of a zombie.
-const DEAD: u64 = 2;
 /// What an image is called that is needed here.
 const NAMES: [&str; 5] = ["pstree.img", "files.img", "memfd.img", "remap-fpath.img", "sk-queues.img"];
 const PREFIXES: [&str; 6] = ["core-", "mm-", "ids-", "fs-", "fdinfo-", "pagemap-shmem-"];
@@ -82,18 +83,18 @@ pub fn look(images: &Images) -> Result<Vec<Process>, ImageError> {
 }
 
 fn process(images: &Images, files: &Files, task: &Message) -> Result<Process, ImageError> {
-    let pid = task.number(1) as u32;
+    let pid = task.number(pstree_entry::PID) as u32;
     let name = format!("core-{pid}.img");
     let core = one(images, &name)?;
-    let common = core.message(3).map_err(images.damaged(&name))?.unwrap_or_default();
-    let thread = core.message(5).map_err(images.damaged(&name))?.unwrap_or_default();
-    let creds = thread.message(10).map_err(images.damaged(&name))?.unwrap_or_default();
+    let common = core.message(core_entry::TC).map_err(images.damaged(&name))?.unwrap_or_default();
+    let thread = core.message(core_entry::THREAD_CORE).map_err(images.damaged(&name))?.unwrap_or_default();
+    let creds = thread.message(thread_core_entry::CREDS).map_err(images.damaged(&name))?.unwrap_or_default();
     let mut process = Process {
         pid,
-        parent: task.number(2) as u32,
-        name: common.string(6).unwrap_or_default().trim_end_matches('\0').to_owned(),
-        ended: common.number(1) == DEAD,
-        user: (creds.number(3) as u32, creds.number(4) as u32),
+        parent: task.number(pstree_entry::PPID) as u32,
+        name: common.string(task_core_entry::COMM).unwrap_or_default().trim_end_matches('\0').to_owned(),
+        ended: common.number(task_core_entry::TASK_STATE) == state::DEAD,
+        user: (creds.number(creds_entry::EUID) as u32, creds.number(creds_entry::EGID) as u32),
         ..Process::default()
     };
     if process.ended {
@@ -101,11 +102,14 @@ fn process(images: &Images, files: &Files, task: &Message) -> Result<Process, Im
     }
     let mm_name = format!("mm-{pid}.img");
     let mm = one(images, &mm_name)?;
-    process.strings = Strings { arguments: mm.number(8)..mm.number(9), environment: mm.number(10)..mm.number(11) };
-    process.program = files.path_of(mm.number(12));
-    process.directory = files.path_of(one(images, &format!("fs-{pid}.img"))?.number(1));
+    process.strings = Strings {
+        arguments: mm.number(mm_entry::MM_ARG_START)..mm.number(mm_entry::MM_ARG_END),
+        environment: mm.number(mm_entry::MM_ENV_START)..mm.number(mm_entry::MM_ENV_END),
+    };
+    process.program = files.path_of(mm.number(mm_entry::EXE_FILE_ID));
+    process.directory = files.path_of(one(images, &format!("fs-{pid}.img"))?.number(fs_entry::CWD_ID));
     process.mappings = memory::mappings(images, files, &mm).map_err(images.damaged(&mm_name))?;
-    let table = one(images, &format!("ids-{pid}.img"))?.number(2);
+    let table = one(images, &format!("ids-{pid}.img"))?.number(task_kobj_ids_entry::FILES_ID);
     for entry in images.entries_if_any(&format!("fdinfo-{table}.img"))? {
         process.files.extend(files.open(&entry));
     }

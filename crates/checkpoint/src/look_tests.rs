@@ -1,6 +1,11 @@
 //! A small tree in images as CRIU writes them.
 
 use super::*;
+use crate::codes::{kind, status};
+use crate::fields::{
+    fdinfo_entry, file_entry, memfd_file_entry, memfd_inode_entry, pagemap_entry, pagemap_head, reg_file_entry,
+    remap_file_path_entry, sk_packet_entry, unix_sk_entry, vma_entry,
+};
 use crate::images::testing::{self, add_bytes};
 use crate::wire::Value;
 
@@ -13,58 +18,100 @@ fn message(numbers: &[(u32, u64)], bytes: &[(u32, &[u8])]) -> Message {
 fn images() -> Images {
     let mut images = Images::default();
     let mut add = |name: &str, entries: &[Message]| testing::add(&mut images, name, entries);
-    add("pstree.img", &[message(&[(1, 2), (2, 1)], &[]), message(&[(1, 1)], &[]), message(&[(1, 3), (2, 2)], &[])]);
-    let creds = message(&[(1, 7), (3, 33), (4, 34)], &[]).encode();
-    let thread = message(&[], &[(10, &creds)]).encode();
+    let task = |pid, parent| message(&[(pstree_entry::PID, pid), (pstree_entry::PPID, parent)], &[]);
+    add("pstree.img", &[task(2, 1), message(&[(pstree_entry::PID, 1)], &[]), task(3, 2)]);
+    let creds = message(&[(creds_entry::UID, 7), (creds_entry::EUID, 33), (creds_entry::EGID, 34)], &[]).encode();
+    let thread = message(&[], &[(thread_core_entry::CREDS, &creds)]).encode();
     let core = |state, name: &[u8]| {
-        let common = message(&[(1, state)], &[(6, name)]).encode();
-        message(&[], &[(3, &common), (5, &thread)])
+        let common = message(&[(task_core_entry::TASK_STATE, state)], &[(task_core_entry::COMM, name)]).encode();
+        message(&[], &[(core_entry::TC, &common), (core_entry::THREAD_CORE, &thread)])
     };
-    add("core-1.img", &[core(1, b"kip-init")]);
-    add("core-2.img", &[core(1, b"web")]);
-    add("core-3.img", &[core(2, b"gone")]);
+    add("core-1.img", &[core(state::ALIVE, b"kip-init")]);
+    add("core-2.img", &[core(state::ALIVE, b"web")]);
+    add("core-3.img", &[core(state::DEAD, b"gone")]);
     let vma = |start: u64, end: u64, offset, id, status, flags| {
-        message(&[(1, start), (2, end), (3, offset), (4, id), (5, 3), (6, flags), (7, status)], &[]).encode()
+        let fields = [
+            (vma_entry::START, start),
+            (vma_entry::END, end),
+            (vma_entry::PGOFF, offset),
+            (vma_entry::SHMID, id),
+            (vma_entry::PROT, 3),
+            (vma_entry::FLAGS, flags),
+            (vma_entry::STATUS, status),
+        ];
+        message(&fields, &[]).encode()
     };
     let vmas = [
-        vma(0x1000, 0x2000, 0x3000, 5, 1 << 6, 2),
-        vma(0x5000, 0x6000, 0, 0, 1 << 9, 2),
-        vma(0x8000, 0xc000, 0x1000, 77, 1 << 8, 1),
-        vma(0xd000, 0xe000, 0, 9, 1 << 14, 1),
-        vma(0x10000, 0x12000, 0, 0, 1 << 9, 2),
+        vma(0x1000, 0x2000, 0x3000, 5, status::FILE_PRIVATE, 2),
+        vma(0x5000, 0x6000, 0, 0, status::ANON_PRIVATE, 2),
+        vma(0x8000, 0xc000, 0x1000, 77, status::ANON_SHARED, 1),
+        vma(0xd000, 0xe000, 0, 9, status::MEMFD, 1),
+        vma(0x10000, 0x12000, 0, 0, status::ANON_PRIVATE, 2),
     ];
-    let vmas: Vec<(u32, &[u8])> = vmas.iter().map(|vma| (14, vma.as_slice())).collect();
-    let mm =
-        [(5, 0x11800), (6, 0x5000), (7, 0x5800), (8, 0x11900), (9, 0x11910), (10, 0x11910), (11, 0x11a00), (12, 4)];
+    let vmas: Vec<(u32, &[u8])> = vmas.iter().map(|vma| (mm_entry::VMAS, vma.as_slice())).collect();
+    let mm = [
+        (mm_entry::MM_START_STACK, 0x11800),
+        (mm_entry::MM_START_BRK, 0x5000),
+        (mm_entry::MM_BRK, 0x5800),
+        (mm_entry::MM_ARG_START, 0x11900),
+        (mm_entry::MM_ARG_END, 0x11910),
+        (mm_entry::MM_ENV_START, 0x11910),
+        (mm_entry::MM_ENV_END, 0x11a00),
+        (mm_entry::EXE_FILE_ID, 4),
+    ];
     add("mm-2.img", &[message(&mm, &vmas)]);
     // Two pages of which one is in the mapping.
-    add("pagemap-shmem-77.img", &[message(&[(1, 1)], &[]), message(&[(1, 0), (2, 2), (4, 4)], &[])]);
-    add("fs-2.img", &[message(&[(1, 6)], &[])]);
-    add("ids-2.img", &[message(&[(2, 12)], &[])]);
-    let reg = |name: &[u8], flags, offset, mode| message(&[(2, flags), (3, offset), (10, mode)], &[(6, name)]).encode();
-    let file = |kind, id, part: u32, bytes: &[u8]| message(&[(1, kind), (2, id)], &[(part, bytes)]);
-    let unix = message(&[(2, 501), (3, 1), (4, 1), (5, 0o4002), (8, 502)], &[(11, b"\0name")]).encode();
-    let memory = message(&[(2, 2), (3, 9), (5, 55)], &[]).encode();
+    let pages = [(pagemap_entry::VADDR, 0), (pagemap_entry::COMPAT_NR_PAGES, 2), (pagemap_entry::FLAGS, 4)];
+    add("pagemap-shmem-77.img", &[message(&[(pagemap_head::PAGES_ID, 1)], &[]), message(&pages, &[])]);
+    add("fs-2.img", &[message(&[(fs_entry::CWD_ID, 6)], &[])]);
+    add("ids-2.img", &[message(&[(task_kobj_ids_entry::FILES_ID, 12)], &[])]);
+    let reg = |name: &[u8], flags, offset, mode| {
+        let numbers = [(reg_file_entry::FLAGS, flags), (reg_file_entry::POS, offset), (reg_file_entry::MODE, mode)];
+        message(&numbers, &[(reg_file_entry::NAME, name)]).encode()
+    };
+    let file = |kind, id, part: u32, bytes: &[u8]| {
+        message(&[(file_entry::TYPE, kind), (file_entry::ID, id)], &[(part, bytes)])
+    };
+    let unix = [
+        (unix_sk_entry::INO, 501),
+        (unix_sk_entry::TYPE, 1),
+        (unix_sk_entry::STATE, 1),
+        (unix_sk_entry::FLAGS, 0o4002),
+        (unix_sk_entry::PEER, 502),
+    ];
+    let unix = message(&unix, &[(unix_sk_entry::NAME, b"\0name")]).encode();
+    let memory = [(memfd_file_entry::FLAGS, 2), (memfd_file_entry::POS, 9), (memfd_file_entry::INODE_ID, 55)];
+    let memory = message(&memory, &[]).encode();
+    let regular = |id, bytes: Vec<u8>| file(kind::REG, id, file_entry::REG, &bytes);
     add(
         "files.img",
         &[
-            file(1, 4, 3, &reg(b"/usr/sbin/web", 0, 0, 0o100755)),
-            file(1, 5, 3, &reg(b"/usr/lib/libc.so", 0, 0, 0o100644)),
-            file(1, 6, 3, &reg(b"/srv", 0o200000, 0, 0o40755)),
-            file(1, 7, 3, &reg(b"/tmp/gone", 0o2002, 1234, 0o100600)),
-            file(1, 8, 3, &reg(b"/socket:[4711]", 0o4002, 0, 0)),
-            file(5, 10, 16, &unix),
-            file(18, 9, 20, &memory),
+            regular(4, reg(b"/usr/sbin/web", 0, 0, 0o100755)),
+            regular(5, reg(b"/usr/lib/libc.so", 0, 0, 0o100644)),
+            regular(6, reg(b"/srv", 0o200000, 0, 0o40755)),
+            regular(7, reg(b"/tmp/gone", 0o2002, 1234, 0o100600)),
+            regular(8, reg(b"/socket:[4711]", 0o4002, 0, 0)),
+            file(kind::UNIXSK, 10, file_entry::USK, &unix),
+            file(kind::MEMFD, 9, file_entry::MEMFD, &memory),
         ],
     );
-    add("memfd.img", &[message(&[(5, 88), (7, 55)], &[(1, b"jit")])]);
-    add("remap-fpath.img", &[message(&[(1, 7), (2, 1), (3, 1)], &[])]);
-    let open = |id, flags, kind, fd| message(&[(1, id), (2, flags), (3, kind), (4, fd)], &[]);
-    add("fdinfo-12.img", &[open(8, 1, 1, 6), open(7, 0, 1, 4), open(10, 0, 5, 7), open(9, 0, 18, 8)]);
+    let jit = [(memfd_inode_entry::SHMID, 88), (memfd_inode_entry::INODE_ID, 55)];
+    add("memfd.img", &[message(&jit, &[(memfd_inode_entry::NAME, b"jit")])]);
+    let gone = [(remap_file_path_entry::ORIG_ID, 7), (2, 1), (remap_file_path_entry::REMAP_TYPE, 1)];
+    add("remap-fpath.img", &[message(&gone, &[])]);
+    let open = |id, flags, kind, fd| {
+        let fields =
+            [(fdinfo_entry::ID, id), (fdinfo_entry::FLAGS, flags), (fdinfo_entry::TYPE, kind), (fdinfo_entry::FD, fd)];
+        message(&fields, &[])
+    };
+    let table =
+        [open(8, 1, kind::REG, 6), open(7, 0, kind::REG, 4), open(10, 0, kind::UNIXSK, 7), open(9, 0, kind::MEMFD, 8)];
+    add("fdinfo-12.img", &table);
     // Two packets of three and four bytes, in a socket's queue.
     let mut queues = vec![0; 8];
     for bytes in [&b"abc"[..], b"defg"] {
-        let packet = message(&[(1, 10), (2, bytes.len() as u64)], &[]).encode();
+        let packet = [(sk_packet_entry::ID_FOR, 10), (sk_packet_entry::LENGTH, bytes.len() as u64)];
+        let packet = message(&packet, &[]).encode();
         queues.extend([&(packet.len() as u32).to_le_bytes(), packet.as_slice(), bytes].concat());
     }
     add_bytes(&mut images, "sk-queues.img", queues);

@@ -4,6 +4,11 @@
 //! A file that is held through the sleep keeps an owner that has ended. CRIU sets owners while threads are yet to be made, and
 //! fails for one of these. So they are taken out of the images, and the wake sets them when all of the program is there.
 
+use crate::fields::{
+    bpfmap_file_entry, eventfd_file_entry, eventpoll_file_entry, ext_file_entry, fanotify_file_entry, fifo_entry,
+    file_entry, fown_entry, inet_sk_entry, inotify_file_entry, memfd_file_entry, netlink_sk_entry, packet_sock_entry,
+    pidfd_entry, pipe_entry, reg_file_entry, signalfd_entry, timerfd_entry, tty_file_entry, unix_sk_entry,
+};
 use crate::image::{Image, ImageError};
 use crate::images::Images;
 use crate::sockets::places;
@@ -11,25 +16,25 @@ use crate::wire::Malformed;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The number of the message about the owner in each kind of file, by the kind's number in CRIU's `file_entry`.
+/// The field of each kind of file in `file_entry`, and in that message the field of the owner.
 const OWNERS: [(u32, u32); 17] = [
-    (3, 5),
-    (4, 13),
-    (6, 6),
-    (7, 11),
-    (8, 3),
-    (9, 3),
-    (10, 3),
-    (12, 3),
-    (13, 4),
-    (14, 3),
-    (15, 5),
-    (16, 9),
-    (18, 4),
-    (19, 4),
-    (20, 4),
-    (21, 5),
-    (22, 5),
+    (file_entry::REG, reg_file_entry::FOWN),
+    (file_entry::ISK, inet_sk_entry::FOWN),
+    (file_entry::PSK, packet_sock_entry::FOWN),
+    (file_entry::NLSK, netlink_sk_entry::FOWN),
+    (file_entry::EFD, eventfd_file_entry::FOWN),
+    (file_entry::EPFD, eventpoll_file_entry::FOWN),
+    (file_entry::SGFD, signalfd_entry::FOWN),
+    (file_entry::TFD, timerfd_entry::FOWN),
+    (file_entry::IFY, inotify_file_entry::FOWN),
+    (file_entry::FFY, fanotify_file_entry::FOWN),
+    (file_entry::EXT, ext_file_entry::FOWN),
+    (file_entry::USK, unix_sk_entry::FOWN),
+    (file_entry::PIPE, pipe_entry::FOWN),
+    (file_entry::TTY, tty_file_entry::FOWN),
+    (file_entry::MEMFD, memfd_file_entry::FOWN),
+    (file_entry::BPF, bpfmap_file_entry::MAP_TYPE),
+    (file_entry::PIDFD, pidfd_entry::FOWN),
 ];
 
 /// The receiver of the signal, as numbered inside.
@@ -70,19 +75,19 @@ pub fn take(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
     let mut found = Vec::new();
     let fifos = fifos(&files).map_err(&damaged)?;
     for file in &mut files.entries {
-        let id = file.number(2);
+        let id = file.number(file_entry::ID);
         // Descriptors are of the FIFO, and its owner is with its file.
         let open = fifos.get(&id).copied().unwrap_or(id);
         for (kind, number) in OWNERS {
             file.edit_messages(kind, |entry| {
                 entry.edit_messages(number, |owner| {
-                    let of = match (owner.number(5), owner.number(4)) {
+                    let of = match (owner.number(fown_entry::PID), owner.number(fown_entry::PID_TYPE)) {
                         (0, _) => None,
                         (thread, 0) => Some(Owner::Thread(thread as u32)),
                         (group, 2) => Some(Owner::Group(group as u32)),
                         (process, _) => Some(Owner::Process(process as u32)),
                     };
-                    let signal = owner.number(3) as i32;
+                    let signal = owner.number(fown_entry::SIGNUM) as i32;
                     if of.is_none() && signal == 0 {
                         return Ok(());
                     }
@@ -91,11 +96,11 @@ pub fn take(images: &mut Images) -> Result<Vec<Owned>, ImageError> {
                     }
                     // One that is only on its way through a socket stays as it is.
                     if let Some(&(pid, fd)) = places.as_ref().and_then(|places| places.get(&open)) {
-                        let by = (owner.number(1) as u32, owner.number(2) as u32);
+                        let by = (owner.number(fown_entry::UID) as u32, owner.number(fown_entry::EUID) as u32);
                         found.push(Owned { pid, fd, owner: of, signal, by });
-                        owner.set_varint(3, 0);
-                        owner.set_varint(4, 0);
-                        owner.set_varint(5, 0);
+                        owner.set_varint(fown_entry::SIGNUM, 0);
+                        owner.set_varint(fown_entry::PID_TYPE, 0);
+                        owner.set_varint(fown_entry::PID, 0);
                     }
                     Ok::<(), Wrong>(())
                 })
@@ -133,8 +138,8 @@ impl From<ImageError> for Wrong {
 fn fifos(files: &Image) -> Result<BTreeMap<u64, u64>, Malformed> {
     let mut found = BTreeMap::new();
     for file in &files.entries {
-        if let Some(fifo) = file.message(17)? {
-            found.insert(fifo.number(3), file.number(2));
+        if let Some(fifo) = file.message(file_entry::FIFO)? {
+            found.insert(fifo.number(fifo_entry::REGF_ID), file.number(file_entry::ID));
         }
     }
     Ok(found)

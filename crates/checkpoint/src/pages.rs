@@ -1,5 +1,6 @@
 //! Where CRIU has put the memory of each process: its pagemap images, as a page map of ours.
 
+use crate::fields::{pagemap_entry, pagemap_head};
 use crate::image::{Image, ImageError};
 use crate::images::Images;
 use crate::wire::{Message, Value};
@@ -29,15 +30,15 @@ pub fn read(images: &Images) -> Result<PageMap, ImageError> {
         let entries = images.entries(&name)?;
         let mut entries = entries.iter();
         let Some(head) = entries.next() else { continue };
-        let file = map.file(&format!("pages-{}.img", head.number(1)));
+        let file = map.file(&format!("pages-{}.img", head.number(pagemap_head::PAGES_ID)));
         let mut process = Process::default();
         let mut first = 0;
         for entry in entries {
-            if entry.number(4) & PRESENT == 0 {
+            if entry.number(pagemap_entry::FLAGS) & PRESENT == 0 {
                 continue;
             }
             let pages = pages_of(entry) as u32;
-            process.runs.push(Run { start: entry.number(1), pages, file, first });
+            process.runs.push(Run { start: entry.number(pagemap_entry::VADDR), pages, file, first });
             first += pages;
         }
         process.runs.sort_unstable_by_key(|run| run.start);
@@ -95,7 +96,7 @@ fn make_process_whole(
     let mut image = images.image(&format!("pagemap-{pid}.img"))?;
     image.entries.truncate(1);
     let Some(head) = image.entries.first() else { return Ok(None) };
-    let path = scratch.join(format!("pages-{}.img", head.number(1)));
+    let path = scratch.join(format!("pages-{}.img", head.number(pagemap_head::PAGES_ID)));
     write_pages(images.directory(), &path, map, runs).map_err(|source| ImageError::Io { path, source })?;
     // What follows each other in memory is one, wherever it came from: CRIU reads each by itself.
     let mut whole: Vec<(u64, u64)> = Vec::new();
@@ -106,7 +107,12 @@ fn make_process_whole(
         }
     }
     for (start, pages) in whole {
-        let entry = [(1, start), (2, pages), (4, PRESENT), (5, pages)];
+        let entry = [
+            (pagemap_entry::VADDR, start),
+            (pagemap_entry::COMPAT_NR_PAGES, pages),
+            (pagemap_entry::FLAGS, PRESENT),
+            (pagemap_entry::NR_PAGES, pages),
+        ];
         image.entries.push(Message(entry.map(|(field, value)| (field, Value::Varint(value))).to_vec()));
     }
     Ok(Some(image))
@@ -154,7 +160,8 @@ fn write_pages(directory: &Path, path: &Path, map: &PageMap, runs: &[Run]) -> io
 
 /// How many pages an entry of a pagemap image is of.
 pub(crate) fn pages_of(entry: &Message) -> u64 {
-    entry.varint(5).filter(|n| *n != 0).unwrap_or_else(|| entry.number(2))
+    let pages = entry.varint(pagemap_entry::NR_PAGES).filter(|n| *n != 0);
+    pages.unwrap_or_else(|| entry.number(pagemap_entry::COMPAT_NR_PAGES))
 }
 
 /// The part of a run in a range; none if there is none.

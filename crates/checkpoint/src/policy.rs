@@ -9,6 +9,7 @@ mod read;
 
 pub use read::{FactsError, read};
 
+use crate::codes::kind;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A set of capabilities, a bit for each (capabilities(7)).
@@ -160,10 +161,23 @@ const IMAGES: [&str; 22] = [
 ];
 /// Images of System V IPC.
 const IPC_IMAGES: [&str; 4] = ["ipcns-msg", "ipcns-sem", "ipcns-shm", "ipcns-var"];
-/// CRIU's kinds of files that programs of a sandbox may have open: regular and directories, pipes, FIFOs, unix sockets,
-/// eventfds, epoll sets, inotify, signalfds, netlink sockets, timerfds, memory files, pidfds, which are opened inside and find no other
-/// processes. INET sockets are held and stand there as regular files.
-const KINDS: [u64; 12] = [1, 2, 3, 5, 6, 7, 8, 9, 13, 17, 18, 20];
+/// CRIU's kinds of files that programs of a sandbox may have open. Directories are regular files to
+/// CRIU. INET sockets are held, and the images have them as regular files, too. Pidfds are opened
+/// inside and find no other processes.
+const KINDS: [u64; 12] = [
+    kind::REG,
+    kind::PIPE,
+    kind::FIFO,
+    kind::UNIXSK,
+    kind::EVENTFD,
+    kind::EVENTPOLL,
+    kind::INOTIFY,
+    kind::SIGNALFD,
+    kind::NETLINKSK,
+    kind::TIMERFD,
+    kind::MEMFD,
+    kind::PIDFD,
+];
 /// CRIU's number of proc(5) and of overlayfs.
 const PROC: u64 = 1;
 const OVERLAY: u64 = 17;

@@ -2,6 +2,11 @@
 //! has the keys might change.
 
 use super::*;
+use crate::codes::seccomp;
+use crate::fields::{
+    core_entry, creds_entry, file_entry, ghost_file_entry, mnt_entry, pstree_entry, reg_file_entry, seccomp_entry,
+    seccomp_filter, task_core_entry, thread_core_entry, uid_gid_extent, unix_sk_entry, userns_entry,
+};
 use crate::images::Images;
 use crate::wire::{Message, Value};
 use proptest::prelude::*;
@@ -199,25 +204,34 @@ fn write(dir: &Path, name: &str, entries: &[Message]) {
 fn credentials(uid: u64) -> Vec<(u32, Value)> {
     let mut creds: Vec<(u32, Value)> =
         (1..=8).map(|field| (field, number(if field % 2 == 1 { uid } else { 5 }))).collect();
-    for field in [9, 10, 11, 12, 19] {
+    for field in
+        [creds_entry::CAP_INH, creds_entry::CAP_PRM, creds_entry::CAP_EFF, creds_entry::CAP_BND, creds_entry::CAP_AMB]
+    {
         creds.extend([(field, number(0b101)), (field, number(0))]);
     }
-    creds.extend([(13, number(0)), (14, number(65_535)), (18, number(1))]);
+    creds.extend([(creds_entry::SECBITS, number(0)), (creds_entry::GROUPS, number(65_535))]);
+    creds.push((creds_entry::NO_NEW_PRIVS, number(1)));
     creds
 }
 
 fn core(uid: u64, filter: Option<u64>) -> Message {
-    let mut own = vec![(3, number(0)), (4, number(0)), (10, inner(credentials(uid)))];
-    own.push((11, number(if filter.is_some() { 2 } else { 0 })));
-    own.extend(filter.map(|index| (12, number(index))));
-    message(vec![(1, number(1)), (3, inner(vec![(1, number(1)), (14, number(0))])), (5, inner(own))])
+    let mode = if filter.is_some() { seccomp::FILTER } else { seccomp::DISABLED };
+    let mut own = vec![
+        (thread_core_entry::SCHED_NICE, number(0)),
+        (thread_core_entry::SCHED_POLICY, number(0)),
+        (thread_core_entry::CREDS, inner(credentials(uid))),
+        (thread_core_entry::SECCOMP_MODE, number(mode)),
+    ];
+    own.extend(filter.map(|index| (thread_core_entry::SECCOMP_FILTER, number(index))));
+    let tc = vec![(task_core_entry::TASK_STATE, number(1)), (task_core_entry::OOM_SCORE_ADJ, number(0))];
+    message(vec![(core_entry::MTYPE, number(1)), (core_entry::TC, inner(tc)), (core_entry::THREAD_CORE, inner(own))])
 }
 
 /// Two processes, the second of two threads and with a filter of its own.
 fn images(dir: &Path) {
     let task = |pid, threads: &[u64]| {
-        let mut fields = vec![(1, number(pid))];
-        fields.extend(threads.iter().map(|thread| (5, number(*thread))));
+        let mut fields = vec![(pstree_entry::PID, number(pid))];
+        fields.extend(threads.iter().map(|thread| (pstree_entry::THREADS, number(*thread))));
         message(fields)
     };
     write(dir, "pstree.img", &[task(1, &[1]), task(2, &[2, 3])]);
@@ -226,28 +240,59 @@ fn images(dir: &Path) {
         write(dir, &format!("ids-{pid}.img"), std::slice::from_ref(&ids));
     }
     let filter = |code: &[u8], before: Option<u64>| {
-        let mut fields = vec![(1, Value::Bytes(code.to_vec())), (3, number(1))];
-        fields.extend(before.map(|index| (2, number(index))));
+        let mut fields = vec![
+            (seccomp_filter::FILTER, Value::Bytes(code.to_vec())),
+            (seccomp_filter::FLAGS, number(seccomp::TSYNC)),
+        ];
+        fields.extend(before.map(|index| (seccomp_filter::PREV, number(index))));
         inner(fields)
     };
     // As CRIU 4.2 writes them: newest first, each leads to the one that is set after it.
     let all = [filter(FILTER, None), filter(&[1; 16], None), filter(FILTER, Some(1))];
-    write(dir, "seccomp.img", &[message(all.into_iter().map(|filter| (1, filter)).collect())]);
+    write(
+        dir,
+        "seccomp.img",
+        &[message(all.into_iter().map(|filter| (seccomp_entry::SECCOMP_FILTERS, filter)).collect())],
+    );
     write(dir, "core-1.img", &[core(0, Some(0))]);
     write(dir, "core-2.img", &[core(100, Some(2))]);
     write(dir, "core-3.img", &[core(100, None)]);
-    let extent = || inner(vec![(1, number(0)), (2, number(536_000_000)), (3, number(65_536))]);
-    write(dir, "userns-11.img", &[message(vec![(1, extent()), (2, extent())])]);
-    let root =
-        vec![(1, number(17)), (6, Value::Bytes(b"/".to_vec())), (7, Value::Bytes(b"/".to_vec())), (10, number(0))];
+    let extent = || {
+        inner(vec![
+            (uid_gid_extent::FIRST, number(0)),
+            (uid_gid_extent::LOWER_FIRST, number(536_000_000)),
+            (uid_gid_extent::COUNT, number(65_536)),
+        ])
+    };
+    let maps = message(vec![(userns_entry::UID_MAP, extent()), (userns_entry::GID_MAP, extent())]);
+    write(dir, "userns-11.img", &[maps]);
+    let root = vec![
+        (mnt_entry::FSTYPE, number(17)),
+        (mnt_entry::ROOT, Value::Bytes(b"/".to_vec())),
+        (mnt_entry::MOUNTPOINT, Value::Bytes(b"/".to_vec())),
+        (mnt_entry::SHARED_ID, number(0)),
+    ];
     write(dir, "mountpoints-10.img", &[message(root)]);
     let reg = |path: &str, mode| {
-        let reg = inner(vec![(2, number(0)), (6, Value::Bytes(path.into())), (10, number(mode))]);
-        message(vec![(1, number(1)), (2, number(9)), (3, reg)])
+        let reg = inner(vec![
+            (reg_file_entry::FLAGS, number(0)),
+            (reg_file_entry::NAME, Value::Bytes(path.into())),
+            (reg_file_entry::MODE, number(mode)),
+        ]);
+        message(vec![(file_entry::TYPE, number(kind::REG)), (file_entry::ID, number(9)), (file_entry::REG, reg)])
     };
-    let unix = message(vec![(1, number(5)), (2, number(8)), (16, inner(vec![(6, number(0))]))]);
+    let unix = message(vec![
+        (file_entry::TYPE, number(kind::UNIXSK)),
+        (file_entry::ID, number(8)),
+        (file_entry::USK, inner(vec![(unix_sk_entry::UFLAGS, number(0))])),
+    ]);
     write(dir, "files.img", &[reg("/usr/bin/x", 0o100_755), reg("/dev/null", 0o020_666), unix]);
-    write(dir, "ghost-file-1.img", &[message(vec![(1, number(3)), (2, number(4)), (3, number(0o100_600))])]);
+    let ghost = message(vec![
+        (ghost_file_entry::UID, number(3)),
+        (ghost_file_entry::GID, number(4)),
+        (ghost_file_entry::MODE, number(0o100_600)),
+    ]);
+    write(dir, "ghost-file-1.img", &[ghost]);
     let ghost = dir.join("ghost-file-1.img");
     let contents = [fs::read(&ghost).unwrap(), vec![0xff; 100]].concat();
     fs::write(ghost, contents).unwrap();
@@ -292,8 +337,15 @@ fn images_that_ask_for_more_are_refused() {
         (|dir| write(dir, "seccomp.img", &[]), "image seccomp.img has no entry"),
         (
             |dir| {
-                let of = |before| inner(vec![(1, Value::Bytes(FILTER.to_vec())), (2, number(before)), (3, number(1))]);
-                write(dir, "seccomp.img", &[message(vec![(1, of(1)), (1, of(0))])]);
+                let of = |before| {
+                    inner(vec![
+                        (seccomp_filter::FILTER, Value::Bytes(FILTER.to_vec())),
+                        (seccomp_filter::PREV, number(before)),
+                        (seccomp_filter::FLAGS, number(seccomp::TSYNC)),
+                    ])
+                };
+                let all = [of(1), of(0)].map(|filter| (seccomp_entry::SECCOMP_FILTERS, filter));
+                write(dir, "seccomp.img", &[message(all.into())]);
             },
             "thread 1 runs without the system call filter",
         ),
@@ -320,12 +372,12 @@ fn images_that_ask_for_more_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     images(dir.path());
     let mut more = credentials(0);
-    more.retain(|(field, _)| *field != 11);
-    more.extend([(11, number(u64::from(u32::MAX))), (11, number(0))]);
-    let twice = core(0, Some(0)).message(5).unwrap().unwrap();
-    let twice = with(twice, vec![(10, inner(more))]);
+    more.retain(|(field, _)| *field != creds_entry::CAP_EFF);
+    more.extend([(creds_entry::CAP_EFF, number(u64::from(u32::MAX))), (creds_entry::CAP_EFF, number(0))]);
+    let twice = core(0, Some(0)).message(core_entry::THREAD_CORE).unwrap().unwrap();
+    let twice = with(twice, vec![(thread_core_entry::CREDS, inner(more))]);
     let mut whole = core(0, Some(0));
-    whole.set_bytes(5, twice.encode());
+    whole.set_bytes(core_entry::THREAD_CORE, twice.encode());
     write(dir.path(), "core-1.img", &[whole]);
     assert!(
         matches!(read(&Images::read(dir.path()).unwrap(), &BTreeSet::new()), Err(FactsError::Repeated { image }) if image == "core-1.img")

@@ -1,6 +1,7 @@
 //! Open directories of proc(5) in images: CRIU 4.2 writes a slash over the end of the path `/proc/PID`, and what lay behind it in its
 //! memory follows. [`mend`] puts the path right, by the link that the frozen process has. Changes nothing else.
 
+use crate::fields::{file_entry, fs_entry, reg_file_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::sockets;
@@ -17,16 +18,18 @@ pub fn mend(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<String>) -> 
     let is_below = |name: &str| process_of(name).is_some_and(|process| name.len() > process.len());
     let mut suspects = Vec::new();
     for (place, file) in files.entries.iter().enumerate() {
-        let name = file.message(3).map_err(&damaged)?.and_then(|reg| reg.bytes(6).map(<[u8]>::to_vec));
+        let reg = file.message(file_entry::REG).map_err(&damaged)?;
+        let name = reg.and_then(|reg| reg.bytes(reg_file_entry::NAME).map(<[u8]>::to_vec));
         let name = name.map(|name| String::from_utf8_lossy(&name).into_owned());
-        suspects.extend(name.filter(|name| is_below(name)).map(|name| (place, file.number(2), name)));
+        let name = name.filter(|name| is_below(name));
+        suspects.extend(name.map(|name| (place, file.number(file_entry::ID), name)));
     }
     if suspects.is_empty() {
         return Ok(());
     }
     let mut links: BTreeMap<u64, (u32, String)> = BTreeMap::new();
     for (pid, name) in images.numbered("fs") {
-        links.extend(images.first(&name)?.map(|fs| (fs.number(1), (pid, "cwd".to_owned()))));
+        links.extend(images.first(&name)?.map(|fs| (fs.number(fs_entry::CWD_ID), (pid, "cwd".to_owned()))));
     }
     links.extend(sockets::places(images)?.into_iter().map(|(id, (pid, fd))| (id, (pid, format!("fd/{fd}")))));
     let mut changed = false;
@@ -34,8 +37,8 @@ pub fn mend(images: &mut Images, link: &dyn Fn(u32, &str) -> Option<String>) -> 
         let target = links.get(&id).and_then(|(pid, at)| link(*pid, at));
         let Some(right) = target.filter(|target| process_of(&name) == Some(target.as_str())) else { continue };
         files.entries[place]
-            .edit_messages(3, |reg| {
-                for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == 6) {
+            .edit_messages(file_entry::REG, |reg| {
+                for (_, value) in reg.0.iter_mut().filter(|(number, _)| *number == reg_file_entry::NAME) {
                     *value = Value::Bytes(right.clone().into_bytes());
                 }
                 Ok(())

@@ -4,6 +4,10 @@
 //! caller leaves the process to CRIU. Sources: CRIU's images/core.proto and core-x86.proto; the XSAVE area, Intel SDM
 //! volume 1, chapter 13.
 
+use crate::fields::{
+    core_entry, task_core_entry, thread_core_entry, thread_info_x86, user_desc_t, user_x86_cet_entry,
+    user_x86_fpregs_entry, user_x86_regs_entry, user_x86_xsave_entry,
+};
 use crate::wire::{Malformed, Message};
 use kip_sys::trace::XsaveLayout;
 use serde::{Deserialize, Serialize};
@@ -42,13 +46,25 @@ struct Component {
 }
 
 const COMPONENTS: [Component; 7] = [
-    Component { number: 2, field: 2, element: 4 },
-    Component { number: 3, field: 3, element: 8 },
-    Component { number: 4, field: 4, element: 8 },
-    Component { number: 5, field: 5, element: 8 },
-    Component { number: 6, field: 6, element: 8 },
-    Component { number: 7, field: 7, element: 8 },
-    Component { number: PKRU, field: 8, element: 4 },
+    Component { number: 2, field: user_x86_xsave_entry::YMMH_SPACE, element: 4 },
+    Component { number: 3, field: user_x86_xsave_entry::BNDREG_STATE, element: 8 },
+    Component { number: 4, field: user_x86_xsave_entry::BNDCSR_STATE, element: 8 },
+    Component { number: 5, field: user_x86_xsave_entry::OPMASK_REG, element: 8 },
+    Component { number: 6, field: user_x86_xsave_entry::ZMM_UPPER, element: 8 },
+    Component { number: 7, field: user_x86_xsave_entry::HI16_ZMM, element: 8 },
+    Component { number: PKRU, field: user_x86_xsave_entry::PKRU, element: 4 },
+];
+
+/// The numbers at the beginning of the area: field of `user_x86_fpregs_entry`, offset, bytes.
+const LEGACY: [(u32, usize, usize); 8] = [
+    (user_x86_fpregs_entry::CWD, 0, 2),
+    (user_x86_fpregs_entry::SWD, 2, 2),
+    (user_x86_fpregs_entry::TWD, 4, 2),
+    (user_x86_fpregs_entry::FOP, 6, 2),
+    (user_x86_fpregs_entry::RIP, 8, 8),
+    (user_x86_fpregs_entry::RDP, 16, 8),
+    (user_x86_fpregs_entry::MXCSR, 24, 4),
+    (user_x86_fpregs_entry::MXCSR_MASK, 28, 4),
 ];
 
 /// The registers in a thread's `core_entry`.
@@ -61,30 +77,34 @@ const COMPONENTS: [Component; 7] = [
 pub fn read(core: &Message) -> Result<Option<Registers>, Malformed> {
     const X86_64: u64 = 1;
     let Some(layout) = kip_sys::trace::xsave_layout() else { return Ok(None) };
-    let Some(info) = core.message(2)?.filter(|_| core.number(1) == X86_64) else { return Ok(None) };
-    let Some(general) = info.message(2)?.as_ref().and_then(general) else { return Ok(None) };
-    for segment in info.messages(4)? {
+    let is_ours = core.number(core_entry::MTYPE) == X86_64;
+    let Some(info) = core.message(core_entry::THREAD_INFO)?.filter(|_| is_ours) else { return Ok(None) };
+    let general = info.message(thread_info_x86::GPREGS)?.as_ref().and_then(general);
+    let Some(general) = general else { return Ok(None) };
+    for segment in info.messages(thread_info_x86::TLS)? {
         // An empty slot of the thread's descriptor table says "not present".
-        if segment.varint(9) == Some(0) {
+        if segment.varint(user_desc_t::SEG_NOT_PRESENT) == Some(0) {
             return Ok(None);
         }
     }
-    let Some(state) = info.message(3)? else { return Ok(None) };
+    let Some(state) = info.message(thread_info_x86::FPREGS)? else { return Ok(None) };
     let Some(floating) = floating(&state, &layout)? else { return Ok(None) };
-    let of_thread = core.message(5)?.and_then(|thread| thread.varint(6));
-    let of_process = core.message(3)?.and_then(|process| process.varint(5));
+    let thread = core.message(core_entry::THREAD_CORE)?;
+    let of_thread = thread.and_then(|thread| thread.varint(thread_core_entry::BLK_SIGSET));
+    let process = core.message(core_entry::TC)?;
+    let of_process = process.and_then(|process| process.varint(task_core_entry::BLK_SIGSET));
     let Some(blocked) = of_thread.or(of_process) else { return Ok(None) };
     Ok(Some(Registers { general, floating, blocked }))
 }
 
 /// From `user_x86_regs_entry`: CRIU's order, which has orig_rax and what follows where the kernel has them, too.
 fn general(entry: &Message) -> Option<Vec<u64>> {
-    const MODE: u32 = 28;
     const NATIVE: u64 = 1;
-    if entry.varint(MODE).unwrap_or(NATIVE) != NATIVE {
+    if entry.varint(user_x86_regs_entry::MODE).unwrap_or(NATIVE) != NATIVE {
         return None;
     }
-    let mut registers = (1..=kip_sys::trace::GENERAL as u32).map(|n| entry.varint(n)).collect::<Option<Vec<u64>>>()?;
+    let all = (user_x86_regs_entry::R15..).take(kip_sys::trace::GENERAL);
+    let mut registers = all.map(|field| entry.varint(field)).collect::<Option<Vec<u64>>>()?;
     registers[ORIG_RAX] = u64::MAX;
     Some(registers)
 }
@@ -92,27 +112,21 @@ fn general(entry: &Message) -> Option<Vec<u64>> {
 /// From `user_x86_fpregs_entry`. The bytes that the kernel's own software uses (464 to 511) stay zero: it looks at them
 /// in signal frames only.
 fn floating(state: &Message, layout: &XsaveLayout) -> Result<Option<Vec<u8>>, Malformed> {
-    let Some(xsave) = state.message(13)? else { return Ok(None) };
-    if let Some(shadow_stack) = xsave.message(9)?
-        && (shadow_stack.number(1) != 0 || shadow_stack.number(2) != 0)
+    let Some(xsave) = state.message(user_x86_fpregs_entry::XSAVE)? else { return Ok(None) };
+    if let Some(shadow_stack) = xsave.message(user_x86_xsave_entry::CET)?
+        && (shadow_stack.number(user_x86_cet_entry::CET) != 0 || shadow_stack.number(user_x86_cet_entry::SSP) != 0)
     {
         return Ok(None);
     }
-    let (st, xmm) = (elements(state, 9, 4)?, elements(state, 10, 4)?);
+    let st = elements(state, user_x86_fpregs_entry::ST_SPACE, 4)?;
+    let xmm = elements(state, user_x86_fpregs_entry::XMM_SPACE, 4)?;
     if st.len() != 128 || xmm.len() != 256 || layout.size < HEADER.end {
         return Ok(None);
     }
     let mut area = vec![0u8; layout.size];
     let mut put = |at: usize, bytes: &[u8]| area[at..at + bytes.len()].copy_from_slice(bytes);
-    // cwd, swd, twd, fop; the last instruction's and operand's addresses; MXCSR and its mask.
-    for (field, at) in [(1, 0), (2, 2), (3, 4), (4, 6)] {
-        put(at, &(state.number(field) as u16).to_le_bytes());
-    }
-    for (field, at) in [(5, 8), (6, 16)] {
-        put(at, &state.number(field).to_le_bytes());
-    }
-    for (field, at) in [(7, 24), (8, 28)] {
-        put(at, &(state.number(field) as u32).to_le_bytes());
+    for (field, at, len) in LEGACY {
+        put(at, &state.number(field).to_le_bytes()[..len]);
     }
     put(32, &st);
     put(160, &xmm);
@@ -129,7 +143,7 @@ fn floating(state: &Message, layout: &XsaveLayout) -> Result<Option<Vec<u8>>, Ma
         }
         held |= 1 << component.number;
     }
-    let used = xsave.number(1);
+    let used = xsave.number(user_x86_xsave_entry::XSTATE_BV);
     if used & !held != 0 {
         // Something was in use that CRIU does not know, such as AMX tiles.
         return Ok(None);
@@ -204,31 +218,37 @@ mod tests {
             word[..len].copy_from_slice(&area[at..at + len]);
             Value::Varint(u64::from_le_bytes(word))
         };
-        let mut xsave = vec![(1, number(512, 8))];
+        let mut xsave = vec![(user_x86_xsave_entry::XSTATE_BV, number(512, 8))];
         for c in COMPONENTS {
             if let Some((offset, size)) = layout.component(c.number) {
                 xsave.extend(repeated(c.field, &area[offset..offset + size], c.element));
             }
         }
-        xsave.push((9, message([(1, Value::Varint(0)), (2, Value::Varint(0))])));
+        let cet = [user_x86_cet_entry::CET, user_x86_cet_entry::SSP].map(|field| (field, Value::Varint(0)));
+        xsave.push((user_x86_xsave_entry::CET, message(cet)));
         let mut all: Vec<(u32, Value)> =
             [(1, 0, 2), (2, 2, 2), (3, 4, 2), (4, 6, 2), (5, 8, 8), (6, 16, 8), (7, 24, 4), (8, 28, 4)]
                 .map(|(field, at, len)| (field, number(at, len)))
                 .into();
-        all.extend(repeated(9, &area[32..160], 4));
-        all.extend(repeated(10, &area[160..416], 4));
-        all.push((13, message(xsave)));
+        all.extend(repeated(user_x86_fpregs_entry::ST_SPACE, &area[32..160], 4));
+        all.extend(repeated(user_x86_fpregs_entry::XMM_SPACE, &area[160..416], 4));
+        all.push((user_x86_fpregs_entry::XSAVE, message(xsave)));
         all
     }
 
     fn core(fpregs: Vec<(u32, Value)>) -> Message {
-        let regs = (1..=27).map(|n| (n, Value::Varint(u64::from(n)))).chain([(28, Value::Varint(1))]);
-        let info = vec![(2, message(regs)), (3, message(fpregs)), (4, message([(9, Value::Varint(1))]))];
+        let regs =
+            (1..=27).map(|n| (n, Value::Varint(u64::from(n)))).chain([(user_x86_regs_entry::MODE, Value::Varint(1))]);
+        let info = vec![
+            (thread_info_x86::GPREGS, message(regs)),
+            (thread_info_x86::FPREGS, message(fpregs)),
+            (thread_info_x86::TLS, message([(user_desc_t::SEG_NOT_PRESENT, Value::Varint(1))])),
+        ];
         Message(vec![
-            (1, Value::Varint(1)),
-            (2, message(info)),
-            (3, message([(5, Value::Varint(7))])),
-            (5, message([(6, Value::Varint(u64::MAX))])),
+            (core_entry::MTYPE, Value::Varint(1)),
+            (core_entry::THREAD_INFO, message(info)),
+            (core_entry::TC, message([(task_core_entry::BLK_SIGSET, Value::Varint(7))])),
+            (core_entry::THREAD_CORE, message([(thread_core_entry::BLK_SIGSET, Value::Varint(u64::MAX))])),
         ])
     }
 
@@ -304,9 +324,9 @@ mod tests {
     fn the_process_s_mask_is_the_thread_s_if_it_has_none() {
         let layout = kip_sys::trace::xsave_layout().unwrap();
         let mut core = core(fpregs(&vec![0u8; layout.size], &layout));
-        core.remove(5);
+        core.remove(core_entry::THREAD_CORE);
         assert_eq!(read(&core).unwrap().unwrap().blocked, 7);
-        core.remove(3);
+        core.remove(core_entry::TC);
         assert_eq!(read(&core).unwrap(), None);
     }
 
@@ -317,7 +337,7 @@ mod tests {
         assert!(read(&whole).unwrap().is_some());
         let edited = |edit: &dyn Fn(&mut Message)| {
             let mut core = whole.clone();
-            core.edit_messages::<Malformed>(2, |info| {
+            core.edit_messages::<Malformed>(core_entry::THREAD_INFO, |info| {
                 edit(info);
                 Ok(())
             })
@@ -338,18 +358,25 @@ mod tests {
             }
             go(info, path, edit);
         };
-        assert!(edited(&|info| inner(info, &[2], &|m| m.set_varint(28, 2))).is_none(), "32 bits");
-        assert!(edited(&|info| inner(info, &[2], &|m| m.remove(17))).is_none(), "no address");
-        assert!(edited(&|info| inner(info, &[4], &|m| m.set_varint(9, 0))).is_none(), "a segment");
-        assert!(edited(&|info| inner(info, &[3, 13, 9], &|m| m.set_varint(1, 1))).is_none(), "a shadow stack");
-        assert!(edited(&|info| inner(info, &[3, 13], &|m| m.set_varint(1, 1 << 18))).is_none(), "a tile");
-        assert!(edited(&|info| inner(info, &[3], &|m| m.remove(13))).is_none(), "no XSAVE");
-        assert!(edited(&|info| inner(info, &[3], &|m| m.0.push((10, Value::Varint(0))))).is_none(), "65 words");
+        let none = |path: &[u32], edit: &dyn Fn(&mut Message), what: &str| {
+            assert!(edited(&|info| inner(info, path, edit)).is_none(), "{what}");
+        };
+        let general = [thread_info_x86::GPREGS];
+        none(&general, &|m| m.set_varint(user_x86_regs_entry::MODE, 2), "32 bits");
+        none(&general, &|m| m.remove(user_x86_regs_entry::IP), "no address");
+        none(&[thread_info_x86::TLS], &|m| m.set_varint(user_desc_t::SEG_NOT_PRESENT, 0), "a segment");
+        let xsave = [thread_info_x86::FPREGS, user_x86_fpregs_entry::XSAVE];
+        let shadow_stack = [xsave[0], xsave[1], user_x86_xsave_entry::CET];
+        none(&shadow_stack, &|m| m.set_varint(user_x86_cet_entry::CET, 1), "a shadow stack");
+        none(&xsave, &|m| m.set_varint(user_x86_xsave_entry::XSTATE_BV, 1 << 18), "a tile");
+        let floating = [thread_info_x86::FPREGS];
+        none(&floating, &|m| m.remove(user_x86_fpregs_entry::XSAVE), "no XSAVE");
+        none(&floating, &|m| m.0.push((user_x86_fpregs_entry::XMM_SPACE, Value::Varint(0))), "65 words");
         let mut other = whole.clone();
-        other.set_varint(1, 3);
+        other.set_varint(core_entry::MTYPE, 3);
         assert!(read(&other).unwrap().is_none(), "another architecture");
         let mut broken = whole.clone();
-        broken.set_bytes(2, vec![0x12, 9]);
+        broken.set_bytes(core_entry::THREAD_INFO, vec![0x12, 9]);
         assert!(read(&broken).is_err());
     }
 }

@@ -4,14 +4,13 @@
 //! descriptors before it opens it. So the live socket, held elsewhere, goes back to the program as it was, with its
 //! queues, and nothing of TCP is ever rebuilt. Turning an image that is turned already changes nothing.
 
+use crate::codes::kind;
+use crate::fields::{fdinfo_entry, file_entry, inet_sk_entry, mnt_entry, reg_file_entry};
+use crate::fields::{task_kobj_ids_entry, unix_sk_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::wire::{Malformed, Message, Value};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// `fd_types` of CRIU's fdinfo images.
-const REG: u64 = 1;
-const INETSK: u64 = 4;
 
 /// An INET socket of the tree, as CRIU saw it at the freeze.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,14 +31,15 @@ pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, ImageError> {
     let mut sockets = Vec::new();
     let mut ids = BTreeSet::new();
     for file in &mut files.entries {
-        if file.number(1) != INETSK {
+        if file.number(file_entry::TYPE) != kind::INETSK {
             continue;
         }
-        let Some(socket) = file.message(4).map_err(&damaged)? else { continue };
-        let found = Socket { inode: socket.number(2) as u32 };
-        ids.insert(file.number(2));
-        let owner = socket.bytes(13).unwrap_or_default().to_vec();
-        *file = as_file(file.number(2), &inherit_key(found.inode), socket.number(9), owner);
+        let Some(socket) = file.message(file_entry::ISK).map_err(&damaged)? else { continue };
+        let found = Socket { inode: socket.number(inet_sk_entry::INO) as u32 };
+        let id = file.number(file_entry::ID);
+        ids.insert(id);
+        let owner = socket.bytes(inet_sk_entry::FOWN).unwrap_or_default().to_vec();
+        *file = as_file(id, &inherit_key(found.inode), socket.number(inet_sk_entry::FLAGS), owner);
         if !sockets.contains(&found) {
             sockets.push(found);
         }
@@ -48,7 +48,7 @@ pub fn turn_into_files(images: &mut Images) -> Result<Vec<Socket>, ImageError> {
         return Ok(sockets);
     }
     images.put(&files);
-    turn_descriptors(images, INETSK, &ids)?;
+    turn_descriptors(images, kind::INETSK, &ids)?;
     Ok(sockets)
 }
 
@@ -58,8 +58,8 @@ pub(crate) fn turn_descriptors(images: &mut Images, kind: u64, ids: &BTreeSet<u6
         let mut descriptors = images.image(&name)?;
         let mut changed = false;
         for entry in &mut descriptors.entries {
-            if entry.number(3) == kind && ids.contains(&entry.number(1)) {
-                entry.set_varint(3, REG);
+            if entry.number(fdinfo_entry::TYPE) == kind && ids.contains(&entry.number(fdinfo_entry::ID)) {
+                entry.set_varint(fdinfo_entry::TYPE, kind::REG);
                 changed = true;
             }
         }
@@ -73,13 +73,17 @@ pub(crate) fn turn_descriptors(images: &mut Images, kind: u64, ids: &BTreeSet<u6
 /// A file that is inherited by that key. `owner`: the message about signals, fcntl(2) F_SETOWN.
 pub(crate) fn as_file(id: u64, key: &str, flags: u64, owner: Vec<u8>) -> Message {
     let file = Message(vec![
-        (1, Value::Varint(id)),
-        (2, Value::Varint(flags)),
-        (3, Value::Varint(0)),
-        (5, Value::Bytes(owner)),
-        (6, Value::Bytes(format!("/{key}").into_bytes())),
+        (reg_file_entry::ID, Value::Varint(id)),
+        (reg_file_entry::FLAGS, Value::Varint(flags)),
+        (reg_file_entry::POS, Value::Varint(0)),
+        (reg_file_entry::FOWN, Value::Bytes(owner)),
+        (reg_file_entry::NAME, Value::Bytes(format!("/{key}").into_bytes())),
     ]);
-    Message(vec![(1, Value::Varint(REG)), (2, Value::Varint(id)), (3, Value::Bytes(file.encode()))])
+    Message(vec![
+        (file_entry::TYPE, Value::Varint(kind::REG)),
+        (file_entry::ID, Value::Varint(id)),
+        (file_entry::REG, Value::Bytes(file.encode())),
+    ])
 }
 
 /// Paths (as seen inside) of the regular files that the images name: open ones and mapped ones.
@@ -87,8 +91,8 @@ pub fn file_paths(images: &Images) -> Result<Vec<String>, ImageError> {
     let damaged = images.damaged("files.img");
     let mut paths = Vec::new();
     for file in images.entries("files.img")? {
-        let reg = file.message(3).map_err(&damaged)?;
-        if let Some(name) = reg.and_then(|r| r.string(6))
+        let reg = file.message(file_entry::REG).map_err(&damaged)?;
+        if let Some(name) = reg.and_then(|r| r.string(reg_file_entry::NAME))
             && !name.starts_with("/socket:[")
         {
             paths.push(name);
@@ -98,9 +102,6 @@ pub fn file_paths(images: &Images) -> Result<Vec<String>, ImageError> {
     paths.dedup();
     Ok(paths)
 }
-
-/// `fd_types` of a unix socket.
-const UNIXSK: u64 = 5;
 
 /// Puts connected pairs of unix sockets into an order that CRIU can restore; the first step after a dump.
 ///
@@ -120,12 +121,13 @@ pub fn order_unix_pairs(images: &mut Images) -> Result<(), ImageError> {
     // (place in the image, id, peer's inode) by inode.
     let mut ends: BTreeMap<u64, (usize, u64, u64)> = BTreeMap::new();
     for (place, file) in files.entries.iter().enumerate() {
-        if file.number(1) == UNIXSK
-            && let Some(socket) = file.message(16).map_err(&damaged)?
+        if file.number(file_entry::TYPE) == kind::UNIXSK
+            && let Some(socket) = file.message(file_entry::USK).map_err(&damaged)?
         {
-            ends.insert(socket.number(2), (place, file.number(2), socket.number(8)));
-            if socket.number(4) == LISTENS {
-                listeners.insert(socket.number(2));
+            let inode = socket.number(unix_sk_entry::INO);
+            ends.insert(inode, (place, file.number(file_entry::ID), socket.number(unix_sk_entry::PEER)));
+            if socket.number(unix_sk_entry::STATE) == LISTENS {
+                listeners.insert(inode);
             }
         }
     }
@@ -165,7 +167,8 @@ pub(crate) fn mounts(images: &Images) -> Result<BTreeMap<u64, String>, ImageErro
     let mut mounts = BTreeMap::new();
     for (_, name) in images.numbered("mountpoints") {
         let entries = images.entries(&name)?;
-        mounts.extend(entries.iter().map(|mount| (mount.number(2), mount.string(7).unwrap_or_default())));
+        let place = |mount: &Message| mount.string(mnt_entry::MOUNTPOINT).unwrap_or_default();
+        mounts.extend(entries.iter().map(|mount| (mount.number(mnt_entry::MNT_ID), place(mount))));
     }
     Ok(mounts)
 }
@@ -179,13 +182,13 @@ pub fn mend_mounts(images: &mut Images) -> Result<(), ImageError> {
     let damaged = files.damaged();
     let mut changed = false;
     for file in &mut files.entries {
-        file.edit_messages::<Malformed>(16, |socket| {
+        file.edit_messages::<Malformed>(file_entry::USK, |socket| {
             // A signed number, in zigzag.
-            if let (Some(id), Some(root)) = (socket.varint(17), root)
+            if let (Some(id), Some(root)) = (socket.varint(unix_sk_entry::MNT_ID), root)
                 && id != 1
                 && !mounts.contains_key(&(id >> 1))
             {
-                socket.set_varint(17, root << 1);
+                socket.set_varint(unix_sk_entry::MNT_ID, root << 1);
                 changed = true;
             }
             Ok(())
@@ -203,14 +206,15 @@ pub(crate) fn places(images: &Images) -> Result<BTreeMap<u64, (u32, i32)>, Image
     let mut tables: BTreeMap<u64, u32> = BTreeMap::new();
     for (pid, name) in images.numbered("ids") {
         for ids in images.entries(&name)? {
-            tables.entry(ids.number(2)).or_insert(pid);
+            tables.entry(ids.number(task_kobj_ids_entry::FILES_ID)).or_insert(pid);
         }
     }
     let mut places = BTreeMap::new();
     for (table, name) in images.numbered("fdinfo") {
         let Some(&pid) = tables.get(&u64::from(table)) else { continue };
         for descriptor in images.entries(&name)? {
-            places.entry(descriptor.number(1)).or_insert((pid, descriptor.number(4) as i32));
+            let fd = descriptor.number(fdinfo_entry::FD) as i32;
+            places.entry(descriptor.number(fdinfo_entry::ID)).or_insert((pid, fd));
         }
     }
     Ok(places)
@@ -221,14 +225,14 @@ fn owners(images: &Images) -> Result<BTreeMap<u64, BTreeSet<u32>>, ImageError> {
     let mut tables: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for (pid, name) in images.numbered("ids") {
         for ids in images.entries(&name)? {
-            tables.entry(ids.number(2)).or_default().push(pid);
+            tables.entry(ids.number(task_kobj_ids_entry::FILES_ID)).or_default().push(pid);
         }
     }
     let mut owners: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
     for (table, name) in images.numbered("fdinfo") {
         let pids = tables.get(&u64::from(table)).cloned().unwrap_or_default();
         for descriptor in images.entries(&name)? {
-            owners.entry(descriptor.number(1)).or_default().extend(&pids);
+            owners.entry(descriptor.number(fdinfo_entry::ID)).or_default().extend(&pids);
         }
     }
     Ok(owners)

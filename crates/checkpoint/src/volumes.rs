@@ -5,13 +5,12 @@
 //! are taken out of the images; the caller that wakes the proc decides itself whether the files are
 //! still those that the proc had.
 
+use crate::codes::kind;
+use crate::fields::{file_entry, reg_file_entry, remap_file_path_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use std::collections::BTreeSet;
 
-/// `fd_types` of regular files, and the field of a regular file's size.
-const REG: u64 = 1;
-const SIZE: u32 = 8;
 /// open(2) flags.
 const ACCESS: u64 = 3;
 const APPEND: u64 = 0o2000;
@@ -44,20 +43,22 @@ pub fn release(images: &mut Images, points: &[&str]) -> Result<Vec<OpenFile>, Im
     let damaged = files.damaged();
     let (mut found, mut changed) = (BTreeSet::new(), false);
     for file in &mut files.entries {
-        if file.number(1) != REG {
+        if file.number(file_entry::TYPE) != kind::REG {
             continue;
         }
-        let Some(mut reg) = file.message(3).map_err(&damaged)? else { continue };
-        let Some(name) = reg.string(6).filter(|name| points.iter().any(|point| is_below(name, point))) else {
+        let Some(mut reg) = file.message(file_entry::REG).map_err(&damaged)? else { continue };
+        let Some(name) =
+            reg.string(reg_file_entry::NAME).filter(|name| points.iter().any(|point| is_below(name, point)))
+        else {
             continue;
         };
-        if reg.varint(SIZE).is_some() {
-            reg.remove(SIZE);
-            file.set_bytes(3, reg.encode());
+        if reg.varint(reg_file_entry::SIZE).is_some() {
+            reg.remove(reg_file_entry::SIZE);
+            file.set_bytes(file_entry::REG, reg.encode());
             changed = true;
         }
-        if !nameless.contains(&file.number(2)) {
-            let flags = reg.number(2);
+        if !nameless.contains(&file.number(file_entry::ID)) {
+            let flags = reg.number(reg_file_entry::FLAGS);
             found.insert(OpenFile { path: name, rewrites: flags & ACCESS != 0 && flags & APPEND == 0 });
         }
     }
@@ -69,7 +70,8 @@ pub fn release(images: &mut Images, points: &[&str]) -> Result<Vec<OpenFile>, Im
 
 /// Ids of files that were deleted while they were open.
 fn nameless(images: &Images) -> Result<BTreeSet<u64>, ImageError> {
-    Ok(images.entries_if_any("remap-fpath.img")?.iter().map(|entry| entry.number(1)).collect())
+    let remapped = images.entries_if_any("remap-fpath.img")?;
+    Ok(remapped.iter().map(|entry| entry.number(remap_file_path_entry::ORIG_ID)).collect())
 }
 
 #[cfg(test)]
@@ -80,12 +82,16 @@ mod tests {
 
     fn file(id: u64, path: &str, flags: u64) -> Message {
         let reg = Message(vec![
-            (1, Value::Varint(id)),
-            (2, Value::Varint(flags)),
-            (6, Value::Bytes(path.as_bytes().to_vec())),
-            (8, Value::Varint(7)),
+            (reg_file_entry::ID, Value::Varint(id)),
+            (reg_file_entry::FLAGS, Value::Varint(flags)),
+            (reg_file_entry::NAME, Value::Bytes(path.as_bytes().to_vec())),
+            (reg_file_entry::SIZE, Value::Varint(7)),
         ]);
-        Message(vec![(1, Value::Varint(REG)), (2, Value::Varint(id)), (3, Value::Bytes(reg.encode()))])
+        Message(vec![
+            (file_entry::TYPE, Value::Varint(kind::REG)),
+            (file_entry::ID, Value::Varint(id)),
+            (file_entry::REG, Value::Bytes(reg.encode())),
+        ])
     }
 
     #[test]
@@ -99,7 +105,8 @@ mod tests {
             file(5, "/data/text", 0),
         ];
         add(&mut images, "files.img", &files);
-        add(&mut images, "remap-fpath.img", &[Message(vec![(1, Value::Varint(4))])]);
+        let remap = Message(vec![(remap_file_path_entry::ORIG_ID, Value::Varint(4))]);
+        add(&mut images, "remap-fpath.img", &[remap]);
         let open = |path: &str, rewrites| OpenFile { path: path.into(), rewrites };
         let expected = [open("/data/db", true), open("/data/log", false), open("/data/text", false)];
         assert_eq!(release(&mut images, &["/data", "/x"]).unwrap(), expected);
@@ -108,7 +115,7 @@ mod tests {
             .entries("files.img")
             .unwrap()
             .iter()
-            .map(|f| f.message(3).unwrap().unwrap().varint(SIZE).is_some())
+            .map(|f| f.message(file_entry::REG).unwrap().unwrap().varint(reg_file_entry::SIZE).is_some())
             .collect();
         assert_eq!(sizes, [false, false, true, false, false]);
     }

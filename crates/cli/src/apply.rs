@@ -18,6 +18,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use kip_client::Client;
 use kip_describe::{Described, Document, Fault, Faults, Pull, Reading, Weight, lettered, render};
+use kip_types::StateName;
 use kip_types::api::{RunRequest, StartRequest};
 use kip_types::life::READY_WITHIN_MS;
 use kip_types::name::ProcName;
@@ -339,7 +340,7 @@ async fn apply_change(client: &Client, change: &Change, described: &Described, a
 /// Until it is ready, if it says what that is. Wakes no proc.
 async fn wait_for(client: &Client, name: &ProcName) -> anyhow::Result<()> {
     let view = client.inspect(name).await?;
-    if view.spec.ready.is_some() || view.state == "starting" {
+    if view.spec.ready.is_some() || view.state == StateName::Starting {
         let within_ms = view.spec.ready.map_or(READY_WITHIN_MS, |ready| ready.within_ms);
         until_ready(client, name, within_ms).await?;
     }
@@ -349,7 +350,7 @@ async fn wait_for(client: &Client, name: &ProcName) -> anyhow::Result<()> {
 /// In order, as `kip stop` and `kip rm` do: it is woken for its stop signal, and has its grace.
 async fn remove(client: &Client, name: &ProcName) -> anyhow::Result<()> {
     // Nothing of one that another data directory has taken over runs here.
-    if client.inspect(name).await?.state != "elsewhere" {
+    if client.inspect(name).await?.state != StateName::Elsewhere {
         client.stop(name, None).await?;
     }
     Ok(client.remove(name, false).await?)

@@ -83,8 +83,8 @@ fn wakes(view: &MeterView, of: Option<&TierMeterView>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_types::Tier;
     use kip_types::api::WakesView;
+    use kip_types::{StateName, Tier};
 
     #[test]
     fn each_tier_has_a_line() {
@@ -99,7 +99,7 @@ mod tests {
         let woken = |trigger: &str, count| WakesView { from: Tier::Parked, trigger: trigger.to_owned(), count };
         let view = MeterView {
             name: "web".parse().unwrap(),
-            state: "parked".to_owned(),
+            state: StateName::Parked,
             tier: Some(Tier::Parked),
             from_ms: 1,
             to_ms: 2,

@@ -29,7 +29,7 @@ pub fn known() -> ArgValueCandidates {
         let views = listed.ok().flatten().unwrap_or_default();
         views
             .iter()
-            .map(|view| CompletionCandidate::new(view.name.to_string()).help(Some(view.state.clone().into())))
+            .map(|view| CompletionCandidate::new(view.name.to_string()).help(Some(view.state.as_str().into())))
             .collect()
     })
 }

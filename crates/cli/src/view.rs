@@ -1,6 +1,7 @@
 //! The API's views as people read them.
 
 use crate::text::{ago, bytes, micros, millis, one_line, short, table, utc};
+use kip_types::StateName;
 use kip_types::api::{
     Event, Moved, NextWakeView, PortView, ProbeView, ProcView, SeenView, SleepView, TimerView, WakeView, WhyView,
 };
@@ -62,8 +63,8 @@ pub fn ps(views: &[ProcView]) -> String {
 fn state(view: &ProcView) -> String {
     match view.next_start_ms {
         Some(ms) => format!("restarting in {} ({} so far)", millis(ms), view.restarts),
-        None if view.does_not_answer => format!("{}, does not answer", one_line(&view.state)),
-        None => one_line(&view.state),
+        None if view.does_not_answer => format!("{}, does not answer", view.state),
+        None => view.state.to_string(),
     }
 }
 
@@ -296,16 +297,16 @@ pub fn wake(moved: &Moved) -> String {
 pub fn why(why: &WhyView) -> String {
     let mut rows = Vec::new();
     rows.extend(why.awake_because.iter().map(|line| ("awake because", line.clone())));
-    let stays = match why.state.as_str() {
-        "parked" => "stays parked",
-        "hibernated" => "stays hibernated",
+    let stays = match why.state {
+        StateName::Parked => "stays parked",
+        StateName::Hibernated => "stays hibernated",
         _ => "cannot sleep",
     };
     rows.extend(why.cannot_sleep.iter().map(|line| (stays, line.clone())));
     let cause = why
         .last_sleep
         .as_ref()
-        .filter(|_| why.activity.is_none() && why.state != "stopped")
+        .filter(|_| why.activity.is_none() && why.state != StateName::Stopped)
         .and_then(|sleep| sleep.cause.as_ref());
     rows.extend(cause.map(|cause| ("asleep because", cause.clone())));
     rows.extend(why.clock.iter().map(|line| ("clock", line.clone())));

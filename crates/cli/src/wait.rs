@@ -6,6 +6,7 @@ use crate::text;
 use anyhow::bail;
 use clap::Args;
 use kip_client::Client;
+use kip_types::StateName;
 use kip_types::api::ProcView;
 use kip_types::name::ProcName;
 use kip_types::spec::parse_duration_ms;
@@ -41,10 +42,12 @@ pub async fn until_ready(client: &Client, name: &ProcName, within_ms: u64) -> an
     let until = Instant::now() + Duration::from_millis(within_ms);
     loop {
         let view = client.inspect(name).await?;
-        match (view.ready, view.state.as_str()) {
+        match (view.ready, view.state) {
             (Some(true), _) => return Ok(view),
-            (None, state) if state != "starting" && view.tier.is_some() => return Ok(view),
-            (_, "stopped" | "elsewhere") => bail!("{name} is {}: it does not become ready", view.state),
+            (None, state) if state != StateName::Starting && view.tier.is_some() => return Ok(view),
+            (_, StateName::Stopped | StateName::Elsewhere) => {
+                bail!("{name} is {}: it does not become ready", view.state)
+            }
             _ if Instant::now() >= until => {
                 bail!("{name} is {} and was not ready within {}", view.state, text::millis(within_ms))
             }

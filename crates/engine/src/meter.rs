@@ -13,9 +13,9 @@
 //! and memory since the last writing and what it used of the CPU since; and how memory changed meanwhile.
 
 use kip_net::activity::Activity as Traffic;
-use kip_types::ProcName;
 use kip_types::Tier;
 use kip_types::api::{MeterView, TierMeterView, WakesView};
+use kip_types::{ProcName, StateName};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -310,7 +310,7 @@ impl Meter {
     }
 
     /// What was used after `since_ms`; from the beginning without it.
-    pub fn view_since(&self, (name, dir): (&ProcName, &Path), state: &str, since_ms: Option<u64>) -> MeterView {
+    pub fn view_since(&self, (name, dir): (&ProcName, &Path), state: StateName, since_ms: Option<u64>) -> MeterView {
         let kept = self.kept();
         match since_ms {
             Some(since_ms) if since_ms > kept.since_ms => {
@@ -391,7 +391,7 @@ impl Kept {
         self
     }
 
-    fn view(self, name: &ProcName, state: &str) -> MeterView {
+    fn view(self, name: &ProcName, state: StateName) -> MeterView {
         let in_tier = |(tier, used): (Tier, InTier)| TierMeterView {
             tier,
             time_us: used.us,
@@ -409,7 +409,7 @@ impl Kept {
         });
         MeterView {
             name: name.clone(),
-            state: state.to_owned(),
+            state,
             tier: self.tier,
             from_ms: self.since_ms,
             to_ms: self.at_ms,

@@ -16,7 +16,7 @@ use kip_sys::clock::now_ms;
 use kip_types::api::{Code, Health, HealthView, ProbeView, Refusal};
 use kip_types::chain;
 use kip_types::life::Probe;
-use kip_types::{ProcName, Spec, State};
+use kip_types::{ProcName, Spec, State, StateName};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -238,7 +238,7 @@ fn view(status: &Status, name: kip_types::ProcName, probes: &[Probe]) -> HealthV
     };
     HealthView {
         name,
-        state: if status.starting { "starting" } else { record.state.word() }.to_owned(),
+        state: if status.starting { StateName::Starting } else { record.state.name() },
         tier: record.state.tier(),
         available: reason.is_none(),
         reason,

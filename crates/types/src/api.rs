@@ -26,7 +26,7 @@ pub use top::*;
 
 pub use crate::spec::request::{InFile, LeftOpen, RunRequest};
 
-use crate::lifecycle::{Generation, Tier};
+use crate::lifecycle::{Generation, StateName, Tier};
 use crate::name::{ProcName, Realm};
 use crate::spec::{Clock, Protocol, Spec};
 use schemars::JsonSchema;
@@ -300,8 +300,8 @@ pub struct ProcView {
     pub name: ProcName,
     /// Tenant.
     pub realm: Realm,
-    /// The lifecycle's word; `starting` also while it is looked whether it has become ready.
-    pub state: String,
+    /// Its state; `starting` also until its check says that it is ready.
+    pub state: StateName,
     /// Where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
     /// The machine it is on.
@@ -358,8 +358,8 @@ pub struct ProcView {
 pub struct WhyView {
     /// Name.
     pub name: ProcName,
-    /// The lifecycle's word.
-    pub state: String,
+    /// Its state.
+    pub state: StateName,
     /// What keeps it awake now, as lines for people, the strongest reason first; empty for a sleeper.
     pub awake_because: Vec<String>,
     /// What the newest activity was; null for a sleeper.

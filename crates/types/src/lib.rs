@@ -19,7 +19,7 @@ pub mod volume;
 pub use api::{Event, ProcView, Refusal, RunRequest};
 pub use chain::chain;
 pub use life::Restart;
-pub use lifecycle::{Generation, State, Tier};
+pub use lifecycle::{Generation, State, StateName, Tier};
 pub use name::{ProcName, Realm};
 pub use spec::{Clock, Fallback, Hibernate, Image, Lazy, Limits, PortSpec, Protocol, Spec, Timing, WakeOn};
 pub use volume::{VolumeName, VolumeSource, VolumeSpec};

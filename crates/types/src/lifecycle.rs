@@ -160,21 +160,74 @@ pub enum State {
     },
 }
 
-impl State {
-    /// The state's word, as `kip ps` shows it.
-    pub fn word(&self) -> &'static str {
+/// A state without its data: what the API and `kip ps` show.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StateName {
+    /// The sandbox is being built, or the proc is not ready yet.
+    Starting,
+    /// Its processes run.
+    Running,
+    /// Its memory is paged out, its processes are there.
+    Hibernated,
+    /// A snapshot is being taken.
+    Parking,
+    /// It is a snapshot on the local disk.
+    Parked,
+    /// It is a snapshot in the store.
+    Archived,
+    /// Another data directory has taken it over.
+    Elsewhere,
+    /// Its snapshot is being restored.
+    Waking,
+    /// Its processes are being ended.
+    Stopping,
+    /// It has ended and is about to be started again.
+    Restarting,
+    /// It has no process and no snapshot.
+    Stopped,
+}
+
+impl StateName {
+    /// The word for it.
+    pub fn as_str(self) -> &'static str {
         match self {
-            State::Starting => "starting",
-            State::Hot { .. } => "running",
-            State::Hibernated { .. } => "hibernated",
-            State::Parking { .. } => "parking",
-            State::Parked { .. } => "parked",
-            State::Archived { .. } => "archived",
-            State::Elsewhere { .. } => "elsewhere",
-            State::Waking { .. } => "waking",
-            State::Stopping => "stopping",
-            State::Restarting { .. } => "restarting",
-            State::Stopped { .. } => "stopped",
+            StateName::Starting => "starting",
+            StateName::Running => "running",
+            StateName::Hibernated => "hibernated",
+            StateName::Parking => "parking",
+            StateName::Parked => "parked",
+            StateName::Archived => "archived",
+            StateName::Elsewhere => "elsewhere",
+            StateName::Waking => "waking",
+            StateName::Stopping => "stopping",
+            StateName::Restarting => "restarting",
+            StateName::Stopped => "stopped",
+        }
+    }
+}
+
+impl fmt::Display for StateName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl State {
+    /// Which state it is.
+    pub fn name(&self) -> StateName {
+        match self {
+            State::Starting => StateName::Starting,
+            State::Hot { .. } => StateName::Running,
+            State::Hibernated { .. } => StateName::Hibernated,
+            State::Parking { .. } => StateName::Parking,
+            State::Parked { .. } => StateName::Parked,
+            State::Archived { .. } => StateName::Archived,
+            State::Elsewhere { .. } => StateName::Elsewhere,
+            State::Waking { .. } => StateName::Waking,
+            State::Stopping => StateName::Stopping,
+            State::Restarting { .. } => StateName::Restarting,
+            State::Stopped { .. } => StateName::Stopped,
         }
     }
 
@@ -267,8 +320,8 @@ pub enum Input {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("it is {state}")]
 pub struct Unfit {
-    /// The word of the state that it is in.
-    pub state: &'static str,
+    /// The state that it is in.
+    pub state: StateName,
 }
 
 /// The next state. Pure: no clock, no I/O. The caller records the result before acting on it.
@@ -318,7 +371,7 @@ pub fn step(state: &State, input: Input) -> Result<State, Unfit> {
             S::Starting | S::Hot { .. } | S::Hibernated { .. } | S::Parking { .. } | S::Waking { .. } | S::Stopping,
             I::ExitedForNow { exit, at_ms },
         ) => S::Restarting { exit, at_ms },
-        (state, _) => return Err(Unfit { state: state.word() }),
+        (state, _) => return Err(Unfit { state: state.name() }),
     })
 }
 

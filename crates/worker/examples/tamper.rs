@@ -12,6 +12,10 @@ use kip_archive::head::Head;
 use kip_archive::ids::ProcId;
 use kip_archive::keys::Keyring;
 use kip_archive::names::{FrontRef, ObjectName};
+use kip_checkpoint::fields::{
+    core_entry, creds_entry, mnt_entry, thread_core_entry, thread_info_x86, uid_gid_extent, user_x86_fpregs_entry,
+    userns_entry,
+};
 use kip_checkpoint::images::{CHECKPOINT, Images};
 use kip_checkpoint::wire::{Malformed, Message};
 use kip_store::{Key, Settings, Store};
@@ -26,8 +30,8 @@ use std::sync::Arc;
 type Change = fn(&mut Message) -> Result<(), Malformed>;
 
 fn credentials(core: &mut Message, change: impl Fn(&mut Message)) -> Result<(), Malformed> {
-    core.edit_messages(5, |own| {
-        own.edit_messages(10, |creds| {
+    core.edit_messages(core_entry::THREAD_CORE, |own| {
+        own.edit_messages(thread_core_entry::CREDS, |creds| {
             change(creds);
             Ok::<_, Malformed>(())
         })
@@ -37,24 +41,28 @@ fn credentials(core: &mut Message, change: impl Fn(&mut Message)) -> Result<(), 
 /// The image to change and how.
 fn change_of(what: &str) -> Option<(&'static str, Change)> {
     Some(match what {
-        "user" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(3, 70_000))),
-        "capabilities" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(11, 0xffff_ffff))),
-        "privileges" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(18, 0))),
+        "user" => ("core-2.img", |core| credentials(core, |creds| creds.set_varint(creds_entry::EUID, 70_000))),
+        "capabilities" => {
+            ("core-2.img", |core| credentials(core, |creds| creds.set_varint(creds_entry::CAP_EFF, 0xffff_ffff)))
+        }
+        "privileges" => {
+            ("core-2.img", |core| credentials(core, |creds| creds.set_varint(creds_entry::NO_NEW_PRIVS, 0)))
+        }
         "filter" => ("core-2.img", |core| {
-            core.edit_messages(5, |own| {
-                own.set_varint(11, 0);
-                own.remove(12);
+            core.edit_messages(core_entry::THREAD_CORE, |own| {
+                own.set_varint(thread_core_entry::SECCOMP_MODE, 0);
+                own.remove(thread_core_entry::SECCOMP_FILTER);
                 Ok::<_, Malformed>(())
             })
         }),
         "ids" => ("userns", |map| {
-            map.edit_messages(1, |extent| {
-                extent.set_varint(2, 0);
+            map.edit_messages(userns_entry::UID_MAP, |extent| {
+                extent.set_varint(uid_gid_extent::LOWER_FIRST, 0);
                 Ok::<_, Malformed>(())
             })
         }),
         "mount" => ("mountpoints", |mount| {
-            mount.set_bytes(7, b"/etc".to_vec());
+            mount.set_bytes(mnt_entry::MOUNTPOINT, b"/etc".to_vec());
             Ok(())
         }),
         _ => return None,
@@ -142,9 +150,9 @@ fn rewrite(
         manifest.cpu_features.clear();
         edit(archive, "core-", |core| {
             // Registers beyond those that every processor has.
-            core.edit_messages(2, |thread| {
-                thread.edit_messages(3, |fpu| {
-                    fpu.remove(13);
+            core.edit_messages(core_entry::THREAD_INFO, |thread| {
+                thread.edit_messages(thread_info_x86::FPREGS, |fpu| {
+                    fpu.remove(user_x86_fpregs_entry::XSAVE);
                     Ok::<_, Malformed>(())
                 })
             })

@@ -104,7 +104,7 @@ fn inspectable(proc: &Proc, record: &Record) -> Result<Tier, Refusal> {
             let by = record.taken_over_by.as_ref().map(|by| format!(" by {by}")).unwrap_or_default();
             refused(format!("{name} is not here any more: it was taken over{by}; look at it there"))
         }
-        state => refused(format!("{name} is {} and cannot be looked at now: try again", state.word())),
+        state => refused(format!("{name} is {} and cannot be looked at now: try again", state.name())),
     }
 }
 

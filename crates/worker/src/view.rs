@@ -11,7 +11,7 @@ use kip_supervisor::probe;
 use kip_supervisor::task::{Handle, Status};
 use kip_sys::clock::now_ms;
 use kip_types::api::{FetchedView, MemoryView, MeterView, ProcView, WakeView};
-use kip_types::{State, Tier};
+use kip_types::{State, StateName, Tier};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ fn view_of(handle: &Handle, status: Status, (pids, memory, cpu_us): Measure) -> 
     ProcView {
         name: proc.name.clone(),
         realm: proc.spec.realm.clone(),
-        state: if status.starting { "starting" } else { record.state.word() }.to_owned(),
+        state: if status.starting { StateName::Starting } else { record.state.name() },
         tier: record.state.tier(),
         worker: proc.shared.name.clone(),
         generation: record.generation(),
@@ -160,7 +160,7 @@ pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     if let State::Hot { init, .. } = status.record.state {
         handle.proc.sample_meter(init);
     }
-    handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), status.record.state.word(), since_ms)
+    handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), status.record.state.name(), since_ms)
 }
 
 /// What metrics tell of it, from memory alone.
@@ -170,7 +170,7 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
     let sleeps = matches!(record.state.tier(), Some(Tier::Hibernated | Tier::Parked | Tier::Archived));
     let had_bytes = record.last_sleep.as_ref().filter(|_| sleeps).and_then(|sleep| sleep.memory_bytes).unwrap_or(0);
     ProcNow {
-        meter: handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), record.state.word(), None),
+        meter: handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), record.state.name(), None),
         had_bytes,
         refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
         waits: status.waits,

@@ -68,7 +68,7 @@ pub(crate) async fn why(handle: &Handle) -> WhyView {
     }
     WhyView {
         name: handle.proc.name.clone(),
-        state: record.state.word().to_owned(),
+        state: record.state.name(),
         awake_because,
         activity: running.then(|| kind_of(status.seen)),
         quiet_ms: running.then_some(quiet_ms),

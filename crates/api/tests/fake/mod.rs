@@ -11,7 +11,7 @@ use kip_types::api::*;
 use kip_types::backup::{BackupProgress, BackupRequest};
 use kip_types::image::{ImageDetails, ImageView, ImagesCollectRequest, ImagesRemoved, PullProgress, PullRequest};
 use kip_types::keys::*;
-use kip_types::lifecycle::{Generation, Tier};
+use kip_types::lifecycle::{Generation, StateName, Tier};
 use kip_types::volume::{VolumeName, VolumeView};
 use kip_types::{name::ProcName, spec::Timing};
 use parking_lot::Mutex;
@@ -101,7 +101,7 @@ fn view(request: &RunRequest, number: u16) -> ProcView {
     ProcView {
         name: request.spec.name.clone(),
         realm: request.spec.realm.clone(),
-        state: "running".into(),
+        state: StateName::Running,
         tier: Some(Tier::Hot),
         worker: "fake".into(),
         generation: Generation(0),
@@ -202,7 +202,7 @@ impl Service for Fake {
     async fn health(&self, name: ProcName) -> Result<HealthView, Refusal> {
         self.change(&name, |view| HealthView {
             name: name.clone(),
-            state: view.state.clone(),
+            state: view.state,
             tier: view.tier,
             available: view.tier.is_some(),
             reason: None,
@@ -227,10 +227,10 @@ impl Service for Fake {
     async fn start(&self, name: ProcName, _: StartRequest) -> Result<ProcView, Refusal> {
         assert!(name.as_str() != "panic", "this test wants it");
         self.change(&name, |view| {
-            if view.state != "stopped" {
+            if view.state != StateName::Stopped {
                 return Err(Refusal::new(Code::State, format!("{name} is {}: it cannot be started", view.state)));
             }
-            (view.state, view.tier, view.exit) = ("running".into(), Some(Tier::Hot), None);
+            (view.state, view.tier, view.exit) = (StateName::Running, Some(Tier::Hot), None);
             Ok(view.clone())
         })?
     }
@@ -238,15 +238,15 @@ impl Service for Fake {
     async fn stop(&self, name: ProcName, how: StopRequest) -> Result<ProcView, Refusal> {
         self.hear(&how);
         self.change(&name, |view| {
-            (view.state, view.tier, view.exit) = ("stopped".into(), None, Some("signal 15".into()));
+            (view.state, view.tier, view.exit) = (StateName::Stopped, None, Some("signal 15".into()));
             (view.idle_ms, view.pids) = (None, vec![]);
             view.clone()
         })
     }
 
     async fn remove(&self, name: ProcName, how: RemoveRequest) -> Result<(), Refusal> {
-        let state = self.change(&name, |view| view.state.clone())?;
-        if state != "stopped" && !how.force {
+        let state = self.change(&name, |view| view.state)?;
+        if state != StateName::Stopped && !how.force {
             return Err(Refusal::new(Code::State, format!("{name} is {state}: stop it first or use --force")));
         }
         self.procs.lock().remove(&name);
@@ -257,7 +257,7 @@ impl Service for Fake {
         self.pass(&name).await;
         self.change(&name, |view| {
             let already = view.tier == Some(how.to);
-            (view.state, view.tier, view.idle_ms) = ("parked".into(), Some(how.to), None);
+            (view.state, view.tier, view.idle_ms) = (StateName::Parked, Some(how.to), None);
             view.generation = view.generation.next();
             view.memory = MemoryView::default();
             view.last_sleep = Some(SleepView {
@@ -280,7 +280,7 @@ impl Service for Fake {
         self.hear(&how);
         self.change(&name, |view| {
             let already = view.tier == Some(Tier::Hot);
-            (view.state, view.tier, view.idle_ms) = ("running".into(), Some(Tier::Hot), Some(0));
+            (view.state, view.tier, view.idle_ms) = (StateName::Running, Some(Tier::Hot), Some(0));
             let step = |name: &str, us| StepView { name: name.into(), us };
             let steps = vec![step("helper", 400), step("restore", 6100), step("resume", 1000)];
             let (trigger, from) = ("kip wake".into(), Tier::Parked);
@@ -322,7 +322,7 @@ impl Service for Fake {
         };
         let meter = |view: &ProcView| MeterView {
             name: view.name.clone(),
-            state: view.state.clone(),
+            state: view.state,
             tier: view.tier,
             from_ms: since_ms.unwrap_or(1),
             to_ms: 2000,
@@ -349,7 +349,7 @@ impl Service for Fake {
     async fn why(&self, name: ProcName) -> Result<WhyView, Refusal> {
         self.change(&name, |view| WhyView {
             name: name.clone(),
-            state: view.state.clone(),
+            state: view.state,
             awake_because: vec!["a request 2 s ago".into()],
             activity: Some(ActivityKind::Traffic),
             quiet_ms: Some(2000),

@@ -7,6 +7,8 @@
 //! socket(7), futex(2).
 
 use super::{Clocks, Due, Form, Frozen, Now, Patch, SECOND, SocketPatch, Source, push_due};
+use crate::fields::user_x86_regs_entry::{AX, DI, DX, IP, ORIG_AX, R8, R9, R10, SI, SP};
+use crate::fields::{core_entry, thread_info_x86};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::wire::{Malformed, Message};
@@ -40,18 +42,6 @@ enum Exchange {
     /// poll(2) by ppoll.
     Poll,
 }
-
-// Fields of CRIU's x86 register message.
-const R10: u32 = 8;
-const R9: u32 = 9;
-const R8: u32 = 10;
-const AX: u32 = 11;
-const DX: u32 = 13;
-const SI: u32 = 14;
-const DI: u32 = 15;
-const ORIG_AX: u32 = 16;
-const IP: u32 = 17;
-const SP: u32 = 20;
 
 const EINTR: u64 = (-4i64) as u64;
 const RESTART_SYSCALL: u64 = 219;
@@ -382,8 +372,8 @@ pub fn advance_millis(images: &mut Images, clocks: &Clocks, now: Now) -> Result<
         let damaged = image.damaged();
         let left = (patch.left_ns - (now.monotonic_ns - clocks.frozen_ns)).max(0) as u64;
         for core in &mut image.entries {
-            core.edit_messages::<Malformed>(2, |info| {
-                info.edit_messages::<Malformed>(2, |regs| {
+            core.edit_messages::<Malformed>(core_entry::THREAD_INFO, |info| {
+                info.edit_messages::<Malformed>(thread_info_x86::GPREGS, |regs| {
                     // Rounded up: early is never allowed.
                     regs.set_varint(patch.address as u32, left.div_ceil(1_000_000));
                     Ok(())

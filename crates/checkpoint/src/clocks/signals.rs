@@ -7,6 +7,7 @@
 
 use super::timers::{Posix, Real, posix_timers, real_timer};
 use super::{ClockError, Frozen, Now};
+use crate::fields::{core_entry, siginfo_entry, signal_queue_entry, task_core_entry, thread_core_entry};
 use crate::image::{Image, ImageError};
 use crate::wire::{Malformed, Message, Value};
 use kip_sys::timer::{TimerSignal, kernel_signal_bytes};
@@ -60,16 +61,18 @@ pub(super) fn came(cores: &[(u32, i64, Image)], frozen: &Frozen<'_>) -> Result<C
         let damaged = |source| ImageError::Damaged { path: image.path.clone(), source };
         let waiting = (frozen.waiting)(*thread);
         for core in &image.entries {
-            if let Some(own) = core.message(5).map_err(damaged)? {
+            if let Some(own) = core.message(core_entry::THREAD_CORE).map_err(damaged)? {
                 let known = queues.entry(Queue::Thread(*thread)).or_default();
-                known.queued = queued(own.message(9).map_err(damaged)?).map_err(damaged)?;
+                let queue = own.message(thread_core_entry::SIGNALS_P).map_err(damaged)?;
+                known.queued = queued(queue).map_err(damaged)?;
                 known.waiting = waiting.own;
             }
-            let Some(task) = core.message(3).map_err(damaged)? else { continue };
+            let Some(task) = core.message(core_entry::TC).map_err(damaged)? else { continue };
             let known = queues.entry(Queue::Process(*thread)).or_default();
-            known.queued = queued(task.message(10).map_err(damaged)?).map_err(damaged)?;
+            let queue = task.message(task_core_entry::SIGNALS_S).map_err(damaged)?;
+            known.queued = queued(queue).map_err(damaged)?;
             known.waiting = waiting.shared;
-            let Some(timers) = task.message(7).map_err(damaged)? else { continue };
+            let Some(timers) = task.message(task_core_entry::TIMERS).map_err(damaged)? else { continue };
             known.real = real_timer(&timers).map_err(damaged)?.map(|real| (real, *read_ns));
             for timer in posix_timers(&timers).map_err(damaged)? {
                 let queue = timer.thread.map_or(Queue::Process(*thread), Queue::Thread);
@@ -97,8 +100,8 @@ fn queued(queue: Option<Message>) -> Result<Vec<(u64, Option<i32>)>, Malformed> 
     let word =
         |info: &[u8], at: usize| info.get(at..at + 4).map(|b| i32::from_le_bytes(b.try_into().expect("4 bytes")));
     let mut found = Vec::new();
-    for entry in queue.unwrap_or_default().messages(1)? {
-        let info = entry.bytes(1).unwrap_or_default();
+    for entry in queue.unwrap_or_default().messages(signal_queue_entry::SIGNALS)? {
+        let info = entry.bytes(siginfo_entry::SIGINFO).unwrap_or_default();
         let timer = word(info, 16).filter(|_| word(info, 8) == Some(SI_TIMER));
         found.extend(word(info, 0).map(|signal| (signal as u64, timer)));
     }
@@ -158,14 +161,18 @@ fn lacks(known: &Known, interrupted_ns: i64, looked_ns: i64) -> Result<Vec<Lacks
 /// Adds to a thread's image what came; true if anything did.
 pub(super) fn add(core: &mut Message, thread: u32, came: &Came) -> Result<bool, Malformed> {
     let mut changed = false;
-    for (queue, of, field) in [(Queue::Thread(thread), 5, 9), (Queue::Process(thread), 3, 10)] {
+    let queues = [
+        (Queue::Thread(thread), core_entry::THREAD_CORE, thread_core_entry::SIGNALS_P),
+        (Queue::Process(thread), core_entry::TC, task_core_entry::SIGNALS_S),
+    ];
+    for (queue, of, field) in queues {
         let Some(signals) = came.get(&queue) else { continue };
         core.edit_messages::<Malformed>(of, |owner| {
             let mut queue = owner.message(field)?.unwrap_or_default();
             for info in signals {
                 let mut entry = Message::default();
-                entry.set_bytes(1, info.clone());
-                queue.0.push((1, Value::Bytes(entry.encode())));
+                entry.set_bytes(siginfo_entry::SIGINFO, info.clone());
+                queue.0.push((signal_queue_entry::SIGNALS, Value::Bytes(entry.encode())));
             }
             owner.set_bytes(field, queue.encode());
             changed = true;
@@ -264,11 +271,11 @@ mod tests {
             (Queue::Process(5), vec![kernel_signal_bytes(14), signal.bytes()]),
         ]);
         let mut core = Message::default();
-        core.set_bytes(3, Vec::new());
-        core.set_bytes(5, Vec::new());
+        core.set_bytes(core_entry::TC, Vec::new());
+        core.set_bytes(core_entry::THREAD_CORE, Vec::new());
         assert!(add(&mut core, 5, &came).unwrap() && !add(&mut core.clone(), 6, &came).unwrap());
         let all = |of, field| queued(core.message(of).unwrap().unwrap().message(field).unwrap()).unwrap();
-        assert_eq!(all(5, 9), [(40, Some(3))]);
-        assert_eq!(all(3, 10), [(14, None), (40, Some(3))]);
+        assert_eq!(all(core_entry::THREAD_CORE, thread_core_entry::SIGNALS_P), [(40, Some(3))]);
+        assert_eq!(all(core_entry::TC, task_core_entry::SIGNALS_S), [(14, None), (40, Some(3))]);
     }
 }

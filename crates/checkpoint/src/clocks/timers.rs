@@ -6,6 +6,8 @@
 //! timer_settime(2), getitimer(2), and CRIU's images of timers (remaining times at the moment CRIU read them).
 
 use super::{ClockError, Clocks, Due, Frozen, Now, SECOND, Source};
+use crate::fields::{core_entry, file_entry, itimer_entry, posix_timer_entry};
+use crate::fields::{task_core_entry, task_timers_entry, timerfd_entry};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::sockets::places;
@@ -81,6 +83,21 @@ fn time(m: &Message, seconds: u32, fraction: u32, unit: i64) -> i64 {
     (m.number(seconds) as i64).saturating_mul(SECOND).saturating_add((m.number(fraction) as i64).saturating_mul(unit))
 }
 
+/// What is left of an interval timer, nanoseconds.
+fn interval_left(timer: &Message) -> i64 {
+    time(timer, itimer_entry::VSEC, itimer_entry::VUSEC, 1000)
+}
+
+/// The interval of an interval timer, nanoseconds.
+fn interval_every(timer: &Message) -> i64 {
+    time(timer, itimer_entry::ISEC, itimer_entry::IUSEC, 1000)
+}
+
+/// What is left of a POSIX timer, nanoseconds.
+fn posix_left(timer: &Message) -> i64 {
+    time(timer, posix_timer_entry::VSEC, posix_timer_entry::VNSEC, 1)
+}
+
 /// Clocks that go on while a process sleeps, by their numbers in clock_gettime(2).
 fn is_wall_clock(clock: u64) -> bool {
     matches!(clock, 0 | 1 | 7 | 8 | 9 | 11)
@@ -112,13 +129,12 @@ fn after(file: SystemTime, now: Now) -> i64 {
 /// at most an interval late and never early. True if there is one.
 pub(super) fn arm_pending(core: &mut Message) -> Result<bool, Malformed> {
     let mut found = false;
-    core.edit_messages::<Malformed>(3, |task| {
-        task.edit_messages::<Malformed>(7, |timers| {
-            timers.edit_messages::<Malformed>(1, |real| {
-                let (left, every) = (time(real, 3, 4, 1000), time(real, 1, 2, 1000));
-                if left <= 0 && every > 0 {
-                    real.set_varint(3, real.number(1));
-                    real.set_varint(4, real.number(2));
+    core.edit_messages::<Malformed>(core_entry::TC, |task| {
+        task.edit_messages::<Malformed>(task_core_entry::TIMERS, |timers| {
+            timers.edit_messages::<Malformed>(task_timers_entry::REAL, |real| {
+                if interval_left(real) <= 0 && interval_every(real) > 0 {
+                    real.set_varint(itimer_entry::VSEC, real.number(itimer_entry::ISEC));
+                    real.set_varint(itimer_entry::VUSEC, real.number(itimer_entry::IUSEC));
                     found = true;
                 }
                 Ok(())
@@ -139,8 +155,8 @@ pub(super) struct Real {
 
 /// Reads it from an image of timers.
 pub(super) fn real_timer(timers: &Message) -> Result<Option<Real>, Malformed> {
-    let real = timers.message(1)?;
-    Ok(real.map(|real| Real { left_ns: time(&real, 3, 4, 1000), every_ns: time(&real, 1, 2, 1000) }))
+    let real = timers.message(task_timers_entry::REAL)?;
+    Ok(real.map(|real| Real { left_ns: interval_left(&real), every_ns: interval_every(&real) }))
 }
 
 /// A POSIX timer.
@@ -170,16 +186,19 @@ impl Posix {
     const THREAD_ID: u64 = 4;
 
     fn read(timer: &Message) -> Posix {
-        let notify = timer.number(4);
+        let notify = timer.number(posix_timer_entry::IT_SIGEV_NOTIFY);
         Posix {
-            id: timer.number(1) as i32,
-            clock: timer.number(2),
-            signal: timer.number(3) as i32,
+            id: timer.number(posix_timer_entry::IT_ID) as i32,
+            clock: timer.number(posix_timer_entry::CLOCK_ID),
+            signal: timer.number(posix_timer_entry::SI_SIGNO) as i32,
             tells: notify != Posix::NONE,
-            thread: timer.varint(11).map(|t| t as u32).filter(|_| notify & Posix::THREAD_ID != 0),
-            value: timer.number(5),
-            left_ns: time(timer, 9, 10, 1),
-            every_ns: time(timer, 7, 8, 1),
+            thread: timer
+                .varint(posix_timer_entry::NOTIFY_THREAD_ID)
+                .map(|t| t as u32)
+                .filter(|_| notify & Posix::THREAD_ID != 0),
+            value: timer.number(posix_timer_entry::SIVAL_PTR),
+            left_ns: posix_left(timer),
+            every_ns: time(timer, posix_timer_entry::ISEC, posix_timer_entry::INSEC, 1),
         }
     }
 
@@ -191,14 +210,16 @@ impl Posix {
 
 /// Those of an image of timers, but for those that count CPU time or send nothing.
 pub(super) fn posix_timers(timers: &Message) -> Result<Vec<Posix>, Malformed> {
-    let all = timers.messages(4)?;
+    let all = timers.messages(task_timers_entry::POSIX)?;
     Ok(all.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock) && timer.tells).collect())
 }
 
 /// Collects what a process's timers make due; true if it has any. From `arrived`, signals that arrived since the freeze,
 /// as bits, those of periodic timers are removed: they are due as the timer is.
 pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mut Vec<Due>) -> Result<bool, Malformed> {
-    let Some(timers) = core.message(3)?.map(|t| t.message(7)).transpose()?.flatten() else { return Ok(false) };
+    let task = core.message(core_entry::TC)?;
+    let timers = task.map(|t| t.message(task_core_entry::TIMERS)).transpose()?.flatten();
+    let Some(timers) = timers else { return Ok(false) };
     let before = dues.len();
     let all = *arrived;
     let mut push = |source, signal: u64, left_ns: i64, every_ns: i64, monotonic| {
@@ -216,7 +237,8 @@ pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mu
     if let Some(real) = real_timer(&timers)? {
         push(Source::Interval, SIGALRM, real.left_ns, real.every_ns, true);
     }
-    for timer in timers.messages(4)?.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock)) {
+    let posix = timers.messages(task_timers_entry::POSIX)?;
+    for timer in posix.iter().map(Posix::read).filter(|timer| is_wall_clock(timer.clock)) {
         push(Source::Posix, timer.signal as u64, timer.left_ns, timer.every_ns, timer.clock == MONOTONIC);
     }
     Ok(dues.len() > before)
@@ -226,8 +248,8 @@ pub(super) fn collect(core: &Message, read_ns: i64, arrived: &mut u64, dues: &mu
 pub(super) fn settle_timerfds(images: &Images, frozen: &Frozen<'_>, clocks: &mut Clocks) -> Result<(), ClockError> {
     let mut timers = Vec::new();
     for file in images.entries("files.img")? {
-        let timer = file.message(12).map_err(images.damaged("files.img"))?;
-        timers.extend(timer.map(|t| (t.number(1), t.number(4))));
+        let timer = file.message(file_entry::TFD).map_err(images.damaged("files.img"))?;
+        timers.extend(timer.map(|t| (t.number(timerfd_entry::ID), t.number(timerfd_entry::CLOCKID))));
     }
     if timers.is_empty() {
         return Ok(());
@@ -331,8 +353,10 @@ pub fn advance_timers(images: &mut Images, clocks: &Clocks, now: Now) -> Result<
         let mut image = images.image(&name)?;
         let damaged = image.damaged();
         for core in &mut image.entries {
-            core.edit_messages::<Malformed>(3, |task| {
-                task.edit_messages::<Malformed>(7, |timers| advance_task_timers(timers, pid, &passed, &mut missed))
+            core.edit_messages::<Malformed>(core_entry::TC, |task| {
+                task.edit_messages::<Malformed>(task_core_entry::TIMERS, |timers| {
+                    advance_task_timers(timers, pid, &passed, &mut missed)
+                })
             })
             .map_err(&damaged)?;
         }
@@ -378,24 +402,24 @@ fn advance_task_timers(
     passed: &Passed,
     all_missed: &mut Vec<Missed>,
 ) -> Result<(), Malformed> {
-    timers.edit_messages::<Malformed>(1, |real| {
-        let (left, missed) = advance(time(real, 3, 4, 1000), time(real, 1, 2, 1000), passed.monotonic);
+    timers.edit_messages::<Malformed>(task_timers_entry::REAL, |real| {
+        let (left, missed) = advance(interval_left(real), interval_every(real), passed.monotonic);
         let micros = left.max(0).saturating_add(999) / 1000;
-        real.set_varint(3, (micros / 1_000_000) as u64);
-        real.set_varint(4, (micros % 1_000_000) as u64);
+        real.set_varint(itimer_entry::VSEC, (micros / 1_000_000) as u64);
+        real.set_varint(itimer_entry::VUSEC, (micros % 1_000_000) as u64);
         if missed > 0 {
             all_missed.push(Missed::Interval { pid });
         }
         Ok(())
     })?;
-    timers.edit_messages::<Malformed>(4, |timer| {
-        if !is_wall_clock(timer.number(2)) {
+    timers.edit_messages::<Malformed>(task_timers_entry::POSIX, |timer| {
+        if !is_wall_clock(timer.number(posix_timer_entry::CLOCK_ID)) {
             return Ok(());
         }
         let as_read = Posix::read(timer);
         let (left, missed) = advance(as_read.left_ns, as_read.every_ns, passed.on(as_read.clock));
-        timer.set_varint(9, (left.max(0) / SECOND) as u64);
-        timer.set_varint(10, (left.max(0) % SECOND) as u64);
+        timer.set_varint(posix_timer_entry::VSEC, (left.max(0) / SECOND) as u64);
+        timer.set_varint(posix_timer_entry::VNSEC, (left.max(0) % SECOND) as u64);
         if missed > 0 && as_read.tells {
             let overrun = i32::try_from(missed - 1).unwrap_or(i32::MAX);
             let signal = TimerSignal { overrun, ..as_read.sends() };
@@ -445,55 +469,70 @@ mod tests {
         }
     }
 
+    /// An interval timer: seconds and microseconds that are left, and those of its interval.
+    fn real(left: (u64, u64), every: (u64, u64)) -> Message {
+        let mut real = Message::default();
+        real.set_varint(itimer_entry::ISEC, every.0);
+        real.set_varint(itimer_entry::IUSEC, every.1);
+        real.set_varint(itimer_entry::VSEC, left.0);
+        real.set_varint(itimer_entry::VUSEC, left.1);
+        real
+    }
+
+    /// A process that has no timer but that one.
+    fn core_of(real: &Message) -> Message {
+        let (mut core, mut task, mut timers) = (Message::default(), Message::default(), Message::default());
+        timers.set_bytes(task_timers_entry::REAL, real.encode());
+        task.set_bytes(task_core_entry::TIMERS, timers.encode());
+        core.set_bytes(core_entry::TC, task.encode());
+        core
+    }
+
     #[test]
     fn missed_signals_are_told_once() {
         let posix = |notify: u64| {
             let mut timer = Message::default();
-            for (field, value) in
-                [(1, 6), (2, 1), (3, 40), (4, notify), (5, 77), (7, 1), (8, 0), (9, 0), (10, 500_000_000), (11, 12)]
-            {
+            for (field, value) in [
+                (posix_timer_entry::IT_ID, 6),
+                (posix_timer_entry::CLOCK_ID, 1),
+                (posix_timer_entry::SI_SIGNO, 40),
+                (posix_timer_entry::IT_SIGEV_NOTIFY, notify),
+                (posix_timer_entry::SIVAL_PTR, 77),
+                (posix_timer_entry::ISEC, 1),
+                (posix_timer_entry::INSEC, 0),
+                (posix_timer_entry::VSEC, 0),
+                (posix_timer_entry::VNSEC, 500_000_000),
+                (posix_timer_entry::NOTIFY_THREAD_ID, 12),
+            ] {
                 timer.set_varint(field, value);
             }
             timer.encode()
         };
-        let mut real = Message::default();
-        for (field, value) in [(1, 0), (2, 200_000), (3, 0), (4, 100_000)] {
-            real.set_varint(field, value);
-        }
         let mut timers = Message::default();
-        timers.set_bytes(1, real.encode());
+        timers.set_bytes(task_timers_entry::REAL, real((0, 100_000), (0, 200_000)).encode());
         for notify in [4, 1, 0] {
-            timers.0.push((4, crate::wire::Value::Bytes(posix(notify))));
+            timers.0.push((task_timers_entry::POSIX, crate::wire::Value::Bytes(posix(notify))));
         }
         let mut missed = Vec::new();
         advance_task_timers(&mut timers, 9, &Passed { monotonic: 2_700_000_000, stood: SECOND }, &mut missed).unwrap();
         let signal = TimerSignal { signal: 40, timer: 6, overrun: 2, value: 77 };
         let posix = |thread| Missed::Posix { pid: 9, thread, signal };
         assert_eq!(missed, [Missed::Interval { pid: 9 }, posix(Some(12)), posix(None)]);
-        let real = timers.message(1).unwrap().unwrap();
-        assert_eq!(time(&real, 3, 4, 1000), 200_000_000);
-        for timer in timers.messages(4).unwrap() {
-            assert_eq!(time(&timer, 9, 10, 1), 800_000_000);
+        let real = timers.message(task_timers_entry::REAL).unwrap().unwrap();
+        assert_eq!(interval_left(&real), 200_000_000);
+        for timer in timers.messages(task_timers_entry::POSIX).unwrap() {
+            assert_eq!(posix_left(&timer), 800_000_000);
         }
     }
 
     /// The kernel arms an interval timer again when its signal is taken: while that waits, nothing is left and the interval is there.
     #[test]
     fn a_timer_whose_signal_waits_is_armed() {
-        let core = |left: u64, every: u64| {
-            let mut real = Message::default();
-            for (field, value) in [(1, every), (2, 7), (3, left), (4, 0)] {
-                real.set_varint(field, if every == 0 { left * u64::from(field == 3) } else { value });
-            }
-            let (mut core, mut task, mut timers) = (Message::default(), Message::default(), Message::default());
-            timers.set_bytes(1, real.encode());
-            task.set_bytes(7, timers.encode());
-            core.set_bytes(3, task.encode());
-            core
-        };
+        let core = |left, every| core_of(&real((left, 0), (every, if every == 0 { 0 } else { 7 })));
         let left = |core: &Message| {
-            let timers = core.message(3).unwrap().unwrap().message(7).unwrap().unwrap();
-            time(&timers.message(1).unwrap().unwrap(), 3, 4, 1000)
+            let task = core.message(core_entry::TC).unwrap().unwrap();
+            let timers = task.message(task_core_entry::TIMERS).unwrap().unwrap();
+            interval_left(&timers.message(task_timers_entry::REAL).unwrap().unwrap())
         };
         for (mut core, armed, expected) in [
             (core(0, 2), true, 2 * SECOND + 7_000),
@@ -509,14 +548,7 @@ mod tests {
     /// A tick that came while the program was frozen is no reason to wake at once, any other signal is.
     #[test]
     fn signals_of_ticks_are_gathered() {
-        let mut real = Message::default();
-        for (field, value) in [(1, 0), (2, 200_000), (3, 0), (4, 100_000)] {
-            real.set_varint(field, value);
-        }
-        let (mut core, mut task, mut timers) = (Message::default(), Message::default(), Message::default());
-        timers.set_bytes(1, real.encode());
-        task.set_bytes(7, timers.encode());
-        core.set_bytes(3, task.encode());
+        let core = core_of(&real((0, 100_000), (0, 200_000)));
         let (mut arrived, mut dues) = (1 << (SIGALRM - 1) | 1, Vec::new());
         assert!(collect(&core, SECOND, &mut arrived, &mut dues).unwrap());
         assert_eq!(arrived, 1);

@@ -1,18 +1,16 @@
 //! What is open.
 
-use crate::codes::kind;
+use crate::codes::{kind, remap};
+use crate::fields::{
+    eventfd_file_entry, fdinfo_entry, fifo_entry, file_entry, inet_sk_entry, inotify_file_entry, memfd_file_entry,
+    memfd_inode_entry, netlink_sk_entry, packet_sock_entry, pipe_entry, reg_file_entry, remap_file_path_entry,
+    signalfd_entry, sk_packet_entry, timerfd_entry, tty_file_entry, unix_sk_entry,
+};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `fd_types` that no plan has.
-const FIFO: u64 = 3;
-const INETSK: u64 = 4;
-const PACKETSK: u64 = 10;
-const TTY: u64 = 11;
-/// `remap_type` of a file that has no name.
-const REMAP_PROCFS: u64 = 2;
 /// `st_mode`.
 const TYPE: u64 = 0o170_000;
 const CHARACTER: u64 = 0o020_000;
@@ -125,15 +123,17 @@ pub(super) struct Files {
 impl Files {
     pub(super) fn read(images: &Images) -> Result<Files, ImageError> {
         let memory = images.entries_if_any("memfd.img")?;
-        let nameless =
-            images.entries_if_any("remap-fpath.img")?.into_iter().filter(|remap| remap.number(3) != REMAP_PROCFS);
+        let remapped = images.entries_if_any("remap-fpath.img")?;
+        let nameless = remapped.iter().filter(|entry| entry.number(remap_file_path_entry::REMAP_TYPE) != remap::PROCFS);
+        let files = images.entries_if_any("files.img")?;
+        let named = |file: &Message| {
+            let name = file.string(memfd_inode_entry::NAME).unwrap_or_default();
+            (file.number(memfd_inode_entry::INODE_ID), (name, file.number(memfd_inode_entry::SHMID)))
+        };
         Ok(Files {
-            by_id: images.entries_if_any("files.img")?.into_iter().map(|file| (file.number(2), file)).collect(),
-            memory: memory
-                .iter()
-                .map(|file| (file.number(7), (file.string(1).unwrap_or_default(), file.number(5))))
-                .collect(),
-            deleted: nameless.map(|remap| remap.number(1)).collect(),
+            by_id: files.into_iter().map(|file| (file.number(file_entry::ID), file)).collect(),
+            memory: memory.iter().map(named).collect(),
+            deleted: nameless.map(|entry| entry.number(remap_file_path_entry::ORIG_ID)).collect(),
             queues: queues(images).map_err(images.damaged("sk-queues.img"))?,
         })
     }
@@ -144,7 +144,7 @@ impl Files {
 
     /// The path of a regular file, empty if it is none.
     pub(super) fn path_of(&self, id: u64) -> String {
-        self.part(id, 3).and_then(|reg| reg.string(6)).unwrap_or_default()
+        self.part(id, file_entry::REG).and_then(|reg| reg.string(reg_file_entry::NAME)).unwrap_or_default()
     }
 
     /// Whether a file has no name any more.
@@ -154,74 +154,82 @@ impl Files {
 
     /// The name of a memory file, and CRIU's number for its contents.
     pub(super) fn memory_file(&self, id: u64) -> (String, u64) {
-        let inode = self.part(id, 20).map_or(0, |file| file.number(5));
+        let inode = self.part(id, file_entry::MEMFD).map_or(0, |file| file.number(memfd_file_entry::INODE_ID));
         self.memory.get(&inode).cloned().unwrap_or_default()
     }
 
     /// An entry of a table of descriptors.
     pub(super) fn open(&self, descriptor: &Message) -> Option<OpenFile> {
-        let id = descriptor.number(1);
+        let id = descriptor.number(fdinfo_entry::ID);
         let file = self.by_id.get(&id)?;
-        let cloexec = if descriptor.number(2) & 1 != 0 { O_CLOEXEC } else { 0 };
+        let cloexec = if descriptor.number(fdinfo_entry::FLAGS) & 1 != 0 { O_CLOEXEC } else { 0 };
         let part = |number| self.part(id, number).unwrap_or_default();
         let anonymous = |kind: &str| FileKind::Anonymous { kind: kind.to_owned() };
-        let (kind, flags) = match file.number(1) {
-            kind::REG => self.regular(&part(3)),
+        let (kind, flags) = match file.number(file_entry::TYPE) {
+            kind::REG => self.regular(&part(file_entry::REG)),
             kind::PIPE => {
-                let pipe = part(18);
-                (FileKind::Pipe { inode: pipe.number(2) }, pipe.number(3))
+                let pipe = part(file_entry::PIPE);
+                (FileKind::Pipe { inode: pipe.number(pipe_entry::PIPE_ID) }, pipe.number(pipe_entry::FLAGS))
             }
-            FIFO => {
-                let path = self.path_of(part(17).number(3));
-                (FileKind::Path { kind: "fifo", path }, self.part(part(17).number(3), 3).map_or(0, |reg| reg.number(2)))
+            kind::FIFO => {
+                let of = part(file_entry::FIFO).number(fifo_entry::REGF_ID);
+                let flags = self.part(of, file_entry::REG).map_or(0, |reg| reg.number(reg_file_entry::FLAGS));
+                (FileKind::Path { kind: "fifo", path: self.path_of(of) }, flags)
             }
-            INETSK => (FileKind::Socket { inode: part(4).number(2) }, part(4).number(9)),
+            kind::INETSK => {
+                let socket = part(file_entry::ISK);
+                (FileKind::Socket { inode: socket.number(inet_sk_entry::INO) }, socket.number(inet_sk_entry::FLAGS))
+            }
             kind::UNIXSK => {
-                let socket = part(16);
+                let socket = part(file_entry::USK);
                 let state = UnixState {
-                    kind: socket.number(3) as u8,
-                    state: socket.number(4) as u8,
-                    name: unix_name(socket.bytes(11).unwrap_or_default()),
-                    peer: socket.number(8),
+                    kind: socket.number(unix_sk_entry::TYPE) as u8,
+                    state: socket.number(unix_sk_entry::STATE) as u8,
+                    name: unix_name(socket.bytes(unix_sk_entry::NAME).unwrap_or_default()),
+                    peer: socket.number(unix_sk_entry::PEER),
                     queued: self.queues.get(&id).copied().unwrap_or(0),
                 };
-                (FileKind::Unix { inode: socket.number(2), state: Some(state), id }, socket.number(5))
+                let inode = socket.number(unix_sk_entry::INO);
+                (FileKind::Unix { inode, state: Some(state), id }, socket.number(unix_sk_entry::FLAGS))
             }
             kind::NETLINKSK => {
-                let socket = part(7);
-                (FileKind::Netlink { inode: socket.number(2), protocol: socket.varint(3), id }, socket.number(5))
+                let socket = part(file_entry::NLSK);
+                let (inode, protocol) =
+                    (socket.number(netlink_sk_entry::INO), socket.varint(netlink_sk_entry::PROTOCOL));
+                // CRIU's message has no field 5; it has the flags as field 6.
+                (FileKind::Netlink { inode, protocol, id }, socket.number(5))
             }
-            PACKETSK => (FileKind::Socket { inode: 0 }, part(6).number(4)),
+            kind::PACKETSK => (FileKind::Socket { inode: 0 }, part(file_entry::PSK).number(packet_sock_entry::FLAGS)),
             kind::MEMFD => {
-                let memory = part(20);
-                (FileKind::Memory { name: self.memory_file(id).0 }, memory.number(2))
+                let name = self.memory_file(id).0;
+                (FileKind::Memory { name }, part(file_entry::MEMFD).number(memfd_file_entry::FLAGS))
             }
             // The flags of an epoll set cannot be asked for while it is in use, so they are not
             // reported: [`OpenFile::flags`].
-            kind::EVENTPOLL => return Some(OpenFile::epoll(descriptor.number(4) as i32)),
-            kind::EVENTFD => (anonymous("eventfd"), part(8).number(2)),
-            kind::SIGNALFD => (anonymous("signalfd"), part(10).number(2)),
-            kind::TIMERFD => (anonymous("timerfd"), part(12).number(2)),
-            kind::INOTIFY => (anonymous("inotify"), part(13).number(2)),
-            TTY => (anonymous("terminal"), part(19).number(3)),
+            kind::EVENTPOLL => return Some(OpenFile::epoll(descriptor.number(fdinfo_entry::FD) as i32)),
+            kind::EVENTFD => (anonymous("eventfd"), part(file_entry::EFD).number(eventfd_file_entry::FLAGS)),
+            kind::SIGNALFD => (anonymous("signalfd"), part(file_entry::SGFD).number(signalfd_entry::FLAGS)),
+            kind::TIMERFD => (anonymous("timerfd"), part(file_entry::TFD).number(timerfd_entry::FLAGS)),
+            kind::INOTIFY => (anonymous("inotify"), part(file_entry::IFY).number(inotify_file_entry::FLAGS)),
+            kind::TTY => (anonymous("terminal"), part(file_entry::TTY).number(tty_file_entry::FLAGS)),
             other => (anonymous(&format!("kind {other}")), 0),
         };
         let has_offset = matches!(kind, FileKind::Path { kind: "file", .. } | FileKind::Memory { .. });
         let offset = match &kind {
-            FileKind::Memory { .. } => part(20).number(3),
-            _ => part(3).number(3),
+            FileKind::Memory { .. } => part(file_entry::MEMFD).number(memfd_file_entry::POS),
+            _ => part(file_entry::REG).number(reg_file_entry::POS),
         };
         let deleted = self.deleted.contains(&id) && matches!(kind, FileKind::Path { .. });
-        let fd = descriptor.number(4) as i32;
+        let fd = descriptor.number(fdinfo_entry::FD) as i32;
         Some(OpenFile { fd, kind, flags: flags | cloexec, offset: has_offset.then_some(offset), deleted })
     }
 
     fn regular(&self, reg: &Message) -> (FileKind, u64) {
-        let (path, flags) = (reg.string(6).unwrap_or_default(), reg.number(2));
+        let (path, flags) = (reg.string(reg_file_entry::NAME).unwrap_or_default(), reg.number(reg_file_entry::FLAGS));
         if let Some(inode) = path.strip_prefix("/socket:[").and_then(|rest| rest.strip_suffix(']')?.parse().ok()) {
             return (FileKind::Socket { inode }, flags);
         }
-        let kind = match reg.number(10) & TYPE {
+        let kind = match reg.number(reg_file_entry::MODE) & TYPE {
             CHARACTER | BLOCK => "device",
             DIRECTORY => "directory",
             FIFO_MODE => "fifo",
@@ -250,8 +258,9 @@ fn queues(images: &Images) -> Result<BTreeMap<u64, u64>, Malformed> {
         let length = bytes.get(at..at + 4).ok_or(Malformed { at })?;
         let length = u32::from_le_bytes(length.try_into().expect("4 bytes")) as usize;
         let packet = Message::decode(bytes.get(at + 4..at + 4 + length).ok_or(Malformed { at })?)?;
-        *found.entry(packet.number(1)).or_default() += packet.number(2);
-        at = at.saturating_add(4 + length).saturating_add(packet.number(2) as usize);
+        let bytes = packet.number(sk_packet_entry::LENGTH);
+        *found.entry(packet.number(sk_packet_entry::ID_FOR)).or_default() += bytes;
+        at = at.saturating_add(4 + length).saturating_add(bytes as usize);
     }
     Ok(found)
 }

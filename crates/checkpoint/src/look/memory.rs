@@ -2,6 +2,7 @@
 
 use super::files::Files;
 use crate::codes::status;
+use crate::fields::{mm_entry, pagemap_entry, vma_entry};
 use crate::images::Images;
 use crate::pages::{PRESENT, pages_of};
 use crate::wire::{Malformed, Message};
@@ -56,15 +57,16 @@ pub struct Mapping {
 
 /// The mappings of a process.
 pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<Vec<Mapping>, Malformed> {
-    let heap = mm.number(6)..mm.number(7);
-    let stack = mm.number(5);
+    let heap = mm.number(mm_entry::MM_START_BRK)..mm.number(mm_entry::MM_BRK);
+    let stack = mm.number(mm_entry::MM_START_STACK);
     let mut found = Vec::new();
-    for vma in mm.messages(14)? {
-        let (range, state) = (vma.number(1)..vma.number(2), vma.number(7));
+    for vma in mm.messages(mm_entry::VMAS)? {
+        let range = vma.number(vma_entry::START)..vma.number(vma_entry::END);
+        let (state, id) = (vma.number(vma_entry::STATUS), vma.number(vma_entry::SHMID));
         if state & status::GUARD != 0 {
             continue;
         }
-        let shared = vma.number(6) & MAP_SHARED != 0;
+        let shared = vma.number(vma_entry::FLAGS) & MAP_SHARED != 0;
         let kernel = |name: &str| What::Kernel { name: name.to_owned() };
         let private = |name: &str| What::Private { name: name.to_owned() };
         let what = if state & status::VSYSCALL != 0 {
@@ -75,15 +77,15 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
             kernel("[vvar]")
         } else if state & (status::ANON_SHARED | status::MEMFD | SYSTEM_V) != 0 {
             let (name, contents) = match state & status::MEMFD != 0 {
-                true => files.memory_file(vma.number(4)),
-                false => (String::new(), vma.number(4)),
+                true => files.memory_file(id),
+                false => (String::new(), id),
             };
             // CRIU finds memory without a name as a memory file of this one.
             let nameless = name.is_empty() || name == "/dev/zero";
             let name = if nameless { "[shared]".to_owned() } else { format!("/memfd:{name}") };
             What::Shared { name, stored: Some(stored(images, contents, &vma)?) }
         } else if state & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
-            let (path, id) = (files.path_of(vma.number(4)), vma.number(4));
+            let path = files.path_of(id);
             What::File { path: if files.is_nameless(id) { format!("{path} (deleted)") } else { path } }
         } else if state & status::STACK != 0 || range.contains(&stack) {
             private("[stack]")
@@ -92,7 +94,8 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
         } else {
             private("[anonymous]")
         };
-        found.push(Mapping { range, protection: vma.number(5), shared, offset: vma.number(3), what });
+        let (protection, offset) = (vma.number(vma_entry::PROT), vma.number(vma_entry::PGOFF));
+        found.push(Mapping { range, protection, shared, offset, what });
     }
     Ok(found)
 }
@@ -100,12 +103,13 @@ pub(super) fn mappings(images: &Images, files: &Files, mm: &Message) -> Result<V
 /// How much of a shared mapping the images have: their addresses are offsets from its memory's start.
 fn stored(images: &Images, contents: u64, vma: &Message) -> Result<u64, Malformed> {
     let name = format!("pagemap-shmem-{contents}.img");
-    let from = vma.number(3);
-    let part = from..from.saturating_add(vma.number(2).saturating_sub(vma.number(1)));
+    let from = vma.number(vma_entry::PGOFF);
+    let length = vma.number(vma_entry::END).saturating_sub(vma.number(vma_entry::START));
+    let part = from..from.saturating_add(length);
     let entries = images.entries_if_any(&name).map_err(|_| Malformed { at: 0 })?;
     let mut bytes = 0;
-    for entry in entries.iter().skip(1).filter(|entry| entry.number(4) & PRESENT != 0) {
-        let start = entry.number(1);
+    for entry in entries.iter().skip(1).filter(|entry| entry.number(pagemap_entry::FLAGS) & PRESENT != 0) {
+        let start = entry.number(pagemap_entry::VADDR);
         let end = start.saturating_add(pages_of(entry).saturating_mul(PAGE));
         bytes += end.min(part.end).saturating_sub(start.max(part.start));
     }

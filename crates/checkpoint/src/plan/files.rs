@@ -3,7 +3,11 @@
 use super::layout::{Span, Writer};
 use super::memfd::{self, MemoryFile};
 use super::{PlanError, Received, unsupported};
-use crate::codes::kind;
+use crate::codes::{kind, remap};
+use crate::fields::{
+    eventpoll_file_entry, fifo_entry, file_entry, fown_entry, memfd_file_entry, memfd_inode_entry, pidfd_entry,
+    reg_file_entry, remap_file_path_entry, unix_sk_entry,
+};
 use crate::images::Images;
 use crate::inotify;
 use crate::objects::Object;
@@ -32,7 +36,7 @@ pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
     let mut found = Vec::new();
     for (id, file) in &files.by_id {
         // Only mapped, its descriptor closed.
-        if file.number(1) == kind::MEMFD && !places.contains_key(id) {
+        if file.number(file_entry::TYPE) == kind::MEMFD && !places.contains_key(id) {
             continue;
         }
         match files.check(file) {
@@ -40,10 +44,10 @@ pub fn objects(images: &Images) -> Result<Vec<Object>, PlanError> {
             other => other?,
         }
         // Inotify instances are held for CRIU as well ([`crate::inotify`]); a pidfd that is held is of a process that has ended.
-        if matches!(file.number(1), kind::INOTIFY | kind::PIDFD) {
+        if matches!(file.number(file_entry::TYPE), kind::INOTIFY | kind::PIDFD) {
             continue;
         }
-        if (file.number(1) != kind::REG || files.is_deleted(*id))
+        if (file.number(file_entry::TYPE) != kind::REG || files.is_deleted(*id))
             && let Some(&(pid, fd)) = places.get(id)
         {
             found.push(Object { id: *id, pid, fd });
@@ -99,11 +103,12 @@ pub(super) enum Ref {
 
 impl<'a> Files<'a> {
     pub(super) fn read(images: &'a Images) -> Result<Files<'a>, PlanError> {
-        let by_id = images.entries("files.img")?.into_iter().map(|f| (f.number(2), f)).collect();
+        let by_id = images.entries("files.img")?.into_iter().map(|f| (f.number(file_entry::ID), f)).collect();
         let remapped = images.entries_if_any("remap-fpath.img")?;
-        let remapped = remapped.into_iter().map(|r| (r.number(1), r.number(3))).collect();
+        let how = |r: Message| (r.number(remap_file_path_entry::ORIG_ID), r.number(remap_file_path_entry::REMAP_TYPE));
+        let remapped = remapped.into_iter().map(how).collect();
         let memory = images.entries_if_any("memfd.img")?;
-        let memory = memory.into_iter().map(|m| (m.number(7), m)).collect();
+        let memory = memory.into_iter().map(|m| (m.number(memfd_inode_entry::INODE_ID), m)).collect();
         let mounts = sockets::mounts(images)?;
         let of = |place: &str| mounts.iter().find(|(_, at)| at.as_str() == place).map(|(id, _)| *id);
         let (received, opened, places) = (vec![Received::Plan], Vec::new(), BTreeMap::new());
@@ -131,32 +136,33 @@ impl<'a> Files<'a> {
     }
 
     pub(super) fn kind(&self, id: u64) -> u64 {
-        self.by_id.get(&id).map_or(0, |f| f.number(1))
+        self.by_id.get(&id).map_or(0, |f| f.number(file_entry::TYPE))
     }
 
     /// The entries of an epoll set.
     pub(super) fn watches(&self, id: u64) -> Result<Vec<Message>, PlanError> {
-        let set = self.file(id)?.message(9)?.unwrap_or_default();
-        Ok(set.messages(4)?)
+        let set = self.file(id)?.message(file_entry::EPFD)?.unwrap_or_default();
+        Ok(set.messages(eventpoll_file_entry::TFD)?)
     }
 
     /// A pidfd: the process, by its number inside, unless that has ended and gone; and its flags.
     pub(super) fn pidfd(&self, id: u64) -> Result<(Option<u64>, u64), PlanError> {
-        let pidfd = self.file(id)?.message(22)?.unwrap_or_default();
-        if pidfd.message(5)?.unwrap_or_default().number(5) != 0 {
+        let pidfd = self.file(id)?.message(file_entry::PIDFD)?.unwrap_or_default();
+        if pidfd.message(pidfd_entry::FOWN)?.unwrap_or_default().number(fown_entry::PID) != 0 {
             return unsupported("how a pidfd is open");
         }
-        let process = u64::from(pidfd.number(4) as u32);
-        Ok(((process != u64::from(u32::MAX)).then_some(process), pidfd.number(3) & PIDFD_NONBLOCK))
+        let process = u64::from(pidfd.number(pidfd_entry::NSPID) as u32);
+        let flags = pidfd.number(pidfd_entry::FLAGS) & PIDFD_NONBLOCK;
+        Ok(((process != u64::from(u32::MAX)).then_some(process), flags))
     }
 
     /// Whether such a file can be in a plan.
     fn check(&self, file: &Message) -> Result<(), PlanError> {
-        match file.number(1) {
+        match file.number(file_entry::TYPE) {
             kind::REG => {
-                let reg = file.message(3)?.unwrap_or_default();
+                let reg = file.message(file_entry::REG)?.unwrap_or_default();
                 match inode_of(&reg) {
-                    None if self.is_deleted(file.number(2)) => {
+                    None if self.is_deleted(file.number(file_entry::ID)) => {
                         self.check_overlay(&reg).and_then(|()| check_owner(&reg))
                     }
                     None => self.path(&reg).map(drop),
@@ -164,15 +170,18 @@ impl<'a> Files<'a> {
                 }
             }
             kind::UNIXSK => {
-                let socket = file.message(16)?.unwrap_or_default();
+                let socket = file.message(file_entry::USK)?.unwrap_or_default();
                 // Once its mount is not the tree's any more the kernel leaves where that was out of the directory.
-                match socket.bytes(11).and_then(|name| name.first()) {
+                match socket.bytes(unix_sk_entry::NAME).and_then(|name| name.first()) {
                     Some(0 | b'/') | None => Ok(()),
-                    Some(_) if is_mount(self.root, socket.varint(17)) => Ok(()),
+                    Some(_) if is_mount(self.root, socket.varint(unix_sk_entry::MNT_ID)) => Ok(()),
                     Some(_) => unsupported("a unix socket bound to a relative path that is not in /"),
                 }
             }
-            kind::FIFO => self.check_overlay(&self.file(fifo_file(file)?)?.message(3)?.unwrap_or_default()),
+            kind::FIFO => {
+                let file = self.file(fifo_file(file)?)?;
+                self.check_overlay(&file.message(file_entry::REG)?.unwrap_or_default())
+            }
             kind::INOTIFY if self.watches_proc(file)? => unsupported("an inotify watch in /proc"),
             kind::PIPE
             | kind::INOTIFY
@@ -181,7 +190,7 @@ impl<'a> Files<'a> {
             | kind::SIGNALFD
             | kind::NETLINKSK
             | kind::TIMERFD => Ok(()),
-            kind::PIDFD => self.pidfd(file.number(2)).map(drop),
+            kind::PIDFD => self.pidfd(file.number(file_entry::ID)).map(drop),
             other => unsupported(format!("an open file of CRIU's type {other}")),
         }
     }
@@ -193,36 +202,36 @@ impl<'a> Files<'a> {
 
     /// Held, it is on a mount that is not the tree's any more, and CRIU has to find it on one that is.
     fn check_overlay(&self, reg: &Message) -> Result<(), PlanError> {
-        let id = reg.varint(7);
+        let id = reg.varint(reg_file_entry::MNT_ID);
         if is_mount(self.root, id) || is_mount(self.usr, id) {
             return Ok(());
         }
-        unsupported(format!("{} in a volume, a FIFO or deleted", reg.string(6).unwrap_or_default()))
+        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
+        unsupported(format!("{path} in a volume, a FIFO or deleted"))
     }
 
     /// Whether it is a file whose last name is gone.
     fn is_deleted(&self, id: u64) -> bool {
-        const GHOST: u64 = 1;
-        self.remapped.get(&id) == Some(&GHOST)
+        self.remapped.get(&id) == Some(&remap::GHOST)
     }
 
     /// Whether it is handed over as another open file than the one that was held: a deleted FIFO, see [`Received::Deleted`].
     /// An epoll set that was held knows the one that was.
     pub(super) fn is_reopened(&self, id: u64) -> Result<bool, PlanError> {
         let file = self.file(id)?;
-        Ok(file.number(1) == kind::FIFO && self.is_deleted(fifo_file(file)?))
+        Ok(file.number(file_entry::TYPE) == kind::FIFO && self.is_deleted(fifo_file(file)?))
     }
 
     /// The path of a regular file, if it can be opened by it.
     fn path(&self, reg: &Message) -> Result<String, PlanError> {
-        let path = reg.string(6).unwrap_or_default();
-        if self.remapped.contains_key(&reg.number(1)) {
+        let path = reg.string(reg_file_entry::NAME).unwrap_or_default();
+        if self.remapped.contains_key(&reg.number(reg_file_entry::ID)) {
             return unsupported(format!("{path}, which is deleted, is mapped or in use otherwise"));
         }
-        if !path.starts_with('/') || path.starts_with("/proc/") || reg.number(9) != 0 {
+        if !path.starts_with('/') || path.starts_with("/proc/") || reg.number(reg_file_entry::EXT) != 0 {
             return unsupported(format!("the open file {path}"));
         }
-        if reg.number(2) & TMPFILE == TMPFILE {
+        if reg.number(reg_file_entry::FLAGS) & TMPFILE == TMPFILE {
             return unsupported(format!("how {path} is open"));
         }
         check_owner(reg).map(|()| path)
@@ -237,15 +246,15 @@ impl<'a> Files<'a> {
             self.same_files = true;
             return Ok(self.receive(key, Received::Deleted(id)));
         }
-        if file.number(1) == kind::INOTIFY {
+        if file.number(file_entry::TYPE) == kind::INOTIFY {
             self.same_files = true;
             return Ok(self.receive(key, Received::Inotify(id)));
         }
-        if file.number(1) != kind::REG {
+        if file.number(file_entry::TYPE) != kind::REG {
             self.same_files |= has_path(&file)?;
             return Ok(self.receive(key, Received::Object(id)));
         }
-        let reg = file.message(3)?.unwrap_or_default();
+        let reg = file.message(file_entry::REG)?.unwrap_or_default();
         if let Some(inode) = inode_of(&reg) {
             return Ok(self.receive(key, Received::Socket(inode)));
         }
@@ -254,26 +263,28 @@ impl<'a> Files<'a> {
             return Ok(self.receive(key, Received::Deleted(id)));
         }
         let path = self.path(&reg)?;
-        let size = reg.varint(8).unwrap_or(u64::MAX);
-        Ok(self.open(key, (path, reg.number(2) & !NOT_AGAIN, reg.number(3), size)))
+        let size = reg.varint(reg_file_entry::SIZE).unwrap_or(u64::MAX);
+        let flags = reg.number(reg_file_entry::FLAGS) & !NOT_AGAIN;
+        Ok(self.open(key, (path, flags, reg.number(reg_file_entry::POS), size)))
     }
 
     /// A file by its path alone, for a mapping, an executable or a directory.
     pub(super) fn open_path(&mut self, id: u64, writable: bool) -> Result<Ref, PlanError> {
         let file = self.file(id)?.clone();
-        let Some(reg) = file.message(3)?.filter(|_| file.number(1) == kind::REG) else {
+        let is_regular = file.number(file_entry::TYPE) == kind::REG;
+        let Some(reg) = file.message(file_entry::REG)?.filter(|_| is_regular) else {
             return unsupported("a mapping of something that is no regular file");
         };
         let path = self.path(&reg)?;
         let flags = if writable { O_RDWR } else { 0 };
-        let size = reg.varint(8).unwrap_or(u64::MAX);
+        let size = reg.varint(reg_file_entry::SIZE).unwrap_or(u64::MAX);
         Ok(self.open(Key::Path(path.clone(), flags), (path, flags, 0, size)))
     }
 
     /// A memory file that is only mapped, and shared: CRIU's number for its contents, and its size.
     pub(super) fn shared_memory_file(&mut self, id: u64) -> Result<(u64, u64), PlanError> {
         let (inode, memory) = self.memory_file(id)?;
-        let found = (memory.number(5), memory.number(4));
+        let found = (memory.number(memfd_inode_entry::SHMID), memory.number(memfd_inode_entry::SIZE));
         if self.places.contains_key(&Key::Memory(inode)) {
             return unsupported(BOTH_WAYS);
         }
@@ -288,21 +299,21 @@ impl<'a> Files<'a> {
             return unsupported(BOTH_WAYS);
         }
         let made = MemoryFile {
-            name: memory.string(1).unwrap_or_default(),
-            size: memory.number(4),
-            mode: memory.number(9) as u32,
-            owner: (memory.number(2) as u32, memory.number(3) as u32),
-            seals: memory.number(6) as u32,
-            contents: memfd::contents(self.images, memory.number(5))?,
+            name: memory.string(memfd_inode_entry::NAME).unwrap_or_default(),
+            size: memory.number(memfd_inode_entry::SIZE),
+            mode: memory.number(memfd_inode_entry::MODE) as u32,
+            owner: (memory.number(memfd_inode_entry::UID) as u32, memory.number(memfd_inode_entry::GID) as u32),
+            seals: memory.number(memfd_inode_entry::SEALS) as u32,
+            contents: memfd::contents(self.images, memory.number(memfd_inode_entry::SHMID))?,
         };
         Ok(self.receive(Key::Memory(inode), Received::Memory(made)))
     }
 
     /// The inode of a memory file, and what images have of it.
     fn memory_file(&self, id: u64) -> Result<(u64, &Message), PlanError> {
-        let inode = self.file(id)?.message(20)?.map_or(0, |f| f.number(5));
+        let inode = self.file(id)?.message(file_entry::MEMFD)?.map_or(0, |f| f.number(memfd_file_entry::INODE_ID));
         match self.memory.get(&inode) {
-            Some(memory) if memory.number(8) == 0 => Ok((inode, memory)),
+            Some(memory) if memory.number(memfd_inode_entry::HUGETLB_FLAG) == 0 => Ok((inode, memory)),
             _ => unsupported("a memory file of huge pages"),
         }
     }
@@ -314,7 +325,8 @@ impl<'a> Files<'a> {
 
     /// The path of a file.
     pub(super) fn path_of(&self, id: u64) -> Result<String, PlanError> {
-        Ok(self.file(id)?.message(3)?.and_then(|r| r.string(6)).unwrap_or_default())
+        let reg = self.file(id)?.message(file_entry::REG)?;
+        Ok(reg.and_then(|r| r.string(reg_file_entry::NAME)).unwrap_or_default())
     }
 
     /// A file of the images' directory.
@@ -370,27 +382,28 @@ fn is_mount(mount: Option<u64>, id: Option<u64>) -> bool {
 
 /// Refuses a file that has an owner, to which signals about it are sent.
 fn check_owner(reg: &Message) -> Result<(), PlanError> {
-    match reg.message(5)?.unwrap_or_default().number(5) {
+    match reg.message(reg_file_entry::FOWN)?.unwrap_or_default().number(fown_entry::PID) {
         0 => Ok(()),
-        _ => unsupported(format!("how {} is open", reg.string(6).unwrap_or_default())),
+        _ => unsupported(format!("how {} is open", reg.string(reg_file_entry::NAME).unwrap_or_default())),
     }
 }
 
 /// The id under which the images have a FIFO's path and flags.
 fn fifo_file(fifo: &Message) -> Result<u64, PlanError> {
-    Ok(fifo.message(17)?.unwrap_or_default().number(3))
+    Ok(fifo.message(file_entry::FIFO)?.unwrap_or_default().number(fifo_entry::REGF_ID))
 }
 
 /// Whether an object is one by its place in the file system.
 fn has_path(file: &Message) -> Result<bool, PlanError> {
-    let socket = file.message(16)?.unwrap_or_default();
-    let is_named = socket.bytes(11).and_then(|name| name.first()).is_some_and(|first| *first != 0);
-    Ok(file.number(1) == kind::FIFO || is_named)
+    let socket = file.message(file_entry::USK)?.unwrap_or_default();
+    let name = socket.bytes(unix_sk_entry::NAME);
+    let is_named = name.and_then(|name| name.first()).is_some_and(|first| *first != 0);
+    Ok(file.number(file_entry::TYPE) == kind::FIFO || is_named)
 }
 
 /// The inode of a socket that has been turned into a file: see [`crate::sockets`].
 fn inode_of(reg: &Message) -> Option<u32> {
-    reg.string(6)?.strip_prefix("/socket:[")?.strip_suffix(']')?.parse().ok()
+    reg.string(reg_file_entry::NAME)?.strip_prefix("/socket:[")?.strip_suffix(']')?.parse().ok()
 }
 
 /// A number that is above all of the program's descriptors and those that arrive together.

@@ -4,6 +4,7 @@
 //! them open by a descriptor, or shares one that is made here, gets no plan.
 
 use super::PlanError;
+use crate::fields::pagemap_head;
 use crate::images::Images;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fchown, fcntl_add_seals, ftruncate, memfd_create, open};
 use rustix::process::{Gid, Uid};
@@ -82,7 +83,7 @@ impl MemoryFile {
 pub(super) fn contents(images: &Images, id: u64) -> Result<Vec<Piece>, PlanError> {
     let entries = images.entries_if_any(&format!("pagemap-shmem-{id}.img"))?;
     let Some(head) = entries.first() else { return Ok(Vec::new()) };
-    let pages = format!("pages-{}.img", head.number(1));
+    let pages = format!("pages-{}.img", head.number(pagemap_head::PAGES_ID));
     let runs = super::memory::runs(&entries[1..])?;
     let piece = |(position, offset, length)| Piece { pages: pages.clone(), position, offset, length };
     Ok(runs.into_iter().map(piece).collect())

@@ -4,6 +4,7 @@ use super::files::{Files, Ref};
 use super::layout::{AREA, AREA_END, PAGE, SHARED, Span, Writer};
 use super::{PlanError, unsupported};
 use crate::codes::status;
+use crate::fields::{mm_entry, pagemap_entry, pagemap_head, vma_entry};
 use crate::images::Images;
 use crate::pages::{IN_PARENT, PRESENT, pages_of, part};
 use crate::wire::Message;
@@ -113,9 +114,10 @@ impl Memory {
         let guards = Vec::new();
         let mut memory = Memory { mappings, guards, runs, rseq, can_come: 0, vdso: 0, vdso_shape };
         let mut special = Vec::new();
-        for vma in mm.messages(14)? {
-            let (start, end, status) = (vma.number(1), vma.number(2), vma.number(7));
-            if status & !status::KNOWN != 0 || vma.number(6) & MAP_HUGETLB != 0 {
+        for vma in mm.messages(mm_entry::VMAS)? {
+            let (start, end) = (vma.number(vma_entry::START), vma.number(vma_entry::END));
+            let status = vma.number(vma_entry::STATUS);
+            if status & !status::KNOWN != 0 || vma.number(vma_entry::FLAGS) & MAP_HUGETLB != 0 {
                 return unsupported(format!("a mapping of CRIU's kind {status:#x}"));
             }
             if status & status::VSYSCALL != 0 {
@@ -266,7 +268,10 @@ impl Memory {
 }
 
 fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut SharedMemory) -> Result<Mapping, PlanError> {
-    let (start, end, protection, flags) = (vma.number(1), vma.number(2), vma.number(5), vma.number(6));
+    let (start, end) = (vma.number(vma_entry::START), vma.number(vma_entry::END));
+    let (protection, flags) = (vma.number(vma_entry::PROT), vma.number(vma_entry::FLAGS));
+    // Of shared memory or of a file.
+    let id = vma.number(vma_entry::SHMID);
     let mut m = Mapping {
         start,
         end,
@@ -274,27 +279,27 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
         flags,
         file: None,
         shared: None,
-        offset: vma.number(3),
-        advice: vma.number(9),
+        offset: vma.number(vma_entry::PGOFF),
+        advice: vma.number(vma_entry::MADV),
         can_wait: status & status::ANON_PRIVATE != 0 && protection & PROT_READ != 0 && flags & MAP_LOCKED == 0,
     };
     if status & status::ANON_SHARED != 0 {
-        shared.note(vma.number(4), m.offset + (end - start));
-        m.shared = Some(vma.number(4));
+        shared.note(id, m.offset + (end - start));
+        m.shared = Some(id);
     } else if status & status::MEMFD != 0 {
         if status & status::FILE_SHARED == 0 {
-            m.file = Some(files.own_memory_file(vma.number(4))?);
+            m.file = Some(files.own_memory_file(id)?);
             m.flags &= !MAP_ANONYMOUS;
         } else {
             // What CRIU makes of anonymous shared memory, or a memory file that has been closed.
-            let (id, size) = files.shared_memory_file(vma.number(4))?;
-            shared.note(id, size.max(m.offset + (end - start)));
-            m.shared = Some(id);
+            let (contents, size) = files.shared_memory_file(id)?;
+            shared.note(contents, size.max(m.offset + (end - start)));
+            m.shared = Some(contents);
         }
     } else if status & (status::FILE_PRIVATE | status::FILE_SHARED) != 0 {
         // A process that mapped the file to write to it had it open for that.
-        let opened_for_writing = vma.number(10) & 3 != 0 || protection & PROT_WRITE != 0;
-        m.file = Some(files.open_path(vma.number(4), status & status::FILE_SHARED != 0 && opened_for_writing)?);
+        let opened_for_writing = vma.number(vma_entry::FDFLAGS) & 3 != 0 || protection & PROT_WRITE != 0;
+        m.file = Some(files.open_path(id, status & status::FILE_SHARED != 0 && opened_for_writing)?);
         m.flags &= !MAP_ANONYMOUS;
     } else {
         m.flags |= MAP_ANONYMOUS;
@@ -307,7 +312,7 @@ fn mapping(vma: &Message, status: u64, files: &mut Files<'_>, shared: &mut Share
 fn read_pages(entries: &[Message], files: &mut Files<'_>, base: u64) -> Result<Vec<Pages>, PlanError> {
     let mut entries = entries.iter();
     let Some(head) = entries.next() else { return Ok(Vec::new()) };
-    let file = files.pages(&format!("pages-{}.img", head.number(1)));
+    let file = files.pages(&format!("pages-{}.img", head.number(pagemap_head::PAGES_ID)));
     let mut lists: Vec<Pages> = Vec::new();
     for (position, at, length) in runs(entries.as_slice())? {
         match lists.last_mut() {
@@ -325,13 +330,13 @@ fn read_pages(entries: &[Message], files: &mut Files<'_>, base: u64) -> Result<V
 pub(super) fn runs(entries: &[Message]) -> Result<Vec<(u64, u64, u64)>, PlanError> {
     let (mut found, mut position) = (Vec::new(), 0);
     for entry in entries {
-        let flags = entry.number(4);
-        if flags & IN_PARENT != 0 || entry.number(3) != 0 {
+        let flags = entry.number(pagemap_entry::FLAGS);
+        if flags & IN_PARENT != 0 || entry.number(pagemap_entry::IN_PARENT) != 0 {
             return unsupported("pages in another snapshot");
         }
         if flags & PRESENT != 0 {
             let length = pages_of(entry) * PAGE as u64;
-            found.push((position, entry.number(1), length));
+            found.push((position, entry.number(pagemap_entry::VADDR), length));
             position += length;
         }
     }

@@ -4,6 +4,12 @@ use super::layout::{Span, Writer};
 use super::tasks::one;
 use super::{PlanError, unsupported};
 use crate::clocks::{Clocks, Now};
+use crate::codes::seccomp;
+use crate::fields::{
+    core_entry, creds_entry, file_lock_entry, itimer_entry, posix_timer_entry, rlimit_entry, rseq_entry, sa_entry,
+    seccomp_entry, seccomp_filter, siginfo_entry, signal_queue_entry, task_core_entry, task_rlimits_entry,
+    task_timers_entry, thread_core_entry, thread_info_x86, thread_sas_entry,
+};
 use crate::images::Images;
 use crate::wire::Message;
 use std::collections::{BTreeMap, BTreeSet};
@@ -42,11 +48,12 @@ impl Base {
 pub(super) fn signals(tc: &Message) -> Result<Vec<Vec<u64>>, PlanError> {
     let mut items = Vec::new();
     let numbers = (1..=64).filter(|n| !UNCATCHABLE.contains(n));
-    for (number, action) in numbers.zip(tc.messages(15)?) {
-        if action.number(5) != 0 {
+    for (number, action) in numbers.zip(tc.messages(task_core_entry::SIGACTIONS)?) {
+        if action.number(sa_entry::COMPAT_SIGACTION) != 0 {
             return unsupported("a 32-bit signal handler");
         }
-        let (handler, flags, restorer, mask) = (action.number(1), action.number(2), action.number(3), action.number(4));
+        let (handler, flags) = (action.number(sa_entry::SIGACTION), action.number(sa_entry::FLAGS));
+        let (restorer, mask) = (action.number(sa_entry::RESTORER), action.number(sa_entry::MASK));
         if handler != SIG_DFL || flags != 0 {
             items.push(vec![number, handler, flags, restorer, mask]);
         }
@@ -55,69 +62,87 @@ pub(super) fn signals(tc: &Message) -> Result<Vec<Vec<u64>>, PlanError> {
 }
 
 pub(super) fn limits(tc: &Message) -> Result<Vec<Vec<u64>>, PlanError> {
-    let all = tc.message(8)?.unwrap_or_default().messages(1)?;
-    Ok((0..).zip(all).map(|(resource, limit)| vec![resource, limit.number(1), limit.number(2)]).collect())
+    let all = tc.message(task_core_entry::RLIMITS)?.unwrap_or_default().messages(task_rlimits_entry::RLIMITS)?;
+    let words = |(resource, limit): (u64, Message)| {
+        vec![resource, limit.number(rlimit_entry::CUR), limit.number(rlimit_entry::MAX)]
+    };
+    Ok((0..).zip(all).map(words).collect())
 }
 
 /// Real, virtual, profiling: (due or left, every) each, nanoseconds.
 pub(super) fn intervals(timers: &Message, base_ns: u64) -> Result<[u64; 6], PlanError> {
     let mut words = [0; 6];
-    for (which, number) in [(0, 1), (1, 2), (2, 3)] {
+    let fields = [task_timers_entry::REAL, task_timers_entry::VIRT, task_timers_entry::PROF];
+    for (which, number) in fields.into_iter().enumerate() {
         let timer = timers.message(number)?.unwrap_or_default();
-        let left = timer.number(3) * SECOND + timer.number(4) * MICROSECOND;
+        let left = timer.number(itimer_entry::VSEC) * SECOND + timer.number(itimer_entry::VUSEC) * MICROSECOND;
         words[2 * which] = if left > 0 && which == 0 { base_ns + left } else { left };
-        words[2 * which + 1] = timer.number(1) * SECOND + timer.number(2) * MICROSECOND;
+        let every = timer.number(itimer_entry::ISEC) * SECOND + timer.number(itimer_entry::IUSEC) * MICROSECOND;
+        words[2 * which + 1] = every;
     }
     Ok(words)
 }
 
 pub(super) fn posix_timers(timers: &Message, base: Base) -> Result<Vec<Vec<u64>>, PlanError> {
     let mut items = Vec::new();
-    for t in timers.messages(4)? {
+    for t in timers.messages(task_timers_entry::POSIX)? {
         // The clock that the time due is given on; none for what is left of CPU time.
-        let (on, base_ns) = match t.number(2) {
+        let (on, base_ns) = match t.number(posix_timer_entry::CLOCK_ID) {
             MONOTONIC => (MONOTONIC, base.monotonic),
             clock if WALL_CLOCKS.contains(&clock) => (BOOTTIME, base.boottime),
             _ => (0, 0),
         };
-        let left = t.number(9) * SECOND + t.number(10);
+        let left = t.number(posix_timer_entry::VSEC) * SECOND + t.number(posix_timer_entry::VNSEC);
         let due = if left > 0 { base_ns + left } else { left };
-        let every = t.number(7) * SECOND + t.number(8);
-        let thread = t.varint(11).unwrap_or(0);
-        items.push(vec![t.number(1), t.number(2), t.number(3), t.number(4), t.number(5), thread, on, due, every]);
+        let every = t.number(posix_timer_entry::ISEC) * SECOND + t.number(posix_timer_entry::INSEC);
+        let thread = t.varint(posix_timer_entry::NOTIFY_THREAD_ID).unwrap_or(0);
+        items.push(vec![
+            t.number(posix_timer_entry::IT_ID),
+            t.number(posix_timer_entry::CLOCK_ID),
+            t.number(posix_timer_entry::SI_SIGNO),
+            t.number(posix_timer_entry::IT_SIGEV_NOTIFY),
+            t.number(posix_timer_entry::SIVAL_PTR),
+            thread,
+            on,
+            due,
+            every,
+        ]);
     }
     Ok(items)
 }
 
 /// `struct thread`.
 pub(super) fn thread(writer: &mut Writer, id: u32, core: &Message, tc: &Message) -> Result<Vec<u64>, PlanError> {
-    let info = core.message(2)?.unwrap_or_default();
-    let thread = core.message(5)?.unwrap_or_default();
-    let comm = thread.string(13).or_else(|| tc.string(6)).unwrap_or_default();
-    let stack = thread.message(7)?.filter(|s| s.number(3) & NO_STACK == 0).unwrap_or_default();
-    let rseq = thread.message(15)?.unwrap_or_default();
+    let info = core.message(core_entry::THREAD_INFO)?.unwrap_or_default();
+    let thread = core.message(core_entry::THREAD_CORE)?.unwrap_or_default();
+    let comm = thread.string(thread_core_entry::COMM).or_else(|| tc.string(task_core_entry::COMM)).unwrap_or_default();
+    let stack = thread.message(thread_core_entry::SAS)?;
+    let stack = stack.filter(|s| s.number(thread_sas_entry::SS_FLAGS) & NO_STACK == 0).unwrap_or_default();
+    let rseq = thread.message(thread_core_entry::RSEQ_ENTRY)?.unwrap_or_default();
     // A sint32 is stored folded: 0, -1, 1, -2 ..
-    let nice = thread.number(3);
+    let nice = thread.number(thread_core_entry::SCHED_NICE);
     let nice = (nice >> 1) ^ (nice & 1).wrapping_neg();
-    let Some(creds) = thread.message(10)? else { return unsupported("a thread without credentials") };
+    let Some(creds) = thread.message(thread_core_entry::CREDS)? else {
+        return unsupported("a thread without credentials");
+    };
     let credentials = credentials(writer, &creds)?;
-    let pending = pending(writer, thread.message(9)?)?;
+    let pending = pending(writer, thread.message(thread_core_entry::SIGNALS_P)?)?;
     Ok(vec![
         u64::from(id),
-        info.number(1),
-        thread.number(1),
-        thread.number(2),
-        stack.number(1),
-        stack.number(2),
-        stack.number(3),
-        thread.number(8),
-        thread.number(4),
-        thread.number(5),
+        info.number(thread_info_x86::CLEAR_TID_ADDR),
+        thread.number(thread_core_entry::FUTEX_RLA),
+        thread.number(thread_core_entry::FUTEX_RLA_LEN),
+        stack.number(thread_sas_entry::SS_SP),
+        stack.number(thread_sas_entry::SS_SIZE),
+        stack.number(thread_sas_entry::SS_FLAGS),
+        thread.number(thread_core_entry::PDEATH_SIG),
+        thread.number(thread_core_entry::SCHED_POLICY),
+        thread.number(thread_core_entry::SCHED_PRIO),
         nice,
         writer.string(&comm),
-        rseq.number(1),
-        rseq.number(2),
-        rseq.number(3),
+        rseq.number(rseq_entry::RSEQ_ABI_POINTER),
+        rseq.number(rseq_entry::RSEQ_ABI_SIZE),
+        rseq.number(rseq_entry::SIGNATURE),
         credentials,
         pending.0,
         pending.1,
@@ -127,8 +152,8 @@ pub(super) fn thread(writer: &mut Writer, id: u32, core: &Message, tc: &Message)
 /// Signals that wait, each as the kernel has it.
 pub(super) fn pending(writer: &mut Writer, queue: Option<Message>) -> Result<Span, PlanError> {
     let mut bytes = Vec::new();
-    for signal in queue.unwrap_or_default().messages(1)? {
-        match signal.bytes(1) {
+    for signal in queue.unwrap_or_default().messages(signal_queue_entry::SIGNALS)? {
+        match signal.bytes(siginfo_entry::SIGINFO) {
             Some(info) if info.len() == INFO_BYTES => bytes.extend_from_slice(info),
             _ => return unsupported("a signal of another kernel"),
         }
@@ -138,10 +163,11 @@ pub(super) fn pending(writer: &mut Writer, queue: Option<Message>) -> Result<Spa
 
 /// `struct credentials`; says where.
 fn credentials(writer: &mut Writer, creds: &Message) -> Result<u64, PlanError> {
-    if creds.bytes(15).is_some() || creds.bytes(16).is_some() || creds.bytes(17).is_some() {
+    let profiles = [creds_entry::LSM_PROFILE, creds_entry::LSM_SOCKCREATE, creds_entry::APPARMOR_DATA];
+    if profiles.into_iter().any(|field| creds.bytes(field).is_some()) {
         return unsupported("a profile of a security module");
     }
-    let groups = creds.varints(14)?;
+    let groups = creds.varints(creds_entry::GROUPS)?;
     let count = groups.len() as u64;
     let groups: Vec<u8> = groups.iter().flat_map(|g| (*g as u32).to_le_bytes()).collect();
     let groups = writer.bytes(&groups);
@@ -149,8 +175,28 @@ fn credentials(writer: &mut Writer, creds: &Message) -> Result<u64, PlanError> {
         let words = creds.varints(number)?;
         Ok(words.first().copied().unwrap_or(0) | words.get(1).copied().unwrap_or(0) << 32)
     };
-    let mut words: Vec<u64> = (1..=8).map(|n| creds.number(n)).collect();
-    words.extend([groups, count, set(9)?, set(10)?, set(11)?, set(12)?, set(19)?, creds.number(13), creds.number(18)]);
+    let ids = [
+        creds_entry::UID,
+        creds_entry::GID,
+        creds_entry::EUID,
+        creds_entry::EGID,
+        creds_entry::SUID,
+        creds_entry::SGID,
+        creds_entry::FSUID,
+        creds_entry::FSGID,
+    ];
+    let mut words: Vec<u64> = ids.iter().map(|field| creds.number(*field)).collect();
+    words.extend([
+        groups,
+        count,
+        set(creds_entry::CAP_INH)?,
+        set(creds_entry::CAP_PRM)?,
+        set(creds_entry::CAP_EFF)?,
+        set(creds_entry::CAP_BND)?,
+        set(creds_entry::CAP_AMB)?,
+        creds.number(creds_entry::SECBITS),
+        creds.number(creds_entry::NO_NEW_PRIVS),
+    ]);
     Ok(writer.words(&words))
 }
 
@@ -163,26 +209,26 @@ impl Filters {
         if images.length("seccomp.img").is_none() {
             return Ok(Filters(Vec::new()));
         }
-        Ok(Filters(one(images, "seccomp.img")?.messages(1)?))
+        Ok(Filters(one(images, "seccomp.img")?.messages(seccomp_entry::SECCOMP_FILTERS)?))
     }
 }
 
 /// The filter that all threads have. CRIU says so by TSYNC at the leader's and leaves the others' out. One alone is the
 /// sandbox's own, under which the restorer can finish; what further filters forbid is not known.
 pub(super) fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32, Message)]) -> Result<Span, PlanError> {
-    const DISABLED: u64 = 0;
-    const FILTER: u64 = 2;
-    const TSYNC: u64 = 1;
     let mut all = BTreeSet::new();
     let mut of_all = false;
     for (_, core) in threads {
-        let thread = core.message(5)?.unwrap_or_default();
-        match (thread.number(11), thread.varint(12).and_then(|last| filters.0.get(last as usize))) {
-            (DISABLED, _) if of_all => {}
-            (DISABLED, _) => drop(all.insert(None)),
-            (FILTER, Some(filter)) if filter.varint(2).is_none() => {
-                of_all |= filter.number(3) & TSYNC != 0;
-                all.insert(Some((filter.bytes(1).unwrap_or_default(), filter.number(3) & !TSYNC)));
+        let thread = core.message(core_entry::THREAD_CORE)?.unwrap_or_default();
+        let last = thread.varint(thread_core_entry::SECCOMP_FILTER);
+        match (thread.number(thread_core_entry::SECCOMP_MODE), last.and_then(|last| filters.0.get(last as usize))) {
+            (seccomp::DISABLED, _) if of_all => {}
+            (seccomp::DISABLED, _) => drop(all.insert(None)),
+            (seccomp::FILTER, Some(filter)) if filter.varint(seccomp_filter::PREV).is_none() => {
+                let flags = filter.number(seccomp_filter::FLAGS);
+                of_all |= flags & seccomp::TSYNC != 0;
+                let code = filter.bytes(seccomp_filter::FILTER).unwrap_or_default();
+                all.insert(Some((code, flags & !seccomp::TSYNC)));
             }
             _ => return unsupported("system call filters of the program's own"),
         }
@@ -201,16 +247,16 @@ pub(super) fn filter_of(writer: &mut Writer, filters: &Filters, threads: &[(u32,
 pub(super) fn locks(images: &Images) -> Result<BTreeMap<u32, Vec<Vec<u64>>>, PlanError> {
     let mut by_pid: BTreeMap<u32, Vec<Vec<u64>>> = BTreeMap::new();
     for lock in images.entries_if_any("filelocks.img")? {
-        let (kind, kind_of_lock) = (lock.number(1), lock.number(2));
+        let (kind, kind_of_lock) = (lock.number(file_lock_entry::FLAG), lock.number(file_lock_entry::TYPE));
         if !matches!(kind, 1 | 2 | 4) || kind_of_lock > 1 {
             return unsupported("a lease or a mandatory lock");
         }
-        by_pid.entry(lock.number(3) as u32).or_default().push(vec![
+        by_pid.entry(lock.number(file_lock_entry::PID) as u32).or_default().push(vec![
             kind,
             kind_of_lock,
-            lock.number(4),
-            lock.number(5),
-            lock.number(6),
+            lock.number(file_lock_entry::FD),
+            lock.number(file_lock_entry::START),
+            lock.number(file_lock_entry::LEN),
         ]);
     }
     Ok(by_pid)

@@ -7,19 +7,32 @@ use super::memory::{Memory, SharedMemory, VdsoShape, write_pages};
 use super::settings::{Base, Filters, filter_of, intervals, limits, locks, pending, posix_timers, signals, thread};
 use super::{PlanError, PlannedTask, PlannedThread, Wish, unsupported};
 use crate::clocks::Now;
-use crate::codes::kind;
+use crate::codes::{kind, state};
+use crate::fields::{
+    core_entry, eventpoll_tfd_entry, fdinfo_entry, fs_entry, mm_entry, pstree_entry, rseq_entry, task_core_entry,
+    task_kobj_ids_entry, task_timers_entry, thread_core_entry, thread_info_x86, user_desc_t,
+};
 use crate::images::Images;
 use crate::registers;
 use crate::wire::Message;
 use kip_snapshot::pages::Run;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `task_state` of a process that is neither dead nor stopped, signal(7).
-const ALIVE: u64 = 1;
-/// Of a zombie.
-const DEAD: u64 = 2;
-/// Of a process that a signal has stopped.
-const STOPPED: u64 = 3;
+/// The fields of a process's memory in the order of prctl_mm_map: brk comes after start_brk, and
+/// start_stack after both.
+const MEMORY: [u32; 11] = [
+    mm_entry::MM_START_CODE,
+    mm_entry::MM_END_CODE,
+    mm_entry::MM_START_DATA,
+    mm_entry::MM_END_DATA,
+    mm_entry::MM_START_BRK,
+    mm_entry::MM_BRK,
+    mm_entry::MM_START_STACK,
+    mm_entry::MM_ARG_START,
+    mm_entry::MM_ARG_END,
+    mm_entry::MM_ENV_START,
+    mm_entry::MM_ENV_END,
+];
 /// Words of `struct task`, and where its threads are.
 const TASK_WORDS: usize = 65;
 const TASK_THREADS: usize = 21;
@@ -67,11 +80,14 @@ pub(super) fn read(images: &Images) -> Result<Vec<Task>, PlanError> {
     let mut cores = Vec::new();
     let (mut entries, mut highest) = (Vec::new(), 1);
     for task in &tree {
-        highest = task.varints(5)?.into_iter().chain([1, 3, 4].map(|n| task.number(n))).max().unwrap_or(1).max(highest);
-        let pid = task.number(1);
+        let pid = task.number(pstree_entry::PID);
+        let (group, session) = (task.number(pstree_entry::PGID), task.number(pstree_entry::SID));
+        let numbers = task.varints(pstree_entry::THREADS)?.into_iter().chain([pid, group, session]);
+        highest = numbers.max().unwrap_or(1).max(highest);
         let core = one(images, &format!("core-{pid}.img"))?;
-        let takes_orphans = core.message(3)?.unwrap_or_default().number(22) != 0;
-        let (parent, group, session) = (task.number(2), task.number(3), task.number(4));
+        let tc = core.message(core_entry::TC)?.unwrap_or_default();
+        let takes_orphans = tc.number(task_core_entry::MEMBARRIER_REGISTRATION_MASK) != 0;
+        let parent = task.number(pstree_entry::PPID);
         entries.push(Entry { pid, parent, group, session, takes_orphans });
         cores.push(core);
     }
@@ -92,10 +108,13 @@ impl Task {
         member: Member,
         shared_ids: &mut BTreeSet<(u32, u64)>,
     ) -> Result<Task, PlanError> {
-        let pid = entry.number(1);
-        let tc = core.message(3)?.unwrap_or_default();
+        let pid = entry.number(pstree_entry::PID);
+        let tc = core.message(core_entry::TC)?.unwrap_or_default();
         let mut task = Task {
-            life: if tc.number(1) == DEAD { Life::Zombie(tc.number(2)) } else { Life::Alive },
+            life: match tc.number(task_core_entry::TASK_STATE) {
+                state::DEAD => Life::Zombie(tc.number(task_core_entry::EXIT_CODE)),
+                _ => Life::Alive,
+            },
             threads: vec![(pid as u32, core.clone())],
             core,
             ..Task::ghost(member)
@@ -104,17 +123,23 @@ impl Task {
             return Ok(task);
         }
         let ids = one(images, &format!("ids-{pid}.img"))?;
-        for (number, what) in [(1, "memory"), (2, "descriptors"), (3, "directories"), (4, "signal actions")] {
+        for (number, what) in [
+            (task_kobj_ids_entry::VM_ID, "memory"),
+            (task_kobj_ids_entry::FILES_ID, "descriptors"),
+            (task_kobj_ids_entry::FS_ID, "directories"),
+            (task_kobj_ids_entry::SIGHAND_ID, "signal actions"),
+        ] {
             if !shared_ids.insert((number, ids.number(number))) {
                 return unsupported(format!("processes that share their {what}"));
             }
         }
-        for thread in entry.varints(5)? {
+        for thread in entry.varints(pstree_entry::THREADS)? {
             if thread != pid {
                 task.threads.push((thread as u32, one(images, &format!("core-{thread}.img"))?));
             }
         }
-        task.descriptors = images.entries_if_any(&format!("fdinfo-{}.img", ids.number(2)))?;
+        let table = ids.number(task_kobj_ids_entry::FILES_ID);
+        task.descriptors = images.entries_if_any(&format!("fdinfo-{table}.img"))?;
         task.mm = one(images, &format!("mm-{pid}.img"))?;
         task.fs = one(images, &format!("fs-{pid}.img"))?;
         Ok(task)
@@ -255,59 +280,68 @@ impl References {
         spare: &mut u64,
         watched: &mut BTreeSet<(u64, u64)>,
     ) -> Result<References, PlanError> {
-        if files.path_of(task.fs.number(2))? != "/" {
+        if files.path_of(task.fs.number(fs_entry::ROOT_ID))? != "/" {
             return unsupported("a process with another root directory, chroot(2)");
         }
         let mut descriptors = Vec::new();
         let (mut pidfds, mut signalfds, mut reopened) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
         for d in &task.descriptors {
-            let kind = files.kind(d.number(1));
+            let (id, fd) = (d.number(fdinfo_entry::ID), d.number(fdinfo_entry::FD));
+            let kind = files.kind(id);
             if kind == kind::SIGNALFD {
-                signalfds.insert(d.number(4));
+                signalfds.insert(fd);
             }
             if kind == kind::PIDFD {
-                reopened.insert(d.number(4), d.number(1));
-                let (process, flags) = files.pidfd(d.number(1))?;
+                reopened.insert(fd, id);
+                let (process, flags) = files.pidfd(id)?;
                 let target = process.unwrap_or(*spare);
                 *spare += u64::from(process.is_none());
-                pidfds.push(vec![d.number(4), target, flags, d.number(2), u64::from(process.is_none())]);
+                pidfds.push(vec![fd, target, flags, d.number(fdinfo_entry::FLAGS), u64::from(process.is_none())]);
                 continue;
             }
-            if files.is_reopened(d.number(1))? {
-                reopened.insert(d.number(4), d.number(1));
+            if files.is_reopened(id)? {
+                reopened.insert(fd, id);
             }
-            descriptors.push((d.number(4), files.open_file(d.number(1))?, d.number(2)));
+            descriptors.push((fd, files.open_file(id)?, d.number(fdinfo_entry::FLAGS)));
         }
         let mut watches = Vec::new();
-        for d in task.descriptors.iter().filter(|d| files.kind(d.number(1)) == kind::EVENTPOLL) {
-            for watch in files.watches(d.number(1))? {
-                let is_first = |file: &u64| watched.insert((d.number(1), *file));
-                if signalfds.contains(&watch.number(2)) || reopened.get(&watch.number(2)).is_some_and(is_first) {
-                    watches.push(vec![d.number(4), watch.number(2), watch.number(3), watch.number(4)]);
+        for d in &task.descriptors {
+            let set = d.number(fdinfo_entry::ID);
+            if files.kind(set) != kind::EVENTPOLL {
+                continue;
+            }
+            for watch in files.watches(set)? {
+                let fd = watch.number(eventpoll_tfd_entry::TFD);
+                let is_first = |file: &u64| watched.insert((set, *file));
+                if signalfds.contains(&fd) || reopened.get(&fd).is_some_and(is_first) {
+                    let events = watch.number(eventpoll_tfd_entry::EVENTS);
+                    watches.push(vec![d.number(fdinfo_entry::FD), fd, events, watch.number(eventpoll_tfd_entry::DATA)]);
                 }
             }
         }
         let executable = match task.member.maker {
-            Some(_) => Some(files.executable(task.mm.number(12))?),
+            Some(_) => Some(files.executable(task.mm.number(mm_entry::EXE_FILE_ID))?),
             None => None,
         };
-        let directory = files.open_path(task.fs.number(1), false)?;
+        let directory = files.open_path(task.fs.number(fs_entry::CWD_ID), false)?;
         Ok(References { descriptors, directory, executable, pidfds, watches })
     }
 }
 
 impl Task {
     fn tc(&self) -> Result<Message, PlanError> {
-        Ok(self.core.message(3)?.unwrap_or_default())
+        Ok(self.core.message(core_entry::TC)?.unwrap_or_default())
     }
 
     /// Areas of rseq(2), address and length, of its threads.
     fn rseq(&self) -> Result<Vec<(u64, u64)>, PlanError> {
         let mut found = Vec::new();
         for (_, core) in &self.threads {
-            let area = core.message(5)?.unwrap_or_default().message(15)?.unwrap_or_default();
-            if area.number(1) != 0 {
-                found.push((area.number(1), area.number(2)));
+            let thread = core.message(core_entry::THREAD_CORE)?.unwrap_or_default();
+            let area = thread.message(thread_core_entry::RSEQ_ENTRY)?.unwrap_or_default();
+            let address = area.number(rseq_entry::RSEQ_ABI_POINTER);
+            if address != 0 {
+                found.push((address, area.number(rseq_entry::RSEQ_ABI_SIZE)));
             }
         }
         Ok(found)
@@ -326,7 +360,7 @@ impl Task {
             vdso: memory.vdso,
             threads,
             can_come: memory.can_come,
-            stopped: self.tc()?.number(1) == STOPPED,
+            stopped: self.tc()?.number(task_core_entry::TASK_STATE) == state::STOPPED,
         })
     }
 
@@ -351,8 +385,8 @@ impl Task {
         let (mappings, pages, vdso) = memory.map(|m| m.write(writer, files, shared)).unwrap_or_default();
         let signals = writer.list(&signals(&tc)?);
         let limits = writer.list(&limits(&tc)?);
-        let timers = tc.message(7)?.unwrap_or_default();
-        if !timers.messages(4)?.is_empty() && !kip_sys::timer::can_choose_timer_ids() {
+        let timers = tc.message(task_core_entry::TIMERS)?.unwrap_or_default();
+        if !timers.messages(task_timers_entry::POSIX)?.is_empty() && !kip_sys::timer::can_choose_timer_ids() {
             return unsupported("POSIX timers on a kernel that numbers them as it likes");
         }
         let posix = writer.list(&posix_timers(&timers, base)?);
@@ -365,10 +399,10 @@ impl Task {
         let locks = writer.list(locks.get(&self.pid).map_or(&[], Vec::as_slice));
         let watches = writer.list(&references.watches);
         let pidfds = writer.list(&references.pidfds);
-        let auxv: Vec<u64> = self.mm.varints(13)?;
+        let auxv: Vec<u64> = self.mm.varints(mm_entry::MM_SAVED_AUXV)?;
         let auxv = Span(writer.words(&auxv), auxv.len() as u64 * 8);
         let mut item = self.identity();
-        if tc.number(1) == STOPPED {
+        if tc.number(task_core_entry::TASK_STATE) == state::STOPPED {
             (item[STATE], item[STATE + 1]) = (TASK_STOPPED, u64::from(untold.contains(&self.pid)));
         }
         for span in
@@ -378,19 +412,18 @@ impl Task {
         }
         item.extend([
             files.number(references.directory),
-            self.fs.varint(3).unwrap_or(0o022),
+            self.fs.varint(fs_entry::UMASK).unwrap_or(0o022),
             references.executable.map_or(u64::MAX, |e| files.number(e)),
-            self.mm.varint(15).unwrap_or(1),
-            self.mm.number(17),
-            tc.number(18),
-            tc.number(3),
-            tc.number(22),
+            self.mm.varint(mm_entry::DUMPABLE).unwrap_or(1),
+            self.mm.number(mm_entry::THP_DISABLED),
+            tc.number(task_core_entry::CHILD_SUBREAPER),
+            tc.number(task_core_entry::PERSONALITY),
+            tc.number(task_core_entry::MEMBARRIER_REGISTRATION_MASK),
         ]);
         item.extend(intervals(&timers, base.monotonic)?);
-        // prctl_mm_map has brk after start_brk and start_stack behind both; the image's order is another one.
-        item.extend([1, 2, 3, 4, 6, 7, 5, 8, 9, 10, 11].map(|n| self.mm.number(n)));
+        item.extend(MEMORY.map(|field| self.mm.number(field)));
         item.extend([auxv.0, auxv.1]);
-        let pending = pending(writer, tc.message(10)?)?;
+        let pending = pending(writer, tc.message(task_core_entry::SIGNALS_S)?)?;
         let populate = memory.map(|m| m.write_populate(writer)).unwrap_or_default();
         item.extend([pending.0, pending.1, populate.0, populate.1]);
         Ok(item)
@@ -420,7 +453,7 @@ impl Task {
 
     /// `struct task` of one that ends at once: nothing but its name.
     fn write_dead(&self, writer: &mut Writer) -> Result<Vec<u64>, PlanError> {
-        let comm = writer.string(&self.tc()?.string(6).unwrap_or_default());
+        let comm = writer.string(&self.tc()?.string(task_core_entry::COMM).unwrap_or_default());
         let mut thread = vec![0; THREAD_WORDS];
         (thread[0], thread[THREAD_COMM]) = (u64::from(self.pid), comm);
         let threads = writer.list(&[thread]);
@@ -431,27 +464,28 @@ impl Task {
     }
 
     fn check(&self, tc: &Message) -> Result<(), PlanError> {
-        if !matches!(tc.number(1), ALIVE | STOPPED) {
+        if !matches!(tc.number(task_core_entry::TASK_STATE), state::ALIVE | state::STOPPED) {
             return unsupported("a process in an unknown state");
         }
-        if !self.mm.messages(16)?.is_empty() {
+        if !self.mm.messages(mm_entry::AIOS)?.is_empty() {
             return unsupported("asynchronous I/O");
         }
-        if self.mm.varint(15).unwrap_or(1) > 1 {
+        if self.mm.varint(mm_entry::DUMPABLE).unwrap_or(1) > 1 {
             return unsupported("a process that may only be dumped by root");
         }
         let own = std::fs::read_to_string("/proc/self/oom_score_adj").unwrap_or_default();
         let own: i32 = own.trim().parse().unwrap_or(0);
-        if tc.varint(14).is_some_and(|adj| adj as i32 != own) {
+        if tc.varint(task_core_entry::OOM_SCORE_ADJ).is_some_and(|adj| adj as i32 != own) {
             return unsupported("an out-of-memory score of its own");
         }
         for (_, core) in &self.threads {
-            let thread = core.message(5)?.unwrap_or_default();
-            if thread.message(15)?.is_some_and(|r| r.number(4) != 0) {
+            let thread = core.message(core_entry::THREAD_CORE)?.unwrap_or_default();
+            let rseq = thread.message(thread_core_entry::RSEQ_ENTRY)?;
+            if rseq.is_some_and(|r| r.number(rseq_entry::RSEQ_CS_POINTER) != 0) {
                 return unsupported("a thread in a restartable sequence");
             }
-            let info = core.message(2)?.unwrap_or_default();
-            if info.messages(4)?.iter().any(|tls| tls.number(2) != 0) {
+            let info = core.message(core_entry::THREAD_INFO)?.unwrap_or_default();
+            if info.messages(thread_info_x86::TLS)?.iter().any(|tls| tls.number(user_desc_t::BASE_ADDR) != 0) {
                 return unsupported("32-bit thread areas");
             }
         }

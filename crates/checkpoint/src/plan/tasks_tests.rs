@@ -1,5 +1,6 @@
 //! Tests of [`super`]: which process makes which, on images made up here.
 
+use super::state::{ALIVE, DEAD, STOPPED};
 use super::*;
 use crate::images::testing::add;
 use crate::wire::Value;
@@ -13,11 +14,24 @@ fn tree(processes: &[(u64, u64, u64, u64, u64, u64)]) -> Result<Vec<Task>, PlanE
     let mut images = Images::default();
     let mut entries = Vec::new();
     for (pid, parent, group, session, state, status) in processes {
-        entries.push(message(&[(1, *pid), (2, *parent), (3, *group), (4, *session), (5, *pid)]));
-        let mut core = message(&[(1, 1)]);
-        core.set_bytes(3, message(&[(1, *state), (2, *status)]).encode());
+        entries.push(message(&[
+            (pstree_entry::PID, *pid),
+            (pstree_entry::PPID, *parent),
+            (pstree_entry::PGID, *group),
+            (pstree_entry::SID, *session),
+            (pstree_entry::THREADS, *pid),
+        ]));
+        let mut core = message(&[(core_entry::MTYPE, 1)]);
+        let tc = message(&[(task_core_entry::TASK_STATE, *state), (task_core_entry::EXIT_CODE, *status)]);
+        core.set_bytes(core_entry::TC, tc.encode());
         add(&mut images, &format!("core-{pid}.img"), &[core]);
-        add(&mut images, &format!("ids-{pid}.img"), &[message(&[(1, *pid), (2, *pid), (3, *pid), (4, *pid)])]);
+        let ids = message(&[
+            (task_kobj_ids_entry::VM_ID, *pid),
+            (task_kobj_ids_entry::FILES_ID, *pid),
+            (task_kobj_ids_entry::FS_ID, *pid),
+            (task_kobj_ids_entry::SIGHAND_ID, *pid),
+        ]);
+        add(&mut images, &format!("ids-{pid}.img"), &[ids]);
         for name in ["mm", "fs"] {
             add(&mut images, &format!("{name}-{pid}.img"), &[Message::default()]);
         }
@@ -89,7 +103,6 @@ fn zombies_have_their_status() {
 
 #[test]
 fn a_stopped_process_has_a_place_in_a_plan() {
-    const STOPPED: u64 = 3;
     let found = tree(&[(1, 0, 1, 1, ALIVE, 0), (2, 1, 2, 2, STOPPED, 0)]).unwrap();
     let task = &found[1];
     assert!(task.check(&task.tc().unwrap()).is_ok());

@@ -1,21 +1,29 @@
-//! Facts out of CRIU's images. Numbers of fields are those of CRIU's `images/*.proto`.
+//! Facts out of CRIU's images.
 
 use super::{CarriedFact, Facts, FileFact, IdRange, MountFact, ThreadFacts};
+use crate::codes::{kind, seccomp, state};
+use crate::fields::{
+    core_entry, creds_entry, file_entry, ghost_file_entry, memfd_inode_entry, mnt_entry, pstree_entry, reg_file_entry,
+    seccomp_entry, seccomp_filter, task_core_entry, task_kobj_ids_entry, thread_core_entry, uid_gid_extent,
+    unix_sk_entry, userns_entry,
+};
 use crate::image::ImageError;
 use crate::images::Images;
 use crate::plan::PLAN;
 use crate::wire::{Malformed, Message};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `task_state` of a zombie.
-const DEAD: u64 = 2;
-/// `seccomp_mode`: none, a filter.
-const FILTER: u64 = 2;
-/// Flag of a filter that all threads of its process have.
-const TSYNC: u64 = 1;
-/// `fd_types` of regular files and of unix sockets.
-const REG: u64 = 1;
-const UNIX: u64 = 5;
+/// The kinds of namespaces, and the field of each.
+const NAMESPACES: [(u32, &str); 8] = [
+    (task_kobj_ids_entry::PID_NS_ID, "pid"),
+    (task_kobj_ids_entry::NET_NS_ID, "net"),
+    (task_kobj_ids_entry::IPC_NS_ID, "ipc"),
+    (task_kobj_ids_entry::UTS_NS_ID, "uts"),
+    (task_kobj_ids_entry::MNT_NS_ID, "mount"),
+    (task_kobj_ids_entry::USER_NS_ID, "user"),
+    (task_kobj_ids_entry::CGROUP_NS_ID, "cgroup"),
+    (task_kobj_ids_entry::TIME_NS_ID, "time"),
+];
 
 /// The images cannot be judged.
 #[derive(Debug, thiserror::Error)]
@@ -77,25 +85,25 @@ pub fn read(images: &Images, but: &BTreeSet<String>) -> Result<Facts, FactsError
     let mut facts = Facts { images: names(images, but), ..Facts::default() };
     for (_, name) in images.numbered("userns") {
         let map = one(images, &name)?;
-        for (which, into) in (1..).zip(&mut facts.id_maps) {
+        for (which, into) in [userns_entry::UID_MAP, userns_entry::GID_MAP].into_iter().zip(&mut facts.id_maps) {
             into.extend(map.messages(which).map_err(damaged(&name))?.iter().map(range));
         }
     }
     let filters = filters(images)?;
     let mut namespaces: BTreeMap<&'static str, BTreeSet<u64>> = BTreeMap::new();
     for task in images.entries("pstree.img")? {
-        let pid = task.number(1) as u32;
+        let pid = task.number(pstree_entry::PID) as u32;
         let leader = format!("core-{pid}.img");
         let core = one(images, &leader)?;
-        let tc = sole(&core, 3, &leader)?.unwrap_or_default();
-        if tc.number(1) == DEAD {
+        let tc = sole(&core, core_entry::TC, &leader)?.unwrap_or_default();
+        if tc.number(task_core_entry::TASK_STATE) == state::DEAD {
             continue;
         }
         let ids = one(images, &format!("ids-{pid}.img"))?;
-        for (number, kind) in (5..).zip(["pid", "net", "ipc", "uts", "mount", "user", "cgroup", "time"]) {
+        for (number, kind) in NAMESPACES {
             namespaces.entry(kind).or_default().insert(ids.number(number));
         }
-        let threads = task.varints(5).map_err(damaged("pstree.img"))?;
+        let threads = task.varints(pstree_entry::THREADS).map_err(damaged("pstree.img"))?;
         let others = threads.into_iter().map(|id| id as u32).filter(|id| *id != pid);
         // CRIU leaves the filter of the others out where the first thread's is all threads'.
         let mut of_all = None;
@@ -103,8 +111,8 @@ pub fn read(images: &Images, but: &BTreeSet<String>) -> Result<Facts, FactsError
             let name = format!("core-{id}.img");
             let core = if id == pid { core.clone() } else { one(images, &name)? };
             let (mut thread, flags) = thread(&name, id, &core, &filters)?;
-            thread.oom_score = tc.varint(14).map_or(0, |score| score as i32);
-            if id == pid && flags & TSYNC != 0 {
+            thread.oom_score = tc.varint(task_core_entry::OOM_SCORE_ADJ).map_or(0, |score| score as i32);
+            if id == pid && flags & seccomp::TSYNC != 0 {
                 of_all = thread.filter.clone();
             } else if thread.filter.is_none() {
                 thread.filter = of_all.clone();
@@ -140,7 +148,8 @@ fn names(images: &Images, but: &BTreeSet<String>) -> BTreeSet<String> {
 }
 
 fn range(extent: &Message) -> IdRange {
-    (extent.number(1) as u32, extent.number(2) as u32, extent.number(3) as u32)
+    let word = |number| extent.number(number) as u32;
+    (word(uid_gid_extent::FIRST), word(uid_gid_extent::LOWER_FIRST), word(uid_gid_extent::COUNT))
 }
 
 fn filters(images: &Images) -> Result<Vec<Message>, FactsError> {
@@ -148,37 +157,42 @@ fn filters(images: &Images) -> Result<Vec<Message>, FactsError> {
     if images.length(name).is_none() {
         return Ok(Vec::new());
     }
-    one(images, name)?.messages(1).map_err(damaged(name))
+    one(images, name)?.messages(seccomp_entry::SECCOMP_FILTERS).map_err(damaged(name))
 }
 
 /// A thread, without its process's score, and the flags of its filters.
 fn thread(name: &str, id: u32, core: &Message, filters: &[Message]) -> Result<(ThreadFacts, u64), FactsError> {
     let missing = |what| move || FactsError::Missing { image: name.to_owned(), what };
-    let own = sole(core, 5, name)?.ok_or_else(missing("state of its thread"))?;
-    let creds = sole(&own, 10, name)?.ok_or_else(missing("credentials"))?;
+    let own = sole(core, core_entry::THREAD_CORE, name)?.ok_or_else(missing("state of its thread"))?;
+    let creds = sole(&own, thread_core_entry::CREDS, name)?.ok_or_else(missing("credentials"))?;
     let word = |number| creds.number(number) as u32;
     let mut capabilities = 0;
-    for number in [9, 10, 11, 12, 19] {
+    for number in
+        [creds_entry::CAP_INH, creds_entry::CAP_PRM, creds_entry::CAP_EFF, creds_entry::CAP_BND, creds_entry::CAP_AMB]
+    {
         for (shift, half) in [0, 32].into_iter().zip(creds.varints(number).map_err(damaged(name))?) {
             capabilities |= (half & u64::from(u32::MAX)) << shift;
         }
     }
-    let groups = creds.varints(14).map_err(damaged(name))?;
-    let first = own.varint(12).filter(|_| own.number(11) == FILTER).map(|index| index as usize);
-    let flags = first.and_then(|index| filters.get(index)).map_or(0, |filter| filter.number(3));
+    let groups = creds.varints(creds_entry::GROUPS).map_err(damaged(name))?;
+    let has_filter = own.number(thread_core_entry::SECCOMP_MODE) == seccomp::FILTER;
+    let first = own.varint(thread_core_entry::SECCOMP_FILTER).filter(|_| has_filter).map(|index| index as usize);
+    let flags = first.and_then(|index| filters.get(index)).map_or(0, |filter| filter.number(seccomp_filter::FLAGS));
     // A sint32 is stored folded: 0, -1, 1, -2 ..
-    let nice = own.number(3);
+    let nice = own.number(thread_core_entry::SCHED_NICE);
     let nice = (nice >> 1) as i32 ^ -((nice & 1) as i32);
     let facts = ThreadFacts {
         id,
-        uids: [word(1), word(3), word(5), word(7)],
-        gids: [word(2), word(4), word(6), word(8)],
+        uids: [creds_entry::UID, creds_entry::EUID, creds_entry::SUID, creds_entry::FSUID].map(word),
+        gids: [creds_entry::GID, creds_entry::EGID, creds_entry::SGID, creds_entry::FSGID].map(word),
         groups: groups.into_iter().map(|group| group as u32).collect(),
         capabilities,
-        no_new_privileges: creds.number(18) == 1,
+        no_new_privileges: creds.number(creds_entry::NO_NEW_PRIVS) == 1,
         filter: first.and_then(|index| first_of(filters, index)),
-        has_profile: [15, 16, 17].into_iter().any(|number| creds.bytes(number).is_some()),
-        is_real_time: matches!(own.number(4), 1 | 2 | 6),
+        has_profile: [creds_entry::LSM_PROFILE, creds_entry::LSM_SOCKCREATE, creds_entry::APPARMOR_DATA]
+            .into_iter()
+            .any(|number| creds.bytes(number).is_some()),
+        is_real_time: matches!(own.number(thread_core_entry::SCHED_POLICY), 1 | 2 | 6),
         nice,
         oom_score: 0,
     };
@@ -191,8 +205,8 @@ fn first_of(filters: &[Message], first: usize) -> Option<Vec<u8>> {
     let mut filter = filters.get(first)?;
     // More steps than there are filters lead in a circle.
     for _ in 0..filters.len() {
-        match filter.varint(2) {
-            None => return filters[first].bytes(1).map(<[u8]>::to_vec),
+        match filter.varint(seccomp_filter::PREV) {
+            None => return filters[first].bytes(seccomp_filter::FILTER).map(<[u8]>::to_vec),
             Some(next) => filter = filters.get(next as usize)?,
         }
     }
@@ -200,13 +214,21 @@ fn first_of(filters: &[Message], first: usize) -> Option<Vec<u8>> {
 }
 
 fn mount(entry: &Message) -> MountFact {
-    let shares = [10, 11, 12, 13, 15, 16].into_iter().any(|number| entry.number(number) != 0);
+    let shares = [
+        mnt_entry::SHARED_ID,
+        mnt_entry::MASTER_ID,
+        mnt_entry::WITH_PLUGIN,
+        mnt_entry::EXT_MOUNT,
+        mnt_entry::INTERNAL_SHARING,
+        mnt_entry::DELETED,
+    ];
+    let shares = shares.into_iter().any(|number| entry.number(number) != 0);
     MountFact {
-        point: entry.string(7).unwrap_or_default(),
-        kind: entry.number(1),
-        external: entry.string(18),
-        is_plain: !shares && entry.string(6).as_deref() == Some("/"),
-        flags: entry.number(5),
+        point: entry.string(mnt_entry::MOUNTPOINT).unwrap_or_default(),
+        kind: entry.number(mnt_entry::FSTYPE),
+        external: entry.string(mnt_entry::EXT_KEY),
+        is_plain: !shares && entry.string(mnt_entry::ROOT).as_deref() == Some("/"),
+        flags: entry.number(mnt_entry::FLAGS),
     }
 }
 
@@ -216,15 +238,15 @@ fn file_of(file: &Message) -> Result<FileFact, FactsError> {
     const BLOCK: u64 = 0o060_000;
     let missing = || FactsError::Missing { image: "files.img".to_owned(), what: "description of a file" };
     let described = |number| sole(file, number, "files.img");
-    let mut fact = FileFact { kind: file.number(1), path: None, is_device: false, is_external: false };
-    if fact.kind == REG {
-        let reg = described(3)?.ok_or_else(missing)?;
-        fact.path = Some(reg.string(6).ok_or_else(missing)?);
-        fact.is_external = reg.number(9) != 0;
-        fact.is_device = matches!(reg.number(10) & TYPE, CHARACTER | BLOCK);
-    } else if fact.kind == UNIX {
+    let mut fact = FileFact { kind: file.number(file_entry::TYPE), path: None, is_device: false, is_external: false };
+    if fact.kind == kind::REG {
+        let reg = described(file_entry::REG)?.ok_or_else(missing)?;
+        fact.path = Some(reg.string(reg_file_entry::NAME).ok_or_else(missing)?);
+        fact.is_external = reg.number(reg_file_entry::EXT) != 0;
+        fact.is_device = matches!(reg.number(reg_file_entry::MODE) & TYPE, CHARACTER | BLOCK);
+    } else if fact.kind == kind::UNIXSK {
         // Connected to a socket outside, or inherited.
-        fact.is_external = described(16)?.ok_or_else(missing)?.number(6) != 0;
+        fact.is_external = described(file_entry::USK)?.ok_or_else(missing)?.number(unix_sk_entry::UFLAGS) != 0;
     }
     Ok(fact)
 }
@@ -234,12 +256,14 @@ fn carried(images: &Images) -> Result<Vec<CarriedFact>, FactsError> {
     let mut all = Vec::new();
     for (_, name) in images.numbered("ghost-file") {
         let Some(ghost) = images.first(&name)? else { continue };
-        let owner = (ghost.number(1) as u32, ghost.number(2) as u32);
-        all.push(CarriedFact { name, owner, mode: ghost.number(3) as u32 });
+        let word = |number| ghost.number(number) as u32;
+        let owner = (word(ghost_file_entry::UID), word(ghost_file_entry::GID));
+        all.push(CarriedFact { name, owner, mode: word(ghost_file_entry::MODE) });
     }
     for file in images.entries_if_any("memfd.img")? {
-        let owner = (file.number(2) as u32, file.number(3) as u32);
-        all.push(CarriedFact { name: "memfd.img".to_owned(), owner, mode: file.number(9) as u32 });
+        let word = |number| file.number(number) as u32;
+        let owner = (word(memfd_inode_entry::UID), word(memfd_inode_entry::GID));
+        all.push(CarriedFact { name: "memfd.img".to_owned(), owner, mode: word(memfd_inode_entry::MODE) });
     }
     Ok(all)
 }

@@ -3,6 +3,7 @@
 use super::Asked;
 use kip_client::{CallError, Client};
 use kip_describe::{Described, Difference, Fault, Pull, differences};
+use kip_types::StateName;
 use kip_types::api::{Code, ContentView, InFile, LeftOpen, ProcView, Refusal, RunRequest, ValidateRequest};
 use kip_types::image::OciImage;
 use kip_types::name::ProcName;
@@ -242,9 +243,9 @@ async fn compare(
         }
     }
     fields.extend(other_contents(client, wanted, &fields).await?);
-    let action = match (fields.is_empty(), view.state.as_str()) {
+    let action = match (fields.is_empty(), view.state) {
         (false, _) => Action::Replace,
-        (true, "stopped") => Action::Start,
+        (true, StateName::Stopped) => Action::Start,
         (true, _) => Action::Same,
     };
     let other = view.spec.file.clone().filter(|file| wanted.spec.file.as_ref() != Some(file));

@@ -77,7 +77,7 @@ fn row(view: &ProcView, cpu_percent: Option<f64>) -> TopProc {
     let wake = view.last_wake.as_ref();
     TopProc {
         name: view.name.clone(),
-        state: view.state.clone(),
+        state: view.state,
         tier: view.tier,
         memory_bytes: view.memory.pss_bytes,
         saved_bytes: view.last_sleep.as_ref().filter(|_| asleep).and_then(|sleep| sleep.memory_bytes),
@@ -100,7 +100,7 @@ mod tests {
             "memory_bytes": mib << 20, "at_ms": 0});
         let held = if tier == Some("hot") { mib << 20 } else { 0 };
         serde_json::from_value(serde_json::json!({
-            "name": name, "realm": "default", "state": "x", "tier": tier, "worker": "m", "generation": 2, "ports": [],
+            "name": name, "realm": "default", "state": "running", "tier": tier, "worker": "m", "generation": 2, "ports": [],
             "pids": if tier == Some("hot") { vec![7] } else { vec![] },
             "memory": {"rss_bytes": 0, "pss_bytes": held, "kernel_bytes": 0, "swap_bytes": 0, "working_set_pages": 0},
             "last_sleep": sleep, "last_wake": null, "exit": null, "idle_ms": null, "next_timer_ms": null,

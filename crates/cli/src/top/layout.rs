@@ -107,7 +107,7 @@ fn cells(proc: &TopProc, now_ms: u64) -> [String; HEAD.len()] {
     let ago = |at_ms: u64| millis(now_ms.saturating_sub(at_ms));
     [
         proc.name.to_string(),
-        one_line(&proc.state),
+        proc.state.to_string(),
         if proc.tier.is_some() { tier_word(proc.tier) } else { dash() },
         if proc.memory_bytes == 0 { dash() } else { bytes(proc.memory_bytes) },
         proc.saved_bytes.map_or_else(dash, bytes),
@@ -126,12 +126,12 @@ fn cut(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kip_types::lifecycle::Tier;
+    use kip_types::lifecycle::{StateName, Tier};
 
     fn proc(name: &str, tier: Option<Tier>) -> TopProc {
         TopProc {
             name: name.parse().unwrap(),
-            state: if tier == Some(Tier::Hot) { "running" } else { "parked" }.to_owned(),
+            state: if tier == Some(Tier::Hot) { StateName::Running } else { StateName::Parked },
             tier,
             memory_bytes: if tier == Some(Tier::Hot) { 3 << 20 } else { 0 },
             saved_bytes: (tier == Some(Tier::Parked)).then_some(5 << 20),

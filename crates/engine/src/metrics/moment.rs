@@ -97,7 +97,7 @@ impl Moment {
     fn all_procs(&self, to: &mut Writer<'_>) -> fmt::Result {
         let mut counts: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         for ProcNow { meter, .. } in &self.procs {
-            *counts.entry((meter.tier.map_or("none", word), &meter.state)).or_default() += 1;
+            *counts.entry((meter.tier.map_or("none", word), meter.state.as_str())).or_default() += 1;
         }
         let samples = counts.into_iter().map(|((tier, state), count)| ([("tier", tier), ("state", state)], count));
         to.gauge("kip_procs", "Procs, by tier (none for the stopped) and state", samples)?;

@@ -127,7 +127,7 @@ impl Task {
                     format!(
                         "{0} is {1}: `kip stop {0}` first, or `kip rm --force {0}`",
                         self.proc.name,
-                        self.record.state.word()
+                        self.record.state.name()
                     ),
                 ));
             }

@@ -96,7 +96,7 @@ impl Task {
         if !matches!(self.record.state, State::Hot { .. }) {
             return Err(Refusal::new(
                 Code::State,
-                format!("{} cannot hibernate: it is {}", self.proc.name, self.record.state.word()),
+                format!("{} cannot hibernate: it is {}", self.proc.name, self.record.state.name()),
             ));
         }
         self.hibernate().await.map(|()| false)
@@ -108,7 +108,7 @@ impl Task {
         let _it_stays = machine.pager_stays.read().await;
         let begin = Instant::now();
         let State::Hot { init, .. } = self.record.state else {
-            return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.word())));
+            return Err(Refusal::new(Code::State, format!("{} is {}", self.proc.name, self.record.state.name())));
         };
         self.note_ticks();
         let before = sample(&self.proc, init);

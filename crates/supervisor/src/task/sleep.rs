@@ -226,7 +226,7 @@ impl Task {
             }
             _ => Err(Refusal::new(
                 Code::State,
-                format!("{} cannot be woken: it is {}", self.proc.name, self.record.state.word()),
+                format!("{} cannot be woken: it is {}", self.proc.name, self.record.state.name()),
             )),
         }
     }

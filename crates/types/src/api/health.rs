@@ -1,7 +1,7 @@
 //! How a proc is, as its probes see it.
 
 use crate::life::Check;
-use crate::lifecycle::Tier;
+use crate::lifecycle::{StateName, Tier};
 use crate::name::ProcName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -48,8 +48,8 @@ pub struct ProbeView {
 pub struct HealthView {
     /// Name.
     pub name: ProcName,
-    /// The lifecycle's word; `starting` also while it is looked whether it has become ready.
-    pub state: String,
+    /// Its state; `starting` also until its check says that it is ready.
+    pub state: StateName,
     /// Where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
     /// Requests are answered: it runs, or is asleep and would wake for them, and no probe says that it is unhealthy.

@@ -1,6 +1,6 @@
 //! What a proc has used, for `kip meter`.
 
-use crate::lifecycle::Tier;
+use crate::lifecycle::{StateName, Tier};
 use crate::name::ProcName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,8 @@ pub struct MeterRequest {
 pub struct MeterView {
     /// Name.
     pub name: ProcName,
-    /// The lifecycle's word.
-    pub state: String,
+    /// Its state.
+    pub state: StateName,
     /// Where its memory is; null for a stopped proc, whose time does not count.
     pub tier: Option<Tier>,
     /// Counted from then on, milliseconds since the epoch.

@@ -1,6 +1,6 @@
 //! What `kip top` shows: procs side by side, the room that they share and the cache.
 
-use crate::lifecycle::Tier;
+use crate::lifecycle::{StateName, Tier};
 use crate::name::ProcName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -33,8 +33,8 @@ pub struct TopView {
 pub struct TopProc {
     /// Name.
     pub name: ProcName,
-    /// The lifecycle's word.
-    pub state: String,
+    /// Its state.
+    pub state: StateName,
     /// Where its memory is; null for a stopped proc.
     pub tier: Option<Tier>,
     /// Its proportional set, bytes; 0 unless running.
