@@ -161,7 +161,7 @@ SET_UPS = {"redis": servers.redis, "nginx": servers.nginx, "postfix": servers.po
 # promise command-line: `kip inspect --files`, `--env`, `--sockets`, `--maps`: of a running,
 #   hibernated, parked and archived proc the same; nothing wakes, runs or changes for it
 # held by: this, `tests/test_inspect.py::test_kinds`,
-#   `crates/pager/tests/real.rs::a_look_brings_nothing_back`
+#   `crates/pager/tests/real.rs::an_inspection_fetches_nothing`
 @pytest.mark.parametrize("name", SET_UPS)
 def test_a_sleeper_says_what_it_was_hot(archiving: Kip, tmp_path: Path, name: str) -> None:
     """In all four tiers, with a client connected."""

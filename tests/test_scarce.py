@@ -34,7 +34,7 @@ def arguments(proc: Proc) -> set[str]:
 # promise hibernation: arguments and environment stay where they are: ps and pgrep see a sleeper as
 #   it is, and one that was woken with a part of its memory
 # held by: this, `kip_pager::arguments::tests::the_pages_of_both_are_told`,
-#   `crates/pager/tests/real.rs::a_look_brings_nothing_back`
+#   `crates/pager/tests/real.rs::an_inspection_fetches_nothing`
 # promise hibernation: guards (MADV_GUARD_INSTALL) are guards after hibernation, and after a wake by
 #   each engine
 # held by: this, `tests/test_scarce.py::test_by_criu`

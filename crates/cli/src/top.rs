@@ -1,6 +1,6 @@
 //! `kip top`: a screen of all procs, drawn anew every second.
 //!
-//! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`look`] makes one picture of two answers,
+//! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`compare`] makes one picture of two answers,
 //! [`layout`] makes lines of it, [`screen`] owns the terminal and gives it back however this ends.
 
 mod compare;

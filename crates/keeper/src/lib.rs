@@ -11,7 +11,7 @@
 //! | [`server`] | the process: one thread, one poll loop |
 //! | [`store`] | what is held, under which names |
 //! | [`protocol`] | the messages between the two |
-//! | [`place`] | the files in `DIR/run` and their lock |
+//! | [`run_directory`] | the files in `DIR/run` and their lock |
 //! | [`resident`] | how it and `kip-pager` come to be no other program's children |
 //!
 //! Never does: look at what it holds, decide anything, write anything durable.
