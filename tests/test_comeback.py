@@ -161,21 +161,26 @@ def brittle(fresh_kip: Callable[..., Kip], store: Path, tmp_path: Path) -> Kip:
     return fresh_kip("--store", str(store), "--criu", str(criu))
 
 
-def helpers(tmp_path: Path) -> list[int]:
-    """Those that wait for work or are at it."""
+def templates(tmp_path: Path) -> list[int]:
+    """Those that fork helpers."""
 
-    def is_helper(pid: int) -> bool:
+    def is_template(pid: int) -> bool:
         try:
             return b"criu" in Path(f"/proc/{pid}/cmdline").read_bytes()
         except FileNotFoundError:
             return False
 
-    return [pid for pid in map(int, (tmp_path / "started").read_text().split()) if is_helper(pid)]
+    return [pid for pid in map(int, (tmp_path / "started").read_text().split()) if is_template(pid)]
+
+
+def helpers(tmp_path: Path) -> list[int]:
+    """Those that wait for work or are at it."""
+    return [int(pid) for of in templates(tmp_path) for pid in Path(f"/proc/{of}/task/{of}/children").read_text().split()]
 
 
 def break_criu(tmp_path: Path) -> None:
     (tmp_path / "broken").touch()
-    for pid in helpers(tmp_path):
+    for pid in helpers(tmp_path) + templates(tmp_path):
         os.kill(pid, signal.SIGKILL)
 
 
