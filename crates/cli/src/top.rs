@@ -1,7 +1,8 @@
 //! `kip top`: a screen of all procs, drawn anew every second.
 //!
-//! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`compare`] makes one picture of two answers,
-//! [`layout`] makes lines of it, [`screen`] owns the terminal and gives it back however this ends.
+//! Asks what `kip ps` asks, so it wakes no proc and counts as activity of none. [`compare`] makes
+//! one picture of two answers, [`layout`] makes lines of it, [`screen`] owns the terminal and gives
+//! it back however this ends.
 
 mod compare;
 mod layout;

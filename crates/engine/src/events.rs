@@ -14,7 +14,8 @@ const KEPT: usize = 4096;
 #[derive(Debug)]
 pub struct Events {
     kept: Mutex<VecDeque<Event>>,
-    /// The id of the first one: larger than those of earlier daemons, unless they emitted a thousand each millisecond.
+    /// The id of the first one: larger than those of earlier daemons, unless they emitted a
+    /// thousand each millisecond.
     first_id: u64,
     live: broadcast::Sender<Event>,
 }
@@ -26,7 +27,8 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Keeps an event and sends it to all clients that follow. `kind` is one of the words in [`Event::kind`].
+    /// Keeps an event and sends it to all clients that follow. `kind` is one of the words in
+    /// [`Event::kind`].
     pub fn emit(&self, name: Option<&ProcName>, kind: &str, detail: impl Into<String>) {
         let detail = detail.into();
         tracing::info!(name = name.map(ProcName::as_str), kind, detail, "event");
@@ -41,8 +43,8 @@ impl Events {
         let _ = self.live.send(event);
     }
 
-    /// When something of `kind` with `word` in its detail was last emitted of `name`, milliseconds since the epoch, if
-    /// that is still kept.
+    /// When something of `kind` with `word` in its detail was last emitted of `name`, milliseconds
+    /// since the epoch, if that is still kept.
     pub fn last(&self, name: &ProcName, kind: &str, word: &str) -> Option<u64> {
         let kept = self.kept.lock();
         let same = |e: &&Event| e.kind == kind && e.name.as_ref() == Some(name) && e.detail.contains(word);

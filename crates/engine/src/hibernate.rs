@@ -187,7 +187,8 @@ fn first_event(kind: Kind) -> WakeCause {
     WakeCause::Descriptor(kind, trigger)
 }
 
-/// Lets the pager know what a dead one had out of this proc. Returns whether the proc sleeps and is held.
+/// Lets the pager know what a dead one had out of this proc. Returns whether the proc sleeps and is
+/// held.
 pub fn take_up(proc: &Proc) -> MemoryStatus {
     let directory = proc.dir.join(PAGER_DIRECTORY);
     if !directory.exists() {

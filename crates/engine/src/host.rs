@@ -187,8 +187,8 @@ impl Host {
         Arc::clone(&self.launcher.lock())
     }
 
-    /// Tells waiting clients how their programs under exec ended, and starts another launcher when this
-    /// one dies; runs on a thread of its own.
+    /// Notifies waiting clients how their programs under exec ended, and starts another launcher
+    /// when this one dies; runs on a thread of its own.
     pub fn serve_launcher(self: &Arc<Host>) {
         let machine = Arc::clone(self);
         let serve = move || {

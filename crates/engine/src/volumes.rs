@@ -58,8 +58,8 @@ impl Drop for Claim {
     }
 }
 
-/// Resolves what the volumes of a new proc are: links in paths of the host are resolved, once and for all; named volumes are
-/// made.
+/// Resolves what the volumes of a new proc are: links in paths of the host are resolved, once and
+/// for all; named volumes are made.
 pub fn declare(machine: &Arc<Host>, spec: &mut Spec) -> Result<Claim, Refusal> {
     let mut claim = Claim { machine: Arc::clone(machine), names: Vec::new() };
     for VolumeSpec { source, target, .. } in &mut spec.volumes {

@@ -173,7 +173,8 @@ impl Drop for Lifted<'_> {
     }
 }
 
-/// Fetches what is still in the store and needed before the program runs: the pages of these places, or all.
+/// Fetches what is still in the store and needed before the program runs: the pages of these
+/// places, or all.
 fn fetch_pages(
     proc: &Proc,
     images: &Path,

@@ -27,7 +27,7 @@ const TELL_EVERY: u64 = 1 << 20;
 type ReportProgress = Arc<dyn Fn(PullProgress) + Send + Sync>;
 
 impl Images {
-    /// Brings an image; layers that are here are not brought again.
+    /// Pulls an image; layers that are here are not fetched again.
     ///
     /// # Errors
     /// See [`ImageError`]. Dropping it ends it: what has come of blobs stays for the next one.
@@ -123,7 +123,8 @@ impl Images {
             let _in_use = in_use;
             let file = File::open(&part).map_err(ImageError::io("open", &part))?;
             let installed = images.install(&reference, &layer, (&part, file));
-            // It is what its digest says: to fetch it again would change nothing. A full disk needs the room.
+            // It is what its digest says: to fetch it again would change nothing. A full disk needs
+            // the room.
             let _ = std::fs::remove_file(&part);
             installed
         })

@@ -180,7 +180,8 @@ impl Registry {
         ImageError::Registry { registry: self.image.resolve_registry().to_owned(), reference: self.image.whole(), why }
     }
 
-    /// Brings a layer's blob into the file `part`, going on where an earlier attempt ended, and compares it.
+    /// Fetches a layer's blob into the file `part`, going on where an earlier attempt ended, and
+    /// compares it.
     pub(crate) async fn fetch(
         &self,
         blob: &Descriptor,

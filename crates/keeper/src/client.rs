@@ -177,10 +177,11 @@ impl Keeper {
         Ok(found.is_some_and(|(_, status)| status.protocol != PROTOCOL))
     }
 
-    /// Puts this program's keeper in the place of the one that runs, whatever protocol that speaks, with all that it holds. Tells how many
-    /// descriptors that are; none if none runs. The new one takes them itself before the old one ends, and we hold them too until it has
-    /// them: either may die. No other process may change what is held meanwhile, and a client that
-    /// is connected to the old one has to connect anew.
+    /// Puts this program's keeper in the place of the one that runs, whatever protocol that speaks,
+    /// with all that it holds. Returns how many descriptors that are; none if none runs. The new
+    /// one takes them itself before the old one ends, and we hold them too until it has them:
+    /// either may die. No other process may change what is held meanwhile, and a client that is
+    /// connected to the old one has to connect anew.
     ///
     /// # Errors
     /// [`StartError`]; the other is as it was.

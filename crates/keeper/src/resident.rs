@@ -58,8 +58,9 @@ pub fn run(binary: &Path, dir: &Path) -> Result<(), RunError> {
     run_with(binary, dir, None, Stdio::null())
 }
 
-/// Runs `binary`, which puts one of itself in the place of the one that runs for the data directory `dir`. `turn` is [`RunDirectory::turn`]'s
-/// there. Nothing is in the caller's hands meanwhile: it may be killed.
+/// Runs `binary`, which puts one of itself in the place of the one that runs for the data directory
+/// `dir`. `turn` is [`RunDirectory::turn`]'s there. Nothing is in the caller's hands meanwhile: it
+/// may be killed.
 ///
 /// # Errors
 /// See [`RunError`]; the other may have ended nevertheless.

@@ -417,7 +417,8 @@ impl Pump {
         }
     }
 
-    /// Looks at what is in the pipe, writes its records and takes as much out. Returns how many bytes that were.
+    /// Reads what is in the pipe, writes its records and takes as much out. Returns how many bytes
+    /// that were.
     fn serve(&mut self, token: u64, last: Last) -> usize {
         let Some(proc) = self.procs.get_mut(&(token / 2)) else { return 0 };
         let input = &mut proc.inputs[(token % 2) as usize];

@@ -246,7 +246,7 @@ impl Nat {
     }
 
     /// Puts the rules back if another program has removed them, with a whole rule set, say. Returns
-    /// whether it had to. A look costs some microseconds.
+    /// whether it had to. A check costs some microseconds.
     pub fn mend(&self) -> Result<bool, NatError> {
         let mut state = self.state.lock();
         let table = self.instance.table();
@@ -259,8 +259,8 @@ impl Nat {
         Ok(true)
     }
 
-    /// Switches forwarding on for interfaces by which the outside has come since. Tells whether there were any. A look costs some
-    /// ten microseconds.
+    /// Switches forwarding on for interfaces by which the outside has come since. Returns whether
+    /// there were any. A check costs some ten microseconds.
     pub fn follow_uplinks(&self) -> Result<bool, NatError> {
         let mut state = self.state.lock();
         Ok(!state.over && forwarding::enable(self.instance, &self.memory, &self.uplinks, &mut state.defaults)?)

@@ -79,7 +79,7 @@ pub(crate) struct Rtnl {
     sequence: u32,
 }
 
-/// Tells whether links or routes have changed, of the namespace of the thread that opened it.
+/// Returns whether links or routes have changed, of the namespace of the thread that opened it.
 pub(crate) struct Changes(Socket);
 
 impl Changes {

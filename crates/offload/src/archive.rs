@@ -293,7 +293,8 @@ impl Archive {
         self.storing.write().await
     }
 
-    /// Takes out of the store what was noted, and this proc if `whole`. Tells what could not be done.
+    /// Takes out of the store what was noted, and this proc if `whole`. Returns what could not be
+    /// done.
     pub async fn retire(&self, dir: &Path, whole: bool) -> Vec<String> {
         let names = fs::read_dir(dir).into_iter().flatten().flatten();
         let noted = names.filter(|entry| {

@@ -4,7 +4,8 @@
 use crate::swap::PAGE;
 use std::ops::Range;
 
-/// The most pages that one fault brings: beyond that the disk is busy anyway, and others wait for their faults.
+/// The most pages that one fault fetches: beyond that the disk is busy anyway, and others wait for
+/// their faults.
 pub(crate) const MOST: usize = 256;
 
 /// A program may read one thing and write another at the same time.
@@ -15,10 +16,10 @@ const NEAR: u64 = 2;
 
 const PAGE64: u64 = PAGE as u64;
 
-/// Pages that faults which follow each other have brought, and how many the last one was to bring.
+/// Pages that faults which follow each other have fetched, and how many the last one was to fetch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Stream {
-    brought: Range<u64>,
+    fetched: Range<u64>,
     window: usize,
     /// One fault has followed it: it may be chance.
     followed: bool,
@@ -29,12 +30,13 @@ struct Stream {
 pub(crate) struct Streams([Stream; STREAMS]);
 
 impl Streams {
-    /// How many pages a fault is to bring, its own included, and whether they lie before it and not behind it: `least`, or
-    /// from the third that follow each other on twice as many as the one before.
+    /// How many pages a fault is to fetch, its own included, and whether they lie before it and not
+    /// behind it: `least`, or from the third that follow each other on twice as many as the one
+    /// before.
     pub(crate) fn window(&mut self, address: u64, least: usize) -> (usize, bool) {
-        let ahead = |stream: &Stream| (stream.brought.end..stream.brought.end + NEAR * PAGE64).contains(&address);
+        let ahead = |stream: &Stream| (stream.fetched.end..stream.fetched.end + NEAR * PAGE64).contains(&address);
         let below = |stream: &Stream| {
-            (stream.brought.start.saturating_sub(NEAR * PAGE64)..stream.brought.start).contains(&address)
+            (stream.fetched.start.saturating_sub(NEAR * PAGE64)..stream.fetched.start).contains(&address)
         };
         let known = self.0.iter().position(|stream| stream.window > 0 && (ahead(stream) || below(stream)));
         let (window, down) = known.map_or((least, false), |known| {
@@ -44,16 +46,16 @@ impl Streams {
         });
         self.0[..=known.unwrap_or(STREAMS - 1)].rotate_right(1);
         if known.is_none() {
-            self.0[0].brought = address..address + PAGE64;
+            self.0[0].fetched = address..address + PAGE64;
         }
         (self.0[0].window, self.0[0].followed) = (window, known.is_some());
         (window, down)
     }
 
-    /// The fault that was asked for last has brought these pages.
+    /// The fault that was asked for last has fetched these pages.
     pub(crate) fn went(&mut self, pages: Range<u64>) {
         let stream = &mut self.0[0];
-        stream.brought = pages.start.min(stream.brought.start)..pages.end.max(stream.brought.end);
+        stream.fetched = pages.start.min(stream.fetched.start)..pages.end.max(stream.fetched.end);
     }
 }
 

@@ -32,7 +32,7 @@ fn in_stat(stat: &str) -> Option<Range<u64>> {
     (start < end).then_some(start & !(PAGE64 - 1)..end.next_multiple_of(PAGE64))
 }
 
-/// Brings them where they are missing and can be read at once. Tells whether all are there now.
+/// Fetches them where they are missing and can be read at once. Returns whether all are there now.
 ///
 /// # Errors
 /// The kernel's or the source's.
@@ -60,13 +60,14 @@ pub(crate) fn fetch(pid: u32, memory: &Memory) -> io::Result<bool> {
     Ok(at_once)
 }
 
-/// Brings them; those that have to come from a store are brought later, by a thread of its own: no wake waits for them.
+/// Fetches them; those that have to come from a store are fetched later, by a thread of its own: no
+/// wake waits for them.
 pub(crate) fn fetch_soon(pid: u32, memory: &Arc<Memory>) {
     const STACK: usize = 128 << 10;
     let space = Arc::clone(memory);
     let later = move || {
-        let brought = pages(pid).and_then(|pages| space.restore_range(pages, &[]));
-        brought.unwrap_or_else(|error| tracing::debug!(pid, %error, "arguments stay out"));
+        let restored = pages(pid).and_then(|pages| space.restore_range(pages, &[]));
+        restored.unwrap_or_else(|error| tracing::debug!(pid, %error, "arguments stay out"));
     };
     let begun = match fetch(pid, memory) {
         Ok(true) => Ok(()),

@@ -94,8 +94,8 @@ impl Pager {
         })
     }
 
-    /// Makes sure that one runs. Tells its process, as a descriptor that is readable once it has ended, and whether it
-    /// was started now.
+    /// Makes sure that one runs. Returns its process, as a descriptor that is readable once it has
+    /// ended, and whether it was started now.
     ///
     /// # Errors
     /// See [`PagerError`].
@@ -121,9 +121,9 @@ impl Pager {
 
     /// Ends a pager that speaks another protocol, as if it had died, but in the middle of nothing:
     /// what it has out is taken up by the next from where it lies, and a proc that was held runs
-    /// on. Tells the ended pager's process id; none if there is no such pager. `any` of them: also
-    /// one that speaks this protocol. It needs of the other only what no protocol may change: see
-    /// [`crate::protocol`].
+    /// on. Returns the ended pager's process id; none if there is no such pager. `any` of them:
+    /// also one that speaks this protocol. It needs of the other only what no protocol may change:
+    /// see [`crate::protocol`].
     ///
     /// # Errors
     /// See [`PagerError`]; the other is as it was.
@@ -244,7 +244,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Brings all memory back and forgets the proc, which runs on.
+    /// Restores all memory and forgets the proc, which runs on.
     ///
     /// # Errors
     /// See [`PagerError`]; nothing is lost.

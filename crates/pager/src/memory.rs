@@ -30,7 +30,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PAGE64: u64 = PAGE as u64;
-/// Pages that one fault of an awake program brings at least, as far as their slots follow each other; see [`crate::ahead`].
+/// Pages that one fault of an awake program fetches at least, as far as their slots follow each
+/// other; see [`crate::ahead`].
 const READ_AHEAD: usize = 8;
 
 /// The least of one that was parked: what it needs is less known (paper P, section 6.4, B).
@@ -41,7 +42,7 @@ const TICK_AHEAD: usize = 64;
 /// As many of them are at hand at most, 8 MiB, until the next tick.
 const MOST_FOR_TICK: usize = 2048;
 
-/// Pages of zeros that a fault in memory that was never used brings at least.
+/// Pages of zeros that a fault in memory that was never used fetches at least.
 const ZERO_AHEAD: usize = 32;
 
 /// After this, pages that were held back are no longer at hand.
@@ -123,7 +124,7 @@ pub struct MemoryState {
     pub since: Since,
     /// Pages of the set that were held back, by address, with the slots that they had.
     pub at_hand: HashMap<u64, AtHand>,
-    /// Whether faults bring their neighbours.
+    /// Whether faults fetch their neighbours.
     pub read_ahead: bool,
     /// How faults follow each other.
     pub(crate) streams: Streams,
@@ -482,10 +483,10 @@ impl Memory {
                 false => parked.needed(behind.1, 1),
             }
         }
-        let brought = start..start + pages as u64 * PAGE64;
-        state.since.ahead.extend(brought.clone().step_by(PAGE).filter(|page| *page != address));
+        let fetched = start..start + pages as u64 * PAGE64;
+        state.since.ahead.extend(fetched.clone().step_by(PAGE).filter(|page| *page != address));
         if state.read_ahead {
-            state.streams.went(brought);
+            state.streams.went(fetched);
         }
         Ok(filled)
     }
@@ -514,8 +515,8 @@ impl Memory {
         })
     }
 
-    /// Brings every page back that is out, in parts of `PART` pages between which other faults are served. `present` are
-    /// pages that are there, by address.
+    /// Restores every page that is paged out, in parts of `PART` pages between which other faults
+    /// are served. `present` are pages that are there, by address.
     ///
     /// # Errors
     /// The kernel's or the source's. What has not come back comes by faults.

@@ -21,7 +21,7 @@ const PAGE64: u64 = PAGE as u64;
 /// What is fetched from a store has not come after this: the store is gone.
 const FETCHED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Mends a process that does not run, all of whose memory is watched. Tells how many pages.
+/// Mends a process that does not run, all of whose memory is watched. Returns how many pages.
 ///
 /// # Errors
 /// The kernel's or the source's: the process must not run.
@@ -37,7 +37,7 @@ pub(crate) fn mend(pid: u32, runs: &Runs, read: impl Fn(u32, &mut [u8]) -> io::R
     Ok(mended)
 }
 
-/// Writes what the runs say of them into pages that are there, or not watched. Tells how many.
+/// Writes what the runs say of them into pages that are there, or not watched. Returns how many.
 ///
 /// # Errors
 /// As [`mend`].

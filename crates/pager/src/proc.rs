@@ -416,10 +416,11 @@ impl Proc {
         fits.next().map(|member| member.memory.clone())
     }
 
-    /// Arms the sets of processes that are still stopped: what one of them touches first when it was let go is its wake. Until
-    /// [`Proc::wait_until_quiescent`] only what it touches outside of the call that it stood in.
-    /// `ticks` is of a program that ticks: how many pages one tick may bring back, and what [`packets`] said before it was
-    /// stopped. Every touch of any other is its wake.
+    /// Arms the sets of processes that are still stopped: what one of them touches first when it
+    /// was let go is its wake. Until [`Proc::wait_until_quiescent`] only what it touches outside of
+    /// the call that it stood in. `ticks` is of a program that ticks: how many pages one tick may
+    /// fetch back, and what [`packets`] said before it was stopped. Every touch of any other is its
+    /// wake.
     ///
     /// [`packets`]: crate::ticking::packets
     pub fn arm(&mut self, pids: &[u32], bell: Option<&Bell>, ticks: Option<(usize, Option<u64>)>) {
@@ -476,17 +477,17 @@ impl Proc {
         }
     }
 
-    /// Brings all memory of all processes back and serves it no more. Once this is dropped the processes are as if they had
-    /// never slept, and the directory is not needed any more.
+    /// Restores all memory of all processes and serves it no more. Once this is dropped the
+    /// processes are as if they had never slept, and the directory is not needed any more.
     ///
     /// # Errors
     /// The kernel's or the source's; nothing is lost, all is served on.
     pub fn restore_all(&mut self) -> io::Result<()> {
         let mut closed = HashSet::new();
-        let brought = self.restore_and_close(&mut closed);
+        let restored = self.restore_and_close(&mut closed);
         let spaces = self.family.spaces().iter().map(|(id, m)| (*id, m.memory.clone())).collect::<Vec<_>>();
         for (id, memory) in spaces {
-            if brought.is_ok() {
+            if restored.is_ok() {
                 self.server.remove(id);
                 self.family.custodian.release(id);
             } else if closed.contains(&id) {
@@ -494,10 +495,10 @@ impl Proc {
                 self.server.add(&memory, self.family.clone())?;
             }
         }
-        brought
+        restored
     }
 
-    /// Brings all back, then lets no child be born any more: no thread would serve a child that is
+    /// Restores all, then lets no child be born any more: no thread would serve a child that is
     /// taken in after that. A fork whose event is not taken waits until its parent is released, and
     /// then the child has the parent's pages, all of them.
     fn restore_and_close(&self, closed: &mut HashSet<SpaceId>) -> io::Result<()> {

@@ -112,7 +112,7 @@ pub enum Request {
         /// What for.
         purpose: Purpose,
     },
-    /// Brings all memory back and forgets the proc, which runs on.
+    /// Restores all memory and forgets the proc, which runs on.
     Restore {
         /// The proc.
         name: String,
@@ -162,7 +162,7 @@ pub enum Request {
     },
     /// Puts all descriptors into the keeper, which is new.
     Mirror,
-    /// Tell me on this connection what happens.
+    /// Reports on this connection what happens.
     Follow,
     /// Ends the pager once nothing is under way.
     Quit,

@@ -495,9 +495,9 @@ impl Service {
         let mut guard = slot.lock();
         let Some(entry) = guard.as_mut() else { return Ok(()) };
         entry.asleep.store(false, Ordering::SeqCst);
-        let brought = entry.proc.restore_all();
+        let restored = entry.proc.restore_all();
         entry.let_go();
-        brought.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
+        restored.map_err(|e| format!("the memory of {name} does not come back: {e}"))?;
         self.give_up(name, guard.take());
         Ok(())
     }

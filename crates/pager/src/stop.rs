@@ -168,7 +168,8 @@ fn find_ends_of(pids: &[u32], until: Instant, is_unknown: impl Fn(u32) -> bool) 
     Ok(())
 }
 
-/// As [`stop`], but tries again for a moment while not all of them were quiescent. Reports whether they are now.
+/// As [`stop`], but tries again for a moment while not all of them were quiescent. Reports whether
+/// they are now.
 ///
 /// # Errors
 /// As [`stop`].

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 /// Faults that follow each other within this time belong to one burst.
 const BURST: Duration = Duration::from_millis(20);
-/// Pages that ticks may bring back in one sleep at least, before the program counts as awake.
+/// Pages that ticks may fetch back in one sleep at least, before the program counts as awake.
 const LEAST: usize = 1024;
-/// Of what is out, ticks may bring back this part at most.
+/// Of what is out, ticks may fetch back this part at most.
 const SHARE: usize = 4;
 
 /// One address space of a program that ticks while it is hibernated.
@@ -37,8 +37,8 @@ pub struct Ticking {
 }
 
 impl Ticking {
-    /// A process whose ticks may bring back `patience` pages in one burst, of `out` pages that are out.
-    /// `came` is what [`packets`] said before the process was stopped.
+    /// A process whose ticks may fetch back `patience` pages in one burst, of `out` pages that are
+    /// out. `came` is what [`packets`] said before the process was stopped.
     pub fn new(pid: u32, patience: usize, out: usize, came: Option<u64>) -> Ticking {
         Ticking { pid, patience, left: LEAST.max(out / SHARE), burst: 0, last: None, came, is_long: false }
     }
@@ -91,7 +91,7 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// The most that are known, 4 MiB: what ticks may bring back at least, they may keep.
+    /// The most that are known, 4 MiB: what ticks may fetch back at least, they may keep.
     const MOST: usize = LEAST;
     /// A page is taken out in one of so many sleeps, so that one that is touched no more does not stay for good.
     const TURNS: u64 = 32;

@@ -266,7 +266,8 @@ pub(crate) fn begin_anew(tid: u32, end: End, packet_ns: Option<i64>) -> io::Resu
     trace::set_general(tid, &registers)
 }
 
-/// Brings what a stopped thread needs to make its call again: where its record goes, and the instruction that makes the call.
+/// Fetches what a stopped thread needs to make its call again: where its record goes, and the
+/// instruction that makes the call.
 pub(crate) fn fetch_for_call(tid: u32) {
     let Ok(registers) = trace::get_general(tid) else { return };
     for at in [ends::place(registers[RSP]), registers[RIP]] {

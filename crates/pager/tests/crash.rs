@@ -75,7 +75,7 @@ impl Pager {
         Pager { child, socket, held: Vec::new() }
     }
 
-    /// Until the program sleeps, or the pager is gone. Tells whether it sleeps.
+    /// Until the program sleeps, or the pager is gone. Returns whether it sleeps.
     fn take(&mut self, until_asleep: bool) -> bool {
         while let Ok((bytes, mut fds)) = fdpass::recv(self.socket.as_fd(), 64) {
             match fds.pop() {

@@ -281,8 +281,8 @@ fn who_cannot_be_given_back_what_it_had_never_runs_again() {
     assert_eq!(line, "", "it has not run");
 }
 
-/// Page by page: an inspection of what is out gets what the program had there, and nothing comes back for
-/// that.
+/// Page by page: an inspection of what is out gets what the program had there, and nothing comes
+/// back for that.
 #[test]
 fn an_inspection_fetches_nothing() {
     let mut torture = Torture::start(&["a", "few", "arguments"]);

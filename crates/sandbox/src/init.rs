@@ -9,7 +9,8 @@ pub const BINARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kip-init"));
 /// Where the skeleton has it, seen from inside.
 pub const PATH: &str = "/.kip/init";
 
-/// Its own name, by which it is told to run the program, or only to check whether that can be exec'd.
+/// Its own name, by which it is told to run the program, or only to check whether that can be
+/// exec'd.
 pub(crate) const RUN: &str = "kip-init";
 pub(crate) const EXEC_ONLY: &str = "kip-look";
 

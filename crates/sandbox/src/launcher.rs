@@ -81,7 +81,8 @@ pub struct StartRequest<'a> {
     pub allow_setuid: bool,
     /// The user that the program runs as; none is the sandbox's root.
     pub ids: Option<&'a Ids>,
-    /// Only checks whether the program can be started: it is exec'd, and killed before its first instruction, with its sandbox.
+    /// Only checks whether the program can be started: it is exec'd, and killed before its first
+    /// instruction, with its sandbox.
     pub exec_only: bool,
     /// Used up: a mount can be attached only once.
     pub mounts: Mounts,

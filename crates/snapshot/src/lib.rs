@@ -100,7 +100,7 @@ pub fn begin(dir: &Path, generation: Generation) -> Result<PathBuf, SnapshotErro
 }
 
 /// The same for a generation that comes back from elsewhere, made of what [`leave_spare`] left: its files are there already, empty.
-/// Tells their names; those that do not come are to be removed.
+/// Returns their names; those that do not come are to be removed.
 pub fn begin_copy(dir: &Path, generation: Generation) -> Result<(PathBuf, BTreeSet<String>), SnapshotError> {
     let path = begin(dir, generation)?;
     match fs::rename(dir.join(SPARE), &path) {

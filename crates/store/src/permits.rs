@@ -1,9 +1,9 @@
 //! Permits to send a request: so many at once, those in a hurry first.
 //!
-//! Owns nothing but the order. A permit that is given back goes to the urgent request that has waited
-//! longest; if none is urgent, to the one that has waited longest at all. A request that stops waiting,
-//! or is dropped with a permit, gives it on. Urgent requests without end let the others wait without end;
-//! wakes end.
+//! Owns nothing but the order. A permit that is given back goes to the urgent request that has
+//! waited longest; if none is urgent, to the one that has waited longest at all. A request that
+//! stops waiting, or is dropped with a permit, gives it on. Urgent requests without end let the
+//! others wait without end; wakes end.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -83,8 +83,8 @@ impl Drop for Permit {
                 next
             };
             let Some(next) = next else { return };
-            // If the waiter is gone, the permit comes back for the next; a waiter that leaves before taking
-            // the permit drops it, which comes here again.
+            // If the waiter is gone, the permit comes back for the next; a waiter that leaves
+            // before taking the permit drops it, which comes here again.
             match next.send(Permit(Some(permits))) {
                 Ok(()) => return,
                 Err(mut back) => permits = back.0.take().expect("it was just put there"),

@@ -27,7 +27,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest answer that is inspected before it is passed on: a page of a listing has about a thousand keys.
+/// Longest answer that is inspected before it is passed on: a page of a listing has about a
+/// thousand keys.
 const LONGEST_INSPECTED: usize = 16 << 20;
 /// Idle connections are closed after this long; S3 itself does so after about 20 s.
 const IDLE: Duration = Duration::from_secs(15);

@@ -170,7 +170,8 @@ mod tests {
         );
     }
 
-    /// Samples a proc once a second that has used so many milliseconds of CPU since the sample before; how many seconds it has been quiet.
+    /// Samples a proc once a second that has used so many milliseconds of CPU since the sample
+    /// before; how many seconds it has been quiet.
     fn quiet_after(used_ms: impl Iterator<Item = u64>) -> u64 {
         let start = Instant::now();
         let mut idle = Idle::new(start);

@@ -65,7 +65,8 @@ impl Registry {
         self.handles().get(&slot).is_some_and(stopped)
     }
 
-    /// Follows the pager, and starts another when it dies; runs on a thread of its own. The receiver gets `()` when it is followed for the first time.
+    /// Follows the pager, and starts another when it dies; runs on a thread of its own. The
+    /// receiver gets `()` when it is followed for the first time.
     pub fn serve_pager(self: &Arc<Registry>) -> tokio::sync::oneshot::Receiver<()> {
         let weak = Arc::downgrade(self);
         let (is_followed, first) = tokio::sync::oneshot::channel();

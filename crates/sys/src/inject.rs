@@ -66,7 +66,8 @@ pub enum StopStatus {
     Ended,
 }
 
-/// Reports whether a traced thread stands still, without waiting: waitpid(2) with __WALL and WNOHANG.
+/// Reports whether a traced thread stands still, without waiting: waitpid(2) with __WALL and
+/// WNOHANG.
 ///
 /// # Errors
 /// EINVAL. A thread that is not ours counts as ended.

@@ -34,7 +34,7 @@ const WRITEPROTECT: u64 = 0xc018_aa06;
 pub struct Features(u64);
 
 impl Features {
-    /// Tells whether a fault met write protection.
+    /// Returns whether a fault met write protection.
     pub const FAULT_WP: Self = Self(1);
     /// A fork gives a descriptor for the child. Setting it needs CAP_SYS_PTRACE.
     pub const FORK: Self = Self(1 << 1);

@@ -1,7 +1,8 @@
 //! Calls that inspect procs, on threads of their own, which the daemon can do without.
 //!
-//! What is read of a running program may wait for it, whatever is done about that. So a call is given up after its time; a
-//! thread that is stuck then ends when what it waits for does, and while [`MOST_CALLS`] are under way no other is begun.
+//! What is read of a running program may wait for it, whatever is done about that. So a call is
+//! given up after its time; a thread that is stuck then ends when what it waits for does, and while
+//! [`MOST_CALLS`] are under way no other is begun.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -28,7 +29,8 @@ impl Drop for Permit {
     }
 }
 
-/// What a call has returned; why there is nothing, in words that go on from "it could not be looked at: ".
+/// What a call has returned; why there is nothing, in words that go on from "it could not be looked
+/// at: ".
 pub async fn run<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let Some(permit) = Permit::take() else {
         return Err(format!("{MOST_CALLS} looks at procs are under way"));

@@ -208,7 +208,7 @@ impl Worker {
         .await
     }
 
-    /// Brings an image; how far it is goes to `out`, [`PullProgress::End`] or an error at last. A
+    /// Pulls an image; how far it is goes to `out`, [`PullProgress::End`] or an error at last. A
     /// caller that stops receiving ends the pull.
     pub fn pull_image(self: &Arc<Self>, request: PullRequest, out: mpsc::Sender<Result<PullProgress, Refusal>>) {
         let worker = Arc::clone(self);

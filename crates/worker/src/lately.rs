@@ -21,7 +21,7 @@ pub(crate) fn watch(worker: &Arc<Worker>) {
 }
 
 impl Worker {
-    /// The last hour, and this moment. Looks at no proc.
+    /// The last hour, and this moment. Inspects no proc.
     pub async fn history(&self) -> HistoryView {
         let handles = self.handles();
         let now = blocking(move || sample(&handles)).await;

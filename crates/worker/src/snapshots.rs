@@ -51,8 +51,8 @@ impl Worker {
         archive.show(&found).await.map_err(|e| failed(&format!("{which} cannot be read"), &e))
     }
 
-    /// Looks whether generations are what was sealed, and tells what it finds as long as the client
-    /// listens.
+    /// Verifies that generations are what was sealed, and reports what it finds as long as the
+    /// client listens.
     pub async fn verify(&self, request: VerifyRequest, out: Findings) -> Result<(), Refusal> {
         let local = self.on_disk();
         let what = match &request.which {
@@ -103,7 +103,7 @@ impl Worker {
         })
     }
 
-    /// Brings a generation in from a file.
+    /// Imports a generation from a file.
     pub async fn import(&self, request: ImportRequest) -> Result<CarriedView, Refusal> {
         let (archive, local) = (self.archive()?, self.on_disk());
         let (what, events) = (format!("{} is not imported", request.file), Arc::clone(&self.machine));

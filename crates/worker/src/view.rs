@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A measurement of a proc takes at most so long where all are asked for. One that takes longer goes on by itself, and the proc is said not to
-/// answer.
+/// A measurement of a proc takes at most so long where all are asked for. One that takes longer
+/// goes on by itself, and the proc is said not to answer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// The same where that proc alone is asked for.
 const ALONE_WITHIN: Duration = Duration::from_secs(15);

@@ -200,7 +200,7 @@ impl Worker {
         blocking(move || handles.iter().map(|handle| view::meter_view(handle, since_ms)).collect()).await
     }
 
-    /// Metrics, in Prometheus' text format. Looks at no proc.
+    /// Metrics, in Prometheus' text format. Inspects no proc.
     pub async fn metrics(&self) -> String {
         let handles = self.handles();
         let machine = Arc::clone(&self.machine);
@@ -263,7 +263,8 @@ impl Worker {
         }
     }
 
-    /// Sends a proc to a lower tier; `clock` is its owner's word for that one sleep. Tells whether it was there already.
+    /// Sends a proc to a lower tier; `clock` is its owner's word for that one sleep. Returns
+    /// whether it was there already.
     pub async fn sleep(&self, name: &ProcName, to: Tier, clock: Option<Clock>) -> Result<(ProcView, bool), Refusal> {
         if (to, clock) == (Tier::Hibernated, Some(Clock::Suspend)) {
             let message = format!(

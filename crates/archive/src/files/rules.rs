@@ -1,7 +1,7 @@
 //! What the files of a proc may be. Checked when a directory is archived, so that nothing is stored that could not come
 //! back, and again when it is restored, for then any program may have made the list.
 //!
-//! Owns the lists of devices and extended attributes; what is in none is refused. Looks at no file.
+//! Owns the lists of devices and extended attributes; what is in none is refused. Reads no file.
 
 use super::tree::{Entry, Node};
 

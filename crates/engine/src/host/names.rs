@@ -39,7 +39,8 @@ fn with_part(text: &str, part: &str) -> String {
     format!("{before}{newline}{BEGIN}{part}{END}{after}")
 }
 
-/// Tells a proc of those of its network, itself among them. It has its files, at `place`.
+/// Writes for a proc the names of those of its network, itself among them. It has its files, at
+/// `place`.
 pub fn write_at(proc: &Proc, place: &OwnFilesPlace) {
     let Some(network) = &proc.spec.network else { return };
     let procs = proc.shared.live_procs();

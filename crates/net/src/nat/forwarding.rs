@@ -71,7 +71,8 @@ impl Defaults {
     }
 }
 
-/// Switches forwarding on for these interfaces and those of the default routes as they are now. Tells whether it had to.
+/// Switches forwarding on for these interfaces and those of the default routes as they are now.
+/// Returns whether it had to.
 pub(super) fn enable(
     instance: Instance,
     file: &Path,

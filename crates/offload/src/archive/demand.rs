@@ -309,7 +309,8 @@ impl Archive {
         tokio::task::spawn_blocking(put).await.expect("opening does not panic")
     }
 
-    /// Fetches pages of a generation: those of `which`, as number of the file, first page and pages, or all. Blocking; not on a thread of the runtime.
+    /// Fetches pages of a generation: those of `which`, as number of the file, first page and
+    /// pages, or all. Blocking; not on a thread of the runtime.
     pub fn fetch_pages(&self, directory: &Path, which: Option<&[(u32, u32, u32)]>) -> Result<(), DemandError> {
         let map = PageMap::load(directory)?;
         for (number, file) in (0..).zip(&map.files) {

@@ -179,9 +179,10 @@ impl Coming<'_> {
 }
 
 impl Archive {
-    /// Fetches a generation back into the proc's directory: its final path. Only the first part of its front has come then, with all
-    /// that a wake cannot do without; the rest follows. `beside` checks it as soon as all but the pages is there, while these come.
-    /// Blocking; not on a thread of the runtime.
+    /// Fetches a generation back into the proc's directory: its final path. Only the first part of
+    /// its front has come then, with all that a wake cannot do without; the rest follows. `beside`
+    /// checks it as soon as all but the pages is there, while these come. Blocking; not on a thread
+    /// of the runtime.
     pub fn fetch<T: Send>(
         &self,
         proc: ProcId,

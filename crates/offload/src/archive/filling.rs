@@ -249,7 +249,8 @@ impl Filling {
         places.map(|(_, place)| self.runs[*place as usize])
     }
 
-    /// The blocks of pages which are not here, and do not come with the front. Tells whether some do.
+    /// The blocks of pages which are not here, and do not come with the front. Returns whether some
+    /// do.
     pub(super) fn blocks_of(&self, pages: Range<u32>, into: &mut BTreeSet<u32>) -> io::Result<bool> {
         let from = self.runs.partition_point(|(first, count, ..)| first + count <= pages.start);
         let mut come = self.front_lacks(&pages)?;

@@ -123,7 +123,7 @@ impl<'a> Export<'a> {
 }
 
 impl Archive {
-    /// Brings in what a file holds. Blocking; not on a thread of the runtime.
+    /// Imports what a file holds. Blocking; not on a thread of the runtime.
     pub fn import(
         &self,
         request: &ImportRequest,

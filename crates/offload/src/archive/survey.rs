@@ -63,7 +63,7 @@ impl HeadFailure {
 }
 
 impl Archive {
-    /// Looks. The listing is made first, then heads are read.
+    /// Surveys the realm. The listing is made first, then heads are read.
     pub(super) async fn survey(&self, store: &Store) -> Result<Survey, Failure> {
         let all = Key::new(ObjectName::of_realm(&self.realm)).expect("a realm is letters");
         let (mut stored, mut bytes, mut fronts) = (Vec::new(), HashMap::new(), BTreeMap::<_, BTreeSet<_>>::new());

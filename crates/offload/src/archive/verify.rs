@@ -1,4 +1,5 @@
-//! Looking whether generations are still what was sealed: fronts whole, and every pack that they lead to. Only reads.
+//! Verifying that generations are still what was sealed: fronts whole, and every pack that they
+//! lead to. Only reads.
 //!
 //! Each object is read once, however many generations lead to it. What is damaged or missing is told by one line; a store
 //! that does not answer ends it, for that says nothing of the objects.
@@ -62,7 +63,8 @@ impl Report {
 /// What generations refer to in one pack, and the first of them.
 type Needed = BTreeMap<PackRef, (BTreeSet<BlockRef>, String)>;
 
-/// Verifies generations in the store, if there is one, and on the local disk, and reports what it finds.
+/// Verifies generations in the store, if there is one, and on the local disk, and reports what it
+/// finds.
 pub async fn verify(archive: Option<&Archive>, what: ToVerify, out: Findings) {
     let ToVerify { stored, unread, local } = what;
     let generations = (stored.len() + local.len()) as u64;

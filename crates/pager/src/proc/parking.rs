@@ -1,5 +1,6 @@
-//! The ways between a proc here and its parked generation: [`Proc::inflate`] takes up one that was rebuilt without a part of
-//! its memory; [`Proc::prepare_parking`] and [`Proc::account`] make one ready for being parked with a part of its memory out.
+//! The ways between a proc here and its parked generation: [`Proc::inflate`] takes up one that was
+//! rebuilt without a part of its memory; [`Proc::prepare_parking`] and [`Proc::account`] make one
+//! ready for being parked with a part of its memory out.
 
 use super::{Custodian, Known, PARKED, Proc};
 use crate::arguments;

@@ -73,7 +73,7 @@ impl Task {
         Err(Refusal::new(Code::CannotSleep, message))
     }
 
-    /// Tells a proc that it has woken, beside what it does.
+    /// Notifies a proc that it has woken, beside what it does.
     pub(super) fn after_wake(&self, from: Tier, cause: WakeCause) {
         let hooks = &self.proc.spec.hooks;
         let Some(command) = hooks.after_wake.clone() else { return };

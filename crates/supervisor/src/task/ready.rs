@@ -1,7 +1,9 @@
-//! Whether a proc that was started does what it is there for: checked from outside until it does, or its time is over.
+//! Whether a proc that was started does what it is there for: checked from outside until it does,
+//! or its time is over.
 //!
-//! The check is a task of its own beside the proc's, which takes commands meanwhile; it ends with the run that it was begun for.
-//! Until then the proc does not sleep. Crash: the next daemon checks again.
+//! The check is a task of its own beside the proc's, which takes commands meanwhile; it ends with
+//! the run that it was begun for. Until then the proc does not sleep. Crash: the next daemon checks
+//! again.
 
 use super::*;
 use kip_engine::tickets::Ticket;

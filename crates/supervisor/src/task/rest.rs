@@ -8,8 +8,8 @@ const REST_AGAIN: Duration = Duration::from_millis(500);
 const TRIES: u32 = 10;
 
 impl Task {
-    /// Tells whether the proc sleeps now; a stopped one does not. A proc that was awake is recorded
-    /// as such.
+    /// Returns whether the proc sleeps now; a stopped one does not. A proc that was awake is
+    /// recorded as such.
     pub(super) async fn rest(&mut self, until: Instant) -> Result<bool, Refusal> {
         let was_awake = matches!(self.record.state, State::Hot { .. });
         self.record.wakes_again |= was_awake;

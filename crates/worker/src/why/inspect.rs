@@ -1,9 +1,10 @@
 //! Inspection of a running proc: its threads' CPU time within a second, its sockets, its timers.
 //!
-//! Only what cannot wait for the program: /proc without the program's memory, and sock_diag without `tcp_info`, for
-//! which the kernel takes the socket's lock. Nothing is read from a socket, and the one fdinfo that is opened is a
-//! timerfd's, whose lock is held for instructions only. Between finding a timerfd and reading about it the program may
-//! put an epoll set in its place, whose fdinfo can wait: for this the caller inspects on a thread that it can do without.
+//! Only what cannot wait for the program: /proc without the program's memory, and sock_diag without
+//! `tcp_info`, for which the kernel takes the socket's lock. Nothing is read from a socket, and the
+//! one fdinfo that is opened is a timerfd's, whose lock is held for instructions only. Between
+//! finding a timerfd and reading about it the program may put an epoll set in its place, whose
+//! fdinfo can wait: for this the caller inspects on a thread that it can do without.
 
 use super::flows::{Flow, Flows};
 use kip_checkpoint::clocks::Now;
