@@ -3,8 +3,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Version of the manifest's layout: 2 if pages of it come from elsewhere, which older ones did not have, else 1.
-pub const FORMAT: u32 = 2;
+/// Version of a generation's layout: 3 since its images are one file, 2 since pages may come from elsewhere, 1 before. An older Kip
+/// refuses a newer one instead of taking it for damaged.
+pub const FORMAT: u32 = 3;
 
 /// A generation cannot be made, read or trusted.
 #[derive(Debug, thiserror::Error)]

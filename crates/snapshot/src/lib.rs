@@ -224,8 +224,7 @@ fn seal_as<B: Serialize>(
     pages.save(growing)?;
     parts.push(read_back(growing, pages::PAGES, kept)?);
     let remote: Vec<u32> = (0..).zip(&pages.files).filter(|(_, f)| f.remote.is_some()).map(|(n, _)| n).collect();
-    let format = if remote.is_empty() { 1 } else { 2 };
-    let manifest = Manifest { format, generation, engine, kernel: kernel(), parts, remote, body };
+    let manifest = Manifest { format: FORMAT, generation, engine, kernel: kernel(), parts, remote, body };
     let path = growing.join(MANIFEST);
     let text = serde_json::to_vec(&manifest).expect("a manifest is plain data");
     let written = File::create(&path).and_then(|mut f| f.write_all(&text).and_then(|()| kept.sync(&f)));
