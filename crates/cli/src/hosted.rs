@@ -1,8 +1,7 @@
 //! The worker behind the API's interface. API and worker do not know each other; this adapter is where they meet.
 
-use crate::notify;
 use anyhow::Context;
-use kip_api::{DataLock, Ending, ExecOutput, ExecSession, Feed, Service};
+use kip_api::{Ending, ExecOutput, ExecSession, Feed, Service};
 use kip_logs::{FOLLOW_POLL, LogReader};
 use kip_types::api::{
     CarriedView, CheckRequest, CheckView, Code, CollectRequest, CollectView, ContentsView, Detail, Details,
@@ -18,7 +17,7 @@ use kip_types::keys::{
 };
 use kip_types::name::ProcName;
 use kip_types::volume::{VolumeName, VolumeView};
-use kip_worker::{Config, MemoryMarks, WakeObserver, Worker};
+use kip_worker::{Config, Worker};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,39 +32,15 @@ pub struct Hosted {
     data: PathBuf,
 }
 
-/// Opens the worker of the data directory that `lock` holds.
-pub async fn open(
-    lock: &DataLock,
-    criu: Option<PathBuf>,
-    (only_criu, supersede): (bool, bool),
-    set_memory: Option<u64>,
-    (store, collect_every): (Option<String>, Option<u64>),
-    (memory, disk, cache): (MemoryMarks, Option<u64>, Option<u64>),
-    observer: Option<Arc<dyn WakeObserver>>,
-) -> anyhow::Result<Hosted> {
-    let data = lock.data().to_owned();
-    let programs = programs()?;
-    let config = Config {
-        data: data.clone(),
-        criu,
-        programs,
-        only_criu,
-        supersede,
-        progress: notify::goes_on,
-        set_memory,
-        observer,
-        store,
-        collect_every,
-        memory,
-        disk,
-        cache,
-    };
+/// Opens the worker of a data directory, whose lock the caller holds.
+pub async fn open(config: Config) -> anyhow::Result<Hosted> {
+    let data = config.data.clone();
     let worker = Worker::open(config).await.with_context(|| format!("cannot open {}", data.display()))?;
     Ok(Hosted { worker, data })
 }
 
 /// Where `kip-keeper` and `kip-launch` are: beside this program.
-fn programs() -> anyhow::Result<PathBuf> {
+pub fn programs() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program's own path")?;
     let dir = own.parent().unwrap_or(Path::new("/")).to_owned();
     for name in ["kip-keeper", "kip-launch"] {

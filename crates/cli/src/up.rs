@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use kip_api::{Api, ApiSocket, DataLock, Ending, Remote, Service, Tls, Tokens};
 use kip_types::spec::{Timing, parse_duration_ms, parse_size};
-use kip_worker::MemoryMarks;
+use kip_worker::{Config, MemoryMarks};
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -135,8 +135,6 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
         archive_by_default: args.archive_after.is_none(),
         ..usual
     };
-    let store = (args.store, args.collect_every);
-    let marks = (memory, args.disk, args.cache);
     // Before anything is taken up: what is wrong with these is a matter of the command line.
     let doors = (Tokens::open(&lock)?, args.listen.bind().await?);
     #[cfg(feature = "otel")]
@@ -145,10 +143,22 @@ pub async fn up(lock: DataLock, args: UpArgs, memory: MemoryMarks, json: bool) -
     let observer = traces.clone().map(|traces| traces as Arc<dyn kip_worker::WakeObserver>);
     #[cfg(not(feature = "otel"))]
     let observer = None;
-    let opened =
-        hosted::open(&lock, args.criu, (args.only_criu, args.supersede), args.set_memory, store, marks, observer)
-            .await?;
-    let worker = Arc::new(opened);
+    let config = Config {
+        data: lock.data().to_owned(),
+        criu: args.criu,
+        programs: hosted::programs()?,
+        only_criu: args.only_criu,
+        supersede: args.supersede,
+        progress: notify::goes_on,
+        set_memory: args.set_memory,
+        observer,
+        store: args.store,
+        collect_every: args.collect_every,
+        memory,
+        disk: args.disk,
+        cache: args.cache,
+    };
+    let worker = Arc::new(hosted::open(config).await?);
     let mut signals = Signals::listen()?;
     let tls = doors.1.as_ref().and_then(Remote::tls);
     let ending = serve(&lock, worker.clone(), defaults, (group, doors), json, signals.end(tls)).await?;

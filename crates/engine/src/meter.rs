@@ -310,7 +310,7 @@ impl Meter {
     }
 
     /// What was used after `since_ms`; from the beginning without it.
-    pub fn view_since(&self, (name, dir): (&ProcName, &Path), state: StateName, since_ms: Option<u64>) -> MeterView {
+    pub fn view_since(&self, name: &ProcName, dir: &Path, state: StateName, since_ms: Option<u64>) -> MeterView {
         let kept = self.kept();
         match since_ms {
             Some(since_ms) if since_ms > kept.since_ms => {

@@ -102,6 +102,8 @@ struct Seen {
     mounts: Option<Mounts>,
     /// Where its own files are.
     place: OwnFilesPlace,
+    /// Host pid of its pid 1.
+    init: u32,
     /// Limits that are lifted until this is dropped.
     lifted: Vec<(u32, Lifted)>,
 }
@@ -139,7 +141,8 @@ pub fn park(
     proc: &Proc,
     pids: &[u32],
     generation: Generation,
-    (out, once): (bool, Option<Option<Clock>>),
+    out: bool,
+    once: Option<Option<Clock>>,
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<ParkDone, ParkError> {
     let dir = proc.dir.clone();
@@ -178,7 +181,7 @@ pub fn park(
     let helper = proc.shared.helpers.take()?;
     let mounts = mounts.ok();
     let (ran, lifted) = (Ran::default(), Vec::new());
-    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, lifted };
+    let mut seen = Seen { ran, masks, volumes, own_ipc, out, once, mounts, place, init, lifted };
     let mut outcome = None;
     let done = |Finalized { body, bytes, image_bytes, images, pages }, frozen_us| ParkDone {
         body,
@@ -197,7 +200,7 @@ pub fn park(
         }
         Stage::Frozen(log) => {
             fault::reach("park-frozen");
-            let result = finalize(proc, (&growing, log), generation, (init, &seen), record);
+            let result = finalize(proc, &growing, log, generation, &seen, record);
             let good = result.is_ok();
             outcome = Some(result);
             good
@@ -236,12 +239,14 @@ fn undo(proc: &Proc, generation: Generation, error: ParkError) -> ParkError {
 /// Everything between freeze and kill.
 fn finalize(
     proc: &Proc,
-    (growing, log): (&Path, &Log),
+    growing: &Path,
+    log: &Log,
     generation: Generation,
-    (init, seen): (u32, &Seen),
+    seen: &Seen,
     record: &mut dyn FnMut() -> Result<(), kip_records::record::RecordError>,
 ) -> Result<Finalized, ParkError> {
     let now = Now::read();
+    let init = seen.init;
     let mut images = Images::read(growing)?;
     let interrupted_ns = clocks::interrupted_at(&images, now);
     let tree = Tree::read(&proc.cgroup.pids().map_err(|e| ParkError::Tree(io::Error::other(e)))?);

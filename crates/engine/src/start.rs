@@ -174,7 +174,7 @@ pub fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>,
         }
         let got = got.map_err(|e| {
             let owner = proc.shared.owner_of_port(spec, wish.unwrap_or(0), std::slice::from_ref(&proc.name));
-            port_is_taken(&proc.name, owner, (spec.proto, wish.unwrap_or(0)), &e)
+            port_is_taken(&proc.name, owner, spec.proto, wish.unwrap_or(0), &e)
         })?;
         fds.push((key, got.fd));
         reserved.push(Reserved { spec: spec.clone(), host_port: Some(got.port) });
@@ -187,7 +187,8 @@ pub fn reserve_ports(proc: &Proc, earlier: &[PortView]) -> Result<Vec<Reserved>,
 pub fn port_is_taken(
     name: &ProcName,
     owner: Option<ProcName>,
-    (proto, port): (Protocol, u16),
+    proto: Protocol,
+    port: u16,
     e: &ReserveError,
 ) -> Refusal {
     let by = owner.map_or_else(|| chain(e), |owner| format!("{proto} port {port} is taken by proc {owner}"));

@@ -210,8 +210,9 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let mut unbuilt = None;
     if let Some(ready) = rebuild::ready(proc, &directory, &manifest, with_pins) {
         fetch_pages(proc, &directory, &manifest, ready.needed(), steps)?;
-        let volumes = volumes.take().expect("nobody has used them");
-        match rebuild::rebuild(proc, &directory, &manifest, &ready, (with_pins, volumes, time), cause, steps) {
+        let volumes = volumes.take().expect("only a restore takes them");
+        let around = rebuild::Around { with_pins, volumes, time };
+        match rebuild::rebuild(proc, &directory, &manifest, &ready, around, cause, steps) {
             Ok(init) => return Ok(init),
             Err(e @ rebuild::Failure::Damaged(_)) => return Err(e.into()),
             Err(e) => {
@@ -241,7 +242,7 @@ pub fn wake(proc: &Proc, generation: Generation, cause: WakeCause, steps: &mut S
     let inotify = held_inotify(proc, body, with_pins);
     let mounts = proc.take_mounts(with_pins).map_err(WakeError::Mounts)?;
     let mounted = volumes.map_or_else(|| volumes::for_wake(proc, generation, &body.volumes), Ok)?;
-    let volumes: Vec<_> = mounted.iter().enumerate().map(restored).collect();
+    let volumes: Vec<_> = mounted.iter().enumerate().map(|(number, volume)| restored(number, volume)).collect();
     steps.done("mounts");
     let cgroups = proc.cgroup.task_files().map_err(WakeError::Cgroup)?;
     let cgroups: Vec<_> = cgroups.iter().map(AsFd::as_fd).collect();
@@ -368,7 +369,7 @@ fn end_half_made(proc: &Proc) {
     }
 }
 
-fn restored((number, volume): (usize, &Volume)) -> RestoredVolume<'_> {
+fn restored(number: usize, volume: &Volume) -> RestoredVolume<'_> {
     RestoredVolume { key: volumes::key(number), fd: volume.fd.as_fd(), is_dir: volume.is_dir }
 }
 

@@ -115,7 +115,7 @@ pub(crate) fn save_all(
     let (segments, pages) = register(memory, &maps, &regions, &kept, &mut report)?;
     fault::reach("watched")?;
     let stay = if how.ticks { memory.state().touched.stay() } else { BTreeSet::new() };
-    let stored = save(pid, memory, &pages, histories, (how.sets, how.path, &stay), &mut report)?;
+    let stored = save(pid, memory, &pages, histories, &how, &stay, &mut report)?;
     let cut = |range: Range<u64>| {
         let parts = arguments::without(&range, &kept).into_iter();
         Part { drop: parts.flat_map(|part| ticking::without(part, &stay)).collect(), watched: Some(range) }
@@ -334,14 +334,15 @@ fn save(
     memory: &Memory,
     pages: &[Page],
     histories: &mut Histories,
-    (sets, path, stay): (Sets, &Path, &BTreeSet<u64>),
+    how: &How<'_>,
+    stay: &BTreeSet<u64>,
     report: &mut Deflated,
 ) -> io::Result<Option<Stored>> {
     let mut state = memory.state();
     if let Some(record) = record(&state.since, pages) {
         histories.push(&state.since.kind, record);
     }
-    let mut expected = if sets == Sets::None { Expectation::default() } else { histories.expect() };
+    let mut expected = if how.sets == Sets::None { Expectation::default() } else { histories.expect() };
     expected.pages.retain(|(page, _)| !stay.contains(page));
     let mut set = Collected::new(expected);
     let needed: Vec<&Page> = pages.iter().filter(|p| p.written || set.index.contains_key(&p.address)).collect();
@@ -380,10 +381,10 @@ fn save(
             set.take(*page, Some(*slot), bytes);
         }
     }
-    let stored = set.keep(match sets {
+    let stored = set.keep(match how.sets {
         Sets::Memory => Keep::Memory,
-        Sets::Cached(most) => share(most, state.map.runs(), path),
-        Sets::Disk => Keep::File(path),
+        Sets::Cached(most) => share(most, state.map.runs(), how.path),
+        Sets::Disk => Keep::File(how.path),
         Sets::None => Keep::Nowhere,
     });
     // Without it the next wake takes longer, that is all.

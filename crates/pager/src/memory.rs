@@ -48,6 +48,14 @@ const ZERO_AHEAD: usize = 32;
 /// After this, pages that were held back are no longer at hand.
 const AT_HAND: Duration = Duration::from_secs(2);
 
+/// A page that a thread waits for, as [`Event::Fault`] has it.
+#[derive(Debug, Clone, Copy)]
+struct Fault {
+    address: u64,
+    write: bool,
+    thread: u32,
+}
+
 /// So often a fault is tried again before others are served.
 const PATIENT_TURNS: u32 = 16;
 /// A space whose events do not end lets others have their turn after so many; also those that only want to look at it.
@@ -129,7 +137,7 @@ pub struct MemoryState {
     /// How faults follow each other.
     pub(crate) streams: Streams,
     /// Faults that could not be served yet.
-    again: Vec<(u64, bool, u32)>,
+    again: Vec<Fault>,
     /// One of them waits for what is fetched from a store.
     fetching: bool,
     /// The address space is gone.
@@ -329,7 +337,7 @@ impl Memory {
                         uffd::wake(self.uffd.as_fd(), address..address + PAGE64)?;
                     }
                     Event::Fault { address, write, thread, .. } => {
-                        failed = self.fault_or_again(&mut state, (address, write, thread)).err().or(failed);
+                        failed = self.fault_or_again(&mut state, Fault { address, write, thread }).err().or(failed);
                     }
                     Event::Fork(uffd) => {
                         if let Err(error) = birth(&state, uffd) {
@@ -353,8 +361,7 @@ impl Memory {
         }
     }
 
-    /// `fault`: the page, whether it is to be written, and the thread, as [`Event::Fault`] has them.
-    fn fault_or_again(&self, state: &mut MemoryState, fault: (u64, bool, u32)) -> io::Result<()> {
+    fn fault_or_again(&self, state: &mut MemoryState, fault: Fault) -> io::Result<()> {
         let result = self.fault(state, fault);
         if result.is_err() {
             state.again.push(fault);
@@ -364,7 +371,8 @@ impl Memory {
         result.or_else(|e| if e.kind() == io::ErrorKind::WouldBlock { Ok(()) } else { Err(e) })
     }
 
-    fn fault(&self, state: &mut MemoryState, (address, write, thread): (u64, bool, u32)) -> io::Result<()> {
+    fn fault(&self, state: &mut MemoryState, fault: Fault) -> io::Result<()> {
+        let Fault { address, write, thread } = fault;
         let wakes = state.resuming.as_mut().is_none_or(|resuming| resuming.is_at_work(address, thread))
             && !state.ticking.as_mut().is_some_and(|ticking| ticking.is_tick(address, &mut state.touched));
         let first = wakes && state.armed.is_some();
@@ -395,7 +403,7 @@ impl Memory {
         }
         match self.fetch(state, address, write)? {
             Filled::All => {}
-            Filled::Again => state.again.push((address, write, thread)),
+            Filled::Again => state.again.push(fault),
             Filled::Gone => state.gone = true,
         }
         Ok(())

@@ -84,7 +84,7 @@ pub fn ticks(dues: &[Due], now_ns: i64, tick_ms: u64) -> bool {
 }
 
 /// The next wake, `lead_ns` ahead of the timer that needs it.
-pub fn next_wake(clocks: &Clocks, tick_ms: u64, (how, tick_wakes): (Ticks, u32), lead_ns: i64) -> Option<NextWake> {
+pub fn next_wake(clocks: &Clocks, tick_ms: u64, how: Ticks, tick_wakes: u32, lead_ns: i64) -> Option<NextWake> {
     let tick_ns = tick_ns(tick_ms);
     let how = if clocks.stands { Ticks::Gathered } else { how };
     let gathers = |due: &&Due| {
@@ -127,18 +127,18 @@ mod tests {
 
     #[test]
     fn by_default_every_timer_is_on_time() {
-        let on_time = (Ticks::OnTime, 7);
-        assert_eq!(next_wake(&clocks(&[]), 60_000, on_time, 0), None);
-        let one = next_wake(&clocks(&[(105, None)]), 60_000, on_time, SECOND).unwrap();
+        let next = |dues: &[(i64, Option<i64>)], lead| next_wake(&clocks(dues), 60_000, Ticks::OnTime, 7, lead);
+        assert_eq!(next(&[], 0), None);
+        let one = next(&[(105, None)], SECOND).unwrap();
         assert_eq!((one.at_ns, one.due_ns, one.tick), (104 * SECOND, 105 * SECOND, false));
-        let tick = next_wake(&clocks(&[(150, Some(90)), (101, Some(1))]), 60_000, on_time, 0).unwrap();
+        let tick = next(&[(150, Some(90)), (101, Some(1))], 0).unwrap();
         assert_eq!((tick.at_ns, tick.tick), (101 * SECOND, false));
     }
 
     #[test]
     fn ticks_of_a_suspended_proc_are_gathered() {
         let next = |dues: &[(i64, Option<i64>)], tick_ms, wakes, lead| {
-            next_wake(&clocks(dues), tick_ms, (Ticks::Gathered, wakes), lead).unwrap()
+            next_wake(&clocks(dues), tick_ms, Ticks::Gathered, wakes, lead).unwrap()
         };
         let one = next(&[(105, None)], 60_000, 0, SECOND);
         assert_eq!((one.at_ns, one.tick), (104 * SECOND, false));
@@ -159,9 +159,9 @@ mod tests {
     // held by: this, `kip_supervisor::relief::choice::tests::a_proc_that_ticks_goes_last`
     #[test]
     fn where_memory_is_short_ticks_are_at_most_ten_seconds_late() {
-        let late = next_wake(&clocks(&[(101, Some(1))]), 60_000, (Ticks::Late, 9), SECOND).unwrap();
+        let late = next_wake(&clocks(&[(101, Some(1))]), 60_000, Ticks::Late, 9, SECOND).unwrap();
         assert_eq!((late.at_ns, late.tick), (110 * SECOND, true));
-        let later = next_wake(&clocks(&[(130, Some(45))]), 60_000, (Ticks::Late, 9), SECOND).unwrap();
+        let later = next_wake(&clocks(&[(130, Some(45))]), 60_000, Ticks::Late, 9, SECOND).unwrap();
         assert_eq!(later.at_ns, 130 * SECOND);
     }
 

@@ -243,7 +243,7 @@ impl Launcher {
         ];
         let volumes = attached(&request.mounts, &mut fds);
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
+        let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
         let program = Program { exec_only: request.exec_only, ..program };
         let start = Request::Start { program, volumes, directories: request.directories.to_vec() };
         let (init_pid, pidfd) = self.process(&start, &fds)?;
@@ -282,7 +282,7 @@ impl Launcher {
         let id = self.next_exec.fetch_add(1, Ordering::Relaxed);
         let mut fds = vec![request.init, request.stdin, request.stdout, request.stderr];
         fds.extend(request.cgroup.iter().map(|f| f.as_fd()));
-        let program = program(request.command, request.env, request.workdir, (request.allow_setuid, request.ids));
+        let program = program(request.command, request.env, request.workdir, request.allow_setuid, request.ids);
         let (pid, pidfd) = self.process(&Request::Exec { id, program, own_time: request.own_time }, &fds)?;
         Ok(Executing { id: ExecId(id), pid, pidfd })
     }
@@ -388,7 +388,8 @@ fn program(
     command: &[String],
     env: &[String],
     workdir: Option<&str>,
-    (allow_setuid, ids): (bool, Option<&Ids>),
+    allow_setuid: bool,
+    ids: Option<&Ids>,
 ) -> Program {
     let workdir = workdir.map(str::to_owned);
     Program { argv: command.to_vec(), env: env.to_vec(), workdir, allow_setuid, ids: ids.cloned(), exec_only: false }

@@ -82,7 +82,7 @@ pub async fn recover(machine: &Arc<Host>, remembered: Remembered) -> Option<(Arc
         tracing::warn!(proc = %name, error = chain(&e), "the keeper does not give its descriptors back");
         FdStore::new(&name, Arc::clone(&machine.keeper))
     });
-    let proc = Proc::new(machine, spec, (slot, record.base.clone()), fd_store, meter);
+    let proc = Proc::new(machine, spec, slot, record.base.clone(), fd_store, meter);
     if proc.sample_cpu().is_none() {
         // The machine was started anew, or all ended.
         proc.meter.without_cgroup();

@@ -483,7 +483,7 @@ impl Task {
     }
 
     fn run_on(&mut self, pidfd: AsyncFd<OwnedFd>, from: Tier, woke: Woke) {
-        self.phase = Phase::Running(Box::new(Running::new(pidfd, (from, woke), self.proc.spec.timing.dry_run)));
+        self.phase = Phase::Running(Box::new(Running::new(pidfd, from, woke, self.proc.spec.timing.dry_run)));
         self.sample();
     }
 
@@ -491,8 +491,8 @@ impl Task {
         let last = self.record.last_wake.as_ref().map_or(Duration::ZERO, |w| Duration::from_micros(w.total_us));
         let lead = (last.min(LONGEST_LEAD) + LEAD).as_nanos() as i64;
         let timing = &self.proc.spec.timing;
-        let ticks = (self.record.ticks, self.record.tick_wakes);
-        let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, lead);
+        let Record { ticks, tick_wakes, .. } = self.record;
+        let next = due::next_wake(&body.clocks_now(), timing.tick_ms, ticks, tick_wakes, lead);
         self.phase = Phase::Parked(Parked::new(next));
         kip_engine::watches::watch(&self.proc, body);
     }

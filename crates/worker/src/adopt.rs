@@ -112,7 +112,7 @@ impl Worker {
             let meter = Meter::new(now_ms());
             meter.enter(record.state.tier());
             meter.level(stored_bytes);
-            let proc = Proc::new(&machine, spec, (slot, record.base.clone()), fd_store, meter);
+            let proc = Proc::new(&machine, spec, slot, record.base.clone(), fd_store, meter);
             Ok::<_, Refusal>((proc, record))
         });
         let (proc, record) = recorded.await?;

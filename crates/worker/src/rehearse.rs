@@ -106,7 +106,7 @@ impl Worker {
                 false => Some(taken),
             };
             if let Some(e) = taken {
-                return Err(start::port_is_taken(&spec.name, owner, (wanted.proto, port), &e));
+                return Err(start::port_is_taken(&spec.name, owner, wanted.proto, port, &e));
             }
         }
         let mut free = spec.clone();

@@ -160,7 +160,7 @@ pub(crate) fn meter_view(handle: &Handle, since_ms: Option<u64>) -> MeterView {
     if let State::Hot { init, .. } = status.record.state {
         handle.proc.sample_meter(init);
     }
-    handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), status.record.state.name(), since_ms)
+    handle.proc.meter.view_since(&handle.proc.name, &handle.proc.dir, status.record.state.name(), since_ms)
 }
 
 /// What metrics tell of it, from memory alone.
@@ -170,7 +170,7 @@ pub(crate) fn proc_now(handle: &Handle) -> ProcNow {
     let sleeps = matches!(record.state.tier(), Some(Tier::Hibernated | Tier::Parked | Tier::Archived));
     let had_bytes = record.last_sleep.as_ref().filter(|_| sleeps).and_then(|sleep| sleep.memory_bytes).unwrap_or(0);
     ProcNow {
-        meter: handle.proc.meter.view_since((&handle.proc.name, &handle.proc.dir), record.state.name(), None),
+        meter: handle.proc.meter.view_since(&handle.proc.name, &handle.proc.dir, record.state.name(), None),
         had_bytes,
         refused: matches!(record.state, State::Hot { .. }) && !record.cannot_sleep.is_empty(),
         waits: status.waits,

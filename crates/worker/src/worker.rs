@@ -147,7 +147,7 @@ impl Worker {
         })?;
         let fd_store = fd_store::FdStore::new(&name, Arc::clone(&machine.keeper));
         let meter = meter::Meter::new(kip_sys::clock::now_ms());
-        let proc = Proc::new(machine, spec, (prepared.slot, record.base.clone()), fd_store, meter);
+        let proc = Proc::new(machine, spec, prepared.slot, record.base.clone(), fd_store, meter);
         Ok((proc, prepared, record, claim))
     }
 

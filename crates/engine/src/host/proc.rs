@@ -76,7 +76,8 @@ impl Proc {
     pub fn new(
         shared: &Arc<Host>,
         spec: Spec,
-        (slot, base): (Slot, PathBuf),
+        slot: Slot,
+        base: PathBuf,
         fd_store: FdStore,
         meter: Meter,
     ) -> Arc<Proc> {

@@ -113,16 +113,27 @@ pub(super) fn ready(proc: &Proc, images: &Path, manifest: &Manifest<Body>, with_
     Some(Ready { plan, received, namespaces })
 }
 
+/// What of the machine the tree gets that is no part of its plan.
+pub(super) struct Around<'a> {
+    /// Files of the host as they were when it fell asleep.
+    pub(super) with_pins: bool,
+    /// Its volumes.
+    pub(super) volumes: Vec<Volume>,
+    /// Its own time namespace, if it has one.
+    pub(super) time: Option<BorrowedFd<'a>>,
+}
+
 /// Rebuilds; returns the host pid of pid 1.
 pub(super) fn rebuild(
     proc: &Proc,
     images: &Path,
     manifest: &Manifest<Body>,
     ready: &Ready,
-    (with_pins, volumes, time): (bool, Vec<Volume>, Option<BorrowedFd<'_>>),
+    around: Around<'_>,
     cause: WakeCause,
     steps: &mut Steps,
 ) -> Result<u32, Failure> {
+    let Around { with_pins, volumes, time } = around;
     let body = &manifest.body;
     if ready.plan.is_lazy() && proc.spec.timing.prefetch {
         read_ahead(&images.join(SETS));

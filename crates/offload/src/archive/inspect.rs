@@ -80,7 +80,7 @@ impl Archive {
                     let (proc, origin) =
                         origin_of(directory, &file.name).ok_or_else(|| DemandError::NoFront { path: path() })?;
                     let address = run.start + u64::from(page - first) * PAGE as u64;
-                    self.answered(self.front_page((proc, origin.front), (space, address)))
+                    self.answered(self.front_page(proc, origin.front, space, address))
                 }
                 Home::Zeros => Ok(vec![0; PAGE]),
             },
@@ -149,12 +149,18 @@ impl Archive {
     }
 
     /// A page that only a front has.
-    async fn front_page(&self, (proc, front): (ProcId, FrontRef), page: (Space, u64)) -> Result<Vec<u8>, InspectError> {
+    async fn front_page(
+        &self,
+        proc: ProcId,
+        front: FrontRef,
+        of: Space,
+        address: u64,
+    ) -> Result<Vec<u8>, InspectError> {
         let mut stream = self.front_to_inspect(proc, front).await?;
         while let Some(event) = stream.next().await? {
             if let Event::EagerPages { space, pages } | Event::SetPages { space, pages } = event
-                && space == page.0
-                && let Some((_, bytes)) = pages.into_iter().find(|(address, _)| *address == page.1)
+                && space == of
+                && let Some((_, bytes)) = pages.into_iter().find(|(at, _)| *at == address)
             {
                 return Ok(bytes);
             }

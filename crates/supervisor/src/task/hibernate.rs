@@ -120,7 +120,7 @@ impl Task {
         match done {
             Ok(done) => {
                 self.turn = Some(turn);
-                let finished = self.finish_hibernate(done, (init, before), begin);
+                let finished = self.finish_hibernate(done, init, before, begin);
                 // A task that waits for the pager to be free looks which procs are hibernated.
                 self.publish();
                 finished
@@ -148,7 +148,8 @@ impl Task {
     fn finish_hibernate(
         &mut self,
         done: Done,
-        (init, before): (u32, Sample<Traffic>),
+        init: u32,
+        before: Sample<Traffic>,
         begin: Instant,
     ) -> Result<(), Refusal> {
         let Done { report, memory_bytes, there_bytes, held, ticks, ticker, first_due_ns } = done;
@@ -173,10 +174,10 @@ impl Task {
         let timing = &self.proc.spec.timing;
         let mut next = None;
         if let Some(held) = &held {
-            next = due::next_wake(&held.clocks, timing.tick_ms, (Ticks::OnTime, 0), LEAD.as_nanos() as i64);
+            next = due::next_wake(&held.clocks, timing.tick_ms, Ticks::OnTime, 0, LEAD.as_nanos() as i64);
             kip_engine::watches::watch_held(&self.proc, &held.sockets);
         }
-        self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, (ticks, before));
+        self.begin_hibernating(init, next, Asleep { there_bytes, set_bytes: report.set_bytes }, ticks, before);
         if let Some(hibernating) = self.phase.hibernated_mut() {
             hibernating.ticker = ticker;
             hibernating.at_pager = held.map(|held| held.at_pager).unwrap_or_default();
@@ -195,7 +196,7 @@ impl Task {
         // What the pager keeps for it is told when it is asked.
         let asleep = Asleep { there_bytes: self.proc.cgroup.held_bytes(), set_bytes: 0 };
         let before = sample(&self.proc, init);
-        self.begin_hibernating(init, None, asleep, (false, before));
+        self.begin_hibernating(init, None, asleep, false, before);
     }
 
     fn begin_hibernating(
@@ -203,7 +204,8 @@ impl Task {
         init: u32,
         next: Option<NextWake>,
         asleep: Asleep,
-        (ticks, before): (bool, Sample<Traffic>),
+        ticks: bool,
+        before: Sample<Traffic>,
     ) {
         let pidfd = kip_sys::process::pidfd_open(init).and_then(watched).ok();
         let timing = &self.proc.spec.timing;

@@ -64,7 +64,7 @@ pub(super) struct Running {
 
 impl Running {
     /// One that begins to run.
-    pub(super) fn new(pidfd: AsyncFd<OwnedFd>, (from, woke): (Tier, Woke), dry_run: bool) -> Running {
+    pub(super) fn new(pidfd: AsyncFd<OwnedFd>, from: Tier, woke: Woke, dry_run: bool) -> Running {
         let now = Instant::now();
         Running {
             pidfd,

@@ -106,13 +106,13 @@ impl Task {
             let pids = proc.cgroup.pids().map_err(|e| ParkError::Tree(std::io::Error::other(e)))?;
             let (_, memory_bytes, _) = tree::memory(&Tree::read(&pids).pids);
             let mut record = || proc.write_record(&next, record::Durability::Fsync);
-            let mut done = park::park(&proc, &pids, generation, (out, once), &mut record);
+            let mut done = park::park(&proc, &pids, generation, out, once, &mut record);
             if let Err(e) = &done
                 && e.is_about_what_is_out()
             {
                 tracing::info!(proc = %proc.name, error = chain(e), "all its memory is brought back before it is parked");
                 proc.shared.pager.restore(proc.name.as_str())?;
-                done = park::park(&proc, &pids, generation, (false, once), &mut record);
+                done = park::park(&proc, &pids, generation, false, once, &mut record);
             }
             let done = done?;
             let memory_bytes = memory_bytes.max(done.image_bytes);
