@@ -62,7 +62,7 @@ def proc(kip: Kip, tier: str) -> Proc:
 def nap(proc: Proc, tier: str) -> None:
     if proc.state == "parked":
         proc.wake()  # a timer had woken it before it was seen to be parked, so that it was parked once more
-    proc.hold()  # one that was not quite at rest would wake by whatever it touched first
+    proc.hold()  # one that was not quite quiescent would wake by whatever it touched first
     if tier == "parked":
         proc.sleep()
 

@@ -83,7 +83,7 @@ def hibernate_anyhow(postfix: Proc) -> None:
 
 @pytest.mark.parametrize("way", ["blocked", "held"])
 def test_hibernated(kip: Kip, tmp_path: Path, way: str) -> None:
-    """All its processes in place, their memory out, in the middle of deliveries too; at rest, parked from there."""
+    """All its processes in place, their memory paged out, in the middle of deliveries too; quiescent, parked from there."""
     server = servers.postfix()
     tar, flags = server.tarball(tmp_path), [*server.flags, "--hibernate", way]
     postfix = kip.run(f"postfix-{way}", server.command, ports=server.published, tar=tar, flags=flags)

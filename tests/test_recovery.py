@@ -524,7 +524,7 @@ def test_there_are_steps() -> None:
 @pytest.mark.parametrize("lazy", ["off", pytest.param("on", marks=pytest.mark.soak)])
 def test_data_lives_through_crashes(fresh_kip: Callable[..., Kip], lazy: str) -> None:
     """redis with 20,000 keys, the daemon killed at a handful of steps one after the other; when it is woken lazily, without
-    a working set, most of its memory is out each time it is parked."""
+    a working set, most of its memory is paged out each time it is parked."""
     kip = fresh_kip()
     server = servers.redis()
     proc = kip.run("redis", server.command, ports=server.published, flags=["--lazy", lazy, "--prefetch", "off"])

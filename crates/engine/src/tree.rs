@@ -286,7 +286,7 @@ mod tests {
     }
 
     // promise hibernation: a thread that waits for one of its pages is at work; only a thread
-    //   that waits in a call of its own is at rest
+    //   that waits in a call of its own is quiescent
     #[test]
     fn who_waits_for_a_page_is_at_work() {
         use kip_sys::uffd::{self, Catch, Features};
